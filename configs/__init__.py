@@ -1,0 +1,1 @@
+"""Experiments and section groups that ship with phasetrain."""

@@ -1,0 +1,83 @@
+"""What travels through a step: a batch on its way in, a step's output on its way out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """A micro-batch of one process.
+
+    Attributes:
+        input: what the model gets, first dimension N; a tensor, or a nested list, tuple or dict of tensors.
+        target: what the loss compares with, first dimension N; None where the data has no targets.
+        ids: indices of the samples in their data set, int64 `(N,)`, on the CPU.
+        size: N, the number of samples.
+        mask: True where a sample counts, bool `(N,)`; None means that all do.
+    """
+
+    input: Any
+    target: Any
+    ids: Tensor
+    size: int
+    mask: Tensor | None = None
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on `device`; `ids` stay on the CPU."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in page-locked memory; torch's loader calls it where `pin_memory` is set."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(
+            input=mapped(self.input, change),
+            target=mapped(self.target, change),
+            ids=self.ids,
+            size=self.size,
+            mask=mapped(self.mask, change),
+        )
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step produced.
+
+    Attributes:
+        loss: mean over the step's samples (or tokens), a scalar tensor on the model's device.
+        weight: what the mean counts: the number of samples, or of tokens.
+        samples: number of samples of the step on this process.
+        output: the model's output; None on what `on_step` sees.
+        target: the target; None on what `on_step` sees.
+        mask: see `Batch.mask`.
+        ids: see `Batch.ids`.
+        logs: named scalars (tensors without graph, or floats) that a part wants in the log.
+    """
+
+    loss: Tensor
+    weight: float
+    samples: int
+    output: Any = None
+    target: Any = None
+    mask: Tensor | None = None
+    ids: Tensor | None = None
+    logs: dict[str, Any] = field(default_factory=dict)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return `value` with every tensor in it changed; lists, tuples and dicts keep their form."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, tuple):
+        items = [mapped(item, change) for item in value]
+        return tuple(items) if type(value) is tuple else type(value)(*items)  # a named tuple
+    return value

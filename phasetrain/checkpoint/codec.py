@@ -1,0 +1,102 @@
+"""Nested state as data: tensors in safetensors, everything else in JSON, and never a pickle."""
+
+import json
+import math
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from phasetrain.errors import InvalidCheckpointError
+
+DEPTH = 64
+"""Levels of nesting that are written and read."""
+
+TENSOR, TUPLE, ITEMS, FLOAT = "$tensor", "$tuple", "$items", "$float"
+
+
+def encode(state: Any) -> tuple[bytes, bytes]:
+    """Return `state` as (JSON, safetensors).
+
+    None, bool, int, float, str, list, tuple, dict with keys of str, int, bool or None, and dense tensors are
+    written exactly, not-a-number and infinities included; a tensor that stands in several places is written once.
+
+    Raises:
+        TypeError: anything else, with the path to it.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+
+    def put(value: Tensor, path: str) -> dict[str, str]:
+        if value.layout != torch.strided:
+            raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
+        flat = value.detach()
+        same = (flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride(), str(flat.device))
+        if flat.numel() and same in seen:
+            return {TENSOR: seen[same]}
+        name = seen[same] = path
+        # The copy drops what a view leaves unused of its storage and stands still while training goes on.
+        tensors[name] = flat.to("cpu", copy=True).contiguous()
+        return {TENSOR: name}
+
+    tree = _encode(state, "state", put, 0)
+    return json.dumps(tree, allow_nan=False).encode(), save_tensors(tensors)
+
+
+def decode(tree: bytes, tensors: bytes) -> Any:
+    """Return the state that `encode` wrote.
+
+    Raises:
+        InvalidCheckpointError: the bytes are not of that form.
+    """
+    try:
+        return _decode(json.loads(tree), load_tensors(tensors), 0)
+    except (ValueError, KeyError, TypeError, SafetensorError, RecursionError) as error:
+        raise InvalidCheckpointError(f"its state cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
+    if depth > DEPTH:
+        raise TypeError(f"{path}: state is nested more than {DEPTH} levels deep")
+    if isinstance(value, Tensor):
+        return put(value, path)
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {FLOAT: repr(value)}
+    if isinstance(value, list):
+        return [_encode(item, f"{path}.{i}", put, depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {TUPLE: [_encode(item, f"{path}.{i}", put, depth + 1) for i, item in enumerate(value)]}
+    if isinstance(value, dict):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: _encode(item, f"{path}.{key}", put, depth + 1) for key, item in value.items()}
+        if all(key is None or type(key) in (str, int, bool) for key in value):
+            return {ITEMS: [[key, _encode(item, f"{path}.{key!r}", put, depth + 1)] for key, item in value.items()]}
+    raise TypeError(
+        f"{path}: {type(value).__module__}.{type(value).__qualname__} cannot be saved in a checkpoint; make it of "
+        "tensors, numbers, text, lists, tuples and dicts"
+    )
+
+
+def _decode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
+    if depth > 2 * DEPTH:
+        raise ValueError(f"nested more than {DEPTH} levels deep")
+    if isinstance(value, list):
+        return [_decode(item, tensors, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        [(tag, content)] = value.items()
+        if tag == TENSOR:
+            return tensors[content]
+        if tag == FLOAT:
+            return float(content)
+        if tag == TUPLE:
+            return tuple(_decode(item, tensors, depth + 1) for item in content)
+        if tag == ITEMS:
+            return {key: _decode(item, tensors, depth + 1) for key, item in content}
+    return {key: _decode(item, tensors, depth + 1) for key, item in value.items()}

@@ -1,0 +1,1 @@
+"""Composition, checks and derivation of the config (section RUN and everything below the root)."""

@@ -1,0 +1,65 @@
+"""The frozen, nested dict that a composed config becomes."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from phasetrain.errors import did_you_mean
+
+
+class AttrDict(dict[str, Any]):
+    """A read-only dict whose keys are attributes: `cfg.OPTIMIZER.lr`.
+
+    Mappings inside become AttrDicts and lists become tuples, so nothing below can change either.
+
+    Raises:
+        AttributeError: an unknown key, with the near miss: `no 'lrr' in OPTIMIZER; did you mean 'lr'?`
+        TypeError: any attempt to change it.
+    """
+
+    __slots__ = ("_path",)
+    _path: str
+
+    def __init__(self, content: Mapping[str, Any] | None = None, *, path: str = "") -> None:
+        below = f"{path}." if path else ""
+        super().__init__({str(k): _frozen(v, f"{below}{k}") for k, v in (content or {}).items()})
+        object.__setattr__(self, "_path", path)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            place = self._path or "the config"
+            raise AttributeError(f"no {name!r} in {place}{did_you_mean(name, self)}") from None
+
+    def plain(self) -> dict[str, Any]:
+        """Return a deep copy made of ordinary dicts and lists."""
+        return {key: _plain(value) for key, value in self.items()}
+
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise TypeError(f"{self._path or 'the config'} is frozen; change it by an override or a config file")
+
+    __setitem__ = __delitem__ = __setattr__ = __delattr__ = _refuse
+    clear = pop = popitem = setdefault = update = __ior__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (dict(self), self._path)
+
+
+def _rebuild(content: dict[str, Any], path: str) -> AttrDict:
+    return AttrDict(content, path=path)
+
+
+def _frozen(value: Any, path: str) -> Any:
+    if isinstance(value, Mapping):
+        return AttrDict(value, path=path)
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(v, f"{path}[{i}]") for i, v in enumerate(value))
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, AttrDict):
+        return value.plain()
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return value

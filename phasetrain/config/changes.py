@@ -1,0 +1,109 @@
+"""What differs between two configs, and the digest of the keys that shape a run's trajectory."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, Final
+
+from phasetrain.config.layers import leaves
+from phasetrain.config.schema import PARTS, WORDS, Resume, Schema, part_pattern
+
+
+class _Absent(Enum):
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Final = _Absent.ABSENT
+_LABELS = ("DATA.*", "METERS.*", "HOOKS.*", "OPTIMIZER.SCHEDULES.*")  # there or not, as a whole
+
+
+@dataclass(frozen=True)
+class Change:
+    """One leaf that differs.
+
+    Attributes:
+        path: dotted path; a list is one leaf.
+        old: the value before, `ABSENT` where there was none.
+        new: the value now, `ABSENT` where there is none.
+        resume: what the change means for a resume.
+    """
+
+    path: str
+    old: Any
+    new: Any
+    resume: Resume
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], schema: Schema) -> list[Change]:
+    """Return the leaves in which two configs differ, in the order of the keys.
+
+    A key that one of them does not have counts as its default: a newer version may have added it. Numbers are
+    compared by value (1.0 is 1), lists item by item. A label or split that only one of them has is one change.
+    """
+    return list(_compared(old, new, "", schema))
+
+
+def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
+    """Return 8 hex digits of blake2b over the canonical JSON of all keys that are not `free`.
+
+    The order of keys does not matter, and 1.0 is 1. Keys at their default are left out, so that a key added by a
+    newer version does not move a run to another folder; names of parts always count.
+    """
+    words = {path for path, value in leaves(config).items() if isinstance(value, str) and part_pattern(path) in WORDS}
+    shaping = {
+        f"{path}.name" if path in words else path: _canonical(value)
+        for path, value in leaves(config).items()
+        if schema.resume(path) != "free" and (_is_name(path) or not _is_default(path, value, schema))
+    }
+    return blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def _compared(old: Mapping[str, Any], new: Mapping[str, Any], path: str, schema: Schema) -> Iterator[Change]:
+    for name in {**old, **new}:
+        here = f"{path}.{name}" if path else name
+        before, after = (_value(side, name, here, schema) for side in (old, new))
+        if part_pattern(here) not in _LABELS and isinstance(before, Mapping) != isinstance(after, Mapping):
+            # a mapping beside nothing is compared key by key, so that each key meets its default
+            before, after = ({} if side is ABSENT else side for side in (before, after))
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _compared(before, after, here, schema)
+        elif _canonical(before) != _canonical(after):
+            yield Change(here, before, after, schema.resume(here))
+
+
+def _value(side: Mapping[str, Any], name: str, path: str, schema: Schema) -> Any:
+    if name in side:
+        return _spelled_out(path, side[name])
+    key = schema.key(path)
+    return _spelled_out(path, key.default) if key is not None and part_pattern(path) not in _LABELS else ABSENT
+
+
+def _spelled_out(path: str, value: Any) -> Any:
+    """Return `{name: stack}` for the word `stack` where both are the same."""
+    return {"name": value} if isinstance(value, str) and part_pattern(path) in WORDS else value
+
+
+def _is_name(path: str) -> bool:
+    parent, _, last = path.rpartition(".")
+    pattern = part_pattern(parent)
+    return part_pattern(path) is not None or (pattern is not None and PARTS[pattern] == last)
+
+
+def _is_default(path: str, value: Any, schema: Schema) -> bool:
+    key = schema.key(path)
+    return key is not None and _canonical(value) == _canonical(key.default)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

@@ -1,0 +1,147 @@
+"""From overrides to one config: every layer merged, every mistake collected.
+
+Layers, lowest first: `defaults.yaml`; the files of the experiment's defaults list in Hydra's order, and the
+experiment itself where its list has `_self_` (by default last); options selected on the command line
+(`LOSS=focal`), which so beat what the experiment says; values of the command line.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from phasetrain.config.layers import Merged, leaves, lookup
+from phasetrain.config.overrides import CommandLine, read_overrides, unknown_removal
+from phasetrain.config.schema import DEFAULTS, Schema, default_schema
+from phasetrain.config.sources import EXPERIMENT, ConfigFiles, Layer
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A config before it is checked.
+
+    Attributes:
+        config: nested plain dicts and lists, interpolations resolved.
+        origins: dotted path of each leaf -> the layer that set it last: `defaults.yaml`, `LOSS/focal.yaml`,
+            the path of a user's file, or `command line`.
+        layers: names of the layers, lowest first.
+        notes: lines about parameters that were dropped because another part was named.
+        problems: everything wrong that was found on the way.
+        experiment: name of the experiment, empty for `experiment=null`.
+        overrides: the overrides as given.
+    """
+
+    config: dict[str, Any]
+    origins: Mapping[str, str]
+    layers: tuple[str, ...]
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+    experiment: str
+    overrides: tuple[str, ...]
+
+
+def compose(
+    overrides: Sequence[str], *, config_dir: str | Path | None = None, schema: Schema | None = None
+) -> Composed:
+    """Merge defaults, files and overrides; mistakes are collected in `problems`, none is raised.
+
+    Args:
+        overrides: words of the command line, such as `LOSS=focal` or `OPTIMIZER.lr=0.1`.
+        config_dir: a folder with more options, laid out as `configs/`.
+        schema: the keys and their defaults; the package's own when not given.
+    """
+    schema = schema or default_schema()
+    files = ConfigFiles(config_dir)
+    line = read_overrides(overrides, files, schema)
+    default = Layer(DEFAULTS, schema.defaults)
+    layers = [default, *_selected(files, line)]
+    merged = Merged(schema)
+    for layer in layers:
+        merged.apply(layer)
+    problems = [*files.problems, *line.problems, *_dotted_keys(layers), *_remove(merged, line, default)]
+    merged.apply(Layer(COMMAND_LINE, line.values))
+    merged.finish(default)
+    problems += _resolve(merged)
+    return Composed(
+        config=merged.values,
+        origins=merged.origins,
+        layers=(*(layer.name for layer in layers), COMMAND_LINE),
+        notes=tuple(merged.notes),
+        problems=tuple(problems),
+        experiment=line.experiment or "",
+        overrides=tuple(overrides),
+    )
+
+
+def _selected(files: ConfigFiles, line: CommandLine) -> list[Layer]:
+    replaced = tuple(line.groups)
+    layers = files.select(EXPERIMENT, line.experiment, replaced=replaced) if line.experiment else []
+    for group, options in line.groups.items():
+        for option in options:
+            layers += files.select(group, option, replaced=replaced)
+    return layers
+
+
+def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[str]:
+    problems = []
+    for path, value in line.removals:
+        found = lookup(merged.values, path)
+        if value is not None and value != found:
+            problems.append(f"~{path}={value}: the value is {found!r}, so nothing is removed")
+        elif not merged.remove(path, default):
+            problems.append(unknown_removal(path, list(merged.origins)))
+    return problems
+
+
+def _dotted_keys(layers: Sequence[Layer]) -> list[str]:
+    return [
+        f"{path} ({layer.name}): a key with a dot; in files keys are nested, as in `{_nested(path)}`"
+        for layer in layers
+        for path in _with_dots(layer.values)
+    ]
+
+
+def _with_dots(values: Mapping[Any, Any]) -> list[str]:
+    found = []
+    for key, value in values.items():
+        if "." in str(key):
+            found.append(str(key))
+        if isinstance(value, Mapping):
+            found += _with_dots(value)
+    return found
+
+
+def _nested(path: str) -> str:
+    *parents, last = path.split(".")
+    return "".join(f"{name}: {{" for name in parents) + f"{last}: ..." + "}" * len(parents)
+
+
+def _resolve(merged: Merged) -> list[str]:
+    """Replace `${...}` by what it names, and report `???` and what cannot be resolved."""
+    problems = [
+        f"{path} = ??? ({merged.origins[path]}): a value must be given, as in {path}=..."
+        for path, value in leaves(merged.values).items()
+        if value == "???"
+    ]
+    wanted = [path for path, value in leaves(merged.values).items() if "${" in str(value)]
+    if not wanted:
+        return problems
+    tree = OmegaConf.create(merged.values)
+    for path in wanted:
+        parent_path, _, name = path.rpartition(".")
+        given = merged.get(path)
+        try:
+            parent: Any = OmegaConf.select(tree, parent_path) if parent_path else tree
+            value = parent[name]
+            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            problems.append(f"{path} = {given!r} ({merged.origins[path]}): cannot be resolved: {reason}")
+            continue
+        merged.replace(path, plain)
+    return problems

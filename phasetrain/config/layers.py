@@ -1,0 +1,183 @@
+"""Merging layers into one config: who set what last, and what falls away when a layer names another part."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from phasetrain.config.schema import DEFAULT_NAMES, LABELLED, PARTS, WORDS, Schema, is_split, matches, part_pattern
+from phasetrain.config.sources import Layer
+
+IMPORTS = "RUN.imports"  # the one list that is not replaced: the union over layers
+
+
+class Merged:
+    """The layers applied so far.
+
+    Mappings merge deeply, lists are replaced, null is kept. When a layer changes the name of a part, parameters
+    that lower layers set for the old one are dropped; keys of `defaults.yaml` belong to the section and stay.
+
+    Attributes:
+        values: the nested config.
+        origins: dotted path of each leaf -> name of the layer that set it last. A list is a leaf, and so is an
+            empty mapping.
+        notes: one line per dropped parameter.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._schema = schema
+
+    def apply(self, layer: Layer) -> None:
+        """Put a layer on top."""
+        self._merge(self.values, layer.values, "", layer.name)
+
+    def get(self, path: str) -> Any:
+        """Return the value at a dotted path, None where there is none."""
+        return lookup(self.values, path)
+
+    def replace(self, path: str, value: Any) -> None:
+        """Put a resolved value in the place of a leaf; the layer that set it stays its origin."""
+        parent, _, name = path.rpartition(".")
+        layer = self.origins.pop(path)
+        target = lookup(self.values, parent) if parent else self.values
+        target[name] = None
+        self._put(target, name, path, value, layer)
+
+    def remove(self, path: str, default: Layer) -> bool:
+        """Take back what was set at a path: a label or a test split goes, a key gets its default again.
+
+        Returns:
+            False when nothing is there.
+        """
+        names = path.split(".")
+        parent = lookup(self.values, ".".join(names[:-1])) if len(names) > 1 else self.values
+        if not isinstance(parent, dict) or names[-1] not in parent:
+            return False
+        del parent[names[-1]]
+        self._forget(path)
+        if not (is_label(path) or matches(path, "DATA.*")) or path == "DATA.TRAIN":
+            self._restore(path, default)
+        return True
+
+    def finish(self, default: Layer) -> None:
+        """Drop labels and splits that are null, and give each split the keys it does not set."""
+        for path in [p for p in self.origins if (is_label(p) or matches(p, "DATA.*")) and p != "DATA.TRAIN"]:
+            if self.get(path) is None:
+                parent, _, label = path.rpartition(".")
+                del lookup(self.values, parent)[label]
+                self._forget(path)
+        for path in LABELLED:
+            if self.get(path) == {}:
+                self.origins.setdefault(path, default.name)
+        data = self.get("DATA")
+        for split, keys in data.items() if isinstance(data, dict) else ():
+            if is_split(split) and split != "TRAIN" and isinstance(keys, dict):
+                data[split] = deepcopy(default.values["DATA"]["TEST"]) | keys
+                self.origins.pop(f"DATA.{split}", None)
+                for key in data[split].keys() - keys.keys():
+                    self.origins[f"DATA.{split}.{key}"] = default.name
+
+    def _merge(self, target: dict[str, Any], source: Mapping[Any, Any], path: str, layer: str) -> None:
+        for key, new in source.items():
+            here = f"{path}.{key}" if path else str(key)
+            pattern = part_pattern(here)
+            if pattern in WORDS:
+                new = self._as_mapping(target, str(key), here, new)
+            if pattern is not None and isinstance(target.get(str(key)), dict) and isinstance(new, Mapping):
+                self._rename(target[str(key)], here, new, pattern, layer)
+            self._put(target, str(key), here, new, layer)
+
+    def _put(self, target: dict[str, Any], key: str, here: str, new: Any, layer: str) -> None:
+        old = target.get(key)
+        if new is None and here in LABELLED:
+            new, old = {}, None
+        if isinstance(new, Mapping):
+            if not isinstance(old, dict):
+                self._forget(here)
+                target[key] = {}
+            if new:
+                self.origins.pop(here, None)
+            elif not target[key]:
+                self.origins.setdefault(here, layer)
+            self._merge(target[key], new, here, layer)
+            return
+        if here == IMPORTS and isinstance(new, list) and isinstance(old, list):
+            if not new:
+                return
+            new = list(dict.fromkeys([*old, *new]))
+        if isinstance(old, dict):
+            self._forget(here)
+        target[key] = deepcopy(new)
+        self.origins[here] = layer
+
+    def _as_mapping(self, target: dict[str, Any], key: str, here: str, new: Any) -> Any:
+        """Where one side says `stack` and the other `{name: stack, ...}`, write both as mappings."""
+        old = target.get(key)
+        if isinstance(old, str) and isinstance(new, Mapping):
+            target[key] = {"name": old}
+            self.origins[f"{here}.name"] = self.origins.pop(here)
+        return {"name": new} if isinstance(old, dict) and isinstance(new, str) else new
+
+    def _rename(self, old: dict[str, Any], here: str, new: Mapping[str, Any], pattern: str, layer: str) -> None:
+        """Drop the parameters of the part that was named so far when `new` names another one."""
+        name_key = PARTS[pattern]
+        old_name = old.get(name_key, here.rpartition(".")[2] if pattern in DEFAULT_NAMES else None)
+        new_name = new.get(name_key)
+        if new_name is None or old_name is None or new_name == old_name:
+            return
+        for parameter in [p for p in old if p != name_key and self._schema.key(f"{here}.{p}") is None]:
+            path = f"{here}.{parameter}"
+            self.notes.append(
+                f"{path} = {old.pop(parameter)!r} ({origin_of(self.origins, path)}) dropped: "
+                f"{here}.{name_key} is now {new_name!r} ({layer})"
+            )
+            self._forget(path)
+
+    def _restore(self, path: str, default: Layer) -> None:
+        value = lookup(default.values, path)
+        if value is None and path not in self._schema.keys:
+            return
+        nested: Any = value
+        for name in reversed(path.split(".")):
+            nested = {name: nested}
+        self._merge(self.values, nested, "", default.name)
+
+    def _forget(self, path: str) -> None:
+        for known in [p for p in self.origins if p == path or p.startswith(f"{path}.")]:
+            del self.origins[known]
+
+
+def lookup(values: Mapping[str, Any], path: str) -> Any:
+    """Return what stands at a dotted path of nested mappings, None where nothing does."""
+    node: Any = values
+    for name in path.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return None
+        node = node[name]
+    return node
+
+
+def leaves(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return dotted path -> value of each leaf, in order; lists and empty mappings are leaves."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        here = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping) and value:
+            found |= leaves(value, here)
+        else:
+            found[here] = value
+    return found
+
+
+def origin_of(origins: Mapping[str, str], path: str) -> str:
+    """Return the layer that set a path, or for a mapping the one that set its first leaf; `""` when none did."""
+    if path in origins:
+        return origins[path]
+    return next((layer for known, layer in origins.items() if known.startswith(f"{path}.")), "")
+
+
+def is_label(path: str) -> bool:
+    """Tell whether a path is a label of METERS, HOOKS or OPTIMIZER.SCHEDULES."""
+    return path.rpartition(".")[0] in LABELLED

@@ -1,0 +1,174 @@
+"""The words of the command line: `SECTION=GROUP` selects a file, `A.b=c` sets a value, `~A.b` takes one back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from phasetrain.config.schema import WORDS, Schema, part_pattern
+from phasetrain.config.sources import EXPERIMENT, ConfigFiles
+from phasetrain.errors import did_you_mean
+
+DEFAULT_EXPERIMENT = "digits"
+
+
+@dataclass
+class CommandLine:
+    """What the overrides say, each kind on its own.
+
+    Attributes:
+        experiment: the selected experiment, None for `experiment=null`.
+        groups: group -> the options selected from it, in order.
+        values: nested mapping of what is set.
+        removals: dotted paths of `~path`; those of lower layers, what this line set before is gone from `values`.
+        problems: one sentence per override that cannot be used.
+    """
+
+    experiment: str | None = DEFAULT_EXPERIMENT
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    removals: list[tuple[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema) -> CommandLine:
+    """Parse every override with Hydra's grammar, each on its own so that all bad ones are reported."""
+    line, parser = CommandLine(), OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            line.problems.append(_unreadable(text, error))
+        else:
+            _Reader(line, files, schema).read(override)
+    return line
+
+
+class _Reader:
+    """Files one parsed override under its kind."""
+
+    def __init__(self, line: CommandLine, files: ConfigFiles, schema: Schema) -> None:
+        self._line = line
+        self._files = files
+        self._schema = schema
+
+    def read(self, override: Override) -> None:
+        text, key = str(override.input_line), override.key_or_group
+        problems = self._line.problems
+        if not key:
+            problems.append(_no_override(text))
+        elif override.is_sweep_override():
+            problems.append(
+                f"{text} gives several values; add -m to train with each of them, write [a,b] for a list, or quote "
+                f"the value for a text with a comma"
+            )
+        elif override.is_hydra_override():
+            problems.append(f"{text}: settings of Hydra belong to a sweep; add -m, or leave it out")
+        elif override.package is not None:
+            problems.append(f"{text}: `@` can stand in the defaults list of a file only")
+        elif override.is_delete():
+            self._remove(key, override.value())
+        elif _is_options(override.value()) and "." not in key and self._selects(key):
+            options = override.value()
+            self._select(key, [str(o) for o in options] if isinstance(options, list) else [str(options)])
+        elif key == EXPERIMENT and override.value() is None:
+            self._line.experiment = None
+        elif "/" in key:
+            problems.append(f"{text}: there is no folder {key} with options")
+        else:
+            self._set(key, override)
+
+    def _selects(self, key: str) -> bool:
+        return key == EXPERIMENT or key in self._schema.sections or self._files.is_group(key)
+
+    def _select(self, group: str, chosen: list[str]) -> None:
+        known = self._files.options(group) if self._files.is_group(group) else []
+        unknown = [option for option in chosen if option not in known]
+        for option in unknown:
+            near = did_you_mean(option, known) or ";"
+            listed = ", ".join(known) or "none"
+            more = f"; a part is chosen by name with {group}.name={option}" if group in self._schema.sections else ""
+            self._line.problems.append(
+                f"{group}={option}: there is no file {group}/{option}.yaml{near} options of {group}: {listed}{more}"
+            )
+        if group == EXPERIMENT and len(chosen) > 1:
+            self._line.problems.append(f"{EXPERIMENT}=[{','.join(chosen)}]: one experiment at a time; add -m for each")
+        elif unknown:
+            return
+        elif group == EXPERIMENT:
+            self._line.experiment = chosen[0]
+        else:
+            self._line.groups[group] = chosen
+
+    def _set(self, path: str, override: Override) -> None:
+        value = _text_keys(override.value())
+        key = self._schema.key(path)
+        if key is not None and isinstance(value, int | float) and not key.type.fits(value):
+            typed = override.get_value_string()  # a key that is text takes what was typed: RUN.name=007
+            value = typed if key.type.fits(typed) else value
+        node = self._line.values
+        *parents, last = path.split(".")
+        for depth, name in enumerate(parents, 1):
+            if isinstance(node.get(name), str) and part_pattern(".".join(parents[:depth])) in WORDS:
+                node[name] = {"name": node[name]}
+            if not isinstance(node.get(name), dict | None):
+                self._line.problems.append(
+                    f"{override.input_line}: {'.'.join(parents[:depth])} is set to {node[name]!r} by another override"
+                )
+                return
+            node[name] = node.get(name) or {}
+            node = node[name]
+        before = node.get(last)
+        node[last] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+
+    def _remove(self, path: str, value: Any) -> None:
+        if path in self._line.groups:
+            del self._line.groups[path]
+        node: Any = self._line.values
+        *parents, last = path.split(".")
+        for name in parents:
+            node = node.get(name) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(last, None)
+        self._line.removals.append((path, value))
+
+
+def unknown_removal(path: str, known: Sequence[str]) -> str:
+    """Return the sentence for `~path` where nothing is set."""
+    return f"~{path}: nothing is set there{did_you_mean(path, known)}"
+
+
+def _unreadable(text: str, error: HydraException) -> str:
+    key, equals, value = text.partition("=")
+    if not equals and not text.startswith("~"):
+        return _no_override(text)
+    reason = str(error).splitlines()[0].partition(" expecting {")[0]
+    hint = "" if value[:1] in "[{'\"" else f"; a text with special characters is quoted twice: \"{key}='{value}'\""
+    return f"{text!r} cannot be read: {reason}{hint}"
+
+
+def _no_override(text: str) -> str:
+    return f"{text!r} is no override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key"
+
+
+def _is_options(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(v, str) for v in value)
+    return isinstance(value, str | int) and not isinstance(value, bool) and "${" not in str(value)
+
+
+def _text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _text_keys(item) for key, item in value.items()}
+    return value
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result

@@ -1,0 +1,210 @@
+"""The YAML files of the package and of `--config-dir`, found, ordered and read by Hydra, one layer per file.
+
+This is the only module that uses what Hydra calls internal. Hydra's public `compose` returns the merged result,
+in which nobody can see which file set a value, and stops at the first mistake. The two pieces needed for more
+(`ConfigRepository`, which reads files, and `create_defaults_list`, which orders them) have kept their signatures
+since Hydra 1.1.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.default_element import GroupDefault
+from hydra.core.object_type import ObjectType
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from phasetrain.errors import did_you_mean
+
+PACKAGE = "phasetrain.configs"
+EXPERIMENT = "experiment"
+
+_SELECTED = "_selected_"  # name of the file that exists in memory only and holds what is selected
+_PARENT = re.compile(r"In '(?P<parent>[^']+)'")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One source of values.
+
+    Attributes:
+        name: a built-in file (`LOSS/focal.yaml`), the path of a user's file, or `command line`.
+        values: nested mapping from the root of the config.
+    """
+
+    name: str
+    values: dict[str, Any]
+
+
+class ConfigFiles:
+    """The options of all groups: files of the package, then files of a folder of the user.
+
+    Args:
+        config_dir: folder laid out as `configs/`: `experiment/mine.yaml`, `LOSS/mine.yaml`, ...
+
+    Attributes:
+        problems: sentences about files that cannot be used, in the order found.
+    """
+
+    def __init__(self, config_dir: str | Path | None = None) -> None:
+        if hydra.__version__.startswith("1.3."):
+            hydra.version.setbase("1.3")  # Hydra 1.3 would behave like 1.1 otherwise
+        self.problems: list[str] = []
+        self._builtin = ImportlibResourcesConfigSource(provider="phasetrain", path=f"pkg://{PACKAGE}")
+        self._user: FileConfigSource | None = None
+        self._user_dir = config_dir
+        if config_dir is not None and not Path(config_dir).is_dir():
+            self.problems.append(f"--config-dir {config_dir}: there is no such folder")
+        elif config_dir is not None:
+            self._user = FileConfigSource(provider="user", path=f"file://{Path(config_dir).absolute()}")
+            self._refuse_hidden(self._user)
+
+    def is_group(self, group: str) -> bool:
+        """Tell whether `group` (`LOSS`, `DATA/TRAIN`) is a folder with options."""
+        return any(source.is_group(group) for source in self._sources())
+
+    def options(self, group: str) -> list[str]:
+        """Return the names of a group's options in order; those in sub-folders with their path (`vision/digits`)."""
+        return sorted({name for source in self._sources() if source.is_group(group) for name in _names(source, group)})
+
+    def select(self, group: str, option: str, *, replaced: Sequence[str] = ()) -> list[Layer]:
+        """Return the layers that an option brings, lowest first: the files of its defaults list and its own.
+
+        Args:
+            replaced: groups that the command line selects; where a defaults list names one of them, that entry
+                is passed over.
+        """
+        repository = _Repository(self._sources(), GroupDefault(group=f"/{group}", value=option), replaced)
+        layers = [self._layer(repository, path, package) for path, package in self._ordered(repository, group, option)]
+        self.problems += [f"{self._label(path)}: {problem}" for path, problem in repository.problems]
+        return layers
+
+    def _ordered(self, repository: "_Repository", group: str, option: str) -> Iterator[tuple[str, str]]:
+        while True:
+            try:
+                found = create_defaults_list(repository, _SELECTED, [], prepend_hydra=False, skip_missing=False)
+            except MissingConfigException as error:
+                path = str(error.missing_cfg_file)
+                self.problems.append(self._missing(path, str(error)))
+                repository.blank(path)  # go on as if it were empty, to find the next problem
+                continue
+            except (ConfigCompositionException, ValueError) as error:
+                self.problems.append(f"{self._label(f'{group}/{option}')}: {str(error).splitlines()[0]}")
+                return
+            except RecursionError:
+                self.problems.append(f"{self._label(f'{group}/{option}')}: its defaults list leads back to itself")
+                return
+            yield from ((str(d.config_path), d.package or "") for d in found.defaults if d.config_path != _SELECTED)
+            return
+
+    def _layer(self, repository: "_Repository", path: str, package: str) -> Layer:
+        loaded = repository.load_config(path)
+        values = OmegaConf.to_container(loaded.config, resolve=False) if loaded is not None else {}
+        if not isinstance(values, dict):
+            self.problems.append(f"{self._label(path)}: expected a mapping of keys, found a list")
+            values = {}
+        for name in reversed(package.split(".") if package else []):
+            values = {name: values}
+        return Layer(self._label(path), values)  # type: ignore[arg-type]
+
+    def _sources(self) -> list[ConfigSource]:
+        return [self._builtin, self._user] if self._user is not None else [self._builtin]
+
+    def _label(self, path: str) -> str:
+        if self._user is not None and self._user.is_config(path) and not self._builtin.is_config(path):
+            return str(Path(self._user_dir or ".") / f"{path}.yaml")
+        return f"{path}.yaml"
+
+    def _missing(self, path: str, message: str) -> str:
+        named = _PARENT.match(message)
+        group, _, option = path.rpartition("/")
+        known = self.options(group) if group and self.is_group(group) else []
+        near = did_you_mean(option, known) or ";"
+        listed = ", ".join(known) or "none"
+        parent = self._label(named["parent"]) if named else group
+        return f"{parent}: its defaults list names {path}.yaml, which does not exist{near} options of {group}: {listed}"
+
+    def _refuse_hidden(self, user: ConfigSource) -> None:
+        for group in self._builtin.list("", ObjectType.GROUP):
+            for option in _names(self._builtin, group):
+                path = f"{group}/{option}"
+                if user.is_config(path):
+                    own = Path(self._user_dir or ".") / f"{path}.yaml"
+                    self.problems.append(f"{own} has the name of the built-in {PACKAGE}/{path}.yaml; rename yours")
+
+
+class _Repository(ConfigRepository):
+    """Hydra's reader of files, with a first file in memory that selects one option.
+
+    Files of `experiment/` are about the whole config, with or without the header `# @package _global_`. A file that
+    cannot be parsed is noted and read as empty.
+    """
+
+    def __init__(self, sources: list[ConfigSource], selected: GroupDefault, replaced: Sequence[str]) -> None:
+        self.sources = sources
+        self.problems: list[tuple[str, str]] = []
+        self._replaced = frozenset(replaced)
+        first = _empty_file()
+        first.defaults_list = [selected]
+        self._files: dict[str, ConfigResult | None] = {_SELECTED: first}
+
+    def blank(self, config_path: str) -> None:
+        """Read this file as empty from now on."""
+        self._files[config_path] = _empty_file()
+
+    def config_exists(self, config_path: str) -> bool:
+        return config_path in self._files or bool(super().config_exists(config_path))
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self._files:
+            self._files[config_path] = self._read(config_path)
+        return self._files[config_path]
+
+    def _read(self, config_path: str) -> ConfigResult | None:
+        try:
+            loaded: ConfigResult | None = super().load_config(config_path)
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError, AssertionError, OSError) as error:
+            self.problems.append((config_path, _reason(error)))
+            return _empty_file()
+        if loaded is None:
+            return None
+        if config_path.startswith(f"{EXPERIMENT}/") and loaded.header.get("package") is None:
+            loaded.header["package"] = "_global_"
+        loaded.defaults_list = [d for d in loaded.defaults_list or [] if not self._is_replaced(d, config_path)]
+        return loaded
+
+    def _is_replaced(self, default: Any, config_path: str) -> bool:
+        if not isinstance(default, GroupDefault) or default.package is not None or default.group is None:
+            return False
+        folder = config_path.rpartition("/")[0]
+        group = default.group[1:] if default.group.startswith("/") else f"{folder}/{default.group}"
+        return group in self._replaced
+
+
+def _empty_file() -> ConfigResult:
+    return ConfigResult(
+        provider="phasetrain", path="memory://", config=OmegaConf.create({}), header={"package": None}, defaults_list=[]
+    )
+
+
+def _names(source: ConfigSource, group: str) -> Iterator[str]:
+    yield from source.list(group, ObjectType.CONFIG)
+    for folder in source.list(group, ObjectType.GROUP):
+        yield from (f"{folder}/{name}" for name in _names(source, f"{group}/{folder}"))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1} is not valid YAML: {error.problem}"
+    return f"cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

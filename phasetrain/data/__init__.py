@@ -1,0 +1,23 @@
+"""Data sets, transforms, samplers and loaders (section DATA)."""
+
+from phasetrain.data.collate import COLLATES, Collate
+from phasetrain.data.datasets import DATASETS
+from phasetrain.data.loader import LoaderSettings, PhaseLoader
+from phasetrain.data.reader import Reader, SampleError
+from phasetrain.data.sampler import SAMPLERS, Draw, Order, PhaseSampler
+from phasetrain.data.transforms import TRANSFORMS
+
+__all__ = [
+    "COLLATES",
+    "DATASETS",
+    "SAMPLERS",
+    "TRANSFORMS",
+    "Collate",
+    "Draw",
+    "LoaderSettings",
+    "Order",
+    "PhaseLoader",
+    "PhaseSampler",
+    "Reader",
+    "SampleError",
+]

@@ -1,0 +1,89 @@
+"""What a data set is, the base of data sets in memory, and their registry (`dataset` in section DATA.*)."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from phasetrain.registry import Registry
+
+
+class Samples(Protocol):
+    """A data set: anything with a length that gives `(input, target)` for an index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A data set that knows facts about itself and can tell whether its content has changed."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what other parts may ask for by name.
+
+        Keys, each left out where it does not apply: `classes` (int), `class_names` (tuple of str),
+        `input_shape` (tuple of int, `(C, H, W)` for images; only when all samples share it), `channels` (int).
+        """
+
+    def fingerprint(self) -> str:
+        """Return a hex digest of the content, or of ordered names and sizes where reading all would take long."""
+
+
+DATASETS: Registry[Samples] = Registry("data set", "DATA.*")
+
+
+class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
+    """A data set in memory, gathered by whole batches; deterministic, it draws nothing at random.
+
+    Args:
+        inputs: `(N, ...)`, any type.
+        targets: class of each sample, `(N,)`.
+        classes: number of classes; None counts up to the largest target.
+        class_names: one name per class; None names them by their numbers.
+
+    Raises:
+        ValueError: no samples, or lengths that do not fit each other.
+    """
+
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, *, classes: int | None = None, class_names: Sequence[str] | None = None
+    ) -> None:
+        if targets.ndim != 1 or len(inputs) != len(targets):
+            raise ValueError(f"{len(inputs)} inputs need targets of shape ({len(inputs)},), not {tuple(targets.shape)}")
+        if len(targets) == 0:
+            raise ValueError("the data set has no samples")
+        self.inputs = inputs
+        self.targets = targets
+        self.classes = int(targets.max()) + 1 if classes is None else classes
+        self.class_names = tuple(class_names or map(str, range(self.classes)))
+        if len(self.class_names) != self.classes:
+            raise ValueError(f"{self.classes} classes need as many class_names, not {len(self.class_names)}")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+    def __getitems__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the batch `(inputs, targets)` of int64 `indices` `(B,)`: shapes `(B, ...)` and `(B,)`."""
+        return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs, `channels`."""
+        shape = tuple(self.inputs.shape[1:])
+        found: dict[str, Any] = {"classes": self.classes, "class_names": self.class_names, "input_shape": shape}
+        return found | {"channels": shape[0]} if len(shape) == 3 else found
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 over type, shape and bytes of inputs and targets."""
+        digest = sha256()
+        for tensor in (self.inputs, self.targets):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()

@@ -1,0 +1,52 @@
+"""Handwritten digits of 8 x 8 pixels, shipped with the package."""
+
+from importlib.resources import files
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from phasetrain.data.datasets.base import DATASETS, TensorSamples
+from phasetrain.data.datasets.idx import read_idx
+from phasetrain.errors import did_you_mean
+
+SPLITS = ("train", "test", "all")
+CLASSES = 10
+TEST_EVERY = 5  # of each class, in the order of the file, every fifth sample is for testing
+LARGEST = 16  # pixels count the dark dots in a 4 x 4 block of the scan: 0..16
+
+
+@DATASETS.register("digits")
+def digits(split: Literal["train", "test", "all"] = "train") -> TensorSamples:
+    """Return 1,797 handwritten digits: 1,442 for training, 355 for testing, the same ones for ever.
+
+    Inputs are float32 `(1, 8, 8)` in [0, 1], targets int64 0..9. The split needs no random numbers: of each
+    class, every fifth sample in the order of the file is a test sample.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
+    Repository, https://doi.org/10.24432/C50P49, CC BY 4.0; see `digits.LICENSE.txt`.
+
+    Raises:
+        ValueError: an unknown split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split = {split!r}: expected train, test or all{did_you_mean(split, SPLITS)}")
+    images, labels = _stored("images"), _stored("labels")
+    if split != "all":
+        chosen = _is_test(labels) == (split == "test")
+        images, labels = images[chosen], labels[chosen]
+    inputs = images[:, None].astype(np.float32) / LARGEST
+    return TensorSamples(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)), classes=CLASSES)
+
+
+def _stored(kind: str) -> NDArray[np.uint8]:
+    name = f"digits-{kind}.idx.gz"
+    return read_idx(files("phasetrain.data.datasets").joinpath(name).read_bytes(), name)
+
+
+def _is_test(labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    chosen = np.zeros(len(labels), dtype=bool)
+    for label in range(CLASSES):
+        chosen[np.flatnonzero(labels == label)[TEST_EVERY - 1 :: TEST_EVERY]] = True
+    return chosen

@@ -1,0 +1,162 @@
+"""Batches of one split for the whole run, read in this process or by workers that live as long as the run."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from phasetrain.batch import Batch
+from phasetrain.data.reader import Reader, SampleError
+from phasetrain.data.sampler import Draw, PhaseSampler
+from phasetrain.plan import Phase, Plan
+
+
+@dataclass(frozen=True)
+class LoaderSettings:
+    """How batches are read; none of it changes what is in them.
+
+    Attributes:
+        workers: processes that read; 0 reads in this one.
+        prefetch: batches that each worker prepares ahead.
+        start_method: how workers start; None is torch's default.
+        timeout_seconds: how long to wait for a batch from a worker; 0 waits for ever.
+        pin_memory: copy batches to page-locked memory.
+    """
+
+    workers: int = 0
+    prefetch: int = 2
+    start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    timeout_seconds: float = 0.0
+    pin_memory: bool = False
+
+
+class PhaseLoader:
+    """The batches of one split.
+
+    Workers get one stream of draws over all coming phases of the split, so they live, and read ahead, across
+    the ends of phases and epochs. What has been read ahead is no part of a position.
+
+    Args:
+        reader: makes a batch of a draw.
+        sampler: the draws of each phase.
+        plan: tells which phases of the split come next.
+        settings: workers and the like.
+    """
+
+    def __init__(self, reader: Reader, sampler: PhaseSampler, plan: Plan, settings: LoaderSettings) -> None:
+        self.reader = reader
+        self.sampler = sampler
+        self.plan = plan
+        self.settings = settings
+        self._stream: Iterator[Any] | None = None
+        self._next: tuple[int, int] | None = None
+
+    def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each step of `phase` from step `start` on.
+
+        Raises:
+            SampleError: a sample could not be read.
+            RuntimeError: a worker died or did not answer in time.
+        """
+        if self.settings.workers == 0:
+            reader = self.reader
+            for draws in self.sampler.steps(phase, start):
+                yield [reader[draw] for draw in draws]
+            return
+        stream = self._stream_at(phase, start)
+        for step, draws in enumerate(self.sampler.steps(phase, start), start + 1):
+            batches = [self._received(next(stream)) for _ in draws]
+            self._next = (phase.index, step)
+            yield batches
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._stream = self._next = None
+
+    def _stream_at(self, phase: Phase, start: int) -> Iterator[Any]:
+        if self._stream is None or not self._follows(phase, start):
+            self.close()
+            self._stream = iter(self._loader(_Draws(self.sampler, self.plan, phase, start)))
+        return self._stream
+
+    def _follows(self, phase: Phase, start: int) -> bool:
+        """Tell whether the stream's next batch is the one of this phase and step."""
+        if self._next is None:
+            return False
+        index, step = self._next
+        if index == phase.index:
+            return step == start
+        ended = self.plan.phases[index]
+        later = list(self.plan.following(ended))[1:2]
+        return start == 0 and step == ended.steps and later == [phase]
+
+    def _loader(self, draws: "_Draws") -> DataLoader[Batch]:
+        settings = self.settings
+        return DataLoader(
+            _Guarded(self.reader),
+            sampler=draws,
+            batch_size=None,
+            num_workers=settings.workers,
+            prefetch_factor=settings.prefetch,
+            multiprocessing_context=settings.start_method,
+            timeout=settings.timeout_seconds,
+            pin_memory=settings.pin_memory,
+            worker_init_fn=survive_first_signal,
+            generator=torch.Generator(),  # the loader draws a base seed; not from the generator that dropout uses
+        )
+
+    @staticmethod
+    def _received(batch: Batch | SampleError) -> Batch:
+        if isinstance(batch, SampleError):
+            raise batch
+        return batch
+
+
+class _Draws(Sampler[Draw]):
+    """The draws of a phase from a step on, and of all later phases of its split."""
+
+    def __init__(self, sampler: PhaseSampler, plan: Plan, phase: Phase, start: int) -> None:
+        self._sampler, self._plan, self._phase, self._start = sampler, plan, phase, start
+
+    def __iter__(self) -> Iterator[Draw]:
+        start = self._start
+        for phase in self._plan.following(self._phase):
+            for draws in self._sampler.steps(phase, start):
+                yield from draws
+            start = 0
+
+
+class _Guarded(torch.utils.data.Dataset[Any]):
+    """A reader that hands a sample's error over as it is, instead of wrapped in a worker's traceback."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __getitem__(self, draw: Draw) -> Batch | SampleError:
+        try:
+            return self._reader[draw]
+        except SampleError as error:
+            return SampleError(str(error))
+
+
+def survive_first_signal(worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
+    """Let a worker outlive the first SIGTERM or SIGINT, so that the main process can still save; die at the second.
+
+    A signal to the process group reaches workers first. Ignoring it for good would leave a hung worker behind,
+    because the main process ends its workers with SIGTERM.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        if received:
+            sys.exit(128 + number)
+        received.append(number)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -1,0 +1,72 @@
+"""Finds a data set or transform that ignores the seeds it is given, before a run relies on it."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from phasetrain.data.reader import Reader
+from phasetrain.data.sampler import Draw
+from phasetrain.data.transforms.base import Pipeline
+from phasetrain.errors import ConfigError
+
+
+def check_pure(reader: Reader, name: str) -> None:
+    """Read a sample twice with the same seed, and once beside another sample, and see that it stays the same.
+
+    Parts of our own, which take their randomness from keys, are trusted; a sample is read only where a data set or
+    transform of another kind takes part.
+
+    Args:
+        reader: the split's reader.
+        name: the data set's name, for the message.
+
+    Raises:
+        ConfigError: a part draws from a generator of its own; the part is named.
+    """
+    if not reader.draws_at_random:
+        return
+    count = min(2, len(reader.dataset))
+    alone, again = _inputs(reader, [0]), _inputs(reader, [0])
+    beside = _inputs(reader, list(range(count)))
+    if same(alone[0], again[0]) and same(alone[0], beside[0]):
+        return
+    culprit = _culprit(reader, name)
+    raise ConfigError(
+        f"{culprit} gives another sample 0 each time although the seeds are the same, so no resume could be exact: it "
+        "draws from a generator of its own. Let it draw from the global generators of torch, NumPy or Python, which "
+        "are seeded before each sample, or make it a BatchTransform, which gets keys"
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two samples are equal bit for bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and _bytes(one) == _bytes(other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return bool(one == other)
+
+
+def _inputs(reader: Reader, indices: list[int]) -> list[Any]:
+    draw = Draw("train", 0, 0, np.array(indices, dtype=np.int64))
+    return reader.samples(draw)
+
+
+def _culprit(reader: Reader, name: str) -> str:
+    """Return which part it is: the first whose output differs between two readings."""
+    transforms = reader.pipeline.transforms
+    for count in range(len(transforms) + 1):
+        partial = reader.with_pipeline(Pipeline(transforms[:count]))
+        if not same(_inputs(partial, [0])[0], _inputs(partial, [0])[0]):
+            return f"transform {count - 1} ({type(transforms[count - 1]).__name__})" if count else f"data set {name!r}"
+    return f"data set {name!r} or one of its transforms"
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

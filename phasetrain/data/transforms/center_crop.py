@@ -1,0 +1,33 @@
+"""Cutting out the middle."""
+
+from torch import Tensor
+
+from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
+
+
+@TRANSFORMS.register("center_crop")
+class CenterCrop(BatchTransform):
+    """Cuts the middle square out of images: `(C, H, W)` becomes `(C, size, size)`.
+
+    Where it cannot be in the very middle, it lies half a pixel up or to the left.
+
+    Args:
+        size: height and width of the square, in pixels.
+
+    Raises:
+        ValueError: a size below 1; on a batch: images smaller than the square.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
+        self.size = size
+
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:  # noqa: ARG002 - draws nothing
+        """Return the middle of each image, `(N, C, size, size)`."""
+        check_images(batch, self)
+        height, width = batch.shape[2:]
+        if min(height, width) < self.size:
+            raise ValueError(f"CenterCrop: images of {height} x {width} pixels are smaller than size = {self.size}")
+        top, left = (height - self.size) // 2, (width - self.size) // 2
+        return batch[:, :, top : top + self.size, left : left + self.size].contiguous()

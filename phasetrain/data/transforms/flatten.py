@@ -1,0 +1,14 @@
+"""Making a vector of a sample."""
+
+from torch import Tensor
+
+from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys
+
+
+@TRANSFORMS.register("flatten")
+class Flatten(BatchTransform):
+    """Makes vectors of samples of any shape: `(N, ...)` becomes `(N, D)`."""
+
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:  # noqa: ARG002 - draws nothing
+        """Return vectors `(N, D)`."""
+        return batch.reshape(len(batch), -1)

@@ -1,0 +1,41 @@
+"""Cutting out a square at a random place."""
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
+from phasetrain.data.transforms.windows import cut
+
+
+@TRANSFORMS.register("random_crop")
+class RandomCrop(BatchTransform):
+    """Cuts a square out of each image: `(C, H, W)` becomes `(C, size, size)`.
+
+    Args:
+        size: height and width of the square, in pixels.
+        padding: zeros put around the image first, in pixels on each side.
+
+    Raises:
+        ValueError: a size below 1, a negative padding; on a batch: padded images smaller than the square.
+    """
+
+    def __init__(self, size: int, padding: int = 0) -> None:
+        if size < 1 or padding < 0:
+            raise ValueError(f"size = {size} must be at least 1 pixel and padding = {padding} must not be negative")
+        self.size = size
+        self.padding = padding
+
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
+        """Return a square of each image, `(N, C, size, size)`."""
+        check_images(batch, self)
+        padded = pad(batch, [self.padding] * 4) if self.padding else batch
+        height, width = padded.shape[2:]
+        if min(height, width) < self.size:
+            raise ValueError(
+                f"RandomCrop: images of {height} x {width} pixels, padding included, are smaller than "
+                f"size = {self.size}; lower size or raise padding"
+            )
+        corners = keys.uniform(2)
+        top = (corners[:, 0] * (height - self.size + 1)).astype("int64")
+        left = (corners[:, 1] * (width - self.size + 1)).astype("int64")
+        return cut(padded, top, left, (self.size, self.size))

@@ -1,0 +1,29 @@
+"""Mirroring images."""
+
+import torch
+from torch import Tensor
+
+from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
+
+
+@TRANSFORMS.register("random_flip")
+class RandomFlip(BatchTransform):
+    """Mirrors images `(C, H, W)` left to right.
+
+    Args:
+        probability: of being mirrored, for each image on its own, in [0, 1].
+
+    Raises:
+        ValueError: a probability outside [0, 1].
+    """
+
+    def __init__(self, probability: float = 0.5) -> None:
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
+        self.probability = probability
+
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
+        """Return the batch with some images mirrored, same shape."""
+        check_images(batch, self)
+        chosen = torch.from_numpy(keys.uniform() < self.probability)
+        return torch.where(chosen[:, None, None, None], batch.flip(3), batch)

@@ -1,0 +1,28 @@
+"""Resizing images."""
+
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
+
+
+@TRANSFORMS.register("resize")
+class Resize(BatchTransform):
+    """Resizes images `(C, H, W)` to `(C, size, size)`: bilinear, antialiased; the aspect ratio is not kept.
+
+    Args:
+        size: height and width, in pixels.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
+        self.size = size
+
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:  # noqa: ARG002 - draws nothing
+        """Return the resized images, `(N, C, size, size)`."""
+        check_images(batch, self)
+        return interpolate(batch, size=(self.size, self.size), mode="bilinear", antialias=True)

@@ -1,0 +1,148 @@
+"""The phase engine: the one loop that interleaves train and test phases."""
+
+from collections.abc import Iterator, Mapping
+
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.distributed import World
+from phasetrain.folder import RunFolder
+from phasetrain.hooks.base import Hook, Hooks
+from phasetrain.plan import Phase, Plan
+from phasetrain.state import RunState
+from phasetrain.tasks import Position, Task
+
+
+class PhaseEngine:
+    """Runs the phases of a plan from a position on.
+
+    Args:
+        task: what is learned.
+        plan: every phase.
+        state: the position to start from; moved forward as steps and phases complete.
+        hooks: label -> hook; see `phasetrain.hooks.base` for the events.
+        folder: the run folder, for hooks that write.
+        world: the processes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        state: RunState,
+        hooks: Mapping[str, Hook] | None = None,
+        *,
+        folder: RunFolder | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.task = task
+        self.plan = plan
+        self.state = state
+        self.folder = folder
+        self.world = world or World()
+        self.hooks = Hooks(hooks or {}, self.world)
+        self.resumed_from = ""
+        self.stopping = ""
+        self.interrupted = False
+        self._out: StepOutput | None = None
+
+    def run(self) -> RunState:
+        """Run what is left of the plan and return the position reached."""
+        for _ in self._train_batches(own_loop=False):
+            pass
+        return self.state
+
+    def steps(self) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each train step, for a loop of one's own.
+
+        The caller computes and updates, and may hand the result over with `finish`; tests, hooks, position and
+        checkpoints are taken care of between two batches.
+
+        Example:
+            >>> for batches in engine.steps():
+            ...     engine.finish(task.train_step(batches, engine.position(), engine.events()))
+        """
+        return self._train_batches(own_loop=True)
+
+    def finish(self, out: StepOutput) -> None:
+        """Hand over the output of the step under way, for hooks to see."""
+        self._out = out
+
+    def stop(self, reason: str, *, interrupted: bool = False) -> None:
+        """Ask the run to stop at the next step boundary; the first reason stands.
+
+        Args:
+            interrupted: it stops only for now (a signal); otherwise the reason goes into `state.finished`.
+        """
+        if not self.stopping:
+            self.stopping, self.interrupted = reason, interrupted
+
+    def run_phase(self, phase: Phase, *, own_loop: bool = False) -> Iterator[list[Batch]]:
+        """Run what is left of a phase; with `own_loop`, its train batches are yielded instead of computed."""
+        task, state = self.task, self.state
+        task.begin(phase, fresh=state.step == 0)
+        self.hooks.on_phase_start(self, phase)
+        events = PhaseEvents(self, phase)
+        for batches in task.batches(phase, state.step):  # the sampler's start iteration
+            self._out = None
+            if own_loop and phase.is_train:
+                yield batches
+            elif phase.is_train:
+                self._out = task.train_step(batches, self.position(), events)
+            else:
+                self._out = task.test_step(batches, self.position(), events)
+            state.finish_step(phase)
+            if self._out is not None:
+                self.hooks.on_step(self, phase, self._out)
+            if self.stopping:
+                return
+        metrics = task.measure(phase)
+        state.finish_phase()
+        self.hooks.on_phase_end(self, phase, metrics)
+
+    def position(self) -> Position:
+        """Return where the step under way stands."""
+        state = self.state
+        phase = self.plan.phases[state.phase]
+        return Position(phase.split, state.updates, phase.first + state.step, self.plan.where(state))
+
+    def events(self) -> "PhaseEvents":
+        """Return the events of the phase under way, for `Task.train_step`."""
+        return PhaseEvents(self, self.plan.phases[self.state.phase])
+
+    def _train_batches(self, *, own_loop: bool) -> Iterator[list[Batch]]:
+        try:
+            self.hooks.on_start(self)
+            if self.resumed_from:
+                self.hooks.on_load(self)
+            while self.state.phase < len(self.plan.phases) and not self.stopping and not self.state.finished:
+                yield from self.run_phase(self.plan.phases[self.state.phase], own_loop=own_loop)
+            if not self.interrupted and not self.state.finished:
+                self.state.finished = self.stopping or "completed"
+            self.hooks.on_end(self)
+        except BaseException as error:
+            self.hooks.on_exception(self, error)
+            raise
+        finally:
+            self.task.close()
+
+
+class PhaseEvents:
+    """The events within a step, bound to a run and a phase."""
+
+    def __init__(self, run: PhaseEngine, phase: Phase) -> None:
+        self._run, self._phase, self._hooks = run, phase, run.hooks
+
+    def on_batch(self, batch: Batch) -> Batch:
+        """Return the batch, or what hooks put in its place."""
+        return self._hooks.on_batch(self._run, self._phase, batch)
+
+    def on_forward(self, out: StepOutput) -> StepOutput:
+        """Return the output, or what hooks put in its place."""
+        return self._hooks.on_forward(self._run, self._phase, out)
+
+    def on_backward(self, out: StepOutput) -> None:
+        """Tell hooks that a gradient was added."""
+        self._hooks.on_backward(self._run, self._phase, out)
+
+    def on_update(self) -> None:
+        """Tell hooks that the weights were updated."""
+        self._hooks.on_update(self._run, self._phase)

@@ -1,0 +1,65 @@
+"""The errors a person has to act on, each with the exit code that scripts see.
+
+Every message is a sentence with the `SECTION.key`, what was given, what is expected and what to do.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PhasetrainError(Exception):
+    """Base of all errors that end a run with a message instead of a traceback (exit code 1)."""
+
+    exit_code = 1
+
+
+class ConfigError(PhasetrainError, ValueError):
+    """The config, a part named by it, or the command line cannot be used (exit code 2)."""
+
+    exit_code = 2
+
+
+class ChangedError(PhasetrainError):
+    """Data, plan or a forbidden key is no longer what the checkpoint was made with (exit code 3)."""
+
+    exit_code = 3
+
+
+class FolderInUseError(PhasetrainError):
+    """Another process owns the run folder (exit code 4)."""
+
+    exit_code = 4
+
+
+class NoValidCheckpointError(PhasetrainError):
+    """Checkpoints exist and not one of them can be read (exit code 5)."""
+
+    exit_code = 5
+
+
+class InvalidCheckpointError(PhasetrainError):
+    """One checkpoint is torn, altered or of an unknown format; the one before it may still serve."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the nearest of `known`, or an empty string when nothing is near."""
+    near = nearest(given, known)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """Return the entry of `known` most like `given`, compared without case and separators, or None.
+
+    Args:
+        likeness: least ratio of matching characters, in (0, 1]; of equally near entries the first one is taken.
+    """
+    entries: dict[str, str] = {}
+    for name in known:
+        entries.setdefault(plain(name), name)
+    found = get_close_matches(plain(given), entries, n=1, cutoff=likeness)
+    return entries[found[0]] if found else None
+
+
+def plain(name: str) -> str:
+    """Return a name without case and separators, as near misses are compared."""
+    return name.lower().replace("_", "").replace("-", "")

@@ -1,0 +1,86 @@
+"""Testing a checkpoint on every test split, without touching the run (RUN.engine=test)."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+
+from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.engine import PhaseEngine
+from phasetrain.errors import ConfigError
+from phasetrain.folder import RunFolder
+from phasetrain.hooks import Hook, Run
+from phasetrain.plan import TRAIN, Phase, Plan, interleave
+from phasetrain.setup import Setup
+from phasetrain.state import RunState
+from phasetrain.tasks import Builder
+from phasetrain.train import Result, digest_of
+
+log = logging.getLogger(__name__)
+
+
+def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
+    """Test the checkpoint that RUN.checkpoint names, print its metrics and write them to `test-*.json`.
+
+    Takes no lock, so it may look at a run that is under way.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or no test split.
+    """
+    began = time.perf_counter()
+    folder = RunFolder(setup.config.RUN.dir)
+    loaded = _checkpoint(setup, folder)
+    builder = Builder(setup.config, setup.machine, setup.world)
+    data = builder.data()
+    tests = [split for name, split in builder.splits(data).items() if name != TRAIN]
+    if not tests:
+        raise ConfigError("RUN.engine = 'test' and DATA has no test split; give it one, such as DATA.TEST.dataset=...")
+    trained = interleave(builder.splits(data), setup.phases)
+    parts = builder.parts(data, trained, train=False)
+    parts.model.load_state_dict(loaded.state["task"]["model"])
+    parts.loss.load_state_dict(loaded.state["task"]["loss"])
+    plan = Plan(tuple(Phase(i, s.name, 0, 0, -(-s.length // s.batch_size), 0, s.length, s.batch_size) for i, s in enumerate(tests)))
+    task, found = builder.task(parts), _Collected()
+    engine = PhaseEngine(task, plan, RunState(), {"collected": found, **(hooks or {})}, world=setup.world)
+    with setup.machine.applied():
+        engine.run()
+    rows = [(name, f"{value:.4f}") for name, value in found.metrics.items()]
+    setup.terminal.table(f"{loaded.path} at update {loaded.manifest.state['updates']}", ("metric", "value"), rows)
+    name = f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json"
+    content = {"checkpoint": loaded.path, "updates": loaded.manifest.state["updates"], "metrics": found.metrics}
+    folder.storage.make_folder(folder.path)
+    folder.storage.replace(folder.file(name), (json.dumps(content, indent=1) + "\n").encode(), durable=False)
+    log.info("written to %s", folder.file(name))
+    return Result(
+        "tested",
+        folder=folder.path,
+        reason=loaded.path,
+        updates=loaded.manifest.state["updates"],
+        metrics=found.metrics,
+        digest=digest_of(parts.model),
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Collected(Hook):
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
+
+
+def _checkpoint(setup: Setup, folder: RunFolder) -> Loaded:
+    checkpointer = Checkpointer(
+        folder.file("checkpoints"), folder.storage, verify=setup.config.CHECKPOINT.verify, say=log.warning
+    )
+    named = setup.config.RUN.checkpoint
+    if named != "latest":
+        return checkpointer.load(named)
+    loaded = checkpointer.newest()
+    if loaded is None:
+        raise ConfigError(
+            f"RUN.checkpoint = 'latest' and RUN.dir = {folder.path!r} holds no checkpoint; set RUN.dir to the folder of "
+            "a run, or RUN.checkpoint to the path of a checkpoint"
+        )
+    return loaded

@@ -1,0 +1,247 @@
+"""What watches a run: the events, in the order of the loop, and who hears them.
+
+    on_start                                  once, after a resume has restored the state
+    on_load                                   once, if the run goes on from a checkpoint
+    for phase in plan:
+        on_phase_start
+        for batches in phase:
+            on_batch, on_forward, on_backward   per micro-batch (on_backward in train phases only)
+            on_update                           in train phases
+            on_step                             the step is counted
+            on_save                             if a checkpoint is about to be written
+        on_phase_end                          the phase is counted, its metrics are known
+        on_save                               if a checkpoint is about to be written
+    on_end                                    finished, or stopped between two steps
+    on_exception                              instead of on_end, when something was raised
+
+Opening events (on_start, on_load, on_phase_start, on_batch) reach the hooks in the order of the keys under HOOKS,
+closing events in reverse order.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.distributed import World
+from phasetrain.folder import RunFolder
+from phasetrain.plan import Phase, Plan
+from phasetrain.registry import Registry
+from phasetrain.state import RunState
+from phasetrain.tasks import Task
+
+
+class Run(Protocol):
+    """What a hook sees of a run.
+
+    Attributes:
+        task: what is learned.
+        plan: every phase.
+        state: the position; hooks read it and never change it.
+        folder: the run folder; None for a run that leaves nothing behind.
+        world: the processes.
+        resumed_from: path of the checkpoint that this attempt goes on from, or empty.
+        stopping: why the run is about to stop, or empty.
+        interrupted: whether it stops only for now, to be resumed.
+    """
+
+    task: Task
+    plan: Plan
+    state: RunState
+    folder: RunFolder | None
+    world: World
+    hooks: "Hooks"
+    resumed_from: str
+    stopping: str
+    interrupted: bool
+
+    def stop(self, reason: str, *, interrupted: bool = False) -> None:
+        """Ask the run to stop at the next step boundary; the first reason stands."""
+        ...
+
+
+class Hook:
+    """Watches a run; override the events that matter. An event that nobody overrides costs nothing.
+
+    Attributes:
+        main_only: run on the main process only.
+    """
+
+    main_only: bool = True
+
+    def on_start(self, run: Run) -> None:
+        """The run is about to begin or to go on."""
+
+    def on_load(self, run: Run) -> None:
+        """The state of a checkpoint has been restored."""
+
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
+        """A phase begins, or goes on after a resume (then `run.state.step` is not 0)."""
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch | None:
+        """A micro-batch is about to be used; a batch that is returned takes its place."""
+
+    def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput | None:
+        """Model and loss have run; an output that is returned takes its place."""
+
+    def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """The gradient of a micro-batch has been added."""
+
+    def on_update(self, run: Run, phase: Phase) -> None:
+        """The weights have been updated; the step is not yet counted."""
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """A step is complete and counted; `out` holds no graph, no output and no target."""
+
+    def on_save(self, run: Run) -> None:
+        """A checkpoint is about to be written: flush what belongs to it."""
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """A phase is complete and counted."""
+
+    def on_end(self, run: Run) -> None:
+        """The run is over: finished, or stopped (`run.stopping` says why)."""
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        """Something was raised; it will be raised again after all hooks have heard of it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint has to keep of the hook."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned; called before `on_start`."""
+
+
+HOOKS: Registry[Hook] = Registry("hook", "HOOKS")
+
+
+class Hooks:
+    """The hooks of a run, and for each event those that override it, found once.
+
+    Args:
+        hooks: label -> hook, in the order of opening events.
+        world: hooks with `main_only` are left out on other processes than the main one.
+    """
+
+    def __init__(self, hooks: Mapping[str, Hook], world: World) -> None:
+        self.by_label = {label: hook for label, hook in hooks.items() if world.is_main or not hook.main_only}
+        opening: Sequence[Hook] = list(self.by_label.values())
+        closing: Sequence[Hook] = opening[::-1]
+        base = Hook
+        self._start = [h.on_start for h in opening if type(h).on_start is not base.on_start]
+        self._load = [h.on_load for h in opening if type(h).on_load is not base.on_load]
+        self._phase_start = [h.on_phase_start for h in opening if type(h).on_phase_start is not base.on_phase_start]
+        self._batch = [h.on_batch for h in opening if type(h).on_batch is not base.on_batch]
+        self._forward = [h.on_forward for h in closing if type(h).on_forward is not base.on_forward]
+        self._backward = [h.on_backward for h in closing if type(h).on_backward is not base.on_backward]
+        self._update = [h.on_update for h in closing if type(h).on_update is not base.on_update]
+        self._step = [h.on_step for h in closing if type(h).on_step is not base.on_step]
+        self._save = [h.on_save for h in closing if type(h).on_save is not base.on_save]
+        self._phase_end = [h.on_phase_end for h in closing if type(h).on_phase_end is not base.on_phase_end]
+        self._end = [h.on_end for h in closing if type(h).on_end is not base.on_end]
+        self._exception = [h.on_exception for h in closing if type(h).on_exception is not base.on_exception]
+
+    def on_start(self, run: Run) -> None:
+        """Tell every hook that the run begins."""
+        for call in self._start:
+            call(run)
+
+    def on_load(self, run: Run) -> None:
+        """Tell every hook that a checkpoint was restored."""
+        for call in self._load:
+            call(run)
+
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
+        """Tell every hook that a phase begins."""
+        for call in self._phase_start:
+            call(run, phase)
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
+        """Return the batch, or what hooks put in its place."""
+        for call in self._batch:
+            batch = call(run, phase, batch) or batch
+        return batch
+
+    def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput:
+        """Return the output, or what hooks put in its place."""
+        for call in self._forward:
+            out = call(run, phase, out) or out
+        return out
+
+    def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Tell every hook that a gradient was added."""
+        for call in self._backward:
+            call(run, phase, out)
+
+    def on_update(self, run: Run, phase: Phase) -> None:
+        """Tell every hook that the weights were updated."""
+        for call in self._update:
+            call(run, phase)
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Tell every hook that a step is complete."""
+        for call in self._step:
+            call(run, phase, out)
+
+    def on_save(self, run: Run) -> None:
+        """Tell every hook that a checkpoint is about to be written."""
+        for call in self._save:
+            call(run)
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Tell every hook that a phase is complete."""
+        for call in self._phase_end:
+            call(run, phase, metrics)
+
+    def on_end(self, run: Run) -> None:
+        """Tell every hook that the run is over."""
+        for call in self._end:
+            call(run)
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        """Tell every hook that something was raised; what a hook raises in turn is noted on `error`."""
+        for call in self._exception:
+            try:
+                call(run, error)
+            except Exception as second:  # noqa: BLE001 - the first cause must reach the user
+                error.add_note(f"while hooks heard of it, {type(second).__name__} was raised: {second}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of every hook by label."""
+        return {label: state for label, hook in self.by_label.items() if (state := hook.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give every hook its state; hooks that are new or gone are left alone."""
+        for label, hook in self.by_label.items():
+            if label in state:
+                hook.load_state_dict(state[label])
+
+
+def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
+    """Return a decorator that makes a hook of a function.
+
+    Args:
+        event: name of the event without `on_`, such as `step` or `phase_end`.
+        every: call the function only while the number of updates is a multiple of this; a function of the
+            position, so that a resumed run calls it at the same moments.
+
+    Example:
+        >>> @on("step", every=100)
+        ... def look(run, phase, out):
+        ...     print(run.state.updates, out.loss)
+    """
+    name = f"on_{event}"
+    if name not in vars(Hook) or every < 1:
+        known = ", ".join(sorted(key.removeprefix("on_") for key in vars(Hook) if key.startswith("on_")))
+        raise ValueError(f"on({event!r}, every={every}): events are {known}, and every is at least 1")
+
+    def decorate(function: Callable[..., Any]) -> Hook:
+        def call(hook: Hook, run: Run, *args: Any) -> Any:
+            if run.state.updates % every == 0:
+                return function(run, *args)
+            return None
+
+        hook: Hook = type(function.__name__, (Hook,), {name: call, "__doc__": function.__doc__})()
+        return hook
+
+    return decorate

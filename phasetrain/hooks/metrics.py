@@ -1,0 +1,125 @@
+"""Writes metrics.jsonl: one JSON object per logged step and per phase, each step once after any number of resumes."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from phasetrain.batch import StepOutput
+from phasetrain.errors import ChangedError
+from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.plan import Phase
+
+
+@HOOKS.register("metrics")
+class Metrics(Hook):
+    """Appends to `metrics.jsonl` in the run folder.
+
+    Everything that may differ between two equal runs stands under `time`. A resumed run cuts the file back to what
+    the checkpoint covers.
+
+    Args:
+        every_updates: log a train step after each so many updates.
+    """
+
+    def __init__(self, every_updates: int = 10) -> None:
+        if every_updates < 1:
+            raise ValueError(f"every_updates = {every_updates}: expected at least 1")
+        self.every_updates = every_updates
+        self._file: BinaryIO | None = None
+        self._offset = 0
+        self._since: tuple[float, int] = (0.0, 0)
+        self._phase_began = 0.0
+
+    def on_start(self, run: Run) -> None:
+        """Open the file and cut off what lies beyond the checkpoint."""
+        assert run.folder is not None, "the metrics hook needs a run folder"
+        path = run.folder.storage.local(run.folder.file("metrics.jsonl"))
+        self._file = open(path, "ab")  # noqa: SIM115 - stays open for the run
+        if self._file.tell() < self._offset:
+            raise ChangedError(
+                f"{path} has {self._file.tell()} bytes and the checkpoint covers {self._offset}: it was cut or removed"
+            )
+        self._file.truncate(self._offset)
+        self._file.seek(0, 2)
+
+    def on_phase_start(self, run: Run, phase: Phase) -> None:  # noqa: ARG002
+        """Start the clock of the phase."""
+        self._phase_began = time.perf_counter()
+        self._since = (self._phase_began, run.state.samples)
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Log the step if it is due; the only moment at which the loss is read from the device."""
+        state = run.state
+        if not phase.is_train or state.updates % self.every_updates:
+            return
+        now, (then, samples) = time.perf_counter(), self._since
+        self._since = now, state.samples
+        self._write(
+            {
+                "kind": "step",
+                "updates": state.updates,
+                "phase": phase.index,
+                "split": phase.split,
+                "epoch": phase.epoch,
+                "step": state.step,
+                "samples": state.samples,
+                "loss": _number(float(out.loss)),
+                "lr": run.task.updater.lr,
+                **({"logs": {name: _number(float(value)) for name, value in out.logs.items()}} if out.logs else {}),
+                "time": {"at": time.time(), "samples_per_second": (state.samples - samples) / max(now - then, 1e-9)},
+            }
+        )
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of the phase."""
+        self._write(
+            {
+                "kind": "phase",
+                "phase": phase.index,
+                "split": phase.split,
+                "epoch": phase.epoch,
+                "updates": run.state.updates,
+                "metrics": {name: _number(value) for name, value in metrics.items()},
+                "time": {"at": time.time(), "seconds": time.perf_counter() - self._phase_began},
+            }
+        )
+
+    def on_save(self, run: Run) -> None:  # noqa: ARG002
+        """Make every line durable, so that the checkpoint covers it."""
+        self._flush()
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def on_end(self, run: Run) -> None:  # noqa: ARG002
+        """Hand the last lines over; the checkpoint at the end still asks for the offset."""
+        self._flush()
+
+    def on_exception(self, run: Run, error: BaseException) -> None:  # noqa: ARG002
+        """Keep the lines up to the error for whoever looks for its cause."""
+        self._flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far into the file a checkpoint covers, in bytes."""
+        return {"offset": self._offset}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the offset; the file is cut at `on_start`."""
+        self._offset = int(state["offset"])
+
+    def _write(self, record: dict[str, Any]) -> None:
+        assert self._file is not None
+        line = (json.dumps(record) + "\n").encode()
+        self._file.write(line)
+        self._offset += len(line)
+
+    def _flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+
+def _number(value: float) -> float | str:
+    """Return a number as JSON can hold it; the non-finite ones as text."""
+    return value if math.isfinite(value) else repr(value)

@@ -1,0 +1,29 @@
+"""Cross entropy of class scores."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from phasetrain.losses.base import LOSSES
+
+
+@LOSSES.register("cross_entropy")
+class CrossEntropy(nn.Module):
+    """Mean cross entropy, in nats, of scores `(N, C)` before softmax against classes `(N,)` or probabilities `(N, C)`.
+
+    Args:
+        label_smoothing: share of the target probability spread evenly over all classes, in [0, 1)
+            (Szegedy et al. 2015, arXiv:1512.00567).
+
+    Raises:
+        ValueError: a label smoothing outside [0, 1).
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing = {label_smoothing}: expected a share in [0, 1)")
+        self.label_smoothing = label_smoothing
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the mean over the batch, a scalar."""
+        return functional.cross_entropy(output, target, label_smoothing=self.label_smoothing)

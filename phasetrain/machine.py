@@ -1,0 +1,102 @@
+"""The machine a run computes on: seeds, device, precision, threads and determinism (section MACHINE)."""
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+import numpy as np
+import torch
+
+from phasetrain.errors import ConfigError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def seed_of(seed: int, *purpose: str | int) -> int:
+    """Return the 64-bit seed of one random stream: blake2b of the run's seed and what the stream is for.
+
+    Seeds are hashed, never added: with `seed + epoch`, seed 1 in epoch 0 would equal seed 0 in epoch 1.
+    """
+    return int.from_bytes(blake2b(repr((seed, purpose)).encode(), digest_size=8).digest(), "little")
+
+
+def reseed(seed: int) -> None:
+    """Seed torch's default generators: the CPU's, and those of all CUDA devices in use.
+
+    `torch.manual_seed` does the same at about a hundred times the cost, because it visits every backend.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        for generator in torch.cuda.default_generators:
+            generator.manual_seed(seed)
+
+
+def reseed_all(seed: int) -> None:
+    """Seed the global generators of torch's CPU, NumPy and Python; for code that draws from any of them."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - third-party transforms draw from the legacy generator
+    random.seed(seed)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a run computes.
+
+    Args:
+        device: `cpu`, `cuda`, `mps`, or `cuda:1` and the like.
+        precision: type of activations in forward passes; weights stay fp32.
+        threads: CPU threads of torch in this process; None leaves torch's default.
+        deterministic: allow only deterministic kernels.
+    """
+
+    device: torch.device
+    precision: Precision = "fp32"
+    threads: int | None = None
+    deterministic: bool = True
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of a forward pass: torch's autocast for bf16 and fp16, nothing for fp32."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=AUTOCAST[self.precision])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Set threads and determinism, and put back on the way out what was set before."""
+        threads, fill = torch.get_num_threads(), torch.utils.deterministic.fill_uninitialized_memory
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        benchmark = torch.backends.cudnn.benchmark
+        try:
+            if self.threads is not None:
+                torch.set_num_threads(self.threads)
+            if self.deterministic:
+                torch.use_deterministic_algorithms(mode=True)
+                torch.backends.cudnn.benchmark = False
+                # Filling fresh memory hides reads of uninitialised memory and costs a kernel per allocation.
+                torch.utils.deterministic.fill_uninitialized_memory = False
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            torch.backends.cudnn.benchmark = benchmark
+            torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that `MACHINE.device` names; `auto` is cuda where there is one, else cpu.
+
+    Raises:
+        ConfigError: the device does not exist on this machine.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or cpu")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("MACHINE.device = 'mps': torch finds no MPS device here; set MACHINE.device=auto or cpu")
+    return torch.device(name)

@@ -1,0 +1,42 @@
+"""A multilayer perceptron."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from phasetrain.models.base import MODELS, check_dropout, check_sizes
+
+
+@MODELS.register("mlp")
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them: input `(N, *input_shape)`, output scores `(N, classes)`.
+
+    Args:
+        classes: number of scores.
+        input_shape: shape of one sample, which is flattened first.
+        hidden: width of each hidden layer; empty makes it linear.
+        dropout: probability that an activation of a hidden layer is set to zero in training.
+
+    Raises:
+        ValueError: a size below 1, or a dropout outside [0, 1).
+    """
+
+    def __init__(
+        self, classes: int, input_shape: Sequence[int], hidden: Sequence[int] = (128,), dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        width = math.prod(input_shape)
+        check_sizes(classes=classes, input_shape=width, hidden=min(hidden, default=1))
+        check_dropout(dropout)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for next_width in hidden:
+            layers += [nn.Linear(width, next_width), nn.ReLU()]
+            layers += [nn.Dropout(dropout)] if dropout else []
+            width = next_width
+        self.layers = nn.Sequential(*layers, nn.Linear(width, classes))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """Return scores `(N, classes)`."""
+        scores: Tensor = self.layers(batch)
+        return scores

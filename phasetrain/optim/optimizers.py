@@ -1,0 +1,73 @@
+"""Optimizers by name, fused where torch has a fused kernel (section OPTIMIZER)."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from phasetrain.registry import Registry
+
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+Betas = tuple[float, float]
+
+
+def _torch_optimizers() -> Mapping[str, Callable[..., Optimizer]]:
+    found = vars(torch.optim).items()
+    return {
+        name: thing
+        for name, thing in found
+        if inspect.isclass(thing) and issubclass(thing, Optimizer) and thing is not Optimizer
+    }
+
+
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "OPTIMIZER", library=_torch_optimizers)
+
+
+@OPTIMIZERS.register("sgd")
+def sgd(
+    params: Parameters, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, *, nesterov: bool = False
+) -> Optimizer:
+    """Return stochastic gradient descent with momentum, fused (torch.optim.SGD).
+
+    Args:
+        lr: learning rate per update.
+        momentum: decay of the velocity per update, in [0, 1).
+        weight_decay: L2 penalty, added to the gradient.
+        nesterov: look ahead along the velocity (Sutskever et al. 2013).
+    """
+    return torch.optim.SGD(
+        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
+    )
+
+
+@OPTIMIZERS.register("adam")
+def adam(
+    params: Parameters, lr: float, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+) -> Optimizer:
+    """Return Adam, fused (Kingma and Ba 2015, arXiv:1412.6980; torch.optim.Adam).
+
+    Args:
+        lr: learning rate per update.
+        betas: decay per update of the running mean and of the running square of the gradient.
+        eps: added to the denominator.
+        weight_decay: L2 penalty, added to the gradient.
+    """
+    return torch.optim.Adam(params, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay, fused=True)
+
+
+@OPTIMIZERS.register("adamw")
+def adamw(
+    params: Parameters, lr: float, betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
+) -> Optimizer:
+    """Return Adam with decoupled weight decay, fused (Loshchilov and Hutter 2019, arXiv:1711.05101; torch.optim.AdamW).
+
+    Args:
+        lr: learning rate per update.
+        betas: decay per update of the running mean and of the running square of the gradient.
+        eps: added to the denominator.
+        weight_decay: share of a weight that is taken off per update and unit of learning rate.
+    """
+    return torch.optim.AdamW(params, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay, fused=True)

@@ -1,0 +1,124 @@
+"""Whether a run may go on from a checkpoint: what was promised then against what is asked for now."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from phasetrain.checkpoint import Loaded
+from phasetrain.config.changes import Change, differences
+from phasetrain.config.check import shown
+from phasetrain.errors import ChangedError
+from phasetrain.machine import Machine
+from phasetrain.plan import PhaseSettings, Plan, Split, splice
+from phasetrain.setup import Setup
+from phasetrain.state import RunState
+from phasetrain.tasks import SplitData
+
+PLANNED = ("PHASES.", "DATA.TRAIN.batch_size")
+"""Keys whose change cuts the rest of the plan anew."""
+
+
+def promise(setup: Setup, data: Mapping[str, SplitData], plan: Plan, machine: Machine) -> dict[str, Any]:
+    """Return what a checkpoint keeps for later attempts to compare with, as plain JSON data."""
+    return {
+        "config": setup.config.plain(),
+        "plan": plan.to_json(),
+        "data": {name: split.fingerprint() for name, split in data.items()},
+        "environment": environment(machine),
+    }
+
+
+def environment(machine: Machine) -> dict[str, Any]:
+    """Return what bits depend on beside config and data."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "device": machine.device.type,
+        "threads": machine.threads or torch.get_num_threads(),
+    }
+
+
+def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
+    """Return the changes of the config that shape the trajectory and are consented to.
+
+    Raises:
+        ChangedError: a forbidden key differs, or an adjustable one without RUN.allow; both values are shown.
+    """
+    found = differences(loaded.promised["config"], setup.config.plain(), setup.schema)
+    allowed = tuple(setup.config.RUN.allow)
+    refused = [change for change in found if change.resume != "free" and not _consented(change, allowed)]
+    if refused:
+        lines = "\n".join(f"  {_sentence(change)}" for change in refused)
+        raise ChangedError(
+            f"{setup.config.RUN.dir!r} holds a run with another config, and going on would not be the same run:\n{lines}\n"
+            "Take the old values back, allow what may change, or give this run a folder of its own with RUN.dir=..."
+        )
+    return [change for change in found if change.resume == "adjustable"]
+
+
+def check_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) -> None:
+    """Refuse data that is not what the checkpoint was made with.
+
+    Raises:
+        ChangedError: a fingerprint differs; both are shown.
+    """
+    if "data" in setup.config.RUN.allow:
+        return
+    before: dict[str, str] = loaded.promised["data"]
+    for name, split in data.items():
+        now, then = split.fingerprint(), before.get(name)
+        if then is not None and now != then:
+            raise ChangedError(
+                f"DATA.{name.upper()}: the data has changed since {loaded.path}: its fingerprint was {then} and is "
+                f"{now}; bring the data back, or consent with RUN.allow=[data]"
+            )
+
+
+def position(
+    setup: Setup, loaded: Loaded, splits: Mapping[str, Split], settings: PhaseSettings
+) -> tuple[Plan, RunState, list[str]]:
+    """Return plan and position to go on from, and a line for each change.
+
+    The plan in the checkpoint stands; a change of lengths or batch size that was consented to cuts its rest anew.
+    """
+    plan = Plan.from_json(loaded.promised["plan"])
+    state = RunState()
+    state.load_state_dict(loaded.manifest.state)
+    changes = settled_changes(setup, loaded)
+    notes = [f"{_sentence(change, refused=False)} (allowed by RUN.allow)" for change in changes]
+    if any(change.path.startswith(PLANNED) for change in changes):
+        state.finished = ""
+        plan, state = splice(plan, state, splits, settings)
+    return plan, state, notes
+
+
+def adopted(machine: Machine, loaded: Loaded) -> tuple[Machine, list[str]]:
+    """Return the machine with the checkpoint's number of threads where none is set, and what may change the bits."""
+    before: dict[str, Any] = loaded.promised["environment"]
+    if machine.threads is None:
+        machine = replace(machine, threads=int(before["threads"]))
+    now = environment(machine)
+    changed = [f"{key} {before.get(key)} -> {value}" for key, value in now.items() if before.get(key) != value]
+    if not changed:
+        return machine, []
+    return machine, [f"equal bits are promised on equal machines only; since the checkpoint: {', '.join(changed)}"]
+
+
+def _consented(change: Change, allowed: tuple[str, ...]) -> bool:
+    named = any(change.path == key or change.path.startswith(f"{key}.") for key in allowed)
+    return change.resume == "adjustable" and named
+
+
+def _sentence(change: Change, *, refused: bool = True) -> str:
+    text = f"{change.path}: the checkpoint has {shown(change.old)}, now {shown(change.new)}"
+    if not refused:
+        return text
+    if change.resume == "adjustable":
+        return f"{text} (adjustable: allow it with RUN.allow=[{change.path}])"
+    return f"{text} (forbidden)"

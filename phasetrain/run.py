@@ -1,0 +1,163 @@
+"""The entry: flags, config, and the engine that RUN.engine names; the one place where all names meet.
+
+    phasetrain [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from omegaconf import OmegaConf
+
+from phasetrain.config.sources import ConfigFiles
+from phasetrain.errors import ConfigError, PhasetrainError
+from phasetrain.evaluate import evaluate
+from phasetrain.hooks import Hook
+from phasetrain.preview import preview
+from phasetrain.setup import Setup, settle
+from phasetrain.terminal import Terminal
+from phasetrain.train import Result, train
+
+log = logging.getLogger(__name__)
+
+USAGE = "phasetrain [flags] [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]"
+
+
+def console() -> None:
+    """Run the command line and end the process with its exit code."""
+    sys.exit(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` and return the exit code; errors are printed without a traceback."""
+    try:
+        flags, overrides = _parse(sys.argv[1:] if argv is None else argv)
+        if flags.multirun:
+            from phasetrain.sweep import sweep  # Hydra's launchers are slow to import, and rarely wanted
+
+            return sweep(overrides, config_dir=flags.config_dir, check=lambda one: _settled(one, flags))
+        if flags.cfg:
+            print(OmegaConf.to_yaml(OmegaConf.create(_settled(overrides, flags).config.plain())))  # noqa: T201
+            return 0
+        return run(overrides, config_dir=flags.config_dir).exit_code
+    except PhasetrainError as error:
+        for line in (str(error), *getattr(error, "__notes__", ())):
+            print(line, file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: str | None = None,
+    hooks: Mapping[str, Hook] | None = None,
+    terminal: Terminal | None = None,
+) -> Result:
+    """Do what the command line with these overrides does, and return what came of it.
+
+    Args:
+        overrides: such as `["experiment=digits", "OPTIMIZER.lr=0.1"]`.
+        config_dir: a folder with configs of your own.
+        hooks: label -> hook, in addition to those under HOOKS.
+        terminal: where to print; standard output by default.
+
+    Raises:
+        PhasetrainError: see `phasetrain.errors`.
+
+    Example:
+        >>> result = run(["PHASES.epochs=2", "RUN.dir=/tmp/two-epochs"])
+        >>> result.metrics["test/accuracy"]
+    """
+    terminal = terminal or Terminal()
+    with printed(terminal):
+        setup = settle(overrides, config_dir=config_dir, terminal=terminal)
+        _refuse_many_processes(setup)
+        engine = setup.config.RUN.engine
+        if engine == "plan":
+            preview(setup)
+            return Result("planned", folder=setup.config.RUN.dir)
+        if engine == "test":
+            return evaluate(setup, hooks)
+        return train(setup, hooks)
+
+
+@contextmanager
+def printed(terminal: Terminal) -> Iterator[None]:
+    """Show on the terminal what phasetrain logs."""
+    logger, handler = logging.getLogger("phasetrain"), terminal.handler()
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def _settled(overrides: Sequence[str], flags: argparse.Namespace) -> Setup:
+    return settle(overrides, config_dir=flags.config_dir)
+
+
+def _refuse_many_processes(setup: Setup) -> None:
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise ConfigError(
+            f"WORLD_SIZE = {size}: this version trains on one process (DISTRIBUTED.strategy = "
+            f"{setup.config.DISTRIBUTED.strategy!r}); start it without torchrun, or with --nproc-per-node=1"
+        )
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="phasetrain", usage=USAGE, add_help=False, allow_abbrev=False, exit_on_error=False
+    )
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--cfg", nargs="?", const="job", choices=["job"])
+    parser.add_argument("--config-dir", metavar="DIR")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    try:
+        flags, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}\nusage: {USAGE}") from error
+    unknown = [word for word in rest if word.startswith("-")]
+    if unknown:
+        known = "--help, --cfg, --config-dir DIR, -m"
+        raise ConfigError(f"{', '.join(unknown)}: no such flag; the flags are {known}\nusage: {USAGE}")
+    if flags.help:
+        print(_help(flags.config_dir))  # noqa: T201
+        raise SystemExit(0)
+    return flags, rest
+
+
+def _help(config_dir: str | None) -> str:
+    files = ConfigFiles(config_dir)
+    groups = "\n".join(f"  {group:<12} {', '.join(files.options(group))}" for group in files.groups())
+    return f"""usage: {USAGE}
+
+Trains what the config describes; the same command again goes on where it was stopped.
+
+flags
+  -h, --help         this text
+  --cfg              print the resolved config and end
+  --config-dir DIR   a folder with configs of your own, laid out like these groups
+  -m, --multirun     one run per combination of values: OPTIMIZER.lr=0.1,0.01
+
+groups (SECTION=GROUP) and experiments
+{groups}
+
+keys: every key, its type, unit and default stand in defaults.yaml; some to start with
+  RUN.engine=plan    print what would happen, and end
+  RUN.dir=FOLDER     where everything goes; a run of the same name is resumed from there
+  PHASES.epochs=N    how long to train
+
+exit codes
+  0 done, or finished before   2 config or usage   3 data, plan or a forbidden key changed under a checkpoint
+  4 the run folder is in use   5 checkpoints exist and none is valid   128+n after signal n   1 anything else"""

@@ -1,0 +1,122 @@
+"""From overrides to everything that is settled before data is opened: the config, checked and derived, and the machine."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.check import Slot, check, load_plugins, run_imports
+from phasetrain.config.compose import Composed, compose
+from phasetrain.config.derive import derive
+from phasetrain.config.schema import Schema, default_schema
+from phasetrain.data import COLLATES, DATASETS, SAMPLERS, TRANSFORMS
+from phasetrain.distributed import World
+from phasetrain.hooks import HOOKS
+from phasetrain.losses import LOSSES
+from phasetrain.machine import Machine, resolve_device
+from phasetrain.meters import METERS
+from phasetrain.models import MODELS
+from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
+from phasetrain.plan import PhaseSettings
+from phasetrain.tasks import TASKS
+from phasetrain.terminal import Terminal
+
+log = logging.getLogger(__name__)
+
+SLOTS = (
+    Slot("TASK", TASKS, provided=frozenset({"parts"})),
+    Slot("MODEL", MODELS),
+    Slot("LOSS", LOSSES, provided=frozenset({"output", "target"})),
+    Slot("METERS.*", METERS, label_is_name=True),
+    Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
+    Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES),
+    Slot("OPTIMIZER.scaler", SCALERS),
+    Slot("DATA.*", DATASETS, key="dataset"),
+    Slot("DATA.*.transforms[]", TRANSFORMS),
+    Slot("DATA.*.sampler", SAMPLERS),
+    Slot("DATA.*.collate", COLLATES),
+    Slot("HOOKS.*", HOOKS, label_is_name=True, provided=frozenset({"terminal"})),
+)
+"""Every place in the config where a name chooses a part."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is settled before data is opened.
+
+    Attributes:
+        config: checked, derived and frozen.
+        composed: where each value came from.
+        schema: the keys.
+        machine: where the run computes.
+        terminal: where it prints.
+        world: its processes.
+        config_dir: the user's folder of configs.
+        dropped: lines about parameters that a change of name dropped.
+        derived: lines about values that follow from others.
+    """
+
+    config: AttrDict
+    composed: Composed
+    schema: Schema
+    machine: Machine
+    terminal: Terminal
+    world: World = field(default_factory=World)
+    config_dir: str | None = None
+    dropped: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
+
+    @property
+    def phases(self) -> PhaseSettings:
+        """Section PHASES as the plan takes it."""
+        section = self.config.PHASES
+        return PhaseSettings(
+            epochs=section.epochs,
+            updates=section.updates,
+            samples=section.samples,
+            test_every_epochs=section.test_every.epochs,
+            test_every_updates=section.test_every.updates,
+            test_first=section.test_first,
+            limit_train=section.limit.train,
+            limit_test=section.limit.test,
+        )
+
+
+def settle(overrides: Sequence[str], *, config_dir: str | None = None, terminal: Terminal | None = None) -> Setup:
+    """Compose, check and derive the config.
+
+    Raises:
+        ConfigError: everything that is wrong with it, at once; nothing has been built.
+    """
+    schema = default_schema()
+    composed = compose(overrides, config_dir=config_dir, schema=schema)
+    for warning in load_plugins():
+        log.warning(warning)
+    composed = with_imports(composed)
+    check(composed, SLOTS, schema)
+    derived = derive(composed, schema, device=str(resolve_device("auto")))
+    config = derived.config
+    machine = Machine(
+        resolve_device(config.MACHINE.device),
+        config.MACHINE.precision,
+        config.MACHINE.threads,
+        config.MACHINE.deterministic,
+    )
+    return Setup(
+        config=config,
+        composed=composed,
+        schema=schema,
+        machine=machine,
+        terminal=terminal or Terminal(),
+        config_dir=config_dir,
+        dropped=composed.notes,
+        derived=derived.lines,
+    )
+
+
+def with_imports(composed: Composed) -> Composed:
+    """Import what RUN.imports names, so that its parts are registered; what fails joins the problems."""
+    run = composed.config.get("RUN")
+    names = run.get("imports") if isinstance(run, dict) else None
+    problems = run_imports(names) if isinstance(names, list) and all(isinstance(n, str) for n in names) else []
+    return replace(composed, problems=(*composed.problems, *problems))

@@ -1,0 +1,53 @@
+"""What the outside world asks of a run: to stop, or to save."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+SAVING = (signal.SIGUSR1,)
+
+
+class Signals:
+    """Notes signals for the next step boundary, as a context in which they are caught.
+
+    SIGTERM and SIGINT ask to save and stop; a second one ends the process at once. SIGUSR1 asks to save and go on.
+    Outside of the main thread, where Python allows no handlers, nothing is caught.
+
+    Attributes:
+        stop: number of the first signal that asked to stop, or 0.
+        save: whether a save was asked for and is still to come.
+    """
+
+    def __init__(self) -> None:
+        self.stop = 0
+        self.save = False
+        self._before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
+
+    @property
+    def stop_name(self) -> str:
+        """Name of the signal that asked to stop, such as SIGTERM."""
+        return signal.Signals(self.stop).name
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            for number in STOPPING:
+                self._before[number] = signal.signal(number, self._on_stop)
+            for number in SAVING:
+                self._before[number] = signal.signal(number, self._on_save)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.stop:
+            raise SystemExit(128 + number)
+        self.stop = number
+
+    def _on_save(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.save = True

@@ -1,0 +1,255 @@
+"""From config sections to parts: the one place that reads what is learned (DATA, MODEL, LOSS, METERS, OPTIMIZER, TASK)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import torch
+from torch import nn
+
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.data import COLLATES, DATASETS, SAMPLERS, TRANSFORMS, LoaderSettings, PhaseLoader, PhaseSampler, Reader
+from phasetrain.data.datasets import Described, Samples
+from phasetrain.data.sampler import Order
+from phasetrain.data.transforms import Pipeline
+from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
+from phasetrain.losses import LOSSES
+from phasetrain.machine import Machine, reseed, seed_of
+from phasetrain.meters import METERS, Meter
+from phasetrain.models import MODELS
+from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, Updater
+from phasetrain.plan import TRAIN, Plan, Split
+from phasetrain.registry import Registry, parameter_types, parameters
+from phasetrain.tasks.base import TASKS, Parts, Task
+
+DATA_KEYS = frozenset(
+    "dataset batch_size micro_batch_size workers drop_last sampler transforms collate prefetch start_method "
+    "timeout_seconds pin_memory".split()
+)
+"""Keys of a split that are the section's own; all others are parameters of the data set."""
+
+OPTIMIZER_KEYS = frozenset("name lr accumulate clip_norm clip_value scaler SCHEDULES".split())
+"""Keys of OPTIMIZER that are the section's own; all others are parameters of the optimizer."""
+
+
+@dataclass(frozen=True)
+class SplitData:
+    """The data of one split.
+
+    Attributes:
+        section: its config.
+        reader: makes batches.
+        order: order of the samples within a pass.
+        length: samples.
+        facts: what the data set knows of itself, the shape of an input taken after the transforms.
+    """
+
+    section: AttrDict
+    reader: Reader
+    order: Order
+    length: int
+    facts: Mapping[str, Any]
+
+    def fingerprint(self) -> str:
+        """Return a digest of the data: of its content where the data set can tell, else of its name and length."""
+        if isinstance(self.reader.dataset, Described):
+            return self.reader.dataset.fingerprint()
+        return f"{self.section.dataset}:{self.length}"
+
+
+class Builder:
+    """Makes the parts of a run; override a `build_*` to make one of them another way.
+
+    Args:
+        config: the checked config.
+        machine: where the run computes.
+        world: its processes.
+    """
+
+    def __init__(self, config: AttrDict, machine: Machine, world: World) -> None:
+        self.config = config
+        self.machine = machine
+        self.world = world
+        self.seed: int = config.RUN.seed
+        self.used: dict[str, Any] = {}
+
+    def data(self) -> dict[str, SplitData]:
+        """Return the data of every split, `train` first; opens data sets, reads no sample."""
+        sections = self.config.DATA
+        train = self.build_split(TRAIN, sections.TRAIN, {})
+        names = {key: train.facts[key] for key in ("classes", "class_names") if key in train.facts}
+        tests = {key.lower(): self.build_split(key.lower(), sections[key], names) for key in sections if key != "TRAIN"}
+        return {TRAIN: train, **tests}
+
+    def splits(self, data: Mapping[str, SplitData]) -> dict[str, Split]:
+        """Return what the plan needs to know of each split."""
+        return {
+            name: Split(name, split.length, split.section.batch_size, split.section.drop_last)
+            for name, split in data.items()
+        }
+
+    def parts(self, data: Mapping[str, SplitData], plan: Plan, *, train: bool = True) -> Parts:
+        """Return all parts; without `train`, those that a test needs."""
+        facts = self.facts(data, plan)
+        model = self.build_model(facts)
+        loss = self.build_loss(facts)
+        model.to(self.machine.device)
+        loss.to(self.machine.device)
+        meters = {label: meter.to(self.machine.device) for label, meter in self.build_meters(facts).items()}
+        return Parts(
+            model=model,
+            loss=loss,
+            meters=meters,
+            updater=self.build_updater(model, loss, facts) if train else None,
+            loaders={name: self.build_loader(split, plan) for name, split in data.items()},
+            machine=self.machine,
+            world=self.world,
+            seed=self.seed,
+            facts=dict(self.used),
+        )
+
+    def task(self, parts: Parts) -> Task:
+        """Return the task that TASK names."""
+        section = self.config.TASK
+        return TASKS.build(section.name, _rest(section, {"name"}), facts={"parts": parts})
+
+    def facts(self, data: Mapping[str, SplitData], plan: Plan) -> dict[str, Any]:
+        """Return what parts may ask for by name, known only now that the data and the plan are."""
+        train = data[TRAIN]
+        tests = [split for name, split in data.items() if name != TRAIN]
+        batch_size = train.section.batch_size
+        per_epoch = [phase for phase in plan.phases if phase.is_train and phase.epoch == 0]
+        return {
+            **train.facts,
+            "train_samples": train.length,
+            "test_samples": sum(split.length for split in tests),
+            "batch_size": batch_size,
+            "epochs": plan.epochs,
+            "updates": plan.updates,
+            "updates_per_epoch": per_epoch[0].end / batch_size if per_epoch else 0.0,
+            "train_batches": plan.updates,
+            "test_batches": sum(phase.steps for phase in plan.phases if not phase.is_train),
+            "world": self.world.size,
+            "device": self.machine.device,
+            "precision": self.machine.precision,
+        }
+
+    def build_split(self, name: str, section: AttrDict, facts: Mapping[str, Any]) -> SplitData:
+        """Return the data of one split.
+
+        Raises:
+            ConfigError: the data set, a transform, the sampler or the collate function cannot be made.
+        """
+        where = f"DATA.{name.upper()}"
+        part = "train" if name == TRAIN else "test"  # a data set that has both gives the one that fits, unless told
+        dataset: Samples = DATASETS.build(
+            section.dataset,
+            _rest(section, DATA_KEYS),
+            where=where,
+            facts={**facts, "split": part, "part": part},
+            used=self.used,
+        )
+        transforms = [
+            self._named(TRANSFORMS, item, f"{where}.transforms[{i}]") for i, item in enumerate(section.transforms)
+        ]
+        pipeline = Pipeline(transforms)
+        reader = Reader(
+            dataset, pipeline, self._named(COLLATES, section.collate, f"{where}.collate"), seed=self.seed
+        )
+        order = self._named(SAMPLERS, section.sampler, f"{where}.sampler")
+        known = dict(dataset.facts()) if isinstance(dataset, Described) else {}
+        if "input_shape" in known:
+            shape = pipeline.shape_after(known.pop("input_shape"))
+            known |= {} if shape is None else {"input_shape": shape}
+        return SplitData(section, reader, order, len(dataset), known)
+
+    def build_loader(self, split: SplitData, plan: Plan) -> PhaseLoader:
+        """Return the batches of one split."""
+        section = split.section
+        micro = section.micro_batch_size or -(-section.batch_size // self.world.size)
+        sampler = PhaseSampler(
+            split.order, split.length, seed=self.seed, micro_batch_size=micro, world=self.world
+        )
+        settings = LoaderSettings(
+            section.workers, section.prefetch, section.start_method, section.timeout_seconds, section.pin_memory
+        )
+        return PhaseLoader(split.reader, sampler, plan, settings)
+
+    def build_model(self, facts: Mapping[str, Any]) -> nn.Module:
+        """Return the model, its weights drawn from the run's seed."""
+        reseed(seed_of(self.seed, "init", "model"))
+        section = self.config.MODEL
+        model = MODELS.build(section.name, _rest(section, {"name"}), facts=facts, used=self.used)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"MODEL.name = {section.name!r} gave {type(model).__name__}, expected a torch.nn.Module")
+        return model
+
+    def build_loss(self, facts: Mapping[str, Any]) -> nn.Module:
+        """Return the loss as a module; a plain function is wrapped in one."""
+        reseed(seed_of(self.seed, "init", "loss"))
+        section = self.config.LOSS
+        params = _rest(section, {"name"})
+        factory = LOSSES.find(section.name)
+        tensors = [key for key, hint in parameter_types(factory).items() if _takes_tensor(hint)]
+        params |= {key: torch.tensor(params[key], dtype=torch.float32) for key in tensors if params.get(key) is not None}
+        if not isinstance(factory, type) and {"output", "target"} <= parameters(factory).keys():
+            return _FunctionLoss(factory, params)
+        loss = LOSSES.build(section.name, params, facts=facts, used=self.used)
+        return loss if isinstance(loss, nn.Module) else _FunctionLoss(loss, {})
+
+    def build_meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
+        """Return the meters by label, in the order of their keys."""
+        return {
+            label: METERS.build(
+                section.get("name", label), _rest(section, {"name"}), where=f"METERS.{label}", facts=facts, used=self.used
+            )
+            for label, section in self.config.METERS.items()
+        }
+
+    def build_updater(self, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any]) -> Updater:
+        """Return the updater over all parameters of model and loss that require a gradient."""
+        section = self.config.OPTIMIZER
+        trained = [p for module in (model, loss) for p in module.parameters() if p.requires_grad]
+        if not trained:
+            raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
+        params = _rest(section, OPTIMIZER_KEYS)
+        own = {"params": trained, "lr": section.lr}
+        if not {"foreach", "differentiable"} & params.keys():
+            own["fused"] = True  # several times faster than torch's default, on CPU too
+        optimizer = OPTIMIZERS.build(section.name, params, facts=facts | own, used=(used := {}))
+        self.used |= {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
+        schedules = {
+            option: self._named(SCHEDULES, item, f"OPTIMIZER.SCHEDULES.{option}", facts)
+            for option, item in section.SCHEDULES.items()
+        }
+        return Updater(
+            optimizer,
+            scaler=self._named(SCALERS, section.scaler, "OPTIMIZER.scaler", facts),
+            schedules=schedules,
+            clip_norm=section.clip_norm,
+            clip_value=section.clip_value,
+        )
+
+    def _named(self, registry: Registry[Any], item: Any, where: str, facts: Mapping[str, Any] | None = None) -> Any:
+        """Build what is written as a bare name or as a mapping with `name` and parameters."""
+        if isinstance(item, str):
+            return registry.build(item, {}, where=where, facts=facts)
+        return registry.build(item["name"], _rest(item, {"name"}), where=where, facts=facts)
+
+
+class _FunctionLoss(nn.Module):
+    def __init__(self, function: Any, params: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._function, self._params = function, dict(params)
+
+    def forward(self, output: Any, target: Any) -> torch.Tensor:
+        return cast(torch.Tensor, self._function(output, target, **self._params))
+
+
+def _rest(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in own}
+
+
+def _takes_tensor(hint: Any) -> bool:
+    return torch.Tensor in (hint, *get_args(hint))

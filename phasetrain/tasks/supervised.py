@@ -1,0 +1,86 @@
+"""Learning from pairs of input and target."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.errors import ConfigError
+from phasetrain.tasks.base import TASKS, Parts, Task
+
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
+@TASKS.register("supervised")
+class Supervised(Task):
+    """One input, one output, one target: `loss(model(input), target)`, weighted by samples.
+
+    Raises:
+        ConfigError: the input does not fit the model, or the output does not fit the loss; shapes are shown,
+            and a label outside the classes is named with its sample.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._checked = False
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return mean loss and output of a micro-batch."""
+        try:
+            output = self.model(batch.input)
+        except MISFITS as error:
+            raise ConfigError(
+                f"MODEL: {_described(self.model)} does not take the input {_shape(batch.input)} of samples "
+                f"{_first(batch)}: {error}"
+            ) from error
+        try:
+            loss = self.loss(output, batch.target)
+            if not self._checked:
+                self._check(loss, output, batch)
+        except MISFITS as error:
+            raise ConfigError(self._misfit(output, batch, error)) from error
+        return StepOutput(loss, batch.size, batch.size, output, batch.target, batch.mask, batch.ids)
+
+    def _check(self, loss: Any, output: Any, batch: Batch) -> None:
+        """Look once at what would otherwise go wrong in silence."""
+        self._checked = True
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            raise ValueError(f"the loss is {_shape(loss)}, expected a scalar tensor (the mean over the batch)")
+        elementwise = isinstance(self.loss, torch.nn.MSELoss | torch.nn.L1Loss | torch.nn.SmoothL1Loss | torch.nn.HuberLoss)
+        if elementwise and output.shape != batch.target.shape:
+            raise ValueError("shapes differ, and the loss would silently pair every output with every target")
+
+    def _misfit(self, output: Any, batch: Batch, error: Exception) -> str:
+        target, key = batch.target, "LOSS"
+        if isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim == 2 and target.ndim == 1:
+            wrong = ((target < 0) | (target >= output.shape[1])).nonzero().flatten().tolist()
+            if wrong and not target.is_floating_point():
+                return (
+                    f"DATA: sample {int(batch.ids[wrong[0]])} has label {int(target[wrong[0]])}, and the model gives "
+                    f"{output.shape[1]} classes, so labels go from 0 to {output.shape[1] - 1}; set MODEL.classes to "
+                    "the number of classes, or mend the labels"
+                )
+        return (
+            f"{key}: {_described(self.loss)} does not fit the output {_shape(output)} of the model "
+            f"{_described(self.model)} and the target {_shape(target)}: {error}"
+        )
+
+
+def _described(module: torch.nn.Module) -> str:
+    return type(module).__name__
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_shape(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_shape, value)) + "]"
+    return type(value).__name__
+
+
+def _first(batch: Batch) -> str:
+    ids = batch.ids[:3].tolist()
+    return ", ".join(map(str, ids)) + (", ..." if batch.size > 3 else "")

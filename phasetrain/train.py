@@ -1,0 +1,283 @@
+"""Training a run from its config: fresh or resumed, to its end or until it is stopped (RUN.engine=train)."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import torch
+from torch import nn
+
+from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.data.purity import check_pure
+from phasetrain.documents import command, write_documents
+from phasetrain.engine import PhaseEngine
+from phasetrain.errors import ConfigError, PhasetrainError
+from phasetrain.folder import RunFolder
+from phasetrain.hooks import HOOKS, CheckpointHook, Hook, Run, SaveSettings
+from phasetrain.machine import Machine
+from phasetrain.plan import Phase, Plan, interleave
+from phasetrain.preview import checkpoint_bytes, described, parameter_count
+from phasetrain.resume import adopted, check_data, position, promise, settled_changes
+from phasetrain.setup import Setup
+from phasetrain.signals import Signals
+from phasetrain.state import RunState
+from phasetrain.tasks import Builder, SplitData, Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        state: `finished`, `preempted`, or `planned`.
+        exit_code: what the process ends with.
+        folder: the run folder.
+        reason: why it ended.
+        updates: optimizer updates done.
+        metrics: latest value of every metric, by `split/name`.
+        digest: SHA-256 over names and bytes of the model's state; empty where no model was trained.
+        seconds: wall time of this attempt.
+    """
+
+    state: str
+    exit_code: int = 0
+    folder: str = ""
+    reason: str = ""
+    updates: int = 0
+    metrics: Mapping[str, float] | None = None
+    digest: str = ""
+    seconds: float = 0.0
+
+
+def train(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
+    """Train the run that the config describes, or go on with it.
+
+    Args:
+        setup: the settled config.
+        hooks: label -> hook, in addition to those under HOOKS.
+
+    Raises:
+        PhasetrainError: see `phasetrain.errors` for the kinds and their exit codes; status.json says the same.
+    """
+    began = time.perf_counter()
+    folder = RunFolder(setup.config.RUN.dir)
+    if setup.config.RUN.resume == "never" and folder.holds_run():
+        raise ConfigError(
+            f"RUN.resume = 'never' and RUN.dir = {folder.path!r} holds a run; set RUN.resume=auto to go on with it, or "
+            "give this run a folder of its own"
+        )
+    with Signals() as signals:
+        builder = Builder(setup.config, setup.machine, setup.world)
+        data = builder.data()
+        checkpointer = _checkpointer(setup, folder)
+        done = _finished(setup, checkpointer, data)
+        if done is not None:
+            return done
+        folder.open()
+        try:
+            with _logged(folder):
+                return _Training(setup, builder, data, folder, checkpointer, signals).run(hooks or {}, began)
+        except BaseException as error:
+            _note_failure(folder, error)
+            raise
+        finally:
+            folder.close()
+
+
+class _Training:
+    """One attempt of a run, in a folder that is locked."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        builder: Builder,
+        data: Mapping[str, SplitData],
+        folder: RunFolder,
+        checkpointer: Checkpointer,
+        signals: Signals,
+    ) -> None:
+        self.setup, self.builder, self.data = setup, builder, data
+        self.folder, self.checkpointer, self.signals = folder, checkpointer, signals
+
+    def run(self, extra: Mapping[str, Hook], began: float) -> Result:
+        """Restore or start, train, and say what came of it."""
+        setup, folder = self.setup, self.folder
+        folder.write_status("running", updates=0, reason="", exit_code=None)
+        self.checkpointer.clear_leftovers()
+        loaded = self.checkpointer.newest()
+        if loaded is None and setup.config.RUN.resume == "must":
+            raise ConfigError(f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to go on from")
+        machine, plan, state = self._from(loaded)
+        for split in self.data.values():
+            check_pure(split.reader, split.section.dataset)
+        parts = self.builder.parts(self.data, plan)
+        folder.require(checkpoint_bytes(parts) * (setup.config.CHECKPOINT.keep_last + 1))
+        task = self.builder.task(parts)
+        write_documents(setup, folder)
+        folder.storage.replace_json(folder.file("plan.json"), described(setup, plan, parts), durable=False)
+        self._header(plan, state, task, loaded)
+        save = CheckpointHook(
+            self.checkpointer,
+            _save_settings(setup),
+            self.signals,
+            promise(setup, self.data, plan, machine),
+            loaded,
+        )
+        latest = _Latest()
+        hooks = {"checkpoint": save, "latest": latest, **_hooks(setup), **extra}
+        engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world)
+        with machine.applied():
+            if not self.signals.stop:
+                engine.run()
+        return self._ended(engine, latest, began)
+
+    def _from(self, loaded: Loaded | None) -> tuple[Machine, Plan, RunState]:
+        setup, splits = self.setup, self.builder.splits(self.data)
+        if loaded is None:
+            return setup.machine, interleave(splits, setup.phases), RunState()
+        check_data(setup, loaded, self.data)
+        plan, state, notes = position(setup, loaded, splits, setup.phases)
+        machine, warnings = adopted(setup.machine, loaded)
+        for line in notes:
+            log.info(line)
+        for line in warnings:
+            log.warning(line)
+        return machine, plan, state
+
+    def _header(self, plan: Plan, state: RunState, task: Task, loaded: Loaded | None) -> None:
+        setup, config = self.setup, self.setup.config
+        for line in setup.dropped:
+            log.info(line)
+        for line in setup.derived:
+            log.debug(line)
+        sizes = ", ".join(f"{name} {split.length:,}" for name, split in self.data.items())
+        log.info("run %s in %s, attempt %d", config.RUN.name, self.folder.path, self.folder.attempt)
+        log.info(
+            "%s, %s, %d threads, 1 process, seed %d",
+            setup.machine.device,
+            setup.machine.precision,
+            torch.get_num_threads(),
+            config.RUN.seed,
+        )
+        log.info("data %s (%s); model %s, %s parameters", config.DATA.TRAIN.dataset, sizes, config.MODEL.name, f"{parameter_count(task.model):,}")
+        log.info("plan %d epochs, %d updates, %d phases", plan.epochs, plan.updates, len(plan.phases))
+        if loaded is not None:
+            log.info("going on from %s at update %d of %d", loaded.path, state.updates, plan.updates)
+        elif not plan.phases:
+            log.info("PHASES asks for no training: there is nothing to do")
+
+    def _ended(self, engine: PhaseEngine, latest: "_Latest", began: float) -> Result:
+        state, folder = engine.state, self.folder
+        result = Result(
+            state="finished",
+            folder=folder.path,
+            reason=state.finished,
+            updates=state.updates,
+            metrics=latest.metrics,
+            digest=digest_of(engine.task.model),
+            seconds=time.perf_counter() - began,
+        )
+        if self.signals.stop and not state.finished:
+            code, name = 128 + self.signals.stop, self.signals.stop_name
+            result = replace(result, state="preempted", exit_code=code, reason=name)
+            log.info("stopped by %s at update %d of %d; go on with: %s", name, state.updates, engine.plan.updates, command(self.setup))
+        else:
+            log.info("%s after %d updates; weights sha256:%s; everything is in %s", state.finished, state.updates, result.digest[:16], folder.path)
+        folder.write_status(
+            result.state, updates=state.updates, reason=result.reason, exit_code=result.exit_code, digest=result.digest
+        )
+        return result
+
+
+class _Latest(Hook):
+    """Keeps the latest value of every metric for the result."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Take over the metrics of the phase."""
+        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
+
+
+def digest_of(model: nn.Module) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes of a model's state, in order of names."""
+    digest = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
+        digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return digest.hexdigest()
+
+
+def _checkpointer(setup: Setup, folder: RunFolder) -> Checkpointer:
+    section = setup.config.CHECKPOINT
+    return Checkpointer(
+        folder.file("checkpoints"),
+        folder.storage,
+        keep_last=section.keep_last,
+        verify=section.verify,
+        say=log.warning,
+    )
+
+
+def _finished(setup: Setup, checkpointer: Checkpointer, data: Mapping[str, SplitData]) -> Result | None:
+    """Return the result of a run that has finished and is asked for nothing new; nothing is written."""
+    if not checkpointer.finished():
+        return None
+    loaded = checkpointer.newest()
+    if loaded is None or not loaded.manifest.state["finished"]:
+        return None
+    check_data(setup, loaded, data)
+    if settled_changes(setup, loaded):
+        return None
+    state = loaded.manifest.state
+    log.info("%s is a finished run (%s after %d updates); nothing is left to do", setup.config.RUN.dir, state["finished"], state["updates"])
+    return Result("finished", folder=setup.config.RUN.dir, reason=state["finished"], updates=state["updates"])
+
+
+def _save_settings(setup: Setup) -> SaveSettings:
+    section = setup.config.CHECKPOINT
+    return SaveSettings(section.every_updates, section.every_epochs, section.at_end)
+
+
+def _hooks(setup: Setup) -> dict[str, Hook]:
+    return {
+        label: HOOKS.build(
+            section.get("name", label),
+            {key: value for key, value in section.items() if key != "name"},
+            where=f"HOOKS.{label}",
+            facts={"terminal": setup.terminal},
+        )
+        for label, section in setup.config.HOOKS.items()
+    }
+
+
+@contextmanager
+def _logged(folder: RunFolder) -> Iterator[None]:
+    """Write what is logged to log.txt as well."""
+    handler = logging.FileHandler(folder.storage.local(folder.file("log.txt")), encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("phasetrain")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def _note_failure(folder: RunFolder, error: BaseException) -> None:
+    code = error.exit_code if isinstance(error, PhasetrainError) else 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = error.code
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        folder.write_status("preempted" if code > 128 else "failed", reason=reason, exit_code=code)
+    except OSError as second:
+        error.add_note(f"status.json could not be written: {second}")

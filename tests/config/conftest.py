@@ -1,0 +1,75 @@
+"""Small registries, and a folder of a user's options, for the tests of the config."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasetrain.config.check import Slot
+from phasetrain.registry import Registry
+
+Write = Callable[[Mapping[str, str]], Path]
+
+
+@pytest.fixture
+def user_dir(tmp_path: Path) -> Write:
+    """Return a function that writes option files and gives their folder."""
+
+    def write(files: Mapping[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / "own" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return tmp_path / "own"
+
+    return write
+
+
+def focal(gamma: float = 2.0, classes: int | None = None) -> None: ...
+def cross_entropy(label_smoothing: float = 0.0) -> None: ...
+def small_cnn(classes: int, width: int = 32, dropout: float = 0.0) -> None: ...
+def mlp(classes: int, hidden: list[int] = [128], dropout: float = 0.0) -> None: ...  # noqa: B006
+def resnet_cifar(classes: int, depth: int = 20) -> None: ...
+def sgd(params: Any, lr: float, momentum: float = 0.0, *, nesterov: bool = False, weight_decay: float = 0.0) -> None: ...
+def adamw(params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> None: ...  # noqa: E501
+def digits(split: str) -> None: ...
+def normalize(mean: list[float], std: list[float]) -> None: ...
+def cosine(end: float = 0.0, warmup: float | str = 0.0) -> None: ...
+def linear(end: float = 0.0, start: float = 1.0) -> None: ...
+def accuracy(top: int = 1) -> None: ...
+def console(every_steps: int = 10) -> None: ...
+def stack(pad: int = 0) -> None: ...
+def plain() -> None: ...
+def free(a: int = 1, **kwargs: Any) -> None: ...
+
+
+def registry(kind: str, section: str, **parts: Callable[..., Any]) -> Registry[Any]:
+    made: Registry[Any] = Registry(kind, section, library=lambda: {"Free": free})
+    for name, part in parts.items():
+        made.register(name)(part)
+    return made
+
+
+@pytest.fixture
+def slots() -> list[Slot]:
+    """Return a slot for each place where the program names a part."""
+    samplers = registry("sampler", "DATA.*.sampler", shuffled=plain, sequential=plain)
+    scalers = registry("scaler", "OPTIMIZER.scaler", none=plain, auto=plain)
+    optimizers = registry("optimizer", "OPTIMIZER", sgd=sgd, adamw=adamw)
+    models = registry("model", "MODEL", small_cnn=small_cnn, mlp=mlp, resnet_cifar=resnet_cifar)
+    schedules = registry("schedule", "OPTIMIZER.SCHEDULES", cosine=cosine, linear=linear)
+    return [
+        Slot("DATA.*", registry("data set", "DATA", digits=digits), key="dataset"),
+        Slot("DATA.*.transforms[]", registry("transform", "DATA.*.transforms", normalize=normalize, flatten=plain)),
+        Slot("DATA.*.sampler", samplers),
+        Slot("DATA.*.collate", registry("collate function", "DATA.*.collate", stack=stack)),
+        Slot("TASK", registry("task", "TASK", supervised=plain)),
+        Slot("MODEL", models),
+        Slot("LOSS", registry("loss", "LOSS", cross_entropy=cross_entropy, focal=focal)),
+        Slot("METERS.*", registry("meter", "METERS", accuracy=accuracy, loss=plain), label_is_name=True),
+        Slot("OPTIMIZER", optimizers, provided=frozenset({"params"})),
+        Slot("OPTIMIZER.scaler", scalers),
+        Slot("OPTIMIZER.SCHEDULES.*", schedules),
+        Slot("HOOKS.*", registry("hook", "HOOKS", console=console, metrics=plain), label_is_name=True),
+    ]

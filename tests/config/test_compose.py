@@ -1,0 +1,303 @@
+import pytest
+
+from phasetrain.config.compose import Composed, compose
+from phasetrain.config.layers import leaves
+
+FOCAL = "name: focal\ngamma: 2\n"
+
+
+def composed(*overrides: str, **options) -> Composed:
+    found = compose(overrides, **options)
+    assert found.problems == ()
+    return found
+
+
+def test_no_overrides_give_the_default_experiment() -> None:
+    found = composed()
+    assert found.experiment == "digits"
+    assert found.config["MODEL"] == {"name": "small_cnn", "width": 32, "dropout": 0.0}
+    assert found.origins["MODEL.width"] == "MODEL/small_cnn.yaml"
+    assert found.origins["RUN.seed"] == "defaults.yaml"
+    assert found.layers[0] == "defaults.yaml"
+    assert found.layers[-1] == "command line"
+    assert found.notes == ()
+
+
+def test_every_leaf_has_an_origin() -> None:
+    found = composed("DATA.VAL={dataset: digits, split: test}", "METERS.loss=null", "~METERS.accuracy")
+    assert set(found.origins) == set(leaves(found.config))
+
+
+def test_values_set_and_add_with_or_without_plus() -> None:
+    found = composed("OPTIMIZER.lr=1e-3", "+LOSS.a=1", "++LOSS.b=[1, x]", "METERS.top5={name: accuracy, top: 5}")
+    assert found.config["OPTIMIZER"]["lr"] == 0.001
+    assert (found.config["LOSS"]["a"], found.config["LOSS"]["b"]) == (1, [1, "x"])
+    assert found.config["METERS"]["top5"] == {"name": "accuracy", "top": 5}
+    assert found.origins["METERS.top5.top"] == "command line"
+
+
+def test_a_group_selected_on_the_command_line_beats_the_experiment(user_dir) -> None:
+    own = user_dir({"LOSS/focal.yaml": FOCAL, "experiment/mine.yaml": "LOSS:\n  name: focal\n  gamma: 5\n"})
+    assert composed("experiment=mine", config_dir=own).config["LOSS"] == {"name": "focal", "gamma": 5}
+    found = composed("experiment=mine", "LOSS=focal", config_dir=own)
+    assert found.config["LOSS"] == {"name": "focal", "gamma": 2}
+    assert found.origins["LOSS.gamma"] == f"{own}/LOSS/focal.yaml"
+    found = composed("LOSS=focal", "LOSS.gamma=7", "experiment=mine", config_dir=own)
+    assert found.config["LOSS"] == {"name": "focal", "gamma": 7}
+
+
+def test_a_selected_group_takes_the_place_of_the_one_in_the_experiments_defaults_list() -> None:
+    found = composed("OPTIMIZER=adamw")
+    assert "OPTIMIZER/sgd.yaml" not in found.layers
+    assert found.notes == ()
+    assert found.config["OPTIMIZER"]["lr"] == 0.001
+
+
+def test_groups_come_before_self_and_the_experiment_after(user_dir) -> None:
+    own = user_dir(
+        {
+            "LOSS/focal.yaml": FOCAL,
+            "experiment/above.yaml": "defaults:\n  - /LOSS: focal\n  - _self_\nLOSS:\n  gamma: 1\n",
+            "experiment/below.yaml": "defaults:\n  - _self_\n  - /LOSS: focal\nLOSS:\n  gamma: 1\n",
+        }
+    )
+    assert composed("experiment=above", config_dir=own).config["LOSS"]["gamma"] == 1
+    assert composed("experiment=below", config_dir=own).config["LOSS"]["gamma"] == 2
+
+
+def test_an_experiment_builds_on_another_and_overrides_its_groups(user_dir) -> None:
+    own = user_dir(
+        {
+            "experiment/deep/base.yaml": "defaults:\n  - /MODEL: mlp\n  - _self_\nOPTIMIZER:\n  lr: 2e-3\n",
+            "experiment/deep/mine.yaml": "defaults:\n  - deep/base\n  - override /MODEL: resnet20\n  - _self_\n",
+            "experiment/other.yaml": "defaults:\n  - /experiment/deep/base\n  - _self_\nRUN:\n  seed: 3\n",
+        }
+    )
+    found = composed("experiment=deep/mine", config_dir=own)
+    assert found.config["MODEL"] == {"name": "resnet_cifar", "depth": 20}
+    assert found.config["OPTIMIZER"]["lr"] == 0.002
+    assert found.layers[1:] == (
+        "MODEL/resnet20.yaml",
+        f"{own}/experiment/deep/base.yaml",
+        f"{own}/experiment/deep/mine.yaml",
+        "command line",
+    )
+    found = composed("experiment=other", config_dir=own)
+    assert (found.config["RUN"]["seed"], found.config["MODEL"]["name"]) == (3, "mlp")
+
+
+@pytest.mark.parametrize("header", ["", "# @package _global_\n"])
+def test_the_package_header_of_an_experiment_may_be_left_out(user_dir, header: str) -> None:
+    own = user_dir({"experiment/mine.yaml": f"{header}LOSS:\n  name: focal\n"})
+    assert composed("experiment=mine", config_dir=own).config["LOSS"] == {"name": "focal"}
+
+
+def test_groups_of_nested_sections_and_options_in_folders(user_dir) -> None:
+    own = user_dir({"DATA/TRAIN/big.yaml": "batch_size: 512\n", "MODEL/vision/wide.yaml": "name: mlp\nhidden: [9]\n"})
+    found = composed("DATA/TRAIN=big", "MODEL=vision/wide", config_dir=own)
+    assert found.config["DATA"]["TRAIN"]["batch_size"] == 512
+    assert found.config["MODEL"] == {"name": "mlp", "hidden": [9]}
+
+
+def test_several_options_of_one_group(user_dir) -> None:
+    own = user_dir({"HOOKS/a.yaml": "console: {every_steps: 3}\n", "HOOKS/b.yaml": "extra: {name: console}\n"})
+    hooks = composed("HOOKS=[a,b]", config_dir=own).config["HOOKS"]
+    assert hooks == {"console": {"every_steps": 3}, "metrics": {}, "extra": {"name": "console"}}
+
+
+def test_mappings_merge_lists_are_replaced_and_null_is_kept() -> None:
+    found = composed("OPTIMIZER=adamw", "OPTIMIZER.betas=[0.5, 0.6]", "DATA.TRAIN={workers: 2}", "OPTIMIZER.eps=null")
+    assert found.config["OPTIMIZER"]["betas"] == [0.5, 0.6]
+    assert found.config["OPTIMIZER"]["eps"] is None
+    assert (found.config["DATA"]["TRAIN"]["workers"], found.config["DATA"]["TRAIN"]["batch_size"]) == (2, 64)
+
+
+def test_another_name_drops_what_lower_layers_set_for_the_old_one() -> None:
+    found = composed("OPTIMIZER.name=adamw", "OPTIMIZER.betas=[0.8, 0.9]", "OPTIMIZER.lr=0.01")
+    assert found.config["OPTIMIZER"]["betas"] == [0.8, 0.9]
+    assert "momentum" not in found.config["OPTIMIZER"]
+    assert "SCHEDULES" in found.config["OPTIMIZER"], "keys of defaults.yaml belong to the section"
+    assert found.notes == (
+        "OPTIMIZER.momentum = 0.9 (OPTIMIZER/sgd.yaml) dropped: OPTIMIZER.name is now 'adamw' (command line)",
+        "OPTIMIZER.nesterov = True (OPTIMIZER/sgd.yaml) dropped: OPTIMIZER.name is now 'adamw' (command line)",
+        "OPTIMIZER.weight_decay = 0.0 (OPTIMIZER/sgd.yaml) dropped: OPTIMIZER.name is now 'adamw' (command line)",
+    )
+
+
+def test_the_same_name_again_drops_nothing() -> None:
+    found = composed("OPTIMIZER.name=sgd", "DATA.TRAIN.dataset=digits")
+    assert found.config["OPTIMIZER"]["momentum"] == 0.9
+    assert found.config["DATA"]["TRAIN"]["split"] == "train"
+    assert found.notes == ()
+
+
+def test_parameters_of_the_same_layer_stay_in_any_order() -> None:
+    assert composed("LOSS.gamma=3", "LOSS.name=focal").config["LOSS"] == {"name": "focal", "gamma": 3}
+
+
+def test_dropping_in_splits_meters_hooks_and_schedules(user_dir) -> None:
+    own = user_dir(
+        {
+            "experiment/mine.yaml": "METERS: {accuracy: {top: 5}}\nHOOKS: {console: {every_steps: 3}}\n"
+            "OPTIMIZER: {SCHEDULES: {lr: {name: cosine, warmup: 0.1}}}\nDATA: {TRAIN: {split: train}}\n"
+        }
+    )
+    found = composed(
+        "experiment=mine",
+        "METERS.accuracy.name=loss",
+        "HOOKS.console.name=quiet",
+        "OPTIMIZER.SCHEDULES.lr=linear",
+        "DATA.TRAIN.dataset=idx",
+        config_dir=own,
+    )
+    assert found.config["METERS"]["accuracy"] == {"name": "loss"}
+    assert found.config["HOOKS"]["console"] == {"name": "quiet"}
+    assert found.config["OPTIMIZER"]["SCHEDULES"]["lr"] == {"name": "linear"}
+    assert "split" not in found.config["DATA"]["TRAIN"]
+    assert found.config["DATA"]["TRAIN"]["batch_size"] == 64
+    assert [note.partition(" =")[0] for note in found.notes] == [
+        "METERS.accuracy.top",
+        "HOOKS.console.every_steps",
+        "OPTIMIZER.SCHEDULES.lr.warmup",
+        "DATA.TRAIN.split",
+    ]
+
+
+def test_a_word_and_a_mapping_are_two_spellings_of_one_part() -> None:
+    assert composed("DATA.TRAIN.collate.pad=1").config["DATA"]["TRAIN"]["collate"] == {"name": "stack", "pad": 1}
+    schedule = composed("OPTIMIZER.SCHEDULES.lr=cosine").config["OPTIMIZER"]["SCHEDULES"]["lr"]
+    assert schedule == {"name": "cosine", "warmup": 0.1}
+    found = composed("OPTIMIZER.SCHEDULES.momentum=linear", "OPTIMIZER.SCHEDULES.momentum.end=0.5")
+    assert found.config["OPTIMIZER"]["SCHEDULES"]["momentum"] == {"name": "linear", "end": 0.5}
+
+
+def test_null_removes_labels_and_splits() -> None:
+    found = composed("METERS.loss=null", "HOOKS.console=null", "DATA.TEST=null", "OPTIMIZER.SCHEDULES.lr=null")
+    assert list(found.config["METERS"]) == ["accuracy"]
+    assert list(found.config["HOOKS"]) == ["metrics"]
+    assert list(found.config["DATA"]) == ["TRAIN"]
+    assert found.config["OPTIMIZER"]["SCHEDULES"] == {}
+
+
+def test_null_empties_what_holds_labels() -> None:
+    found = composed("HOOKS=null", "METERS=null", "METERS.accuracy={}")
+    assert found.config["HOOKS"] == {}
+    assert composed("METERS=null").config["METERS"] == {}
+    assert found.config["METERS"] == {"accuracy": {}, "loss": {}}, "one layer's later override beats its earlier one"
+
+
+def test_a_removed_label_can_be_set_again_above(user_dir) -> None:
+    own = user_dir({"experiment/mine.yaml": "HOOKS:\n  console: null\n"})
+    assert list(composed("experiment=mine", config_dir=own).config["HOOKS"]) == ["metrics"]
+    assert "console" in composed("experiment=mine", "HOOKS.console={}", config_dir=own).config["HOOKS"]
+
+
+def test_another_split_gets_the_defaults_of_test() -> None:
+    found = composed("DATA.VAL={dataset: digits, split: test, batch_size: 32}")
+    assert found.config["DATA"]["VAL"]["sampler"] == "sequential"
+    assert found.config["DATA"]["VAL"]["batch_size"] == 32
+    assert found.origins["DATA.VAL.sampler"] == "defaults.yaml"
+
+
+def test_tilde_takes_back_what_lower_layers_set() -> None:
+    found = composed("~OPTIMIZER.momentum", "~OPTIMIZER.lr", "~METERS.loss", "~PHASES.epochs=12", "PHASES.updates=3")
+    assert "momentum" not in found.config["OPTIMIZER"]
+    assert found.config["OPTIMIZER"]["lr"] == 0.1
+    assert found.origins["OPTIMIZER.lr"] == "defaults.yaml"
+    assert list(found.config["METERS"]) == ["accuracy"]
+    assert (found.config["PHASES"]["epochs"], found.config["PHASES"]["updates"]) == (None, 3)
+
+
+def test_tilde_on_a_section_gives_its_defaults() -> None:
+    assert composed("~MODEL").config["MODEL"] == {"name": "mlp"}
+    assert composed("~METERS").config["METERS"] == {}
+    assert composed("~DATA.TRAIN").config["DATA"]["TRAIN"]["dataset"] == "digits"
+    assert "TEST" not in composed("~DATA.TEST").config["DATA"]
+
+
+def test_imports_are_the_union_over_layers(user_dir) -> None:
+    own = user_dir(
+        {
+            "LOSS/mine.yaml": "# @package _global_\nRUN:\n  imports: [a, b]\n",
+            "experiment/mine.yaml": "defaults:\n  - /LOSS: mine\n  - _self_\nRUN:\n  imports: [b, c]\n",
+        }
+    )
+    found = composed("experiment=mine", "RUN.imports=[a, d]", config_dir=own)
+    assert found.config["RUN"]["imports"] == ["a", "b", "c", "d"]
+    assert composed("experiment=mine", "RUN.imports=[]", config_dir=own).config["RUN"]["imports"] == ["a", "b", "c"]
+
+
+def test_interpolations_are_resolved_and_keep_their_layer(user_dir) -> None:
+    own = user_dir({"experiment/mine.yaml": "DATA:\n  TEST:\n    batch_size: ${DATA.TRAIN.batch_size}\n"})
+    found = composed(
+        "experiment=mine", "DATA.TRAIN.batch_size=7", "RUN.name=n${RUN.seed}", "METERS=${HOOKS}", config_dir=own
+    )
+    assert found.config["DATA"]["TEST"]["batch_size"] == 7
+    assert found.origins["DATA.TEST.batch_size"] == f"{own}/experiment/mine.yaml"
+    assert found.config["RUN"]["name"] == "n0"
+    assert found.config["METERS"] == {"console": {}, "metrics": {}}
+
+
+def test_numbers_for_a_key_that_is_text_stay_as_typed() -> None:
+    assert composed("RUN.name=007").config["RUN"]["name"] == "007"
+    assert composed("RUN.checkpoint=1e5").config["RUN"]["checkpoint"] == "1e5"
+
+
+def test_files_are_read_as_omegaconf_reads_them(user_dir) -> None:
+    own = user_dir({"OPTIMIZER/mine.yaml": "lr: 1e-3\n"})
+    assert composed("OPTIMIZER=mine", config_dir=own).config["OPTIMIZER"]["lr"] == 0.001
+
+
+def test_no_experiment_leaves_the_defaults() -> None:
+    found = composed("experiment=null")
+    assert found.experiment == ""
+    assert found.layers == ("defaults.yaml", "command line")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("OPTIMIZER.lr=0.1,0.2", "OPTIMIZER.lr=0.1,0.2 gives several values; add -m"),
+        ("LOSS=choice(a,b)", "LOSS=choice(a,b) gives several values; add -m"),
+        ("OPTIMIZER.lr=range(1,3)", "gives several values; add -m"),
+        ("experiment=digts", "did you mean 'digits'? options of experiment: "),
+        ("OPTIMIZER=adam", "OPTIMIZER=adam: there is no file OPTIMIZER/adam.yaml; did you mean 'adamw'?"),
+        ("MODEL=nothing", "a part is chosen by name with MODEL.name=nothing"),
+        ("PHASES=short", "PHASES=short: there is no file PHASES/short.yaml; options of PHASES: none"),
+        ("foo/bar=3", "foo/bar=3: there is no folder foo/bar with options"),
+        ("LOSS@X=cross_entropy", "`@` can stand in the defaults list of a file only"),
+        ("hydra.verbose=true", "settings of Hydra belong to a sweep; add -m"),
+        ("~LOSS.gama", "~LOSS.gama: nothing is set there"),
+        ("~OPTIMIZER.momentm", "did you mean 'OPTIMIZER.momentum'?"),
+        ("~OPTIMIZER.lr=3", "~OPTIMIZER.lr=3: the value is 0.1, so nothing is removed"),
+        ("A.b=[1,2", "'A.b=[1,2' cannot be read: no viable alternative"),
+        ("A.b=a=b", "quoted twice: \"A.b='a=b'\""),
+        ("OPTIMIZER", "'OPTIMIZER' is no override; expected SECTION.key=value"),
+        ("=3", "'=3' is no override"),
+        ("RUN.name=${RUN.nmae}", "RUN.name = '${RUN.nmae}' (command line): cannot be resolved"),
+        ("RUN.name=${", "'RUN.name=${' cannot be read"),
+        ("RUN.name=???", "RUN.name = ??? (command line): a value must be given"),
+    ],
+)
+def test_problems_of_overrides(override: str, problem: str) -> None:
+    found = compose([override])
+    assert len(found.problems) == 1
+    assert problem in found.problems[0]
+
+
+def test_all_problems_are_collected() -> None:
+    assert len(compose(["A.b=1,2", "LOSS=nothing", "~X.y", "RUN.name=${no.such}"]).problems) == 4
+
+
+def test_a_value_below_a_value_is_refused() -> None:
+    (problem,) = compose(["RUN.seed=1", "RUN.seed.x=2"]).problems
+    assert problem == "RUN.seed.x=2: RUN.seed is set to 1 by another override"
+
+
+def test_keys_with_dots_in_files_are_refused(user_dir) -> None:
+    own = user_dir({"experiment/mine.yaml": "OPTIMIZER.lr: 0.1\n"})
+    (problem,) = compose(["experiment=mine"], config_dir=own).problems
+    assert problem == (
+        f"OPTIMIZER.lr ({own}/experiment/mine.yaml): a key with a dot; in files keys are nested, "
+        f"as in `OPTIMIZER: {{lr: ...}}`"
+    )

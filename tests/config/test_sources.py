@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from phasetrain.config.compose import compose
+from phasetrain.config.sources import ConfigFiles
+
+
+def test_every_built_in_option_loads() -> None:
+    files = ConfigFiles()
+    for group in ("experiment", "LOSS", "MODEL", "OPTIMIZER"):
+        assert files.is_group(group)
+        for option in files.options(group):
+            assert files.select(group, option)[-1].name == f"{group}/{option}.yaml"
+    assert files.problems == []
+
+
+def test_options_of_user_and_package_are_listed_together(user_dir) -> None:
+    files = ConfigFiles(user_dir({"LOSS/mine.yaml": "{}", "LOSS/deep/own.yaml": "{}", "LOSS/readme.txt": ""}))
+    assert files.options("LOSS") == ["cross_entropy", "deep/own", "label_smoothing", "mine"]
+    assert files.is_group("LOSS/deep")
+    assert not files.is_group("NOTHING")
+
+
+def test_a_layer_is_embedded_at_its_package(user_dir) -> None:
+    own = user_dir({"DATA/TRAIN/a.yaml": "b: 1\n", "LOSS/root.yaml": "# @package _global_\nc: 2\n"})
+    files = ConfigFiles(own)
+    assert files.select("DATA/TRAIN", "a")[0].values == {"DATA": {"TRAIN": {"b": 1}}}
+    assert files.select("LOSS", "root")[0].values == {"c": 2}
+
+
+def test_a_relative_config_dir_names_its_files_as_given(user_dir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(user_dir({"LOSS/mine.yaml": "name: focal\n"}).parent)
+    found = compose(["LOSS=mine"], config_dir="own")
+    assert found.problems == ()
+    assert found.origins["LOSS.name"] == "own/LOSS/mine.yaml"
+
+
+def test_a_missing_config_dir_is_a_problem(tmp_path: Path) -> None:
+    (problem,) = compose([], config_dir=tmp_path / "none").problems
+    assert problem == f"--config-dir {tmp_path}/none: there is no such folder"
+
+
+def test_a_users_file_that_hides_a_built_in_is_refused_with_both_paths(user_dir) -> None:
+    own = user_dir({"LOSS/cross_entropy.yaml": "name: mine\n", "LOSS/mine.yaml": "name: mine\n"})
+    (problem,) = compose([], config_dir=own).problems
+    assert problem == (
+        f"{own}/LOSS/cross_entropy.yaml has the name of the built-in phasetrain.configs/LOSS/cross_entropy.yaml; "
+        f"rename yours"
+    )
+
+
+def test_each_missing_file_of_a_defaults_list_is_named(user_dir) -> None:
+    text = "defaults:\n  - /LOSS: cross_entrpy\n  - /experiment/digts\n  - /NONE: x\n  - optional /LOSS: nothing\n"
+    own = user_dir({"experiment/mine.yaml": text + "  - _self_\nRUN: {seed: 3}\n"})
+    found = compose(["experiment=mine"], config_dir=own)
+    assert sorted(problem.removeprefix(f"{own}/experiment/mine.yaml: ") for problem in found.problems) == [
+        "its defaults list names LOSS/cross_entrpy.yaml, which does not exist; did you mean 'cross_entropy'? "
+        "options of LOSS: cross_entropy, label_smoothing",
+        "its defaults list names NONE/x.yaml, which does not exist; options of NONE: none",
+        "its defaults list names experiment/digts.yaml, which does not exist; did you mean 'digits'? "
+        "options of experiment: digits, mine",
+    ]
+    assert found.config["RUN"]["seed"] == 3, "the rest is still read"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("name: [a\n", "line 2 is not valid YAML: expected ',' or ']'"),
+        ("name: a\nname: b\n", "line 2 is not valid YAML: found duplicate key name"),
+        ("name: ${a\n", "cannot be read: "),
+        ("- a\n- b\n", "expected a mapping of keys, found a list"),
+        ("3\n", "cannot be read: "),
+        ("defaults: LOSS\nname: a\n", "cannot be read: Invalid defaults list in 'LOSS/mine'"),
+        ("defaults:\n  - override /MODEL: mlp\nname: a\n", "Could not override 'MODEL'"),
+        ("defaults:\n  - /LOSS/mine\nname: a\n", "its defaults list leads back to itself"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(user_dir, text: str, problem: str) -> None:
+    own = user_dir({"LOSS/mine.yaml": text})
+    (found,) = compose(["LOSS=mine"], config_dir=own).problems
+    assert found.startswith(f"{own}/LOSS/mine.yaml: ")
+    assert problem in found
+
+
+def test_an_empty_file_is_an_empty_layer(user_dir) -> None:
+    assert ConfigFiles(user_dir({"LOSS/mine.yaml": "# nothing\n"})).select("LOSS", "mine")[0].values == {"LOSS": {}}

@@ -1,0 +1,29 @@
+import math
+
+import torch
+
+from phasetrain.batch import StepOutput
+from phasetrain.meters import MeanLoss
+
+
+def test_steps_are_weighted():
+    meter = MeanLoss()
+    meter.update(StepOutput(torch.tensor(1.0, requires_grad=True), 3.0, 3))
+    meter.update(StepOutput(torch.tensor(5.0), 1.0, 1))
+    assert meter.compute() == 2.0
+    assert not meter.total.requires_grad
+
+
+def test_a_step_without_weight_is_left_out():
+    meter = MeanLoss()
+    meter.update(StepOutput(torch.tensor(2.0), 4.0, 4))
+    meter.update(StepOutput(torch.tensor(math.nan), 0.0, 0))
+    assert meter.compute() == 2.0
+
+
+def test_small_steps_are_not_lost_in_a_long_phase():
+    meter = MeanLoss()
+    meter.update(StepOutput(torch.tensor(1.0), 2.0**30, 1))
+    for _ in range(4):
+        meter.update(StepOutput(torch.tensor(1.0), 1.0, 1))
+    assert meter.total.item() == 2.0**30 + 4

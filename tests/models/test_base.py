@@ -1,0 +1,26 @@
+import pytest
+
+from phasetrain.errors import ConfigError
+from phasetrain.models import MODELS
+from phasetrain.models.base import check_dropout, check_sizes
+
+
+def test_facts_fill_what_a_model_asks_for():
+    used = {}
+    model = MODELS.build("mlp", {"hidden": [3]}, facts={"classes": 2, "input_shape": (4,), "channels": 9}, used=used)
+    assert used == {"MODEL.classes": 2, "MODEL.input_shape": (4,)}
+    assert sum(p.numel() for p in model.parameters()) == 4 * 3 + 3 + 3 * 2 + 2
+
+
+def test_a_mistyped_model_gets_the_near_miss():
+    with pytest.raises(ConfigError, match=r"MODEL.name = 'smallcnn': .*did you mean 'small_cnn'"):
+        MODELS.find("smallcnn")
+
+
+def test_sizes_and_dropout():
+    check_sizes(classes=1)
+    check_dropout(0.5)
+    with pytest.raises(ValueError, match="width = 0: expected a whole number"):
+        check_sizes(classes=1, width=0)
+    with pytest.raises(ValueError, match=r"dropout = 1.0: expected a probability in \[0, 1\)"):
+        check_dropout(1.0)

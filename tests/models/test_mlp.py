@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from phasetrain.models import MLP
+
+
+def test_images_become_scores():
+    model = MLP(10, (1, 8, 8), hidden=(32, 16))
+    assert model(torch.zeros(5, 1, 8, 8)).shape == (5, 10)
+    assert [tuple(p.shape) for p in model.parameters()] == [(32, 64), (32,), (16, 32), (16,), (10, 16), (10,)]
+
+
+def test_a_negative_activation_is_cut():
+    model = MLP(1, (1,), hidden=(1,))
+    for value in model.parameters():
+        value.data.fill_(1.0)
+    assert model(torch.tensor([[2.0], [-5.0]])).tolist() == [[4.0], [1.0]]
+
+
+def test_without_hidden_layers_it_is_linear():
+    assert sum(p.numel() for p in MLP(3, (2,), hidden=()).parameters()) == 9
+
+
+def test_dropout_works_in_training_only():
+    model = MLP(4, (8,), dropout=0.5)
+    batch = torch.ones(2, 8)
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
+
+
+@pytest.mark.parametrize("given", [{"classes": 0}, {"hidden": (8, 0)}, {"input_shape": (0,)}, {"dropout": -0.1}])
+def test_bad_parameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"{next(iter(given))} = .*: expected"):
+        MLP(**{"classes": 2, "input_shape": (4,)} | given)

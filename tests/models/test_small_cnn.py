@@ -1,0 +1,46 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from phasetrain.data.datasets import digits
+from phasetrain.models import SmallCNN
+
+
+def test_scores_for_images_of_any_size():
+    model = SmallCNN(10, channels=3)
+    assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
+    assert model(torch.zeros(2, 3, 33, 17)).shape == (2, 10)
+
+
+def test_number_of_parameters():
+    assert sum(p.numel() for p in SmallCNN(10).parameters()) == 56554
+    assert sum(p.numel() for p in SmallCNN(10, width=16).parameters()) == 14458
+
+
+def test_dropout_works_in_training_only():
+    model = SmallCNN(4, dropout=0.5)
+    batch = torch.rand(2, 1, 8, 8)
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
+
+
+@pytest.mark.parametrize("given", [{"classes": 0}, {"channels": 0}, {"width": 0}, {"dropout": 1.0}])
+def test_bad_parameters_are_refused(given):
+    with pytest.raises(ValueError, match=f"{next(iter(given))} = .*: expected"):
+        SmallCNN(**{"classes": 2} | given)
+
+
+def test_it_learns_the_digits_in_four_epochs():
+    torch.manual_seed(0)
+    train, test = digits("train"), digits("test")
+    model = SmallCNN(10, width=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        for indices in torch.randperm(len(train)).split(64):
+            inputs, targets = train.__getitems__(indices)
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    model.eval()
+    assert (model(test.inputs).argmax(1) == test.targets).float().mean().item() > 0.95
