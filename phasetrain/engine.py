@@ -122,6 +122,7 @@ class PhaseEngine:
             self.hooks.on_exception(self, error)
             raise
         finally:
+            self.hooks.close()
             self.task.close()
 
 

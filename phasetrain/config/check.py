@@ -210,7 +210,7 @@ class _Checker:
             path = f"OPTIMIZER.SCHEDULES.{option}"
             self._found.append(
                 f"{path} ({self._origin(path)}): {optimizer.name!r} has no option {option!r}"
-                f"{did_you_mean(option, optimizer.takes) or '.'} It has: {', '.join(optimizer.takes)}"
+                f"{did_you_mean(option, options) or '.'} It has: {', '.join(options)}"
             )
 
     # -- sentences

@@ -100,7 +100,7 @@ class ConfigFiles:
                 repository.blank(path)  # go on as if it were empty, to find the next problem
                 continue
             except (ConfigCompositionException, ValueError) as error:
-                self.problems.append(f"{self._label(f'{group}/{option}')}: {str(error).splitlines()[0]}")
+                self.problems.append(f"{self._label(f'{group}/{option}')}: {_hydra_reason(error)}")
                 return
             except RecursionError:
                 self.problems.append(f"{self._label(f'{group}/{option}')}: its defaults list leads back to itself")
@@ -202,6 +202,10 @@ def _names(source: ConfigSource, group: str) -> Iterator[str]:
     yield from source.list(group, ObjectType.CONFIG)
     for folder in source.list(group, ObjectType.GROUP):
         yield from (f"{folder}/{name}" for name in _names(source, f"{group}/{folder}"))
+
+
+def _hydra_reason(error: Exception) -> str:
+    return _PARENT.sub("", str(error).splitlines()[0], count=1).lstrip(": ")
 
 
 def _reason(error: Exception) -> str:

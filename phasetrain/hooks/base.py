@@ -13,6 +13,7 @@
         on_save                               if a checkpoint is about to be written
     on_end                                    finished, or stopped between two steps
     on_exception                              instead of on_end, when something was raised
+    close                                     at the very end, whatever has happened
 
 Opening events (on_start, on_load, on_phase_start, on_batch) reach the hooks in the order of the keys under HOOKS,
 closing events in reverse order.
@@ -103,6 +104,9 @@ class Hook:
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Something was raised; it will be raised again after all hooks have heard of it."""
+
+    def close(self) -> None:
+        """Release files and the like; called once at the very end, whatever has happened."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint has to keep of the hook."""
@@ -205,6 +209,11 @@ class Hooks:
                 call(run, error)
             except Exception as second:  # noqa: BLE001 - the first cause must reach the user
                 error.add_note(f"while hooks heard of it, {type(second).__name__} was raised: {second}")
+
+    def close(self) -> None:
+        """Let every hook release what it holds, the last one first."""
+        for hook in reversed(self.by_label.values()):
+            hook.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""

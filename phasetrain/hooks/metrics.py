@@ -89,17 +89,14 @@ class Metrics(Hook):
 
     def on_save(self, run: Run) -> None:  # noqa: ARG002
         """Make every line durable, so that the checkpoint covers it."""
-        self._flush()
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; lines that no checkpoint covers stay in it, for whoever looks for a cause."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
-
-    def on_end(self, run: Run) -> None:  # noqa: ARG002
-        """Hand the last lines over; the checkpoint at the end still asks for the offset."""
-        self._flush()
-
-    def on_exception(self, run: Run, error: BaseException) -> None:  # noqa: ARG002
-        """Keep the lines up to the error for whoever looks for its cause."""
-        self._flush()
+            self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far into the file a checkpoint covers, in bytes."""
@@ -114,10 +111,6 @@ class Metrics(Hook):
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
         self._offset += len(line)
-
-    def _flush(self) -> None:
-        if self._file is not None:
-            self._file.flush()
 
 
 def _number(value: float) -> float | str:

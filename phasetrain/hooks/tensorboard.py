@@ -66,12 +66,8 @@ class TensorBoard(Hook):
         self._writer.flush()
         self._covered = {file.name: file.stat().st_size for file in self._event_files()}
 
-    def on_end(self, run: Run) -> None:  # noqa: ARG002
-        """Hand everything over; the checkpoint at the end still notes how far it goes."""
-        self._writer.flush()
-
-    def on_exception(self, run: Run, error: BaseException) -> None:  # noqa: ARG002
-        """Close the event file; what led to the error is in it."""
+    def close(self) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 

@@ -41,9 +41,9 @@ class Updater:
         self.clip_norm = clip_norm
         self.clip_value = clip_value
         self._schedules = [
-            (schedule, group, option, self._base(group, option))
+            (schedule, number, option, self._base(group, option))
             for option, schedule in (schedules or {}).items()
-            for group in optimizer.param_groups
+            for number, group in enumerate(optimizer.param_groups)
         ]
         self._clips = clip_norm is not None or clip_value is not None
 
@@ -59,8 +59,9 @@ class Updater:
 
     def schedule(self, where: float) -> None:
         """Set every scheduled option to its value at `where` in [0, 1]."""
-        for schedule, group, option, base in self._schedules:
-            group[option] = base * schedule(where)
+        groups = self.optimizer.param_groups  # looked up each time: torch replaces them when it loads a state
+        for schedule, number, option, base in self._schedules:
+            groups[number][option] = base * schedule(where)
 
     def backward(self, loss: Tensor, share: float = 1.0) -> None:
         """Add the gradient of `share * loss`; the shares of the micro-batches of an update sum to 1."""

@@ -12,6 +12,12 @@ from phasetrain.registry import Registry
 Write = Callable[[Mapping[str, str]], Path]
 
 
+@pytest.fixture(autouse=True)
+def _options_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setattr("phasetrain.config.sources.PACKAGE", "options_for_tests")
+
+
 @pytest.fixture
 def user_dir(tmp_path: Path) -> Write:
     """Return a function that writes option files and gives their folder."""
@@ -31,8 +37,12 @@ def cross_entropy(label_smoothing: float = 0.0) -> None: ...
 def small_cnn(classes: int, width: int = 32, dropout: float = 0.0) -> None: ...
 def mlp(classes: int, hidden: list[int] = [128], dropout: float = 0.0) -> None: ...  # noqa: B006
 def resnet_cifar(classes: int, depth: int = 20) -> None: ...
-def sgd(params: Any, lr: float, momentum: float = 0.0, *, nesterov: bool = False, weight_decay: float = 0.0) -> None: ...
-def adamw(params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> None: ...  # noqa: E501
+def sgd(
+    params: Any, lr: float, momentum: float = 0.0, *, nesterov: bool = False, weight_decay: float = 0.0
+) -> None: ...
+def adamw(
+    params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+) -> None: ...  # noqa: E501
 def digits(split: str) -> None: ...
 def normalize(mean: list[float], std: list[float]) -> None: ...
 def cosine(end: float = 0.0, warmup: float | str = 0.0) -> None: ...

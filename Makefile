@@ -1,0 +1,54 @@
+# Every target makes the environment that it needs, in .venv, with the versions of constraints.txt.
+#   PYTHON=...     the Python to make it with, 3.11 or newer
+#   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow check bench docs clean
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+# As an environment variable the constraints hold for the isolated builds of source packages too.
+INSTALL := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/core  ## train the default experiment: hand-written digits, under a minute on 2 cores
+	$(BIN)/python tools/run.py $(ARGS)
+
+test: $(VENV)/full  ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/full  ## run the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(VENV)/full  ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(VENV)/core  ## measure the overhead per step and the start-up
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/startup.py
+
+docs: $(VENV)/full  ## run every code block of the docs
+	$(BIN)/python -m pytest tests/rules/test_docs.py $(ARGS)
+
+clean:  ## remove the environment and all caches; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "phasetrain needs Python 3.11 or newer; give one with PYTHON=..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/core: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/full: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e ".[test,dev]"
+	@touch $@ $(VENV)/core

@@ -1,0 +1,75 @@
+from phasetrain.config.layers import Merged, is_label, leaves, lookup, origin_of
+from phasetrain.config.schema import default_schema
+from phasetrain.config.sources import Layer
+
+SCHEMA = default_schema()
+
+
+def merged(*layers: tuple[str, dict]) -> Merged:
+    found = Merged(SCHEMA)
+    for name, values in layers:
+        found.apply(Layer(name, values))
+    return found
+
+
+def test_the_layer_that_set_a_leaf_last_is_its_origin() -> None:
+    found = merged(("a", {"RUN": {"x": 1, "y": [1]}}), ("b", {"RUN": {"y": [2]}}))
+    assert found.values == {"RUN": {"x": 1, "y": [2]}}
+    assert found.origins == {"RUN.x": "a", "RUN.y": "b"}
+
+
+def test_a_mapping_and_a_value_replace_one_another() -> None:
+    found = merged(("a", {"RUN": {"x": {"y": 1, "z": {}}}}), ("b", {"RUN": {"x": 3}}))
+    assert (found.values, found.origins) == ({"RUN": {"x": 3}}, {"RUN.x": "b"})
+    found.apply(Layer("c", {"RUN": {"x": {"y": 2}}}))
+    assert (found.values, found.origins) == ({"RUN": {"x": {"y": 2}}}, {"RUN.x.y": "c"})
+
+
+def test_an_empty_mapping_is_a_leaf_until_something_is_below() -> None:
+    found = merged(("a", {"METERS": {"loss": {}}}))
+    assert found.origins == {"METERS.loss": "a"}
+    found.apply(Layer("b", {"METERS": {"loss": {}}}))
+    assert found.origins == {"METERS.loss": "a"}
+    found.apply(Layer("c", {"METERS": {"loss": {"k": 1}}}))
+    assert found.origins == {"METERS.loss.k": "c"}
+
+
+def test_layers_are_not_changed_by_merging() -> None:
+    below = {"DATA": {"TRAIN": {"transforms": ["a"]}}}
+    found = merged(("a", below), ("b", {"DATA": {"TRAIN": {"x": 1}}}))
+    found.values["DATA"]["TRAIN"]["transforms"].append("b")
+    assert below == {"DATA": {"TRAIN": {"transforms": ["a"]}}}
+
+
+def test_a_dropped_mapping_is_one_note() -> None:
+    found = merged(
+        ("a", {"LOSS": {"name": "x", "weights": {"a": 1, "b": 2}}}), ("b", {"LOSS": {"name": "y", "weights": {"c": 3}}})
+    )
+    assert found.values["LOSS"] == {"name": "y", "weights": {"c": 3}}
+    assert found.notes == ["LOSS.weights = {'a': 1, 'b': 2} (a) dropped: LOSS.name is now 'y' (b)"]
+
+
+def test_a_label_is_the_name_of_a_meter_until_one_is_given() -> None:
+    layers = ("a", {"METERS": {"accuracy": {"top": 5}}}), ("b", {"METERS": {"accuracy": {"name": "accuracy"}}})
+    assert merged(*layers).notes == []
+    assert len(merged(layers[0], ("b", {"METERS": {"accuracy": {"name": "other"}}})).notes) == 1
+
+
+def test_removing_tells_when_nothing_is_there() -> None:
+    found = merged(("a", {"LOSS": {"name": "x", "gamma": 1}}))
+    default = Layer("defaults.yaml", SCHEMA.defaults)
+    assert found.remove("LOSS.gamma", default)
+    assert not found.remove("LOSS.gamma", default)
+    assert not found.remove("NONE.x", default)
+    assert found.remove("LOSS.name", default)
+    assert (found.values, found.origins) == ({"LOSS": {"name": "cross_entropy"}}, {"LOSS.name": "defaults.yaml"})
+
+
+def test_small_questions() -> None:
+    assert lookup({"a": {"b": 1}}, "a.b") == 1
+    assert lookup({"a": 1}, "a.b") is None
+    assert leaves({"a": {"b": {}, "c": [1]}, "d": None}) == {"a.b": {}, "a.c": [1], "d": None}
+    assert origin_of({"a.b": "x", "a.c": "y"}, "a") == "x"
+    assert origin_of({"ab": "x"}, "a") == ""
+    assert is_label("METERS.x")
+    assert not is_label("METERS.x.y")

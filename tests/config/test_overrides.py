@@ -1,0 +1,44 @@
+from phasetrain.config.overrides import read_overrides
+from phasetrain.config.schema import default_schema
+from phasetrain.config.sources import ConfigFiles
+
+
+def read(*overrides: str):
+    return read_overrides(overrides, ConfigFiles(), default_schema())
+
+
+def test_each_kind_goes_to_its_place() -> None:
+    line = read("experiment=digits", "LOSS=label_smoothing", "OPTIMIZER.lr=1e-2", "~RUN.seed", "DATA.TRAIN.split='a,b'")
+    assert line.experiment == "digits"
+    assert line.groups == {"LOSS": ["label_smoothing"]}
+    assert line.values == {"OPTIMIZER": {"lr": 0.01}, "DATA": {"TRAIN": {"split": "a,b"}}}
+    assert line.removals == [("RUN.seed", None)]
+    assert line.problems == []
+
+
+def test_a_mapping_for_a_section_is_a_value() -> None:
+    line = read("LOSS={name: focal}", "LOSS.gamma=2", "LOSS={alpha: {a: 1}}", "LOSS.alpha={b: 2}")
+    assert line.groups == {}
+    assert line.values == {"LOSS": {"name": "focal", "gamma": 2, "alpha": {"a": 1, "b": 2}}}
+
+
+def test_the_last_of_equal_overrides_counts() -> None:
+    assert read("OPTIMIZER.lr=1", "OPTIMIZER.lr=2").values == {"OPTIMIZER": {"lr": 2}}
+    assert read("LOSS=cross_entropy", "LOSS=label_smoothing").groups == {"LOSS": ["label_smoothing"]}
+
+
+def test_tilde_takes_back_what_the_line_said_before() -> None:
+    line = read("LOSS.gamma=3", "LOSS.alpha=1", "~LOSS.gamma", "MODEL=mlp", "~MODEL")
+    assert line.values == {"LOSS": {"alpha": 1}}
+    assert line.groups == {}
+    assert [path for path, _ in line.removals] == ["LOSS.gamma", "MODEL"]
+
+
+def test_numeric_keys_of_mappings_become_text() -> None:
+    assert read("LOSS.weights={1: 0.5}").values == {"LOSS": {"weights": {"1": 0.5}}}
+
+
+def test_only_one_experiment() -> None:
+    assert read("experiment=[digits,digits]").problems == [
+        "experiment=[digits,digits]: one experiment at a time; add -m for each"
+    ]
