@@ -29,10 +29,10 @@ The same command, started again, goes on from the newest checkpoint; on a finish
 | overrides.yaml | what was given on the command line |
 | environment.json | versions, machine, threads: what the bits of a run depend on beside config and data |
 | plan.json | every phase, and what will be saved when |
-| metrics.jsonl | one JSON object per logged step and per phase; all that may differ between equal runs stands under `time` |
+| metrics.jsonl | one JSON object per logged step and phase; all that may differ between equal runs is under `time` |
 | log.txt | what was printed, with the time |
 | status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, heartbeat |
-| checkpoints/ | one folder per checkpoint (phases completed, steps completed in the current one); weights in tensors.safetensors |
+| checkpoints/ | a folder per checkpoint: phases completed, steps in the next; weights in tensors.safetensors |
 | reproduce.sh | runs it again from the start, in a new folder |
 """
 

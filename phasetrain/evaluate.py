@@ -10,7 +10,7 @@ from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import Hook, Run
-from phasetrain.plan import TRAIN, Phase, Plan, interleave
+from phasetrain.plan import TRAIN, Phase, Plan, interleave, one_test
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder
@@ -39,7 +39,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
     parts = builder.parts(data, trained, train=False)
     parts.model.load_state_dict(loaded.state["task"]["model"])
     parts.loss.load_state_dict(loaded.state["task"]["loss"])
-    plan = Plan(tuple(Phase(i, s.name, 0, 0, -(-s.length // s.batch_size), 0, s.length, s.batch_size) for i, s in enumerate(tests)))
+    plan = Plan(tuple(one_test(split, index=index) for index, split in enumerate(tests)))
     task, found = builder.task(parts), _Collected()
     engine = PhaseEngine(task, plan, RunState(), {"collected": found, **(hooks or {})}, world=setup.world)
     with setup.machine.applied():
@@ -66,7 +66,7 @@ class _Collected(Hook):
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
-    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
 
 
@@ -80,7 +80,7 @@ def _checkpoint(setup: Setup, folder: RunFolder) -> Loaded:
     loaded = checkpointer.newest()
     if loaded is None:
         raise ConfigError(
-            f"RUN.checkpoint = 'latest' and RUN.dir = {folder.path!r} holds no checkpoint; set RUN.dir to the folder of "
-            "a run, or RUN.checkpoint to the path of a checkpoint"
+            f"RUN.checkpoint = 'latest' and RUN.dir = {folder.path!r} holds no checkpoint; set RUN.dir to the "
+            "folder of a run, or RUN.checkpoint to the path of a checkpoint"
         )
     return loaded

@@ -179,16 +179,16 @@ class RunFolder:
                 if self._lock is None:
                     return
                 try:
-                    self.storage.replace_json(
-                        self.file("owner.json"), asdict(Owner.here(self.attempt)), durable=False
-                    )
+                    self.storage.replace_json(self.file("owner.json"), asdict(Owner.here(self.attempt)), durable=False)
                     self._write_status(durable=False)
                 except OSError:
                     continue  # a full or absent disk fails the next save, which says so; the lease may be renewed later
 
     def _write_status(self, *, durable: bool) -> None:
         if self._status:
-            content = self._status | {"heartbeat": {"at": time.time(), "pid": os.getpid(), "host": socket.gethostname()}}
+            content = self._status | {
+                "heartbeat": {"at": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
+            }
             self.storage.replace(self.file("status.json"), (json.dumps(content) + "\n").encode(), durable=durable)
 
 

@@ -30,7 +30,7 @@ def reseed(seed: int) -> None:
     `torch.manual_seed` does the same at about a hundred times the cost, because it visits every backend.
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
             generator.manual_seed(seed)
 
@@ -38,7 +38,7 @@ def reseed(seed: int) -> None:
 def reseed_all(seed: int) -> None:
     """Seed the global generators of torch's CPU, NumPy and Python; for code that draws from any of them."""
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - third-party transforms draw from the legacy generator
+    np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
 
@@ -67,7 +67,7 @@ class Machine:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Set threads and determinism, and put back on the way out what was set before."""
-        threads, fill = torch.get_num_threads(), torch.utils.deterministic.fill_uninitialized_memory
+        threads, fill = torch.get_num_threads(), torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         benchmark = torch.backends.cudnn.benchmark
@@ -78,13 +78,13 @@ class Machine:
                 torch.use_deterministic_algorithms(mode=True)
                 torch.backends.cudnn.benchmark = False
                 # Filling fresh memory hides reads of uninitialised memory and costs a kernel per allocation.
-                torch.utils.deterministic.fill_uninitialized_memory = False
+                torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             yield
         finally:
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
             torch.backends.cudnn.benchmark = benchmark
-            torch.utils.deterministic.fill_uninitialized_memory = fill
+            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def resolve_device(name: str) -> torch.device:

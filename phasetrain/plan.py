@@ -182,6 +182,14 @@ def splice(plan: Plan, state: RunState, splits: Mapping[str, Split], settings: P
     return Plan(tuple(_numbered([*done, *tests, *rest])), anchor), moved
 
 
+def one_test(split: Split, *, index: int = 0, epoch: int = 0, limit: int | None = None) -> Phase:
+    """Return the phase that passes once over a test split, or over its first `limit` batches."""
+    end = split.length - split.length % split.batch_size if split.drop_last else split.length
+    if limit is not None:
+        end = min(end, limit * split.batch_size)
+    return Phase(index, split.name, epoch, 0, ceil(end / split.batch_size), 0, end, split.batch_size)
+
+
 @dataclass
 class _Position:
     epoch: int = 0
@@ -208,9 +216,7 @@ class _Position:
         return self.samples >= (settings.samples or 0)
 
 
-def _cut(
-    splits: Mapping[str, Split], settings: PhaseSettings, at: _Position, *, fresh: bool = True
-) -> Iterator[Phase]:
+def _cut(splits: Mapping[str, Split], settings: PhaseSettings, at: _Position, *, fresh: bool = True) -> Iterator[Phase]:
     train = splits[TRAIN]
     tests = [split for name, split in splits.items() if name != TRAIN]
     if fresh and settings.test_first:
@@ -261,11 +267,7 @@ def _test_due(settings: PhaseSettings, at: _Position, phase: Phase) -> bool:
 
 
 def _tests(tests: list[Split], settings: PhaseSettings, epoch: int) -> Iterator[Phase]:
-    for split in tests:
-        end = split.length - split.length % split.batch_size if split.drop_last else split.length
-        if settings.limit_test is not None:
-            end = min(end, settings.limit_test * split.batch_size)
-        yield Phase(0, split.name, epoch, 0, ceil(end / split.batch_size), 0, end, split.batch_size)
+    return (one_test(split, epoch=epoch, limit=settings.limit_test) for split in tests)
 
 
 def _numbered(phases: Iterator[Phase] | list[Phase]) -> Iterator[Phase]:

@@ -1,4 +1,4 @@
-"""What a run is going to do: the plan with learning rates and checkpoints, before a sample is read (RUN.engine=plan)."""
+"""What a run is going to do: phases, learning rates, checkpoints, before a sample is read (RUN.engine=plan)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -64,7 +64,7 @@ def show(setup: Setup, content: dict[str, Any]) -> None:
     differs = [(path, shown(value), layer) for path, value, layer in content["differs"]]
     terminal.table("values that differ from the defaults", ("key", "value", "set by"), differs)
     for key, value in content["facts"].items():
-        terminal.say(f"{key} = {shown(value)} (from the data, the plan or the machine)")
+        terminal.say(f"{key} = {shown(value)} (from {source_of_fact(key)})")
     model = content["model"]
     terminal.say(f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them trained")
     head = ("phase", "split", "epoch", "steps", "samples", "updates before", "lr at start")
@@ -107,12 +107,25 @@ def checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
 
 def checkpoint_bytes(parts: Parts) -> int:
     """Return about how large a checkpoint will be: weights, and for each trained one what the optimizer keeps."""
-    weights = sum(t.numel() * t.element_size() for t in parts.model.state_dict().values())
-    kept = 0
+    weights: int = sum(t.numel() * t.element_size() for t in parts.model.state_dict().values())
+    kept: int = 0
     if parts.updater is not None:
         per_weight = 2 if "betas" in parts.updater.optimizer.defaults else 1
         kept = per_weight * sum(p.numel() * p.element_size() for p in parts.updater.parameters)
     return weights + kept
+
+
+def source_of_fact(key: str) -> str:
+    """Return what told a fact, such as `DATA.TRAIN` for `MODEL.classes`."""
+    name = key.rpartition(".")[2]
+    if name in ("split", "part"):
+        return "the role of the split"
+    if name in ("device", "precision"):
+        return "MACHINE"
+    if name == "fused":
+        return "torch, which has a fused kernel"
+    planned = ("epochs", "updates", "updates_per_epoch", "train_batches", "test_batches")
+    return "PHASES" if name in planned else "DATA.TRAIN"
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -56,7 +56,7 @@ def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
     if refused:
         lines = "\n".join(f"  {_sentence(change)}" for change in refused)
         raise ChangedError(
-            f"{setup.config.RUN.dir!r} holds a run with another config, and going on would not be the same run:\n{lines}\n"
+            f"{setup.config.RUN.dir!r} holds a run with another config; going on would not be the same:\n{lines}\n"
             "Take the old values back, allow what may change, or give this run a folder of its own with RUN.dir=..."
         )
     return [change for change in found if change.resume == "adjustable"]

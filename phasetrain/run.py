@@ -1,6 +1,6 @@
 """The entry: flags, config, and the engine that RUN.engine names; the one place where all names meet.
 
-    phasetrain [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]
+phasetrain [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags.multirun:
             from phasetrain.sweep import sweep  # Hydra's launchers are slow to import, and rarely wanted
 
-            return sweep(overrides, config_dir=flags.config_dir, check=lambda one: _settled(one, flags))
+            return sweep(overrides, config_dir=flags.config_dir, check=lambda one: _check(one, flags))
         if flags.cfg:
             print(OmegaConf.to_yaml(OmegaConf.create(_settled(overrides, flags).config.plain())))  # noqa: T201
             return 0
@@ -104,6 +104,10 @@ def printed(terminal: Terminal) -> Iterator[None]:
 
 def _settled(overrides: Sequence[str], flags: argparse.Namespace) -> Setup:
     return settle(overrides, config_dir=flags.config_dir)
+
+
+def _check(overrides: Sequence[str], flags: argparse.Namespace) -> None:
+    _settled(overrides, flags)
 
 
 def _refuse_many_processes(setup: Setup) -> None:

@@ -1,4 +1,4 @@
-"""From overrides to everything that is settled before data is opened: the config, checked and derived, and the machine."""
+"""From overrides to what is settled before data is opened: the config, checked and derived, and the machine."""
 
 import logging
 from collections.abc import Sequence

@@ -44,10 +44,10 @@ class Signals:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _on_stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
         if self.stop:
             raise SystemExit(128 + number)
         self.stop = number
 
-    def _on_save(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.save = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from errno import EINVAL, ENOTSUP
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from iopath.common.file_io import PathManager
 
@@ -65,7 +65,7 @@ class Storage:
     def read(self, path: str) -> bytes:
         """Return the content of a file."""
         with self._files.open(path, "rb") as file:
-            return bytes(file.read())
+            return cast(bytes, file.read())
 
     def read_json(self, path: str) -> Any:
         """Return the content of a JSON file, or None where there is none or it is torn."""
@@ -89,7 +89,7 @@ class Storage:
         self._before("create", path)
         with ThreadPoolExecutor(max_workers=1) as pool:
             digest = pool.submit(tree_digest, data)
-            with self._files.open(path, "xb") as file:
+            with cast(BinaryIO, self._files.open(path, "xb")) as file:
                 self._before("write", path)
                 file.write(data)
                 file.flush()
@@ -106,14 +106,14 @@ class Storage:
         temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
         self._before("create", temporary)
         try:
-            with self._files.open(temporary, "xb") as file:
+            with cast(BinaryIO, self._files.open(temporary, "xb")) as file:
                 file.write(data)
                 file.flush()
                 if durable:
                     self._before("fsync", temporary)
                     os.fsync(file.fileno())
             self._before("rename", path)
-            os.replace(self.local(temporary), self.local(path))
+            Path(self.local(temporary)).replace(self.local(path))
         except OSError:
             Path(self.local(temporary)).unlink(missing_ok=True)
             raise

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
+    import rich.console
+    import rich.progress
 
 Rows = Sequence[Sequence[str]]
 
@@ -25,9 +25,9 @@ class Terminal:
     def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
         self.stream = stream or sys.stdout
         self.live = self.stream.isatty() if live is None else live
-        self._console: Console | None = None
-        self._progress: Progress | None = None
-        self._bar: TaskID | None = None
+        self._console: rich.console.Console | None = None
+        self._progress: rich.progress.Progress | None = None
+        self._bar: rich.progress.TaskID | None = None
         if self.live:
             from rich.console import Console
 
@@ -69,7 +69,7 @@ class Terminal:
     def advance(self, done: int, text: str = "") -> None:
         """Move the bar; an empty text leaves the one that is shown."""
         if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, completed=done, **({"description": text} if text else {}))
+            self._progress.update(self._bar, completed=done, description=text or None)
 
     def end_progress(self) -> None:
         """Take the bar away."""

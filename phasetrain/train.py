@@ -164,7 +164,10 @@ class _Training:
             torch.get_num_threads(),
             config.RUN.seed,
         )
-        log.info("data %s (%s); model %s, %s parameters", config.DATA.TRAIN.dataset, sizes, config.MODEL.name, f"{parameter_count(task.model):,}")
+        parameters = f"{parameter_count(task.model):,}"
+        log.info(
+            "data %s (%s); model %s, %s parameters", config.DATA.TRAIN.dataset, sizes, config.MODEL.name, parameters
+        )
         log.info("plan %d epochs, %d updates, %d phases", plan.epochs, plan.updates, len(plan.phases))
         if loaded is not None:
             log.info("going on from %s at update %d of %d", loaded.path, state.updates, plan.updates)
@@ -185,9 +188,11 @@ class _Training:
         if self.signals.stop and not state.finished:
             code, name = 128 + self.signals.stop, self.signals.stop_name
             result = replace(result, state="preempted", exit_code=code, reason=name)
-            log.info("stopped by %s at update %d of %d; go on with: %s", name, state.updates, engine.plan.updates, command(self.setup))
+            at = f"update {state.updates} of {engine.plan.updates}"
+            log.info("stopped by %s at %s; go on with: %s", name, at, command(self.setup))
         else:
-            log.info("%s after %d updates; weights sha256:%s; everything is in %s", state.finished, state.updates, result.digest[:16], folder.path)
+            log.info("%s after %d updates; everything is in %s", state.finished, state.updates, folder.path)
+            log.info("weights sha256 %s", result.digest)
         folder.write_status(
             result.state, updates=state.updates, reason=result.reason, exit_code=result.exit_code, digest=result.digest
         )
@@ -200,7 +205,7 @@ class _Latest(Hook):
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
-    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Take over the metrics of the phase."""
         self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
 
@@ -237,8 +242,9 @@ def _finished(setup: Setup, checkpointer: Checkpointer, data: Mapping[str, Split
     if settled_changes(setup, loaded):
         return None
     state = loaded.manifest.state
-    log.info("%s is a finished run (%s after %d updates); nothing is left to do", setup.config.RUN.dir, state["finished"], state["updates"])
-    return Result("finished", folder=setup.config.RUN.dir, reason=state["finished"], updates=state["updates"])
+    folder, reason, updates = setup.config.RUN.dir, state["finished"], state["updates"]
+    log.info("%s is a finished run (%s after %d updates); nothing is left to do", folder, reason, updates)
+    return Result("finished", folder=folder, reason=reason, updates=updates)
 
 
 def _save_settings(setup: Setup) -> SaveSettings:

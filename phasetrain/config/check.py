@@ -106,7 +106,7 @@ class _Checker:
         known = KnownPaths([*self._schema.keys, *(f"{part.path}.{name}" for part in parts for name in part.takes)])
         for unknown in self._unknown:
             near = known.near(unknown.path)
-            meant = f"; did you mean {near}?" if near not in (None, unknown.path) else "."
+            meant = f"; did you mean {near}?" if near is not None else "."
             self._report(unknown.path, unknown.value, f"{unknown.what}{meant} {unknown.known}")
         return self._found
 
@@ -206,7 +206,8 @@ class _Checker:
         schedules = lookup(self._config, "OPTIMIZER.SCHEDULES")
         if optimizer is None or optimizer.free or not isinstance(schedules, Mapping):
             return
-        for option in [option for option in schedules if option not in {*optimizer.takes, "lr"}]:
+        options = list(dict.fromkeys(["lr", *optimizer.takes]))  # every optimizer has a learning rate
+        for option in [option for option in schedules if option not in options]:
             path = f"OPTIMIZER.SCHEDULES.{option}"
             self._found.append(
                 f"{path} ({self._origin(path)}): {optimizer.name!r} has no option {option!r}"

@@ -106,7 +106,7 @@ class Merged:
         if here == IMPORTS and isinstance(new, list) and isinstance(old, list):
             if not new:
                 return
-            new = list(dict.fromkeys([*old, *new]))
+            new = [*old, *(name for name in new if name not in old)]
         if isinstance(old, dict):
             self._forget(here)
         target[key] = deepcopy(new)

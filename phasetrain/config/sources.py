@@ -74,6 +74,11 @@ class ConfigFiles:
         """Tell whether `group` (`LOSS`, `DATA/TRAIN`) is a folder with options."""
         return any(source.is_group(group) for source in self._sources())
 
+    def groups(self) -> list[str]:
+        """Return the folders with options, `experiment` first."""
+        found = {name for source in self._sources() for name in source.list("", ObjectType.GROUP)}
+        return sorted(found, key=lambda name: (name != EXPERIMENT, name))
+
     def options(self, group: str) -> list[str]:
         """Return the names of a group's options in order; those in sub-folders with their path (`vision/digits`)."""
         return sorted({name for source in self._sources() if source.is_group(group) for name in _names(source, group)})

@@ -144,7 +144,7 @@ class _Guarded(torch.utils.data.Dataset[Any]):
             return SampleError(str(error))
 
 
-def survive_first_signal(worker: int) -> None:  # noqa: ARG001 - torch passes the worker's number
+def survive_first_signal(worker: int) -> None:
     """Let a worker outlive the first SIGTERM or SIGINT, so that the main process can still save; die at the second.
 
     A signal to the process group reaches workers first. Ignoring it for good would leave a hung worker behind,
@@ -152,7 +152,7 @@ def survive_first_signal(worker: int) -> None:  # noqa: ARG001 - torch passes th
     """
     received: list[int] = []
 
-    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def handle(number: int, frame: FrameType | None) -> None:
         if received:
             sys.exit(128 + number)
         received.append(number)

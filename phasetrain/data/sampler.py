@@ -45,7 +45,7 @@ def shuffled() -> Order:
 def sequential() -> Order:
     """Return the order of the data set itself."""
 
-    def order(length: int, seed: int) -> Indices:  # noqa: ARG001 - the seed does not matter here
+    def order(length: int, seed: int) -> Indices:
         return np.arange(length, dtype=np.int64)
 
     return order

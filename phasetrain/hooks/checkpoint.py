@@ -1,4 +1,4 @@
-"""Saves the run when it is due, and puts a resumed run back where it was; always the first hook (section CHECKPOINT)."""
+"""Saves a run when it is due and puts a resumed one back where it was; always the first hook (section CHECKPOINT)."""
 
 import logging
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ class CheckpointHook(Hook):
         restore(run, self._loaded)
         run.resumed_from, self._loaded = self._loaded.path, None
 
-    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:  # noqa: ARG002
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Save if it is due by updates or asked for; stop if asked to."""
         if self.signals.stop:
             run.stop(self.signals.stop_name, interrupted=True)
@@ -75,7 +75,7 @@ class CheckpointHook(Hook):
             self.signals.save = False
             self.save(run)
 
-    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Save if an epoch is complete and it is due."""
         every = self.settings.every_epochs
         if every is not None and phase.is_train and phase.ends_epoch and (phase.epoch + 1) % every == 0:

@@ -39,7 +39,7 @@ class ConsoleView(Hook):
         self._updates_before = run.state.updates
         self.terminal.progress(run.plan.updates, run.state.updates)
 
-    def on_phase_start(self, run: Run, phase: Phase) -> None:  # noqa: ARG002
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""
         self._phase_began = time.perf_counter()
 
@@ -82,7 +82,7 @@ class ConsoleView(Hook):
         taken = seconds(time.perf_counter() - self._began)
         self.terminal.table(f"results after {taken} of this attempt", ("metric", "value", "at update"), rows)
 
-    def on_exception(self, run: Run, error: BaseException) -> None:  # noqa: ARG002
+    def on_exception(self, run: Run, error: BaseException) -> None:
         """Take the bar away, so that the error stands alone."""
         self.terminal.end_progress()
 

@@ -45,7 +45,7 @@ class Metrics(Hook):
         self._file.truncate(self._offset)
         self._file.seek(0, 2)
 
-    def on_phase_start(self, run: Run, phase: Phase) -> None:  # noqa: ARG002
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""
         self._phase_began = time.perf_counter()
         self._since = (self._phase_began, run.state.samples)
@@ -87,7 +87,7 @@ class Metrics(Hook):
             }
         )
 
-    def on_save(self, run: Run) -> None:  # noqa: ARG002
+    def on_save(self, run: Run) -> None:
         """Make every line durable, so that the checkpoint covers it."""
         assert self._file is not None
         self._file.flush()

@@ -61,7 +61,7 @@ class TensorBoard(Hook):
         for name, value in metrics.items():
             self._writer.add_scalar(f"{phase.split}/{name}", value, run.state.updates)
 
-    def on_save(self, run: Run) -> None:  # noqa: ARG002
+    def on_save(self, run: Run) -> None:
         """Hand everything over to the system and note how far it goes."""
         self._writer.flush()
         self._covered = {file.name: file.stat().st_size for file in self._event_files()}

@@ -38,9 +38,7 @@ def sgd(
         weight_decay: L2 penalty, added to the gradient.
         nesterov: look ahead along the velocity (Sutskever et al. 2013).
     """
-    return torch.optim.SGD(
-        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
-    )
+    return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True)
 
 
 @OPTIMIZERS.register("adam")
@@ -55,7 +53,7 @@ def adam(
         eps: added to the denominator.
         weight_decay: L2 penalty, added to the gradient.
     """
-    return torch.optim.Adam(params, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay, fused=True)
+    return torch.optim.Adam(params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True)
 
 
 @OPTIMIZERS.register("adamw")
@@ -70,4 +68,4 @@ def adamw(
         eps: added to the denominator.
         weight_decay: share of a weight that is taken off per update and unit of learning rate.
     """
-    return torch.optim.AdamW(params, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay, fused=True)
+    return torch.optim.AdamW(params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=True)

@@ -167,7 +167,7 @@ class Task(ABC):
             outputs.append(self._measured(events.on_forward(self._forward(batch))))
         return merged(outputs)
 
-    def measure(self, phase: Phase) -> dict[str, float]:  # noqa: ARG002 - a task may measure per split
+    def measure(self, phase: Phase) -> dict[str, float]:
         """Return the metrics of the phase that the meters have seen, by label."""
         metrics: dict[str, float] = {}
         for label, meter in self.meters.items():

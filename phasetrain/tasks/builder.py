@@ -1,4 +1,4 @@
-"""From config sections to parts: the one place that reads what is learned (DATA, MODEL, LOSS, METERS, OPTIMIZER, TASK)."""
+"""From sections to parts: the one place that reads DATA, MODEL, LOSS, METERS, OPTIMIZER and TASK."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from phasetrain.registry import Registry, parameter_types, parameters
 from phasetrain.tasks.base import TASKS, Parts, Task
 
 DATA_KEYS = frozenset(
-    "dataset batch_size micro_batch_size workers drop_last sampler transforms collate prefetch start_method "
-    "timeout_seconds pin_memory".split()
+    {"dataset", "batch_size", "micro_batch_size", "workers", "drop_last", "sampler", "transforms", "collate"}
+    | {"prefetch", "start_method", "timeout_seconds", "pin_memory"}
 )
 """Keys of a split that are the section's own; all others are parameters of the data set."""
 
-OPTIMIZER_KEYS = frozenset("name lr accumulate clip_norm clip_value scaler SCHEDULES".split())
+OPTIMIZER_KEYS = frozenset({"name", "lr", "accumulate", "clip_norm", "clip_value", "scaler", "SCHEDULES"})
 """Keys of OPTIMIZER that are the section's own; all others are parameters of the optimizer."""
 
 
@@ -154,9 +154,7 @@ class Builder:
             self._named(TRANSFORMS, item, f"{where}.transforms[{i}]") for i, item in enumerate(section.transforms)
         ]
         pipeline = Pipeline(transforms)
-        reader = Reader(
-            dataset, pipeline, self._named(COLLATES, section.collate, f"{where}.collate"), seed=self.seed
-        )
+        reader = Reader(dataset, pipeline, self._named(COLLATES, section.collate, f"{where}.collate"), seed=self.seed)
         order = self._named(SAMPLERS, section.sampler, f"{where}.sampler")
         known = dict(dataset.facts()) if isinstance(dataset, Described) else {}
         if "input_shape" in known:
@@ -168,9 +166,7 @@ class Builder:
         """Return the batches of one split."""
         section = split.section
         micro = section.micro_batch_size or -(-section.batch_size // self.world.size)
-        sampler = PhaseSampler(
-            split.order, split.length, seed=self.seed, micro_batch_size=micro, world=self.world
-        )
+        sampler = PhaseSampler(split.order, split.length, seed=self.seed, micro_batch_size=micro, world=self.world)
         settings = LoaderSettings(
             section.workers, section.prefetch, section.start_method, section.timeout_seconds, section.pin_memory
         )
@@ -192,7 +188,9 @@ class Builder:
         params = _rest(section, {"name"})
         factory = LOSSES.find(section.name)
         tensors = [key for key, hint in parameter_types(factory).items() if _takes_tensor(hint)]
-        params |= {key: torch.tensor(params[key], dtype=torch.float32) for key in tensors if params.get(key) is not None}
+        params |= {
+            key: torch.tensor(params[key], dtype=torch.float32) for key in tensors if params.get(key) is not None
+        }
         if not isinstance(factory, type) and {"output", "target"} <= parameters(factory).keys():
             return _FunctionLoss(factory, params)
         loss = LOSSES.build(section.name, params, facts=facts, used=self.used)
@@ -200,12 +198,12 @@ class Builder:
 
     def build_meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
         """Return the meters by label, in the order of their keys."""
-        return {
-            label: METERS.build(
-                section.get("name", label), _rest(section, {"name"}), where=f"METERS.{label}", facts=facts, used=self.used
-            )
-            for label, section in self.config.METERS.items()
-        }
+
+        def build(label: str, section: AttrDict) -> Meter:
+            name, params = section.get("name", label), _rest(section, {"name"})
+            return METERS.build(name, params, where=f"METERS.{label}", facts=facts, used=self.used)
+
+        return {label: build(label, section) for label, section in self.config.METERS.items()}
 
     def build_updater(self, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any]) -> Updater:
         """Return the updater over all parameters of model and loss that require a gradient."""
@@ -214,10 +212,11 @@ class Builder:
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
         params = _rest(section, OPTIMIZER_KEYS)
-        own = {"params": trained, "lr": section.lr}
+        own: dict[str, Any] = {"params": trained, "lr": section.lr}
         if not {"foreach", "differentiable"} & params.keys():
             own["fused"] = True  # several times faster than torch's default, on CPU too
-        optimizer = OPTIMIZERS.build(section.name, params, facts=facts | own, used=(used := {}))
+        used: dict[str, Any] = {}
+        optimizer = OPTIMIZERS.build(section.name, params, facts={**facts, **own}, used=used)
         self.used |= {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
         schedules = {
             option: self._named(SCHEDULES, item, f"OPTIMIZER.SCHEDULES.{option}", facts)

@@ -10,6 +10,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.tasks.base import TASKS, Parts, Task
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+ELEMENTWISE = (torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss)
 
 
 @TASKS.register("supervised")
@@ -35,34 +36,39 @@ class Supervised(Task):
                 f"{_first(batch)}: {error}"
             ) from error
         try:
+            if not self._checked:
+                self._check_pairs(output, batch.target)
             loss = self.loss(output, batch.target)
             if not self._checked:
-                self._check(loss, output, batch)
+                self._check_mean(loss)
         except MISFITS as error:
             raise ConfigError(self._misfit(output, batch, error)) from error
         return StepOutput(loss, batch.size, batch.size, output, batch.target, batch.mask, batch.ids)
 
-    def _check(self, loss: Any, output: Any, batch: Batch) -> None:
-        """Look once at what would otherwise go wrong in silence."""
-        self._checked = True
+    def _check_pairs(self, output: Any, target: Any) -> None:
+        """Look once at what torch would only warn of."""
+        if isinstance(self.loss, ELEMENTWISE) and output.shape != target.shape:
+            raise ValueError("the shapes differ, so every output would be paired with every target")
+
+    def _check_mean(self, loss: Any) -> None:
+        """Look once at the form of the loss."""
         if not isinstance(loss, Tensor) or loss.ndim != 0:
-            raise ValueError(f"the loss is {_shape(loss)}, expected a scalar tensor (the mean over the batch)")
-        elementwise = isinstance(self.loss, torch.nn.MSELoss | torch.nn.L1Loss | torch.nn.SmoothL1Loss | torch.nn.HuberLoss)
-        if elementwise and output.shape != batch.target.shape:
-            raise ValueError("shapes differ, and the loss would silently pair every output with every target")
+            raise ValueError(f"the loss is {_shape(loss)}, expected a scalar tensor, the mean over the batch")
+        self._checked = True
 
     def _misfit(self, output: Any, batch: Batch, error: Exception) -> str:
-        target, key = batch.target, "LOSS"
+        target = batch.target
         if isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim == 2 and target.ndim == 1:
             wrong = ((target < 0) | (target >= output.shape[1])).nonzero().flatten().tolist()
             if wrong and not target.is_floating_point():
+                split = "DATA.TRAIN" if self.model.training else "the test split"
                 return (
-                    f"DATA: sample {int(batch.ids[wrong[0]])} has label {int(target[wrong[0]])}, and the model gives "
-                    f"{output.shape[1]} classes, so labels go from 0 to {output.shape[1] - 1}; set MODEL.classes to "
+                    f"{split}: sample {int(batch.ids[wrong[0]])} has label {int(target[wrong[0]])}, and the "
+                    f"model gives {output.shape[1]} classes, so labels go from 0 to {output.shape[1] - 1}; set MODEL.classes to "
                     "the number of classes, or mend the labels"
                 )
         return (
-            f"{key}: {_described(self.loss)} does not fit the output {_shape(output)} of the model "
+            f"LOSS: {_described(self.loss)} does not fit the output {_shape(output)} of the model "
             f"{_described(self.model)} and the target {_shape(target)}: {error}"
         )
 

@@ -15,9 +15,9 @@ def test_keys_are_attributes_at_every_depth() -> None:
 
 
 def test_an_unknown_key_is_told_with_its_section_and_near_miss() -> None:
-    with pytest.raises(AttributeError, match="no 'lrr' in OPTIMIZER; did you mean 'lr'?"):
+    with pytest.raises(AttributeError, match=r"no 'lrr' in OPTIMIZER; did you mean 'lr'\?"):
         _ = CONFIG.OPTIMIZER.lrr
-    with pytest.raises(AttributeError, match="no 'RUM' in the config; did you mean 'RUN'?"):
+    with pytest.raises(AttributeError, match=r"no 'RUM' in the config; did you mean 'RUN'\?"):
         _ = CONFIG.RUM
     with pytest.raises(AttributeError, match=r"no 'b' in OPTIMIZER.betas\[1\]$"):
         _ = CONFIG.OPTIMIZER.betas[1].b

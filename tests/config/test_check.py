@@ -91,29 +91,45 @@ def test_unknown_sections_of_files_are_one_line_each(slots: list[Slot], user_dir
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "key", "message"),
     [
-        ("LOSS.name=focl", "LOSS.name = 'focl' (command line): no loss has this name; did you mean 'focal'? Known: cross_entropy, focal"),
-        ("MODEL.name=zzz", "MODEL.name = 'zzz' (command line): no model has this name. Known: mlp"),
-        ("DATA.TRAIN.dataset=digit", "DATA.TRAIN.dataset = 'digit' (command line): no data set has this name; did you mean 'digits'?"),
-        ("METERS.acuracy={}", "METERS.acuracy = 'acuracy' (command line): no meter has this name; did you mean 'accuracy'?"),
-        ("METERS.x.name=acuracy", "METERS.x.name = 'acuracy' (command line): no meter has this name"),
-        ("HOOKS.consol={}", "did you mean 'console'?"),
-        ("OPTIMIZER.SCHEDULES.lr=cosin", "OPTIMIZER.SCHEDULES.lr.name = 'cosin' (command line): no schedule has this name; did you mean 'cosine'?"),
-        ("DATA.TRAIN.transforms=[flaten]", "DATA.TRAIN.transforms[0] = 'flaten' (command line): no transform has this name; did you mean 'flatten'?"),
-        ("DATA.TRAIN.sampler=shufled", "DATA.TRAIN.sampler = 'shufled' (command line): no sampler has this name; did you mean 'shuffled'?"),
-        ("DATA.TRAIN.transforms=[{mean: [0]}]", "DATA.TRAIN.transforms[0] = {'mean': [0]} (command line): names no transform; set DATA.TRAIN.transforms[0].name. Known: flatten, normalize"),
-        ("DATA.TRAIN.transforms=[3]", "DATA.TRAIN.transforms[0] = 3 (command line): expected a name or a mapping with `name`"),
-        ("OPTIMIZER.SCHEDULES.momentum.end=3", "names no schedule; set OPTIMIZER.SCHEDULES.momentum.name"),
-        ("METERS.x=accuracy", "METERS.x = 'accuracy' (command line): expected a mapping of parameters; a meter is named by METERS.x.name=accuracy"),
-        ("METERS.x=3", "METERS.x = 3 (command line): expected a mapping of parameters"),
-        ("OPTIMIZER.SCHEDULES.lrr=cosine", "OPTIMIZER.SCHEDULES.lrr (command line): 'sgd' has no option 'lrr'; did you mean 'lr'?"),
-        ("LOSS.name=no.such.Loss", "LOSS.name = 'no.such.Loss' (command line): module 'no.such' cannot be imported"),
-        ("OPTIMIZER.params=[1]", "OPTIMIZER.params = [1] (command line): the program passes this one itself; leave it out"),
+        ("LOSS.name=focl", "LOSS.name = 'focl'", "no loss has this name; did you mean 'focal'? Known: cross_entropy"),
+        ("MODEL.name=zzz", "MODEL.name = 'zzz'", "no model has this name. Known: mlp, resnet_cifar, small_cnn"),
+        (
+            "DATA.TRAIN.dataset=digit",
+            "DATA.TRAIN.dataset = 'digit'",
+            "no data set has this name; did you mean 'digits'?",
+        ),
+        ("METERS.acuracy={}", "METERS.acuracy = 'acuracy'", "no meter has this name; did you mean 'accuracy'?"),
+        ("METERS.x.name=acuracy", "METERS.x.name = 'acuracy'", "no meter has this name; did you mean 'accuracy'?"),
+        ("HOOKS.consol={}", "HOOKS.consol = 'consol'", "no hook has this name; did you mean 'console'?"),
+        ("OPTIMIZER.SCHEDULES.lr=cosin", "OPTIMIZER.SCHEDULES.lr.name = 'cosin'", "no schedule has this name"),
+        ("DATA.TRAIN.transforms=[flaten]", "DATA.TRAIN.transforms[0] = 'flaten'", "no transform has this name"),
+        ("DATA.TRAIN.sampler=shufled", "DATA.TRAIN.sampler = 'shufled'", "no sampler has this name"),
+        (
+            "DATA.TRAIN.transforms=[{mean: [0]}]",
+            "DATA.TRAIN.transforms[0] = {'mean': [0]}",
+            "names no transform; set DATA.TRAIN.transforms[0].name. Known: flatten, normalize",
+        ),
+        ("DATA.TRAIN.transforms=[3]", "DATA.TRAIN.transforms[0] = 3", "expected a name or a mapping with `name`"),
+        (
+            "OPTIMIZER.SCHEDULES.momentum.end=3",
+            "OPTIMIZER.SCHEDULES.momentum = {'end': 3}",
+            "names no schedule; set OPTIMIZER.SCHEDULES.momentum.name",
+        ),
+        (
+            "METERS.x=accuracy",
+            "METERS.x = 'accuracy'",
+            "expected a mapping of parameters; a meter is named by METERS.x.name=accuracy",
+        ),
+        ("METERS.x=3", "METERS.x = 3", "expected a mapping of parameters. Known: accuracy, loss"),
+        ("OPTIMIZER.SCHEDULES.lrr=cosine", "OPTIMIZER.SCHEDULES.lrr", "'sgd' has no option 'lrr'; did you mean 'lr'?"),
+        ("LOSS.name=no.such.Loss", "LOSS.name = 'no.such.Loss'", "module 'no.such' cannot be imported"),
+        ("OPTIMIZER.params=[1]", "OPTIMIZER.params = [1]", "the program passes this one itself; leave it out"),
     ],
-)  # fmt: skip
-def test_names_of_parts(slots: list[Slot], override: str, message: str) -> None:
-    assert message in refused(slots, override)
+)
+def test_names_of_parts(slots: list[Slot], override: str, key: str, message: str) -> None:
+    assert f"{key} (command line): {message}" in refused(slots, override)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +187,7 @@ def test_a_problem_found_on_the_way_is_not_told_twice(slots: list[Slot]) -> None
 
 def test_raise_all() -> None:
     raise_all([])
-    with pytest.raises(ConfigError, match="^only$"):
+    with pytest.raises(ConfigError, match=r"^only$"):
         raise_all(["only", "only"])
 
 

@@ -7,7 +7,9 @@ from phasetrain.config.sources import ConfigFiles
 
 
 def test_options_of_user_and_package_are_listed_together(user_dir) -> None:
-    files = ConfigFiles(user_dir({"LOSS/mine.yaml": "{}", "LOSS/deep/own.yaml": "{}", "LOSS/readme.txt": ""}))
+    own = user_dir({"LOSS/mine.yaml": "{}", "LOSS/deep/own.yaml": "{}", "LOSS/readme.txt": "", "DATA/a.yaml": "{}"})
+    files = ConfigFiles(own)
+    assert files.groups() == ["experiment", "DATA", "LOSS", "MODEL", "OPTIMIZER"]
     assert files.options("LOSS") == ["cross_entropy", "deep/own", "label_smoothing", "mine"]
     assert files.is_group("LOSS/deep")
     assert not files.is_group("NOTHING")

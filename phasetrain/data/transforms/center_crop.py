@@ -23,7 +23,7 @@ class CenterCrop(BatchTransform):
             raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
         self.size = size
 
-    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:  # noqa: ARG002 - draws nothing
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return the middle of each image, `(N, C, size, size)`."""
         check_images(batch, self)
         height, width = batch.shape[2:]

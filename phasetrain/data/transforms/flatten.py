@@ -9,6 +9,6 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys
 class Flatten(BatchTransform):
     """Makes vectors of samples of any shape: `(N, ...)` becomes `(N, D)`."""
 
-    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:  # noqa: ARG002 - draws nothing
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return vectors `(N, D)`."""
         return batch.reshape(len(batch), -1)

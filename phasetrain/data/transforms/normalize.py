@@ -31,7 +31,7 @@ class Normalize(BatchTransform):
         self.mean = torch.tensor(list(mean), dtype=torch.float32)[:, None, None]
         self.std = torch.tensor(list(std), dtype=torch.float32)[:, None, None]
 
-    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:  # noqa: ARG002 - draws nothing
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return the batch shifted and scaled, same shape."""
         check_images(batch, self)
         if len(self.mean) not in (1, batch.shape[1]):

@@ -22,7 +22,7 @@ class Resize(BatchTransform):
             raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
         self.size = size
 
-    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:  # noqa: ARG002 - draws nothing
+    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return the resized images, `(N, C, size, size)`."""
         check_images(batch, self)
         return interpolate(batch, size=(self.size, self.size), mode="bilinear", antialias=True)

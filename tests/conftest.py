@@ -1,0 +1,68 @@
+"""What holds for every test: no test leaves a trace in the process, and a torchvision without its operators imports."""
+
+import importlib.util
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _declared_operators() -> torch.library.Library | None:
+    """Declare `torchvision::nms` where torchvision is installed for another build of torch.
+
+    Its compiled operators cannot be loaded then, and `import torchvision` fails on the missing name.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        for compiled in Path(spec.origin).parent.glob("_C*.so"):
+            torch.ops.load_library(str(compiled))
+            return None
+    except OSError:
+        pass
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+_OPERATORS = _declared_operators()  # operators live as long as the library object
+
+
+def global_state() -> dict[str, Any]:
+    """Return what a run may change in its process and has to put back."""
+    logger = logging.getLogger("phasetrain")
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic, warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill of uninitialised memory": torch.utils.deterministic.fill_uninitialized_memory,
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "default dtype": torch.get_default_dtype(),
+        "gradients enabled": torch.is_grad_enabled(),
+        "signal handlers": {name.name: signal.getsignal(name) for name in SIGNALS},
+        "handlers of the logger": list(logger.handlers),
+        "level and propagation of the logger": (logger.level, logger.propagate),
+    }
+
+
+@pytest.fixture
+def snapshot() -> Callable[[], dict[str, Any]]:
+    """Return the function that looks at global state, for the test of the guard below."""
+    return global_state
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test after which global state differs from before."""
+    before = global_state()
+    yield
+    after = global_state()
+    changed = [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if after[name] != before[name]]
+    assert not changed, "the test changed global state and did not put it back:\n" + "\n".join(changed)

@@ -1,0 +1,179 @@
+"""Habits that the source keeps: no probing, no hidden state, no swallowed errors, no drawer for leftovers."""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(
+    path for folder in ("phasetrain", "configs", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)
+PRINTS = {"phasetrain/terminal.py", "phasetrain/run.py"}
+
+PROBES = {"hasattr", "getattr", "setattr", "delattr"}
+MAKES_MUTABLE = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}
+MUTATES = set(
+    "append extend insert add update setdefault pop popitem clear remove discard sort reverse appendleft popleft".split()
+)
+DRAWERS = {"utils", "util", "helpers", "misc", "common"}
+
+Rule = Callable[[ast.Module], Iterator[str]]
+
+
+def probing(tree: ast.Module) -> Iterator[str]:
+    """Yield each question to an object about what it can do, instead of a type that says so."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PROBES:
+            yield f"{node.lineno}: {node.func.id}()"
+        if isinstance(node, ast.Try) and not any(isinstance(inner, ast.Call) for inner in _within(node.body)):
+            yield from (f"{h.lineno}: except AttributeError" for h in node.handlers if "AttributeError" in _names(h.type))
+
+
+def mutable_globals(tree: ast.Module) -> Iterator[str]:
+    """Yield module variables that can change: containers that are no constants, constants that are changed, `global`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _mutable(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [name for target in targets for name in _names(target)]
+            yield from (f"{node.lineno}: {name}" for name in names if not name.isupper() and name != "__all__")
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Global):
+            yield f"{inner.lineno}: global {', '.join(inner.names)}"
+        yield from (f"{line}: {name} is changed" for line, name in _changes(inner) if name.isupper())
+
+
+def swallowed_errors(tree: ast.Module) -> Iterator[str]:
+    """Yield handlers of every error that neither raise nor look at what they caught."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and (node.type is None or _broad(node.type)):
+            raises = any(isinstance(inner, ast.Raise) for inner in _within(node.body))
+            looks = any(isinstance(inner, ast.Name) and inner.id == node.name for inner in _within(node.body))
+            if not raises and not looks:
+                yield f"{node.lineno}: swallows every error"
+        if isinstance(node, ast.Call) and "suppress" in _names(node.func) and any(map(_broad, node.args)):
+            yield f"{node.lineno}: suppresses every error"
+
+
+def wildcard_imports(tree: ast.Module) -> Iterator[str]:
+    """Yield `from x import *`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            yield f"{node.lineno}: from {node.module} import *"
+
+
+def prints(tree: ast.Module) -> Iterator[str]:
+    """Yield calls of print."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield f"{node.lineno}: print()"
+
+
+def _within(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    return (inner for statement in body for inner in ast.walk(statement))
+
+
+def _names(node: ast.AST | None) -> list[str]:
+    if isinstance(node, ast.Tuple | ast.List):
+        return [name for item in node.elts for name in _names(item)]
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+def _broad(node: ast.AST) -> bool:
+    return bool({"Exception", "BaseException"} & set(_names(node)))
+
+
+def _mutable(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return bool(MAKES_MUTABLE & set(_names(node.func)))
+    return isinstance(node, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each plain name whose content a node changes."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATES:
+        yield from ((node.lineno, name) for name in _plain(node.func.value))
+    if isinstance(node, ast.AugAssign):
+        yield from ((node.lineno, name) for name in _plain(node.target))
+    if isinstance(node, ast.Assign | ast.Delete):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript):
+                yield from ((node.lineno, name) for name in _plain(target.value))
+
+
+def _plain(node: ast.AST) -> list[str]:
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+RULES: tuple[Rule, ...] = (probing, mutable_globals, swallowed_errors, wildcard_imports)
+
+
+def broken(rule: Rule, path: Path) -> list[str]:
+    """Return what a rule finds in a file, each with its place."""
+    return [f"{path.relative_to(ROOT)}:{line}" for line in rule(ast.parse(path.read_text("utf-8")))]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule(rule: Rule) -> None:
+    assert [line for path in SOURCES for line in broken(rule, path)] == []
+
+
+def test_only_the_terminal_and_the_entry_print() -> None:
+    package = [path for path in SOURCES if path.is_relative_to(ROOT / "phasetrain")]
+    silent = [path for path in package if path.relative_to(ROOT).as_posix() not in PRINTS]
+    assert len(silent) == len(package) - len(PRINTS)
+    assert [line for path in silent for line in broken(prints, path)] == []
+
+
+def test_no_drawer_for_leftovers() -> None:
+    named = [path.relative_to(ROOT).as_posix() for path in SOURCES if DRAWERS & set(path.with_suffix("").parts)]
+    assert named == []
+
+
+BAD = [
+    (probing, "if hasattr(x, 'y'):\n    pass", "1: hasattr()"),
+    (probing, "y = getattr(x, 'y', None)", "1: getattr()"),
+    (probing, "try:\n    x.y\nexcept (KeyError, AttributeError):\n    raise", "3: except AttributeError"),
+    (mutable_globals, "found = []", "1: found"),
+    (mutable_globals, "found: dict[str, int] = {}", "1: found"),
+    (mutable_globals, "cache = collections.defaultdict(list)", "1: cache"),
+    (mutable_globals, "SEEN = set()\ndef see(x):\n    SEEN.add(x)", "3: SEEN is changed"),
+    (mutable_globals, "SEEN = {}\ndef see(x):\n    SEEN[x] = 1", "3: SEEN is changed"),
+    (mutable_globals, "COUNT = 0\ndef count():\n    global COUNT\n    COUNT += 1", "3: global COUNT"),
+    (swallowed_errors, "try:\n    f()\nexcept:\n    pass", "3: swallows every error"),
+    (swallowed_errors, "try:\n    f()\nexcept Exception as error:\n    log()", "3: swallows every error"),
+    (swallowed_errors, "with contextlib.suppress(Exception):\n    f()", "1: suppresses every error"),
+    (wildcard_imports, "from torch import *", "1: from torch import *"),
+    (prints, "print(1)", "1: print()"),
+]
+
+
+@pytest.mark.parametrize(("rule", "source", "line"), BAD)
+def test_the_rule_sees_what_it_forbids(rule: Rule, source: str, line: str) -> None:
+    assert line in list(rule(ast.parse(source)))
+
+
+GOOD = """
+LOSSES = Registry("loss", "LOSS")
+WORDS = ["a", "b"]
+__all__ = ["LOSSES"]
+object.__setattr__(plan, "rest", 1)
+def f(config):
+    found = []
+    found.append(config.METERS)
+    try:
+        f(config)
+    except Exception as error:
+        found.append(error)
+    except BaseException:
+        raise
+    return sorted(found)
+"""
+
+
+@pytest.mark.parametrize("rule", [*RULES, prints], ids=lambda rule: rule.__name__)
+def test_the_rule_lets_good_code_pass(rule: Rule) -> None:
+    assert list(rule(ast.parse(GOOD))) == []

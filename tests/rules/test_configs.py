@@ -1,0 +1,42 @@
+"""Every config under configs/ composes and builds: each experiment, and each option of a group over the default one."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from phasetrain.config.sources import ConfigFiles
+from phasetrain.errors import ConfigError
+from phasetrain.run import run
+from phasetrain.terminal import Terminal
+
+ROOT = Path(__file__).parents[2]
+FILES = ConfigFiles()
+OPTIONS = [(group, option) for group in sorted(FILES.groups()) for option in FILES.options(group)]
+
+
+def plan(overrides: list[str], folder: Path) -> str:
+    """Plan a run, which builds every part of it, and return what was printed."""
+    printed = io.StringIO()
+    run([*overrides, "RUN.engine=plan", f"RUN.dir={folder}"], terminal=Terminal(printed))
+    return printed.getvalue()
+
+
+def test_every_file_is_an_option() -> None:
+    files = {path.relative_to(ROOT / "configs").with_suffix("") for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {Path(group, option) for group, option in OPTIONS} == files
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
+def test_it_composes_and_builds(group: str, option: str, tmp_path: Path) -> None:
+    printed = plan([f"{group}={option}"], tmp_path)
+    written = json.loads((tmp_path / "plan.json").read_text("utf-8"))
+    assert written["phases"]
+    assert "parameters" in printed
+
+
+def test_what_does_not_build_is_seen(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="depth"):
+        plan(["MODEL=resnet20", "MODEL.depth=21"], tmp_path)
+
