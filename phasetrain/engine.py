@@ -1,6 +1,7 @@
 """The phase engine: the one loop that interleaves train and test phases."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import World
@@ -122,8 +123,8 @@ class PhaseEngine:
             self.hooks.on_exception(self, error)
             raise
         finally:
-            self.hooks.close()
-            self.task.close()
+            with closing(self.task):
+                self.hooks.close()
 
 
 class PhaseEvents:

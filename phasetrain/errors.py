@@ -38,7 +38,7 @@ class NoValidCheckpointError(PhasetrainError):
 
 
 class InvalidCheckpointError(PhasetrainError):
-    """One checkpoint is torn, altered or of an unknown format; the one before it may still serve."""
+    """One checkpoint is torn, altered or of an unknown format; the one before it may still serve (exit code 1)."""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

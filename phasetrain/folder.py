@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
-from phasetrain.storage import Storage
+from phasetrain.storage import TEMPORARY, Storage
 
 LEASE_SECONDS = 30.0
 """How often an owner renews its lease; one that is three times as old has expired."""
@@ -92,8 +92,15 @@ class RunFolder:
             FolderInUseError: another process owns it.
         """
         self._probe()
-        self.attempt = int(self.status().get("attempt", 0)) + 1
-        self._take(Owner.here(self.attempt))
+        before = self.status()
+        self.attempt = int(before.get("attempt", 0)) + 1
+        self._status = {"updates": int(before.get("updates", 0))}
+        try:
+            self._take(Owner.here(self.attempt))
+            self._sweep()
+        except OSError as error:
+            self.close()
+            raise self._not_writable(error) from error
         threading.Thread(target=self._renew, name="phasetrain-lease", daemon=True).start()
 
     def require(self, needed: int) -> None:
@@ -134,10 +141,19 @@ class RunFolder:
             self.storage.remove(probe)
         except OSError as error:
             Path(self.storage.local(probe)).unlink(missing_ok=True)
-            raise ConfigError(
-                f"RUN.dir = {self.path!r} cannot be written: {error.strerror or error} (errno {error.errno}); "
-                "set RUN.dir to a folder that this user may write to, on a disk with space left"
-            ) from error
+            raise self._not_writable(error) from error
+
+    def _not_writable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"RUN.dir = {self.path!r} cannot be written: {error.strerror or error} (errno {error.errno}); "
+            "set RUN.dir to a folder that this user may write to, on a disk with space left"
+        )
+
+    def _sweep(self) -> None:
+        """Delete the files that a killed attempt was about to put in place of others."""
+        for name in self.storage.names(self.path):
+            if TEMPORARY.search(name):
+                self.storage.remove(self.file(name))
 
     def _take(self, owner: Owner) -> None:
         # A POSIX record lock belongs to the process: workers forked from it do not hold it, and the kernel drops

@@ -1,5 +1,6 @@
 """The machine a run computes on: seeds, device, precision, threads and determinism (section MACHINE)."""
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -75,6 +76,7 @@ class Machine:
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             if self.deterministic:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA first needs it
                 torch.use_deterministic_algorithms(mode=True)
                 torch.backends.cudnn.benchmark = False
                 # Filling fresh memory hides reads of uninitialised memory and costs a kernel per allocation.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from math import ceil
 from typing import Any
 
@@ -153,14 +154,16 @@ def interleave(splits: Mapping[str, Split], settings: PhaseSettings) -> Plan:
         ConfigError: a split without samples, or without a single batch.
     """
     _check(splits, settings)
-    return Plan(tuple(_numbered(_cut(splits, settings, _Position()))))
+    tests = _tests(splits, settings, epoch=0) if settings.test_first else ()
+    return Plan(tuple(_numbered([*tests, *_cut(splits, settings, _Position(), tested=True)])))
 
 
-def splice(plan: Plan, state: RunState, splits: Mapping[str, Split], settings: PhaseSettings) -> tuple[Plan, RunState]:
-    """Return the plan and position of a run that goes on with other settings.
+def splice(plan: Plan, state: RunState, splits: Mapping[str, Split], settings: PhaseSettings) -> Plan:
+    """Return the plan of a run that goes on from `state` with other settings; the position stays as it is.
 
-    What is finished stays; the rest of the plan is cut anew at the samples consumed, so that nothing is
-    repeated or left out within the epoch. `where` goes on from its value to 1.
+    What is finished stays, a train phase under way ends at once, tests that are due or under way stay. The rest
+    is cut anew at the samples consumed, so that nothing is repeated or left out within the epoch. `where` goes
+    on from its value to 1; for a plan that was finished, from the value of its last update.
 
     Args:
         plan: the plan so far.
@@ -168,18 +171,14 @@ def splice(plan: Plan, state: RunState, splits: Mapping[str, Split], settings: P
         splits, settings: what holds from now on.
     """
     _check(splits, settings)
-    done, moved = list(plan.phases[: state.phase]), replace(state)
-    current = plan.phases[state.phase] if state.phase < len(plan.phases) else None
-    if current is not None and state.step and current.is_train:
-        done.append(replace(current, steps=state.step))
-        moved.finish_phase()
-    tests = []
-    while current is not None and not current.is_train:  # tests that are due or under way stay as they are
-        tests.append(current)
-        current = plan.phases[current.index + 1] if current.index + 1 < len(plan.phases) else None
-    rest = _cut(splits, settings, _Position.after(done, state), fresh=False)
-    anchor = (state.updates, plan.where(state))
-    return Plan(tuple(_numbered([*done, *tests, *rest])), anchor), moved
+    done, rest = list(plan.phases[: state.phase]), plan.phases[state.phase :]
+    if rest and rest[0].is_train and state.step:
+        done.append(replace(rest[0], steps=state.step))
+        rest = rest[1:] if state.step == rest[0].steps else ()
+    done += takewhile(lambda phase: not phase.is_train, rest)
+    coming = _cut(splits, settings, _Position.after(done, state), tested=not done or not done[-1].is_train)
+    reached = plan.where_at(min(state.updates, max(plan.updates - 1, 0)))
+    return Plan(tuple(_numbered([*done, *coming])), (state.updates, reached))
 
 
 def one_test(split: Split, *, index: int = 0, epoch: int = 0, limit: int | None = None) -> Phase:
@@ -208,6 +207,15 @@ class _Position:
             return cls(last.epoch + 1, 0, 0, state.updates, state.samples)
         return cls(last.epoch, last.first + last.steps, last.offset + last.samples, state.updates, state.samples)
 
+    def advance(self, phase: Phase) -> None:
+        self.updates, self.samples = self.updates + phase.steps, self.samples + phase.samples
+        self.first, self.offset = self.first + phase.steps, self.offset + phase.samples
+        if phase.ends_epoch:
+            self.next_epoch()
+
+    def next_epoch(self) -> None:
+        self.epoch, self.first, self.offset = self.epoch + 1, 0, 0
+
     def reached(self, settings: PhaseSettings) -> bool:
         if settings.epochs is not None:
             return self.epoch >= settings.epochs
@@ -216,26 +224,24 @@ class _Position:
         return self.samples >= (settings.samples or 0)
 
 
-def _cut(splits: Mapping[str, Split], settings: PhaseSettings, at: _Position, *, fresh: bool = True) -> Iterator[Phase]:
-    train = splits[TRAIN]
-    tests = [split for name, split in splits.items() if name != TRAIN]
-    if fresh and settings.test_first:
-        yield from _tests(tests, settings, at.epoch)
+def _cut(splits: Mapping[str, Split], settings: PhaseSettings, at: _Position, *, tested: bool) -> Iterator[Phase]:
+    """Yield the phases from `at` on; `tested` tells whether tests have followed the last update."""
+    train, epoch = splits[TRAIN], at.epoch if at.offset else at.epoch - 1
     while not at.reached(settings):
-        end = _end(train, settings, at)
-        if at.offset >= end:  # a splice with larger batches may find no whole batch left in the epoch
-            at.epoch, at.first, at.offset = at.epoch + 1, 0, 0
-            continue
-        steps = _steps(settings, at, left=ceil((end - at.offset) / train.batch_size), batch_size=train.batch_size)
-        phase = Phase(0, TRAIN, at.epoch, at.first, steps, at.offset, end, train.batch_size)
-        yield phase
-        at.updates, at.samples = at.updates + steps, at.samples + phase.samples
-        if phase.ends_epoch:
-            at.epoch, at.first, at.offset = at.epoch + 1, 0, 0
-        else:
-            at.first, at.offset = at.first + steps, at.offset + phase.samples
-        if _test_due(settings, at, phase) or at.reached(settings):
-            yield from _tests(tests, settings, phase.epoch)
+        epoch, end = at.epoch, _end(train, settings, at)
+        if at.offset < end:
+            steps = _steps(settings, at, left=ceil((end - at.offset) / train.batch_size), batch_size=train.batch_size)
+            phase = Phase(0, TRAIN, epoch, at.first, steps, at.offset, end, train.batch_size)
+            yield phase
+            at.advance(phase)
+            tested = False
+        else:  # a splice with larger batches may find no whole batch left in the epoch
+            at.next_epoch()
+        if not tested and _test_due(settings, at, epoch):
+            yield from _tests(splits, settings, epoch)
+            tested = True
+    if not tested:
+        yield from _tests(splits, settings, epoch)
 
 
 def _end(train: Split, settings: PhaseSettings, at: _Position) -> int:
@@ -259,14 +265,15 @@ def _steps(settings: PhaseSettings, at: _Position, *, left: int, batch_size: int
     return steps
 
 
-def _test_due(settings: PhaseSettings, at: _Position, phase: Phase) -> bool:
+def _test_due(settings: PhaseSettings, at: _Position, epoch: int) -> bool:
     by_epochs, by_updates = settings.test_every_epochs, settings.test_every_updates
-    if by_epochs is not None and phase.ends_epoch and (phase.epoch + 1) % by_epochs == 0:
+    if by_epochs is not None and at.epoch > epoch and at.epoch % by_epochs == 0:
         return True
     return by_updates is not None and at.updates % by_updates == 0
 
 
-def _tests(tests: list[Split], settings: PhaseSettings, epoch: int) -> Iterator[Phase]:
+def _tests(splits: Mapping[str, Split], settings: PhaseSettings, epoch: int) -> Iterator[Phase]:
+    tests = (split for name, split in splits.items() if name != TRAIN)
     return (one_test(split, epoch=epoch, limit=settings.limit_test) for split in tests)
 
 

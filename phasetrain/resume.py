@@ -13,7 +13,7 @@ from phasetrain.config.changes import Change, differences
 from phasetrain.config.check import shown
 from phasetrain.errors import ChangedError
 from phasetrain.machine import Machine
-from phasetrain.plan import PhaseSettings, Plan, Split, splice
+from phasetrain.plan import Plan, Split, splice
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import SplitData
@@ -62,39 +62,47 @@ def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
     return [change for change in found if change.resume == "adjustable"]
 
 
-def check_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) -> None:
-    """Refuse data that is not what the checkpoint was made with.
+def settled_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) -> list[str]:
+    """Return a line for each split whose data is not what the checkpoint was made with, if that is consented to.
 
     Raises:
-        ChangedError: a fingerprint differs; both are shown.
+        ChangedError: a fingerprint differs, without RUN.allow=[data]; both are shown.
     """
-    if "data" in setup.config.RUN.allow:
-        return
     before: dict[str, str] = loaded.promised["data"]
+    changed = []
     for name, split in data.items():
         now, then = split.fingerprint(), before.get(name)
-        if then is not None and now != then:
-            raise ChangedError(
-                f"DATA.{name.upper()}: the data has changed since {loaded.path}: its fingerprint was {then} and is "
-                f"{now}; bring the data back, or consent with RUN.allow=[data]"
-            )
+        if then is None or now == then:
+            continue
+        line = f"DATA.{name.upper()}: the data has changed since {loaded.path}: its fingerprint was {then} and is {now}"
+        if "data" not in setup.config.RUN.allow:
+            raise ChangedError(f"{line}; bring the data back, or consent with RUN.allow=[data]")
+        changed.append(line)
+    return changed
 
 
 def position(
-    setup: Setup, loaded: Loaded, splits: Mapping[str, Split], settings: PhaseSettings
+    setup: Setup, loaded: Loaded, data: Mapping[str, SplitData], splits: Mapping[str, Split]
 ) -> tuple[Plan, RunState, list[str]]:
     """Return plan and position to go on from, and a line for each change.
 
-    The plan in the checkpoint stands; a change of lengths or batch size that was consented to cuts its rest anew.
+    The plan in the checkpoint stands; a change of lengths, batch size or data that was consented to cuts its rest
+    anew.
+
+    Raises:
+        ChangedError: see `settled_data` and `settled_changes`.
     """
+    other_data = settled_data(setup, loaded, data)
     plan = Plan.from_json(loaded.promised["plan"])
     state = RunState()
     state.load_state_dict(loaded.manifest.state)
     changes = settled_changes(setup, loaded)
-    notes = [f"{_sentence(change, refused=False)} (allowed by RUN.allow)" for change in changes]
-    if any(change.path.startswith(PLANNED) for change in changes):
+    allowed = [*other_data, *(_sentence(change, refused=False) for change in changes)]
+    notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
+    if other_data or any(change.path.startswith(PLANNED) for change in changes):
         state.finished = ""
-        plan, state = splice(plan, state, splits, settings)
+        plan = splice(plan, state, splits, setup.phases)
+        notes.append(f"the rest of the plan is cut anew; `where` goes on from {plan.where(state):.4f}")
     return plan, state, notes
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 from omegaconf import OmegaConf
 
-from phasetrain.config.sources import ConfigFiles
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.evaluate import evaluate
+from phasetrain.help import general_help, section_help
 from phasetrain.hooks import Hook
 from phasetrain.preview import preview
 from phasetrain.setup import Setup, settle
@@ -123,7 +123,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="phasetrain", usage=USAGE, add_help=False, allow_abbrev=False, exit_on_error=False
     )
-    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-h", "--help", nargs="?", const="", metavar="SECTION")
     parser.add_argument("--cfg", nargs="?", const="job", choices=["job"])
     parser.add_argument("--config-dir", metavar="DIR")
     parser.add_argument("-m", "--multirun", action="store_true")
@@ -135,33 +135,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if unknown:
         known = "--help, --cfg, --config-dir DIR, -m"
         raise ConfigError(f"{', '.join(unknown)}: no such flag; the flags are {known}\nusage: {USAGE}")
-    if flags.help:
-        print(_help(flags.config_dir))  # noqa: T201
+    if flags.help is not None:
+        print(section_help(flags.help) if flags.help else general_help(USAGE, flags.config_dir))  # noqa: T201
         raise SystemExit(0)
     return flags, rest
-
-
-def _help(config_dir: str | None) -> str:
-    files = ConfigFiles(config_dir)
-    groups = "\n".join(f"  {group:<12} {', '.join(files.options(group))}" for group in files.groups())
-    return f"""usage: {USAGE}
-
-Trains what the config describes; the same command again goes on where it was stopped.
-
-flags
-  -h, --help         this text
-  --cfg              print the resolved config and end
-  --config-dir DIR   a folder with configs of your own, laid out like these groups
-  -m, --multirun     one run per combination of values: OPTIMIZER.lr=0.1,0.01
-
-groups (SECTION=GROUP) and experiments
-{groups}
-
-keys: every key, its type, unit and default stand in defaults.yaml; some to start with
-  RUN.engine=plan    print what would happen, and end
-  RUN.dir=FOLDER     where everything goes; a run of the same name is resumed from there
-  PHASES.epochs=N    how long to train
-
-exit codes
-  0 done, or finished before   2 config or usage   3 data, plan or a forbidden key changed under a checkpoint
-  4 the run folder is in use   5 checkpoints exist and none is valid   128+n after signal n   1 anything else"""

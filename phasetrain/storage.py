@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from iopath.common.file_io import PathManager
+
+TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}$")
+"""How the names of files and folders end that are being written."""
 
 BLOCK = 64 * 2**20
 """Bytes that are hashed as one leaf of a file's digest."""

@@ -1,7 +1,6 @@
 """What a person sees: lines that stay, a live line of progress, tables; rich on a terminal, plain text elsewhere."""
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -38,8 +37,7 @@ class Terminal:
         if self._console is not None:
             self._console.print(line, markup=False)
         else:
-            stamp = time.strftime("%H:%M:%S")
-            print("\n".join(f"{stamp} {part}" for part in line.splitlines()), file=self.stream, flush=True)
+            print(line, file=self.stream, flush=True)
 
     def table(self, title: str, head: Sequence[str], rows: Rows) -> None:
         """Print a table."""
@@ -78,7 +76,7 @@ class Terminal:
             self._progress = self._bar = None
 
     def handler(self) -> logging.Handler:
-        """Return a logging handler that prints here."""
+        """Return a logging handler that prints here, with the time of day where there is no terminal."""
         return _TerminalHandler(self)
 
 
@@ -88,8 +86,9 @@ class _TerminalHandler(logging.Handler):
         self._terminal = terminal
 
     def emit(self, record: logging.LogRecord) -> None:
-        prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        self._terminal.say(prefix + record.getMessage())
+        time_of_day = "" if self._terminal.live else f"{time.strftime('%H:%M:%S')} "
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        self._terminal.say(f"{time_of_day}{level}{record.getMessage()}")
 
 
 def plain_table(title: str, head: Sequence[str], rows: Rows) -> str:
@@ -111,11 +110,6 @@ def seconds(duration: float) -> str:
     minutes, rest = divmod(round(duration), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def wants_colour() -> bool:
-    """Tell whether colour is welcome (https://no-color.org)."""
-    return "NO_COLOR" not in os.environ
 
 
 def _numeric(rows: Rows, column: int) -> bool:

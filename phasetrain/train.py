@@ -20,7 +20,7 @@ from phasetrain.hooks import HOOKS, CheckpointHook, Hook, Run, SaveSettings
 from phasetrain.machine import Machine
 from phasetrain.plan import Phase, Plan, interleave
 from phasetrain.preview import checkpoint_bytes, described, parameter_count
-from phasetrain.resume import adopted, check_data, position, promise, settled_changes
+from phasetrain.resume import adopted, position, promise, settled_changes, settled_data
 from phasetrain.setup import Setup
 from phasetrain.signals import Signals
 from phasetrain.state import RunState
@@ -107,7 +107,7 @@ class _Training:
     def run(self, extra: Mapping[str, Hook], began: float) -> Result:
         """Restore or start, train, and say what came of it."""
         setup, folder = self.setup, self.folder
-        folder.write_status("running", updates=0, reason="", exit_code=None)
+        folder.write_status("running", reason="", exit_code=None)
         self.checkpointer.clear_leftovers()
         loaded = self.checkpointer.newest()
         if loaded is None and setup.config.RUN.resume == "must":
@@ -120,7 +120,7 @@ class _Training:
         task = self.builder.task(parts)
         write_documents(setup, folder)
         folder.storage.replace_json(folder.file("plan.json"), described(setup, plan, parts), durable=False)
-        self._header(plan, state, task, loaded)
+        self._header(machine, plan, state, task, loaded)
         save = CheckpointHook(
             self.checkpointer,
             _save_settings(setup),
@@ -140,8 +140,7 @@ class _Training:
         setup, splits = self.setup, self.builder.splits(self.data)
         if loaded is None:
             return setup.machine, interleave(splits, setup.phases), RunState()
-        check_data(setup, loaded, self.data)
-        plan, state, notes = position(setup, loaded, splits, setup.phases)
+        plan, state, notes = position(setup, loaded, self.data, splits)
         machine, warnings = adopted(setup.machine, loaded)
         for line in notes:
             log.info(line)
@@ -149,7 +148,7 @@ class _Training:
             log.warning(line)
         return machine, plan, state
 
-    def _header(self, plan: Plan, state: RunState, task: Task, loaded: Loaded | None) -> None:
+    def _header(self, machine: Machine, plan: Plan, state: RunState, task: Task, loaded: Loaded | None) -> None:
         setup, config = self.setup, self.setup.config
         for line in setup.dropped:
             log.info(line)
@@ -157,13 +156,8 @@ class _Training:
             log.debug(line)
         sizes = ", ".join(f"{name} {split.length:,}" for name, split in self.data.items())
         log.info("run %s in %s, attempt %d", config.RUN.name, self.folder.path, self.folder.attempt)
-        log.info(
-            "%s, %s, %d threads, 1 process, seed %d",
-            setup.machine.device,
-            setup.machine.precision,
-            torch.get_num_threads(),
-            config.RUN.seed,
-        )
+        threads = machine.threads or torch.get_num_threads()
+        log.info("%s, %s, %d threads, 1 process, seed %d", machine.device, machine.precision, threads, config.RUN.seed)
         parameters = f"{parameter_count(task.model):,}"
         log.info(
             "data %s (%s); model %s, %s parameters", config.DATA.TRAIN.dataset, sizes, config.MODEL.name, parameters
@@ -238,7 +232,7 @@ def _finished(setup: Setup, checkpointer: Checkpointer, data: Mapping[str, Split
     loaded = checkpointer.newest()
     if loaded is None or not loaded.manifest.state["finished"]:
         return None
-    check_data(setup, loaded, data)
+    settled_data(setup, loaded, data)
     if settled_changes(setup, loaded):
         return None
     state = loaded.manifest.state

@@ -81,10 +81,10 @@ class Checkpointer:
             PhasetrainError: the file system refused; path, reason and bytes are in the message, and the
                 checkpoints before it are untouched.
         """
-        self.storage.make_folder(self.root)
         tree, tensors = encode({"promised": dict(promised), "state": dict(learned)})
         contents = {TENSORS: tensors, TREE: tree}
         try:
+            self.storage.make_folder(self.root)
             saved = commit(
                 self.storage,
                 self.root,
@@ -102,8 +102,12 @@ class Checkpointer:
             ) from error
         self._sequence += 1
         self._verified.add(saved.name)
-        self.storage.replace(f"{self.root}/{LATEST}", saved.name.encode(), durable=False)
-        self._prune()
+        try:
+            self.storage.replace(f"{self.root}/{LATEST}", saved.name.encode(), durable=False)
+            sweep(self.storage, self.root)
+            self._prune()
+        except OSError as error:
+            self.say(f"{self.root}/{saved.name} is saved, but older ones could not be cleared away: {error}")
         return saved
 
     def finished(self) -> bool:
@@ -153,6 +157,8 @@ class Checkpointer:
         if not contents.keys() >= {TREE, TENSORS}:
             raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
         whole = decode(contents[TREE], contents[TENSORS])
+        if not isinstance(whole, dict) or not whole.keys() >= {"promised", "state"}:
+            raise InvalidCheckpointError(f"{TREE} has no `promised` and `state`")
         return Loaded(path, manifest, whole["promised"], whole["state"])
 
     def _report(self, rejected: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ DEPTH = 64
 """Levels of nesting that are written and read."""
 
 TENSOR, TUPLE, ITEMS, FLOAT = "$tensor", "$tuple", "$items", "$float"
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(state: Any) -> tuple[bytes, bytes]:
@@ -33,11 +34,14 @@ def encode(state: Any) -> tuple[bytes, bytes]:
     def put(value: Tensor, path: str) -> dict[str, str]:
         if value.layout != torch.strided:
             raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
+        if value.is_complex() or value.is_quantized:
+            raise TypeError(f"{path}: a tensor of type {value.dtype} cannot be saved; make it of real numbers")
         flat = value.detach()
         same = (flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride(), str(flat.device))
         if flat.numel() and same in seen:
             return {TENSOR: seen[same]}
-        name = seen[same] = path
+        name = path if path not in tensors else f"{path}#{len(tensors)}"  # the keys "a.b" and "a", "b" make one path
+        seen[same] = name
         # The copy drops what a view leaves unused of its storage and stands still while training goes on.
         tensors[name] = flat.to("cpu", copy=True).contiguous()
         return {TENSOR: name}
@@ -94,7 +98,7 @@ def _decode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
         if tag == TENSOR:
             return tensors[content]
         if tag == FLOAT:
-            return float(content)
+            return NOT_FINITE[content]
         if tag == TUPLE:
             return tuple(_decode(item, tensors, depth + 1) for item in content)
         if tag == ITEMS:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from phasetrain.errors import InvalidCheckpointError
 from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage, tree_digest
+from phasetrain.storage import TEMPORARY, FileRecord, Storage, tree_digest
 
 FORMAT = 1
 """Version of the layout of a checkpoint folder."""
@@ -65,9 +65,10 @@ class Manifest:
                 raise InvalidCheckpointError(f"{MANIFEST} was altered: its digest does not fit its content")
             if body["format"] > FORMAT:
                 raise InvalidCheckpointError(f"{MANIFEST} has format {body['format']}; this version reads {FORMAT}")
+            RunState().load_state_dict(body["state"])
             files = {_base_name(name): FileRecord(**record) for name, record in body["files"].items()}
-            return cls(**(body | {"files": files}))
-        except (ValueError, KeyError, TypeError) as error:
+            return cls(**(body | {"files": files, "sequence": int(body["sequence"])}))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidCheckpointError(f"{MANIFEST} cannot be read ({error})") from error
 
 
@@ -98,7 +99,7 @@ def commit(
 
     Files go into a temporary folder beside it, each created exclusively, hashed and synced; the manifest is
     written last; the rename is the commit. A folder of the same name steps aside first; `sweep` puts it back
-    if the commit does not come.
+    if the commit does not come, and deletes it if it does.
 
     Raises:
         OSError: the write failed; nothing of it is left, and what was there before is still there.
@@ -117,13 +118,17 @@ def commit(
         storage.rename(temporary, f"{root}/{name}")
         storage.sync_folder(root)
     except OSError:
-        if aside is not None and not storage.exists(f"{root}/{name}"):
-            storage.rename(aside, f"{root}/{name}")
-        storage.remove(temporary)
+        _undo(storage, f"{root}/{name}", temporary, aside)
         raise
-    if aside is not None:
-        storage.remove(aside)
     return Saved(name, manifest)
+
+
+def _undo(storage: Storage, final: str, temporary: str, aside: str | None) -> None:
+    if not storage.exists(temporary) and storage.exists(final):  # renamed, but not known to be durable
+        storage.rename(final, temporary)
+    if aside is not None and storage.exists(aside):
+        storage.rename(aside, final)
+    storage.remove(temporary)
 
 
 def committed(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
@@ -176,7 +181,7 @@ def sweep(storage: Storage, root: str) -> list[str]:
 
     A checkpoint that had stepped aside for another of its name comes back if that one was not committed.
     """
-    left = [name for name in storage.names(root) if ".tmp-" in name or name.startswith((TRASH, ASIDE))]
+    left = [name for name in storage.names(root) if TEMPORARY.search(name) or name.startswith((TRASH, ASIDE))]
     for name in left:
         final = name.removeprefix(ASIDE).rpartition("-")[0]
         if name.startswith(ASIDE) and not storage.exists(f"{root}/{final}"):

@@ -173,7 +173,7 @@ class _Checker:
         name = given.get(slot.key, path.rpartition(".")[2] if slot.label_is_name else None)
         where = f"{path}.{slot.key}" if isinstance(value, Mapping) and slot.key in given else path
         if not isinstance(name, str):
-            if self._schema.key(where) is None:
+            if self._schema.key(f"{path}.{slot.key}") is None:  # else said with the keys
                 self._report(where, given.get(slot.key, value), _no_part(slot, path, value, word=word))
             return
         try:

@@ -68,9 +68,9 @@ class PhaseLoader:
             for draws in self.sampler.steps(phase, start):
                 yield [reader[draw] for draw in draws]
             return
-        stream = self._stream_at(phase, start)
+        self._seek(phase, start)
         for step, draws in enumerate(self.sampler.steps(phase, start), start + 1):
-            batches = [self._received(next(stream)) for _ in draws]
+            batches = [self._received() for _ in draws]
             self._next = (phase.index, step)
             yield batches
 
@@ -78,11 +78,10 @@ class PhaseLoader:
         """Stop the workers."""
         self._stream = self._next = None
 
-    def _stream_at(self, phase: Phase, start: int) -> Iterator[Any]:
+    def _seek(self, phase: Phase, start: int) -> None:
         if self._stream is None or not self._follows(phase, start):
             self.close()
             self._stream = iter(self._loader(_Draws(self.sampler, self.plan, phase, start)))
-        return self._stream
 
     def _follows(self, phase: Phase, start: int) -> bool:
         """Tell whether the stream's next batch is the one of this phase and step."""
@@ -110,8 +109,9 @@ class PhaseLoader:
             generator=torch.Generator(),  # the loader draws a base seed; not from the generator that dropout uses
         )
 
-    @staticmethod
-    def _received(batch: Batch | SampleError) -> Batch:
+    def _received(self) -> Batch:
+        assert self._stream is not None, "the loader was closed"  # no frame holds the stream, so closing ends it
+        batch: Batch | SampleError = next(self._stream)
         if isinstance(batch, SampleError):
             raise batch
         return batch

@@ -20,6 +20,7 @@ closing events in reverse order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from phasetrain.batch import Batch, StepOutput
@@ -211,9 +212,10 @@ class Hooks:
                 error.add_note(f"while hooks heard of it, {type(second).__name__} was raised: {second}")
 
     def close(self) -> None:
-        """Let every hook release what it holds, the last one first."""
-        for hook in reversed(self.by_label.values()):
-            hook.close()
+        """Let every hook release what it holds, the last one first, even if one of them fails."""
+        with ExitStack() as stack:
+            for hook in self.by_label.values():
+                stack.callback(hook.close)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""

@@ -42,7 +42,7 @@ class TensorBoard(Hook):
         self._folder = Path(run.folder.storage.local(run.folder.file("tensorboard")))
         for file in self._event_files():
             if file.name in self._covered:
-                os.truncate(file, self._covered[file.name])
+                os.truncate(file, min(self._covered[file.name], file.stat().st_size))
             else:
                 file.unlink()
         self._writer = SummaryWriter(str(self._folder))

@@ -1,8 +1,8 @@
 """Optimizers, schedules, scalers and the update (section OPTIMIZER)."""
 
-from phasetrain.optim.optimizers import OPTIMIZERS
+from phasetrain.optim.optimizers import OPTIMIZERS, fusable
 from phasetrain.optim.scalers import SCALERS
 from phasetrain.optim.schedules import SCHEDULES
 from phasetrain.optim.updater import Updater
 
-__all__ = ["OPTIMIZERS", "SCALERS", "SCHEDULES", "Updater"]
+__all__ = ["OPTIMIZERS", "SCALERS", "SCHEDULES", "Updater", "fusable"]

@@ -150,7 +150,7 @@ class Task(ABC):
             batch = events.on_batch(micro)
             reseed(self._seed(at, number))
             out = events.on_forward(self._forward(batch))
-            updater.backward(out.loss, batch.size / total)
+            updater.backward(out.loss, micro.size / total)
             events.on_backward(out)
             outputs.append(self._measured(out))
         updater.step()

@@ -18,7 +18,7 @@ from phasetrain.losses import LOSSES
 from phasetrain.machine import Machine, reseed, seed_of
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS
-from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, Updater
+from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, Updater, fusable
 from phasetrain.plan import TRAIN, Plan, Split
 from phasetrain.registry import Registry, parameter_types, parameters
 from phasetrain.tasks.base import TASKS, Parts, Task
@@ -212,9 +212,10 @@ class Builder:
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
         params = _rest(section, OPTIMIZER_KEYS)
+        scaler = self._named(SCALERS, section.scaler, "OPTIMIZER.scaler", facts)
         own: dict[str, Any] = {"params": trained, "lr": section.lr}
-        if not {"foreach", "differentiable"} & params.keys():
-            own["fused"] = True  # several times faster than torch's default, on CPU too
+        if "fused" not in params:
+            own["fused"] = fusable(section.name, params, scaled=scaler is not None)
         used: dict[str, Any] = {}
         optimizer = OPTIMIZERS.build(section.name, params, facts={**facts, **own}, used=used)
         self.used |= {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
@@ -224,7 +225,7 @@ class Builder:
         }
         return Updater(
             optimizer,
-            scaler=self._named(SCALERS, section.scaler, "OPTIMIZER.scaler", facts),
+            scaler=scaler,
             schedules=schedules,
             clip_norm=section.clip_norm,
             clip_value=section.clip_value,

@@ -62,10 +62,11 @@ class Supervised(Task):
             wrong = ((target < 0) | (target >= output.shape[1])).nonzero().flatten().tolist()
             if wrong and not target.is_floating_point():
                 split = "DATA.TRAIN" if self.model.training else "the test split"
+                classes = output.shape[1]
                 return (
-                    f"{split}: sample {int(batch.ids[wrong[0]])} has label {int(target[wrong[0]])}, and the "
-                    f"model gives {output.shape[1]} classes, so labels go from 0 to {output.shape[1] - 1}; set MODEL.classes to "
-                    "the number of classes, or mend the labels"
+                    f"{split}: sample {int(batch.ids[wrong[0]])} has label {int(target[wrong[0]])}, and the model "
+                    f"gives {classes} classes, so labels go from 0 to {classes - 1}; set MODEL.classes to the number "
+                    "of classes, or mend the labels"
                 )
         return (
             f"LOSS: {_described(self.loss)} does not fit the output {_shape(output)} of the model "

@@ -14,9 +14,8 @@ PRINTS = {"phasetrain/terminal.py", "phasetrain/run.py"}
 
 PROBES = {"hasattr", "getattr", "setattr", "delattr"}
 MAKES_MUTABLE = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}
-MUTATES = set(
-    "append extend insert add update setdefault pop popitem clear remove discard sort reverse appendleft popleft".split()
-)
+MUTATES = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
+MUTATES |= {"sort", "reverse", "appendleft", "popleft"}
 DRAWERS = {"utils", "util", "helpers", "misc", "common"}
 
 Rule = Callable[[ast.Module], Iterator[str]]
@@ -28,11 +27,13 @@ def probing(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PROBES:
             yield f"{node.lineno}: {node.func.id}()"
         if isinstance(node, ast.Try) and not any(isinstance(inner, ast.Call) for inner in _within(node.body)):
-            yield from (f"{h.lineno}: except AttributeError" for h in node.handlers if "AttributeError" in _names(h.type))
+            yield from (
+                f"{h.lineno}: except AttributeError" for h in node.handlers if "AttributeError" in _names(h.type)
+            )
 
 
 def mutable_globals(tree: ast.Module) -> Iterator[str]:
-    """Yield module variables that can change: containers that are no constants, constants that are changed, `global`."""
+    """Yield module variables that change: containers without a constant's name, changed constants, `global`."""
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _mutable(node.value):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -28,7 +28,7 @@ def test_every_file_is_an_option() -> None:
     assert {Path(group, option) for group, option in OPTIONS} == files
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_it_composes_and_builds(group: str, option: str, tmp_path: Path) -> None:
     printed = plan([f"{group}={option}"], tmp_path)
     written = json.loads((tmp_path / "plan.json").read_text("utf-8"))
@@ -39,4 +39,3 @@ def test_it_composes_and_builds(group: str, option: str, tmp_path: Path) -> None
 def test_what_does_not_build_is_seen(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="depth"):
         plan(["MODEL=resnet20", "MODEL.depth=21"], tmp_path)
-

@@ -4,8 +4,8 @@ Every page is run in a folder of its own, its blocks in their order:
 - ```python: blocks between two blocks of another kind make one program;
 - ```bash: as written; `phasetrain` and `python` are those of the tests; blocks that call nothing else are run;
 - ```yaml: must parse.
-A comment before a block says more: `<!-- file: NAME -->` writes it to NAME first, `<!-- skip: reason -->` leaves it out,
-`<!-- exit: 2 -->` expects a bash block to end with that code.
+A comment before a block says more: `<!-- file: NAME -->` writes it to NAME first, `<!-- skip: reason -->` leaves it
+out, `<!-- exit: 2 -->` expects a bash block to end with that code.
 """
 
 import itertools
@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -103,14 +105,16 @@ def _run_bash(name: str, block: Block, folder: Path) -> list[str]:
     if _SET_UP.match(first):
         return []
     if not _COMMAND.match(first):
-        return [f"{place}: begins with {first!r}; only phasetrain and python are run, give it a `<!-- skip: reason -->`"]
+        return [
+            f"{place}: begins with {first!r}; only phasetrain and python are run, give it a `<!-- skip: reason -->`"
+        ]
     return _failure(place, ["bash", "-c", SHELL + block.text], folder, expected=block.exit)
 
 
 def _parse_yaml(name: str, block: Block) -> list[str]:
     try:
         OmegaConf.create(block.text)
-    except Exception as error:
+    except (OmegaConfBaseException, YAMLError) as error:
         return [f"{name}:{block.line}: {error}"]
     return []
 
@@ -122,8 +126,15 @@ def _first_command(text: str) -> str:
 def _failure(place: str, command: Iterable[str], folder: Path, *, expected: int) -> list[str]:
     env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     done = subprocess.run(
-        list(command), cwd=folder, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False
-    )  # fmt: skip
+        list(command),
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     if done.returncode == expected:
         return []
     return [f"{place}: exit code {done.returncode} instead of {expected}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"]

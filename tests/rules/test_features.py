@@ -21,7 +21,7 @@ def rows(page: str) -> list[tuple[str, ...]]:
     return [row for row in cells if row != HEAD and not set("".join(row)) <= set("-: ")]
 
 
-def tests_of(row: tuple[str, ...]) -> list[str]:
+def named_tests(row: tuple[str, ...]) -> list[str]:
     """Return the tests that a row names."""
     return _TEST.findall(row[-1])
 
@@ -42,19 +42,17 @@ def problems(page: str, collected: Collection[str]) -> list[str]:
         seen.add(row[0])
         if not re.fullmatch(r"B?\d+", row[0]):
             found.append(f"row {row[0]!r}: expected one number, such as 14 or B1")
-        if not tests_of(row):
+        if not named_tests(row):
             found.append(f"row {row[0]} names no test")
-        found += [f"row {row[0]}: {test} is not collected" for test in tests_of(row) if test not in collected]
+        found += [f"row {row[0]}: {test} is not collected" for test in named_tests(row) if test not in collected]
     return found
 
 
 def collected(files: Iterable[str]) -> set[str]:
     """Return the tests that pytest finds in files, slow ones included."""
     existing = [file for file in sorted(set(files)) if (ROOT / file).is_file()]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "-m", "", "--no-header"]
-    done = subprocess.run([*command, "-v", *existing], cwd=ROOT, capture_output=True, text=True, check=False)
-    if not existing:
-        return set()
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", *existing]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
 
@@ -64,10 +62,20 @@ def page() -> str:
     return (ROOT / "docs" / "features.md").read_text("utf-8")
 
 
-def test_the_page_is_true(page: str) -> None:
-    files = [test.partition("::")[0] for row in rows(page) for test in tests_of(row)]
-    assert files
-    assert problems(page, collected(files)) == []
+@pytest.fixture(scope="module")
+def found(page: str) -> set[str]:
+    files = [test.partition("::")[0] for row in rows(page) for test in named_tests(row)]
+    return collected([*files, "tests/rules/test_features.py", "tests/no_such_file.py"])
+
+
+def test_the_page_is_true(page: str, found: set[str]) -> None:
+    assert rows(page)
+    assert problems(page, found) == []
+
+
+def test_what_does_not_exist_is_not_collected(found: set[str]) -> None:
+    assert "tests/rules/test_features.py::test_rows_stand_in_order" in found
+    assert "tests/rules/test_features.py::test_that_does_not_exist" not in found
 
 
 def test_rows_stand_in_order(page: str) -> None:
@@ -93,9 +101,3 @@ def test_what_is_wrong_is_seen() -> None:
         "row x names no test",
         "4 | d | `tests/a.py::test_a`: 3 cells, expected 4",
     ]
-
-
-def test_collection_finds_this_test_and_nothing_else() -> None:
-    found = collected(["tests/rules/test_features.py", "tests/no_such_file.py"])
-    assert "tests/rules/test_features.py::test_what_is_wrong_is_seen" in found
-    assert "tests/rules/test_features.py::test_that_does_not_exist" not in found

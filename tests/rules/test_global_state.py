@@ -10,6 +10,7 @@ import torch
 
 Snapshot = Callable[[], dict[str, Any]]
 
+
 def _set_threads() -> Callable[[], object]:
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)

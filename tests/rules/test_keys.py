@@ -36,8 +36,15 @@ def test_every_key_has_type_class_and_meaning() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["b: 1", "b: 1  # int", "b: 1  # int | free", "b: 1  # int | free |", "b: 1  # int | maybe | a number", "b: x  # int | free | a number"],
-)  # fmt: skip
+    [
+        "b: 1",
+        "b: 1  # int",
+        "b: 1  # int | free",
+        "b: 1  # int | free |",
+        "b: 1  # int | maybe | a number",
+        "b: x  # int | free | a number",
+    ],
+)
 def test_a_key_without_them_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="line 2"):
         Schema(f"A:\n  {line}\n")

@@ -1,0 +1,233 @@
+"""Microseconds per iteration that phasetrain adds to a bare loop with the same model, data and optimizer.
+
+    python benchmarks/overhead.py [--repetitions 60] [--updates 500] [--json FILE]
+
+The model is as small as models get (Linear 16 to 16, batches of 8 from memory, fused SGD), so that what is measured is
+the loop and not the arithmetic. All exactness guarantees are on: deterministic kernels and seeding of every step.
+Every variant trains in turn, in one process on one thread, many times over; what is shown are medians, and for the
+cost above bare the median of the differences within a repetition, so that a slow moment of the machine hits both sides.
+Time is that of the processor, which other programs disturb less; the wall clock stands beside it.
+"""
+
+import argparse
+import gc
+import io
+import json
+import logging
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from phasetrain.engine import PhaseEngine
+from phasetrain.folder import RunFolder
+from phasetrain.hooks import Hook
+from phasetrain.hooks.console import ConsoleView
+from phasetrain.hooks.metrics import Metrics
+from phasetrain.plan import interleave
+from phasetrain.setup import Setup, settle
+from phasetrain.state import RunState
+from phasetrain.tasks import Builder
+from phasetrain.terminal import Terminal
+
+FEATURES, BATCH, STEPS_PER_EPOCH = 16, 8, 250
+
+PLAIN = (
+    "DATA.TRAIN.dataset=synthetic",
+    f"DATA.TRAIN.samples={BATCH * STEPS_PER_EPOCH}",
+    f"DATA.TRAIN.input_shape=[{FEATURES}]",
+    f"DATA.TRAIN.classes={FEATURES}",
+    f"DATA.TRAIN.batch_size={BATCH}",
+    "DATA.TRAIN.transforms=[]",
+    "DATA.TEST=null",
+    "MODEL.name=torch.nn.Linear",
+    f"MODEL.in_features={FEATURES}",
+    f"MODEL.out_features={FEATURES}",
+    "LOSS.name=cross_entropy",
+    "OPTIMIZER.name=sgd",
+    "OPTIMIZER.lr=0.01",
+    "OPTIMIZER.momentum=0.9",
+    "OPTIMIZER.nesterov=false",
+    "OPTIMIZER.SCHEDULES=null",
+    "METERS=null",
+    "MACHINE.threads=1",
+    "MACHINE.deterministic=true",
+)
+FULL = (*PLAIN, "METERS={accuracy: {}, loss: null}", "OPTIMIZER.SCHEDULES={lr: {name: cosine}}")
+
+Trial = Callable[[], "Taken"]
+
+
+class NullTerminal(io.TextIOBase):
+    """A terminal whose screen nobody sees: rich draws for it as for any other."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of one trial: of the processor, all threads of the process together, and of the wall clock."""
+
+    cpu: float
+    wall: float
+
+
+@contextmanager
+def stopwatch() -> Iterator[list[Taken]]:
+    """Give a list that holds the time taken once the block has ended."""
+    found: list[Taken] = []
+    cpu, wall = time.process_time(), time.perf_counter()
+    yield found
+    found.append(Taken(time.process_time() - cpu, time.perf_counter() - wall))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one variant, in microseconds per iteration; `above` is the cost over the bare loop."""
+
+    name: str
+    wall: float
+    cpu: float
+    above: float
+    above_low: float
+    above_high: float
+    ratio: float
+
+
+def bare(updates: int) -> Trial:
+    """Return the loop as one writes it by hand."""
+    setup = _settled(PLAIN, updates)
+    data = Builder(setup.config, setup.machine, setup.world).data()["train"].reader.dataset
+    inputs, targets = data.inputs, data.targets
+    model = torch.nn.Linear(FEATURES, FEATURES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+
+    def trial() -> Taken:
+        with stopwatch() as taken:
+            model.train()
+            for _ in range(updates // STEPS_PER_EPOCH):
+                order = torch.randperm(len(targets))
+                for step in range(STEPS_PER_EPOCH):
+                    chosen = order[step * BATCH : (step + 1) * BATCH]
+                    loss = cross_entropy(model(inputs[chosen]), targets[chosen])
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return taken[0]
+
+    return trial
+
+
+def framework(
+    overrides: tuple[str, ...],
+    updates: int,
+    folder: Path | None = None,
+    hooks: Callable[[], Mapping[str, Hook]] = dict,
+) -> Trial:
+    """Return the same training through the real parts: config, builder, plan, task, engine."""
+    setup = _settled(overrides, updates)
+    builder = Builder(setup.config, setup.machine, setup.world)
+    data = builder.data()
+    plan = interleave(builder.splits(data), setup.phases)
+    task = builder.task(builder.parts(data, plan))
+    run_folder = None if folder is None else RunFolder(str(folder))
+
+    def trial() -> Taken:
+        engine = PhaseEngine(task, plan, RunState(), hooks(), folder=run_folder, world=setup.world)
+        with setup.machine.applied(), stopwatch() as taken:
+            engine.run()
+        assert engine.state.updates == updates
+        return taken[0]
+
+    return trial
+
+
+def observers(terminal: Terminal) -> Callable[[], Mapping[str, Hook]]:
+    """Return what makes the hooks of variant (b): progress, and the loss in metrics.jsonl every 10 steps."""
+    return lambda: {"console": ConsoleView(terminal), "metrics": Metrics(every_updates=10)}
+
+
+def variants(updates: int, folder: Path) -> dict[str, Trial]:
+    """Return every variant by its name."""
+    lines = observers(Terminal(io.StringIO(), live=False))
+    live = observers(Terminal(NullTerminal(), live=True))
+    (folder / "lines").mkdir()
+    (folder / "live").mkdir()
+    return {
+        "bare loop": bare(updates),
+        "(a) phasetrain, everything optional off": framework(PLAIN, updates),
+        "(b) with progress as lines, loss log, accuracy, schedule": framework(FULL, updates, folder / "lines", lines),
+        "(b) with progress on a live terminal": framework(FULL, updates, folder / "live", live),
+    }
+
+
+def measure(trials: Mapping[str, Trial], repetitions: int, updates: int) -> list[Row]:
+    """Run the trials in turn and return what they took; the first turn warms up and does not count."""
+    taken: dict[str, list[Taken]] = {name: [] for name in trials}
+    for turn in range(repetitions + 1):
+        for name, trial in trials.items():
+            gc.collect()
+            found = trial()
+            if turn:
+                taken[name].append(Taken(found.cpu / updates * 1e6, found.wall / updates * 1e6))
+    base = [time.cpu for time in next(iter(taken.values()))]
+    return [row(name, times, base) for name, times in taken.items()]
+
+
+def row(name: str, times: list[Taken], base: list[float]) -> Row:
+    """Return the medians of one variant against the bare loop's processor times, all in microseconds."""
+    cpu = [time.cpu for time in times]
+    above = [mine - bare for mine, bare in zip(cpu, base, strict=True)]
+    low, _, high = quantiles(above, n=4)
+    ratio = median(mine / bare for mine, bare in zip(cpu, base, strict=True))
+    return Row(name, median(time.wall for time in times), median(cpu), median(above), low, high, ratio)
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as text."""
+    lines = [f"{'us per iteration':<58} {'wall':>6} {'cpu':>6} {'above bare':>11} {'(quartiles)':>14} {'ratio':>6}"]
+    for row in rows:
+        spread = f"{row.above_low:.1f} .. {row.above_high:.1f}"
+        lines.append(f"{row.name:<58} {row.wall:6.1f} {row.cpu:6.1f} {row.above:>11.1f} {spread:>14} {row.ratio:>6.2f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=60)
+    parser.add_argument("--updates", type=int, default=500, help=f"per repetition, a multiple of {STEPS_PER_EPOCH}")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    flags = parser.parse_args()
+    if flags.updates % STEPS_PER_EPOCH:
+        parser.error(f"--updates {flags.updates}: expected a multiple of {STEPS_PER_EPOCH}")
+    torch.set_num_threads(1)
+    logging.getLogger("phasetrain").setLevel(logging.INFO)  # lines are made as in a run; nothing prints them
+    logging.getLogger("phasetrain").addHandler(logging.NullHandler())
+    logging.getLogger("phasetrain").propagate = False
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(variants(flags.updates, Path(folder)), flags.repetitions, flags.updates)
+    print(table(rows))
+    if flags.json:
+        about = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.processor()}
+        content = {**about, "repetitions": flags.repetitions, "rows": [asdict(row) for row in rows]}
+        flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _settled(overrides: tuple[str, ...], updates: int) -> Setup:
+    return settle([*overrides, f"PHASES={{epochs: {updates // STEPS_PER_EPOCH}}}"])
+
+
+if __name__ == "__main__":
+    main()
