@@ -6,7 +6,7 @@ from contextlib import closing
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import World
 from phasetrain.folder import RunFolder
-from phasetrain.hooks.base import Hook, Hooks
+from phasetrain.hooks.base import Hook, Hooks, PhaseEvents
 from phasetrain.plan import Phase, Plan
 from phasetrain.state import RunState
 from phasetrain.tasks import Position, Task
@@ -41,8 +41,7 @@ class PhaseEngine:
         self.world = world or World()
         self.hooks = Hooks(hooks or {}, self.world)
         self.resumed_from = ""
-        self.stopping = ""
-        self.interrupted = False
+        self.stopping, self.interrupted = "", False
         self._out: StepOutput | None = None
 
     def run(self) -> RunState:
@@ -54,7 +53,7 @@ class PhaseEngine:
     def steps(self) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each train step, for a loop of one's own.
 
-        The caller computes and updates, and may hand the result over with `finish`; tests, hooks, position and
+        The caller computes, updates and hands the result over with `finish`; tests, hooks, position and
         checkpoints are taken care of between two batches.
 
         Example:
@@ -64,7 +63,7 @@ class PhaseEngine:
         return self._train_batches(own_loop=True)
 
     def finish(self, out: StepOutput) -> None:
-        """Hand over the output of the step under way, for hooks to see."""
+        """Hand over the output of the step under way; a loop of one's own does so before it asks for the next."""
         self._out = out
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
@@ -91,13 +90,17 @@ class PhaseEngine:
             else:
                 self._out = task.test_step(batches, self.position(), events)
             state.finish_step(phase)
-            if self._out is not None:
-                self.hooks.on_step(self, phase, self._out)
+            self.hooks.on_step(self, phase, self._output())
             if self.stopping:
                 return
         metrics = task.measure(phase)
         state.finish_phase()
         self.hooks.on_phase_end(self, phase, metrics)
+
+    def _output(self) -> StepOutput:
+        if self._out is None:
+            raise RuntimeError("a loop over engine.steps() calls engine.finish(out) for each step, and did not")
+        return self._out
 
     def position(self) -> Position:
         """Return where the step under way stands."""
@@ -105,7 +108,7 @@ class PhaseEngine:
         phase = self.plan.phases[state.phase]
         return Position(phase.split, state.updates, phase.first + state.step, self.plan.where(state))
 
-    def events(self) -> "PhaseEvents":
+    def events(self) -> PhaseEvents:
         """Return the events of the phase under way, for `Task.train_step`."""
         return PhaseEvents(self, self.plan.phases[self.state.phase])
 
@@ -125,26 +128,3 @@ class PhaseEngine:
         finally:
             with closing(self.task):
                 self.hooks.close()
-
-
-class PhaseEvents:
-    """The events within a step, bound to a run and a phase."""
-
-    def __init__(self, run: PhaseEngine, phase: Phase) -> None:
-        self._run, self._phase, self._hooks = run, phase, run.hooks
-
-    def on_batch(self, batch: Batch) -> Batch:
-        """Return the batch, or what hooks put in its place."""
-        return self._hooks.on_batch(self._run, self._phase, batch)
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        """Return the output, or what hooks put in its place."""
-        return self._hooks.on_forward(self._run, self._phase, out)
-
-    def on_backward(self, out: StepOutput) -> None:
-        """Tell hooks that a gradient was added."""
-        self._hooks.on_backward(self._run, self._phase, out)
-
-    def on_update(self) -> None:
-        """Tell hooks that the weights were updated."""
-        self._hooks.on_update(self._run, self._phase)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return run(overrides, config_dir=flags.config_dir).exit_code
     except PhasetrainError as error:
-        for line in (str(error), *getattr(error, "__notes__", ())):
+        for line in (str(error), *vars(error).get("__notes__", ())):
             print(line, file=sys.stderr)  # noqa: T201
         return error.exit_code
     except KeyboardInterrupt:

@@ -40,7 +40,9 @@ def encode(state: Any) -> tuple[bytes, bytes]:
         same = (flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride(), str(flat.device))
         if flat.numel() and same in seen:
             return {TENSOR: seen[same]}
-        name = path if path not in tensors else f"{path}#{len(tensors)}"  # the keys "a.b" and "a", "b" make one path
+        name = path
+        while name in tensors:  # the key "a.b" and the keys "a", "b" make the same path
+            name += "+"
         seen[same] = name
         # The copy drops what a view leaves unused of its storage and stands still while training goes on.
         tensors[name] = flat.to("cpu", copy=True).contiguous()

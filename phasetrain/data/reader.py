@@ -16,7 +16,7 @@ from phasetrain.machine import reseed_all, seed_of
 
 
 class SampleError(PhasetrainError):
-    """A sample could not be read; the message names the split, the sample and the cause."""
+    """A sample could not be read; the message names the split, the sample and the cause (exit code 1)."""
 
 
 class Reader(Dataset[Batch]):

@@ -228,6 +228,34 @@ class Hooks:
                 hook.load_state_dict(state[label])
 
 
+class PhaseEvents:
+    """The events within a step, bound to a run and a phase.
+
+    Args:
+        run: whose hooks are told.
+        phase: the phase under way.
+    """
+
+    def __init__(self, run: Run, phase: Phase) -> None:
+        self._run, self._phase, self._hooks = run, phase, run.hooks
+
+    def on_batch(self, batch: Batch) -> Batch:
+        """Return the batch, or what hooks put in its place."""
+        return self._hooks.on_batch(self._run, self._phase, batch)
+
+    def on_forward(self, out: StepOutput) -> StepOutput:
+        """Return the output, or what hooks put in its place."""
+        return self._hooks.on_forward(self._run, self._phase, out)
+
+    def on_backward(self, out: StepOutput) -> None:
+        """Tell hooks that a gradient was added."""
+        self._hooks.on_backward(self._run, self._phase, out)
+
+    def on_update(self) -> None:
+        """Tell hooks that the weights were updated."""
+        self._hooks.on_update(self._run, self._phase)
+
+
 def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
     """Return a decorator that makes a hook of a function.
 

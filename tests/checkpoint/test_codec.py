@@ -1,0 +1,253 @@
+"""What is encoded comes back bit for bit; what cannot is refused by its path; hostile bytes do nothing."""
+
+import json
+import math
+import struct
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from phasetrain.checkpoint.codec import DEPTH, decode, encode
+from phasetrain.errors import InvalidCheckpointError
+
+
+def round_trip(state: Any) -> Any:
+    return decode(*encode(state))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two states are equal in types, order of keys and bits."""
+    if isinstance(one, torch.Tensor):
+        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return bits(one) == bits(other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return struct.pack("d", one) == struct.pack("d", other) or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, dict):
+        keys = [(type(key), key) for key in one] == [(type(key), key) for key in other]
+        return keys and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().contiguous().view(-1)
+    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+TENSORS = st.sampled_from(
+    [
+        torch.tensor(1.5),
+        torch.zeros(0, 3),
+        torch.tensor([math.nan, -0.0, math.inf]),
+        torch.arange(6).view(2, 3),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.arange(6.0)[1:3],
+        torch.tensor([True, False]),
+        torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        torch.tensor([1.0], dtype=torch.float16),
+        torch.tensor([1.0], dtype=torch.float64),
+        torch.tensor([255], dtype=torch.uint8),
+        torch.tensor([-1], dtype=torch.int32),
+    ]
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT | TENSORS
+DOLLARS = st.sampled_from(["$tensor", "$tuple", "$items", "$float", "$", "a.b"])
+KEYS = st.none() | st.booleans() | st.integers(2, 9) | TEXT | DOLLARS
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3)
+    | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(STATES)
+@settings(max_examples=200, deadline=None)
+def test_any_state_comes_back_bit_for_bit(state: Any) -> None:
+    assert same(round_trip(state), state)
+
+
+def test_the_comparison_of_these_tests_sees_differences() -> None:
+    pairs: list[tuple[Any, Any]] = [
+        (0.0, -0.0), (1, 1.0), (1, True), ([1], (1,)), ({1: 0}, {"1": 0}), ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (torch.zeros(1), -torch.zeros(1)), (torch.zeros(1), torch.zeros(1, 1)), (torch.zeros(1), torch.zeros(1).int()),
+    ]  # fmt: skip
+    assert [same(one, other) for one, other in pairs] == [False] * len(pairs)
+
+
+def test_the_form_on_disk() -> None:
+    tree, tensors = encode({"a": torch.zeros(2), 1: (math.inf, None), "$x": [True]})
+    assert json.loads(tree) == {
+        "$items": [
+            ["a", {"$tensor": "state.'a'"}],
+            [1, {"$tuple": [{"$float": "inf"}, None]}],
+            ["$x", [True]],
+        ]
+    }
+    assert tensors == save_tensors({"state.'a'": torch.zeros(2)})
+
+
+def test_a_view_is_written_without_the_rest_of_its_storage() -> None:
+    _, tensors = encode(torch.zeros(1_000_000)[10:12])
+    assert len(tensors) < 200
+    assert round_trip(torch.arange(1000.0)[10:12]).untyped_storage().nbytes() == 8
+
+
+def test_tied_tensors_are_written_once_and_stay_tied() -> None:
+    weight = torch.ones(100)
+    tree, tensors = encode({"one": weight, "two": weight, "part": weight[:50]})
+    assert json.loads(tree)["two"] == {"$tensor": "state.one"}
+    assert len(tensors) < 2 * 400
+    back = decode(tree, tensors)
+    assert back["one"] is back["two"]
+    assert back["part"].tolist() == [1.0] * 50
+
+
+def test_keys_with_dots_do_not_collide_with_nesting() -> None:
+    state = {"a.b+": torch.tensor(0), "a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), "a.b++": torch.tensor(3)}
+    assert same(round_trip(state), state)
+
+
+def test_encoding_is_a_snapshot() -> None:
+    weight = torch.zeros(3)
+    encoded = encode(weight)
+    weight += 1
+    assert decode(*encoded).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_parameters_and_subclasses_come_back_as_the_plain_kind() -> None:
+    back = round_trip({"p": nn.Parameter(torch.ones(2)), "o": OrderedDict(x=1), "s": torch.Size([2, 3])})
+    assert type(back["p"]) is torch.Tensor
+    assert type(back["o"]) is dict
+    assert back["s"] == (2, 3)
+
+
+def test_a_negated_view_is_written_as_it_reads() -> None:
+    view = torch.tensor([1 + 2j]).conj().imag
+    assert view.is_neg()
+    assert round_trip(view).tolist() == [-2.0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
+    ],
+    ids=["sgd", "adam", "adamw", "rmsprop", "adagrad"],
+)
+def test_states_of_optimizers(make: Any) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = make(model.parameters())
+    for _ in range(2):
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    assert len(state["state"]) == 2
+    assert same(round_trip(state), state)
+
+
+def test_the_state_of_a_gradient_scaler() -> None:
+    state = torch.amp.GradScaler("cpu", init_scale=8.0).state_dict()
+    assert state["scale"] == 8.0
+    assert same(round_trip(state), state)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "builtins.object cannot be saved"),
+        (np.float64(1.0), "numpy.float64 cannot be saved"),
+        (np.zeros(2), "numpy.ndarray cannot be saved"),
+        (Path("x"), r"pathlib\.\w*Path cannot be saved"),
+        ({1, 2}, "builtins.set cannot be saved"),
+        (b"bytes", "builtins.bytes cannot be saved"),
+        (1j, "builtins.complex cannot be saved"),
+        (torch.float32, "torch.dtype cannot be saved"),
+        (lambda: None, "builtins.function cannot be saved"),
+        (torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo cannot be saved; make it dense"),
+        (torch.zeros(2, dtype=torch.complex64), "a tensor of type torch.complex64 cannot be saved"),
+        ({1.5: 0}, "builtins.dict cannot be saved"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_with_its_path(value: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=rf"^state\.model\.0\.queue: {message}"):
+        encode({"model": [{"queue": value}]})
+
+
+def test_nesting_without_end_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(TypeError, match=f"nested more than {DEPTH} levels deep"):
+        encode(endless)
+
+
+NOTHING = save_tensors({})
+
+
+@pytest.mark.parametrize(
+    ("tree", "tensors"),
+    [
+        (b"", NOTHING),
+        (b"{", NOTHING),
+        (b"\x80\x04\x95", NOTHING),
+        (b"[" * 100_000, NOTHING),
+        (b"[" * 500 + b"]" * 500, NOTHING),
+        (b"\xff", NOTHING),
+        (b"1" * 5000, NOTHING),
+        (b'{"$tensor": "absent"}', NOTHING),
+        (b'{"$tensor": []}', NOTHING),
+        (b'{"$tensor": {}}', NOTHING),
+        (b'{"$tuple": 3}', NOTHING),
+        (b'{"$items": [[[1], 2]]}', NOTHING),
+        (b'{"$items": [[1, 2, 3]]}', NOTHING),
+        (b'{"$items": 1}', NOTHING),
+        (b'{"$float": "1.0"}', NOTHING),
+        (b'{"$float": []}', NOTHING),
+        (b'{"$float": 1' + b"0" * 400 + b"}", NOTHING),
+        (b"{}", b""),
+        (b"{}", b"\xff" * 64),
+        (b"{}", b"\x80\x04\x95pickle"),
+        (b"{}", struct.pack("<Q", 2**60) + b"{}"),
+        (b"{}", NOTHING[:4]),
+        (b"{}", save_tensors({"a": torch.zeros(4)})[:-1]),
+    ],
+)
+def test_hostile_bytes_are_refused(tree: bytes, tensors: bytes) -> None:
+    with pytest.raises(InvalidCheckpointError, match="^its state cannot be read"):
+        decode(tree, tensors)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused_or_read_as_json(data: bytes) -> None:
+    try:
+        decode(data, NOTHING)
+    except InvalidCheckpointError:
+        return
+    json.loads(data)
+
+
+def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    pickle = b"cos\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR."
+    for tree, tensors in ((pickle, NOTHING), (b"{}", pickle), (b"{}", struct.pack("<Q", len(pickle)) + pickle)):
+        with pytest.raises(InvalidCheckpointError):
+            decode(tree, tensors)
+    assert not trap.exists()
