@@ -25,7 +25,7 @@ PLANNED = ("PHASES.", "DATA.TRAIN.batch_size")
 def promise(setup: Setup, data: Mapping[str, SplitData], plan: Plan, machine: Machine) -> dict[str, Any]:
     """Return what a checkpoint keeps for later attempts to compare with, as plain JSON data."""
     return {
-        "config": setup.config.plain(),
+        "config": setup.asked,
         "plan": plan.to_json(),
         "data": {name: split.fingerprint() for name, split in data.items()},
         "environment": environment(machine),
@@ -50,7 +50,7 @@ def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
     Raises:
         ChangedError: a forbidden key differs, or an adjustable one without RUN.allow; both values are shown.
     """
-    found = differences(loaded.promised["config"], setup.config.plain(), setup.schema)
+    found = differences(loaded.promised["config"], setup.asked, setup.schema)
     allowed = tuple(setup.config.RUN.allow)
     refused = [change for change in found if change.resume != "free" and not _consented(change, allowed)]
     if refused:

@@ -1,8 +1,9 @@
 """From overrides to what is settled before data is opened: the config, checked and derived, and the machine."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.check import Slot, check, load_plugins, run_imports
@@ -67,6 +68,11 @@ class Setup:
     derived: tuple[str, ...] = ()
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """The config as far as it was asked for: what was left open and follows from other values is null again."""
+        return _asked(self.config.plain(), self.composed.config)
+
+    @property
     def phases(self) -> PhaseSettings:
         """Section PHASES as the plan takes it."""
         section = self.config.PHASES
@@ -112,6 +118,15 @@ def settle(overrides: Sequence[str], *, config_dir: str | None = None, terminal:
         dropped=composed.notes,
         derived=derived.lines,
     )
+
+
+def _asked(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _asked(value, given[key])
+        if isinstance(value, dict) and isinstance(given.get(key), Mapping)
+        else (None if given.get(key, value) is None else value)
+        for key, value in derived.items()
+    }
 
 
 def with_imports(composed: Composed) -> Composed:

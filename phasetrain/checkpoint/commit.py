@@ -105,30 +105,27 @@ def commit(
         OSError: the write failed; nothing of it is left, and what was there before is still there.
     """
     name = folder_name(state)
-    temporary, aside = f"{root}/{name}.tmp-{uuid.uuid4().hex[:8]}", None
+    final, temporary = f"{root}/{name}", f"{root}/{name}.tmp-{uuid.uuid4().hex[:8]}"
+    undo: list[tuple[str, str]] = []
     try:
         storage.make_folder(temporary)
         files = {file: storage.create(f"{temporary}/{file}", data) for file, data in contents.items()}
         manifest = Manifest(FORMAT, sequence, run, parent, state.state_dict(), files)
         storage.create(f"{temporary}/{MANIFEST}", manifest.encode())
         storage.sync_folder(temporary)
-        if storage.exists(f"{root}/{name}"):
+        if storage.exists(final):
             aside = f"{root}/{ASIDE}{name}-{uuid.uuid4().hex[:8]}"
-            storage.rename(f"{root}/{name}", aside)
-        storage.rename(temporary, f"{root}/{name}")
+            storage.rename(final, aside)
+            undo.append((aside, final))
+        storage.rename(temporary, final)
+        undo.append((final, temporary))
         storage.sync_folder(root)
     except OSError:
-        _undo(storage, f"{root}/{name}", temporary, aside)
+        for now, before in reversed(undo):
+            storage.rename(now, before)
+        storage.remove(temporary)
         raise
     return Saved(name, manifest)
-
-
-def _undo(storage: Storage, final: str, temporary: str, aside: str | None) -> None:
-    if not storage.exists(temporary) and storage.exists(final):  # renamed, but not known to be durable
-        storage.rename(final, temporary)
-    if aside is not None and storage.exists(aside):
-        storage.rename(aside, final)
-    storage.remove(temporary)
 
 
 def committed(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
