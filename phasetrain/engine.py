@@ -122,6 +122,10 @@ class PhaseEngine:
             if not self.interrupted and not self.state.finished:
                 self.state.finished = self.stopping or "completed"
             self.hooks.on_end(self)
+        except GeneratorExit:  # the loop over `steps` was left
+            self.stop("the loop was left", interrupted=True)
+            self.hooks.on_end(self)
+            raise
         except BaseException as error:
             self.hooks.on_exception(self, error)
             raise

@@ -39,7 +39,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
     parts = builder.parts(data, trained, train=False)
     parts.model.load_state_dict(loaded.state["task"]["model"])
     parts.loss.load_state_dict(loaded.state["task"]["loss"])
-    plan = Plan(tuple(one_test(split, index=index) for index, split in enumerate(tests)))
+    plan = Plan(tuple(one_test(split, index=index, limit=setup.phases.limit_test) for index, split in enumerate(tests)))
     task, found = builder.task(parts), _Collected()
     engine = PhaseEngine(task, plan, RunState(), {"collected": found, **(hooks or {})}, world=setup.world)
     with setup.machine.applied():

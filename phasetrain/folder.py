@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,10 +129,12 @@ class RunFolder:
         with self._guard:
             if self._lock is None:
                 return
-            self.storage.remove(self.file("owner.json"))
-            Path(self.storage.local(self.file("run.lock"))).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+            try:
+                self.storage.remove(self.file("owner.json"))
+                Path(self.storage.local(self.file("run.lock"))).unlink(missing_ok=True)
+            finally:
+                os.close(self._lock)
+                self._lock = None
 
     def _probe(self) -> None:
         probe = self.file(f"probe.tmp-{uuid.uuid4().hex[:8]}")
@@ -140,7 +143,8 @@ class RunFolder:
             self.storage.create(probe, b"\0" * 4096)
             self.storage.remove(probe)
         except OSError as error:
-            Path(self.storage.local(probe)).unlink(missing_ok=True)
+            with suppress(OSError):  # there is no probe where the path leads through a file
+                Path(self.storage.local(probe)).unlink()
             raise self._not_writable(error) from error
 
     def _not_writable(self, error: OSError) -> ConfigError:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from omegaconf import OmegaConf
 
+from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.evaluate import evaluate
 from phasetrain.help import general_help, section_help
@@ -19,7 +20,7 @@ from phasetrain.hooks import Hook
 from phasetrain.preview import preview
 from phasetrain.setup import Setup, settle
 from phasetrain.terminal import Terminal
-from phasetrain.train import Result, train
+from phasetrain.train import Loop, Result, train
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def run(
     *,
     config_dir: str | None = None,
     hooks: Mapping[str, Hook] | None = None,
+    loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
 ) -> Result:
     """Do what the command line with these overrides does, and return what came of it.
@@ -64,6 +66,7 @@ def run(
         overrides: such as `["experiment=digits", "OPTIMIZER.lr=0.1"]`.
         config_dir: a folder with configs of your own.
         hooks: label -> hook, in addition to those under HOOKS.
+        loop: runs the engine of a training; a loop of your own goes through `engine.steps()`.
         terminal: where to print; standard output by default.
 
     Raises:
@@ -83,7 +86,7 @@ def run(
             return Result("planned", folder=setup.config.RUN.dir)
         if engine == "test":
             return evaluate(setup, hooks)
-        return train(setup, hooks)
+        return train(setup, hooks, loop)
 
 
 @contextmanager

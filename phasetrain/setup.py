@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts"})),
     Slot("MODEL", MODELS),
-    Slot("LOSS", LOSSES, provided=frozenset({"output", "target"})),
+    Slot("LOSS", LOSSES, provided=frozenset({"input", "output", "target"})),
     Slot("METERS.*", METERS, label_is_name=True),
     Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
     Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES),

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -54,12 +54,17 @@ class Result:
     seconds: float = 0.0
 
 
-def train(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
+Loop = Callable[[PhaseEngine], object]
+"""A loop of one's own: goes through `engine.steps()`, or calls `engine.run()`."""
+
+
+def train(setup: Setup, hooks: Mapping[str, Hook] | None = None, loop: Loop = PhaseEngine.run) -> Result:
     """Train the run that the config describes, or go on with it.
 
     Args:
         setup: the settled config.
         hooks: label -> hook, in addition to those under HOOKS.
+        loop: runs the engine.
 
     Raises:
         PhasetrainError: see `phasetrain.errors` for the kinds and their exit codes; status.json says the same.
@@ -81,7 +86,8 @@ def train(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
         folder.open()
         try:
             with _logged(folder):
-                return _Training(setup, builder, data, folder, checkpointer, signals).run(hooks or {}, began)
+                training = _Training(setup, builder, data, folder, checkpointer, signals)
+                return training.run(hooks or {}, loop, began)
         except BaseException as error:
             _note_failure(folder, error)
             raise
@@ -104,7 +110,7 @@ class _Training:
         self.setup, self.builder, self.data = setup, builder, data
         self.folder, self.checkpointer, self.signals = folder, checkpointer, signals
 
-    def run(self, extra: Mapping[str, Hook], began: float) -> Result:
+    def run(self, extra: Mapping[str, Hook], loop: Loop, began: float) -> Result:
         """Restore or start, train, and say what came of it."""
         setup, folder = self.setup, self.folder
         folder.write_status("running", reason="", exit_code=None)
@@ -129,11 +135,11 @@ class _Training:
             loaded,
         )
         latest = _Latest()
-        hooks = {"checkpoint": save, "latest": latest, **_hooks(setup), **extra}
+        hooks = _together(_together({"checkpoint": save, "latest": latest}, _hooks(setup)), extra)
         engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world)
         with machine.applied():
             if not self.signals.stop:
-                engine.run()
+                loop(engine)
         return self._ended(engine, latest, began)
 
     def _from(self, loaded: Loaded | None) -> tuple[Machine, Plan, RunState]:
@@ -256,6 +262,16 @@ def _hooks(setup: Setup) -> dict[str, Hook]:
         )
         for label, section in setup.config.HOOKS.items()
     }
+
+
+def _together(own: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, Hook]:
+    """Return `own`, then the others, which may not take their labels."""
+    for label in own.keys() & others.keys():
+        raise ConfigError(
+            f"HOOKS.{label}: this run has another hook under this label; give yours a label of its own, such as "
+            f"my_{label}"
+        )
+    return {**own, **others}
 
 
 @contextmanager

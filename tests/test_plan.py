@@ -22,10 +22,7 @@ def splits(*tests: Split, length: int = 20, batch_size: int = 6, drop_last: bool
 
 def shown(plan: Plan) -> list[str]:
     """Return each phase as `split epoch first+steps [begin, end)`."""
-    return [
-        f"{p.split} {p.epoch} {p.first}+{p.steps} [{p.offset}, {p.offset + p.samples})"
-        for p in plan.phases
-    ]
+    return [f"{p.split} {p.epoch} {p.first}+{p.steps} [{p.offset}, {p.offset + p.samples})" for p in plan.phases]
 
 
 class TestInterleave:
@@ -134,8 +131,8 @@ class TestInterleave:
         with pytest.raises(ConfigError) as caught:
             interleave(splits(length=5), PhaseSettings(epochs=1))
         assert str(caught.value) == (
-            "DATA.TRAIN.batch_size = 6 is larger than the 5 samples of the split, and DATA.TRAIN.drop_last = true drops "
-            "the only batch; set DATA.TRAIN.batch_size to 5 or less, or DATA.TRAIN.drop_last=false"
+            "DATA.TRAIN.batch_size = 6 is larger than the 5 samples of the split, and DATA.TRAIN.drop_last = true "
+            "drops the only batch; set DATA.TRAIN.batch_size to 5 or less, or DATA.TRAIN.drop_last=false"
         )
         assert interleave(splits(length=5, drop_last=False), PhaseSettings(epochs=1)).updates == 1
 
@@ -295,7 +292,9 @@ class TestSplice:
 
     def test_twice(self) -> None:
         before = interleave(splits(drop_last=False), PhaseSettings(epochs=4))
-        first = splice(before, RunState(phase=0, step=2, updates=2, samples=12), splits(batch_size=3), PhaseSettings(epochs=4))
+        first = splice(
+            before, RunState(phase=0, step=2, updates=2, samples=12), splits(batch_size=3), PhaseSettings(epochs=4)
+        )
         state = RunState(phase=1, step=1, updates=3, samples=15)
         check_splice(first, state, splits(batch_size=5, drop_last=False), PhaseSettings(epochs=2))
 

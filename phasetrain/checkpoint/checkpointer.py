@@ -81,7 +81,7 @@ class Checkpointer:
             PhasetrainError: the file system refused; path, reason and bytes are in the message, and the
                 checkpoints before it are untouched.
         """
-        tree, tensors = encode({"promised": dict(promised), "state": dict(learned)})
+        tree, tensors = encode({**learned, "promised": dict(promised)})
         contents = {TENSORS: tensors, TREE: tree}
         try:
             self.storage.make_folder(self.root)
@@ -156,10 +156,10 @@ class Checkpointer:
         contents = read_files(self.storage, path, manifest, self.verify)
         if not contents.keys() >= {TREE, TENSORS}:
             raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
-        whole = decode(contents[TREE], contents[TENSORS])
-        if not isinstance(whole, dict) or not whole.keys() >= {"promised", "state"}:
-            raise InvalidCheckpointError(f"{TREE} has no `promised` and `state`")
-        return Loaded(path, manifest, whole["promised"], whole["state"])
+        state = decode(contents[TREE], contents[TENSORS])
+        if not isinstance(state, dict) or "promised" not in state:
+            raise InvalidCheckpointError(f"{TREE} has no `promised`")
+        return Loaded(path, manifest, state.pop("promised"), state)
 
     def _report(self, rejected: Mapping[str, str]) -> None:
         for name, reason in rejected.items():

@@ -48,7 +48,7 @@ def encode(state: Any) -> tuple[bytes, bytes]:
         tensors[name] = flat.to("cpu", copy=True).contiguous()
         return {TENSOR: name}
 
-    tree = _encode(state, "state", put, 0)
+    tree = _encode(state, "", put, 0)
     return json.dumps(tree, allow_nan=False).encode(), save_tensors(tensors)
 
 
@@ -74,18 +74,22 @@ def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
     if type(value) is float:
         return value if math.isfinite(value) else {FLOAT: repr(value)}
     if isinstance(value, list):
-        return [_encode(item, f"{path}.{i}", put, depth + 1) for i, item in enumerate(value)]
+        return [_encode(item, _below(path, i), put, depth + 1) for i, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {TUPLE: [_encode(item, f"{path}.{i}", put, depth + 1) for i, item in enumerate(value)]}
+        return {TUPLE: [_encode(item, _below(path, i), put, depth + 1) for i, item in enumerate(value)]}
     if isinstance(value, dict):
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: _encode(item, f"{path}.{key}", put, depth + 1) for key, item in value.items()}
+            return {key: _encode(item, _below(path, key), put, depth + 1) for key, item in value.items()}
         if all(key is None or type(key) in (str, int, bool) for key in value):
-            return {ITEMS: [[key, _encode(item, f"{path}.{key!r}", put, depth + 1)] for key, item in value.items()]}
+            return {ITEMS: [[key, _encode(item, _below(path, key), put, depth + 1)] for key, item in value.items()]}
     raise TypeError(
         f"{path}: {type(value).__module__}.{type(value).__qualname__} cannot be saved in a checkpoint; make it of "
         "tensors, numbers, text, lists, tuples and dicts"
     )
+
+
+def _below(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def _decode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:

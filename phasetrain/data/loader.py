@@ -53,15 +53,14 @@ class PhaseLoader:
         self.sampler = sampler
         self.plan = plan
         self.settings = settings
-        self._stream: Iterator[Any] | None = None
+        self._stream: Any = None
         self._next: tuple[int, int] | None = None
 
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of `phase` from step `start` on.
 
         Raises:
-            SampleError: a sample could not be read.
-            RuntimeError: a worker died or did not answer in time.
+            SampleError: a sample could not be read, or a worker died or did not answer in time.
         """
         if self.settings.workers == 0:
             reader = self.reader
@@ -70,13 +69,17 @@ class PhaseLoader:
             return
         self._seek(phase, start)
         for step, draws in enumerate(self.sampler.steps(phase, start), start + 1):
-            batches = [self._received() for _ in draws]
+            batches = [self._received(phase.split) for _ in draws]
             self._next = (phase.index, step)
             yield batches
 
     def close(self) -> None:
-        """Stop the workers."""
-        self._stream = self._next = None
+        """Stop the workers; one that hangs is killed."""
+        stream, self._stream, self._next = self._stream, None, None
+        if stream is not None:  # not left to the garbage collector: the frames of an error may hold the stream
+            stream._shutdown_workers()
+            for worker in stream._workers:
+                worker.kill()
 
     def _seek(self, phase: Phase, start: int) -> None:
         if self._stream is None or not self._follows(phase, start):
@@ -109,9 +112,15 @@ class PhaseLoader:
             generator=torch.Generator(),  # the loader draws a base seed; not from the generator that dropout uses
         )
 
-    def _received(self) -> Batch:
-        assert self._stream is not None, "the loader was closed"  # no frame holds the stream, so closing ends it
-        batch: Batch | SampleError = next(self._stream)
+    def _received(self, split: str) -> Batch:
+        assert self._stream is not None, "the loader was closed"
+        try:
+            batch: Batch | SampleError = next(self._stream)
+        except (RuntimeError, ConnectionError, EOFError) as error:  # what it is depends on the moment of its death
+            raise SampleError(
+                f"DATA.{split.upper()}: a worker died or did not answer in time ({error}); one that is killed may have "
+                f"run out of memory; DATA.{split.upper()}.workers=0 shows other causes"
+            ) from error
         if isinstance(batch, SampleError):
             raise batch
         return batch

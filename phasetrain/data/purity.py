@@ -47,8 +47,10 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+    if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, float) and isinstance(other, float):
+        return one.hex() == other.hex()  # equal where both are not a number, too
     return bool(one == other)
 
 

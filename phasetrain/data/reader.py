@@ -14,6 +14,8 @@ from phasetrain.data.transforms.base import Keys, Pipeline, mix64
 from phasetrain.errors import PhasetrainError
 from phasetrain.machine import reseed_all, seed_of
 
+MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
+
 
 class SampleError(PhasetrainError):
     """A sample could not be read; the message names the split, the sample and the cause (exit code 1)."""
@@ -54,9 +56,12 @@ class Reader(Dataset[Batch]):
         ids = torch.from_numpy(draw.indices)
         if not self._whole:
             return self._one_by_one(draw, ids)
-        inputs, targets = self.dataset.__getitems__(ids)
-        if not self._plain:
-            inputs = self.pipeline(inputs, self.keys(draw))
+        try:
+            inputs, targets = self.dataset.__getitems__(ids)
+            if not self._plain:
+                inputs = self.pipeline(inputs, self.keys(draw))
+        except MISFITS as error:
+            raise SampleError(_no_batch(draw, error)) from error
         return Batch(inputs, targets, ids, len(draw.indices))
 
     def keys(self, draw: Draw) -> Keys:
@@ -82,10 +87,8 @@ class Reader(Dataset[Batch]):
         reseed_all(seed_of(self._seed, "collate", draw.split, draw.epoch, draw.ordinal))
         try:
             inputs, targets = self._collate(samples)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise SampleError(
-                f"DATA.{draw.split.upper()}: samples {draw.indices.tolist()} do not make a batch: {error}"
-            ) from error
+        except MISFITS as error:
+            raise SampleError(_no_batch(draw, error)) from error
         return Batch(inputs, targets, ids, len(samples))
 
     def _sample(self, draw: Draw, index: int, seed: int, key: Keys) -> tuple[Any, Any]:
@@ -97,3 +100,7 @@ class Reader(Dataset[Batch]):
             raise SampleError(
                 f"DATA.{draw.split.upper()}: sample {index} cannot be read: {type(error).__name__}: {error}"
             ) from error
+
+
+def _no_batch(draw: Draw, error: Exception) -> str:
+    return f"DATA.{draw.split.upper()}: samples {draw.indices.tolist()} do not make a batch: {error}"

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasetrain.distributed import World
+from phasetrain.errors import ChangedError
 from phasetrain.machine import seed_of
 from phasetrain.plan import Phase
 from phasetrain.registry import Registry
@@ -89,7 +90,17 @@ class PhaseSampler:
         self._pass: tuple[tuple[str, int], Indices] | None = None
 
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:
-        """Yield the draws of each step of `phase` from step `start` on."""
+        """Yield the draws of each step of `phase` from step `start` on.
+
+        Raises:
+            ChangedError: the phase, planned before the data was changed, goes beyond its end.
+            ValueError: the order function did not give one index per sample.
+        """
+        if phase.end > self._length:
+            raise ChangedError(
+                f"DATA.{phase.split.upper()} has {self._length} samples now, and the phase under way was planned for "
+                f"{phase.end}; bring the data back, or start anew in another folder with RUN.dir=..."
+            )
         indices = self._indices(phase)
         for step in range(start, phase.steps):
             first = phase.offset + step * phase.batch_size

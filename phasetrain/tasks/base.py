@@ -148,7 +148,7 @@ class Task(ABC):
         outputs = []
         for number, micro in enumerate(batches):
             batch = events.on_batch(micro)
-            reseed(self._seed(at, number))
+            self.reseed(at, number)
             out = events.on_forward(self._forward(batch))
             updater.backward(out.loss, micro.size / total)
             events.on_backward(out)
@@ -163,9 +163,13 @@ class Task(ABC):
         outputs = []
         for number, micro in enumerate(batches):
             batch = events.on_batch(micro)
-            reseed(self._seed(at, number))
+            self.reseed(at, number)
             outputs.append(self._measured(events.on_forward(self._forward(batch))))
         return merged(outputs)
+
+    def reseed(self, at: Position, micro: int = 0) -> None:
+        """Seed dropout and the like for a micro-batch: a function of the position, so no checkpoint has to keep it."""
+        reseed(seed_of(self.parts.seed, "model", at.split, at.updates, at.step, micro, self.parts.world.rank))
 
     def measure(self, phase: Phase) -> dict[str, float]:
         """Return the metrics of the phase that the meters have seen, by label."""
@@ -195,10 +199,6 @@ class Task(ABC):
             return self.forward(batch)
         with self.parts.machine.autocast():
             return self.forward(batch)
-
-    def _seed(self, at: Position, micro: int) -> int:
-        """Return the seed of dropout and the like: a function of position, so it needs no place in a checkpoint."""
-        return seed_of(self.parts.seed, "model", at.split, at.updates, at.step, micro, self.parts.world.rank)
 
     def _measured(self, out: StepOutput) -> StepOutput:
         """Show an output to the meters and return what is kept of it, without graph."""

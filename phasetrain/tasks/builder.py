@@ -158,7 +158,7 @@ class Builder:
         order = self._named(SAMPLERS, section.sampler, f"{where}.sampler")
         known = dict(dataset.facts()) if isinstance(dataset, Described) else {}
         if "input_shape" in known:
-            shape = pipeline.shape_after(known.pop("input_shape"))
+            shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
             known |= {} if shape is None else {"input_shape": shape}
         return SplitData(section, reader, order, len(dataset), known)
 
@@ -191,7 +191,7 @@ class Builder:
         params |= {
             key: torch.tensor(params[key], dtype=torch.float32) for key in tensors if params.get(key) is not None
         }
-        if not isinstance(factory, type) and {"output", "target"} <= parameters(factory).keys():
+        if not isinstance(factory, type) and list(parameters(factory))[1:2] == ["target"]:  # loss(output, target, ...)
             return _FunctionLoss(factory, params)
         loss = LOSSES.build(section.name, params, facts=facts, used=self.used)
         return loss if isinstance(loss, nn.Module) else _FunctionLoss(loss, {})
@@ -253,3 +253,10 @@ def _rest(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[st
 
 def _takes_tensor(hint: Any) -> bool:
     return torch.Tensor in (hint, *get_args(hint))
+
+
+def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:
+    try:
+        return pipeline.shape_after(shape)
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise ConfigError(f"{where} do not fit the inputs of the data set, of shape {shape}: {error}") from error

@@ -68,9 +68,9 @@ DOLLARS = st.sampled_from(["$tensor", "$tuple", "$items", "$float", "$", "a.b"])
 KEYS = st.none() | st.booleans() | st.integers(2, 9) | TEXT | DOLLARS
 STATES = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(KEYS, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -231,7 +231,7 @@ NOTHING = save_tensors({})
     ],
 )
 def test_hostile_bytes_are_refused(tree: bytes, tensors: bytes) -> None:
-    with pytest.raises(InvalidCheckpointError, match="^its state cannot be read"):
+    with pytest.raises(InvalidCheckpointError, match=r"^its state cannot be read"):
         decode(tree, tensors)
 
 

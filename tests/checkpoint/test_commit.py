@@ -1,6 +1,7 @@
 """A checkpoint exists whole or not at all, whatever operation the process dies at or the disk refuses."""
 
 import errno
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from phasetrain.checkpoint.commit import (
 )
 from phasetrain.errors import InvalidCheckpointError
 from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage
+from phasetrain.storage import FileRecord, Storage, tree_digest
 
 FIRST, SECOND = RunState(1, 0, 5, 50), RunState(1, 1, 5, 50)
 CONTENTS = {"tensors.safetensors": b"weights" * 9, "state.json": b"{}"}
@@ -178,55 +179,56 @@ class TestDying:
         )
 
 
-class TestBrokenProtocols:
-    """The enumeration catches protocols that are not safe."""
+def in_place(storage: Storage, root: str, state: RunState, contents: Any, **known: Any) -> protocol.Saved:
+    """Overwrite the checkpoint of the same position file by file."""
+    final = f"{root}/{folder_name(state)}"
+    storage.remove(final)
+    storage.make_folder(final)
+    files = {name: storage.create(f"{final}/{name}", data) for name, data in contents.items()}
+    manifest = Manifest(1, files=files, state=state.state_dict(), **known)
+    storage.create(f"{final}/manifest.json", manifest.encode())
+    return protocol.Saved(folder_name(state), manifest)
 
-    def caught(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: Any) -> bool:
-        monkeypatch.setattr(f"{__name__}.commit", broken)
-        try:
-            TestDying().test_a_commit_of_the_same_position(tmp_path / "again")
-            TestDying().test_the_second_commit(tmp_path / "second")
-        except AssertionError:
-            return True
-        return False
 
-    def test_writing_in_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def broken(storage: Storage, root: str, state: RunState, contents: Any, **known: Any) -> protocol.Saved:
-            final = f"{root}/{folder_name(state)}"
-            storage.remove(final)
-            storage.make_folder(final)
-            files = {name: storage.create(f"{final}/{name}", data) for name, data in contents.items()}
-            manifest = Manifest(1, files=files, state=state.state_dict(), **known)
-            storage.create(f"{final}/manifest.json", manifest.encode())
-            return protocol.Saved(folder_name(state), manifest)
+def manifest_first(storage: Storage, root: str, state: RunState, contents: Any, **known: Any) -> protocol.Saved:
+    """Write the manifest before the files of which it speaks."""
+    final = f"{root}/{folder_name(state)}"
+    storage.make_folder(final)
+    files = {name: FileRecord(len(data), tree_digest(data)) for name, data in contents.items()}
+    manifest = Manifest(1, files=files, state=state.state_dict(), **known)
+    storage.create(f"{final}/manifest.json", manifest.encode())
+    for name, data in contents.items():
+        storage.create(f"{final}/{name}", data)
+    return protocol.Saved(folder_name(state), manifest)
 
-        (tmp_path / "again").mkdir()
-        (tmp_path / "second").mkdir()
-        assert self.caught(tmp_path, monkeypatch, broken)
 
-    def test_the_manifest_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def broken(storage: Storage, root: str, state: RunState, contents: Any, **known: Any) -> protocol.Saved:
-            final = f"{root}/{folder_name(state)}"
-            if storage.exists(final):
-                storage.rename(final, f"{root}/.aside-{folder_name(state)}-0a1b2c3d")
-            storage.make_folder(final)
-            files = {n: FileRecord(len(d), protocol.sha256(d).hexdigest()) for n, d in contents.items()}
-            manifest = Manifest(1, files=files, state=state.state_dict(), **known)
-            storage.create(f"{final}/manifest.json", manifest.encode())
-            for name, data in contents.items():
-                storage.create(f"{final}/{name}", data)
-            return protocol.Saved(folder_name(state), manifest)
+def renamed_early(storage: Storage, root: str, state: RunState, contents: Any, **known: Any) -> protocol.Saved:
+    """Rename before the last file is written."""
+    final, temporary = f"{root}/{folder_name(state)}", f"{root}/{folder_name(state)}.tmp-0a1b2c3d"
+    storage.make_folder(temporary)
+    files = {name: FileRecord(len(data), tree_digest(data)) for name, data in contents.items()}
+    manifest = Manifest(1, files=files, state=state.state_dict(), **known)
+    storage.create(f"{temporary}/manifest.json", manifest.encode())
+    storage.rename(temporary, final)
+    for name, data in contents.items():
+        storage.create(f"{final}/{name}", data)
+    return protocol.Saved(folder_name(state), manifest)
 
-        (tmp_path / "again").mkdir()
-        (tmp_path / "second").mkdir()
-        with pytest.raises((AssertionError, InvalidCheckpointError)):
-            monkeypatch.setattr(f"{__name__}.commit", broken)
-            TestDying().test_the_second_commit(tmp_path / "second")
 
-    def test_the_sound_one_is_not_caught(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "again").mkdir()
-        (tmp_path / "second").mkdir()
-        assert not self.caught(tmp_path, monkeypatch, protocol.commit)
+@pytest.mark.parametrize(
+    ("broken", "caught"),
+    [(protocol.commit, False), (in_place, True), (manifest_first, True), (renamed_early, True)],
+)
+def test_the_enumeration_catches_protocols_that_are_not_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: Any, caught: bool
+) -> None:
+    monkeypatch.setattr(f"{__name__}.commit", broken)
+    found = False
+    try:
+        TestDying().test_the_second_commit(tmp_path)
+    except (AssertionError, InvalidCheckpointError):
+        found = True
+    assert found is caught
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new position", "same position"])
@@ -263,15 +265,16 @@ class TestDamage:
         return str(caught.value)
 
     def test_every_flipped_bit_of_the_manifest(self, folder: Path) -> None:
-        path = folder / "manifest.json"
-        sound = path.read_bytes()
-        for at in range(len(sound)):
-            for bit in range(8):
-                path.write_bytes(sound[:at] + bytes([sound[at] ^ 1 << bit]) + sound[at + 1 :])
-                with pytest.raises(InvalidCheckpointError, match=r"^manifest\.json"):
-                    read_manifest(Storage(), str(folder))
-        path.write_bytes(sound)
-        assert read_manifest(Storage(), str(folder)).sequence == 1
+        sound = (folder / "manifest.json").read_bytes()
+        unseen = []
+        for at, bit in itertools.product(range(len(sound)), range(8)):
+            try:
+                Manifest.decode(sound[:at] + bytes([sound[at] ^ 1 << bit]) + sound[at + 1 :])
+            except InvalidCheckpointError:
+                continue
+            unseen.append((at, bit))
+        assert unseen == []
+        assert Manifest.decode(sound).sequence == 1
 
     def test_flipped_bits_of_the_other_files(self, folder: Path) -> None:
         generator = random.Random(0)
@@ -325,7 +328,8 @@ class TestHostileManifests:
         assert Manifest.decode(self.SOUND.encode()) == self.SOUND
 
     @pytest.mark.parametrize(
-        "name", ["../state.json", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a\\b", "a\n", "a\0", "C:x", "file://x"]
+        "name",
+        ["../state.json", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a\\b", "a\n", "a\0", "C:x", "file://x"],
     )
     def test_names_that_lead_out_of_the_folder(self, name: str) -> None:
         body = asdict(self.SOUND) | {"files": {name: {"size": 1, "digest": "0"}}}
@@ -351,7 +355,9 @@ class TestHostileManifests:
     def test_other_types_than_expected(self, change: dict[str, Any]) -> None:
         assert self.refused(asdict(self.SOUND) | change).startswith("manifest.json cannot be read")
 
-    @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"[" * 100_000, b"\xff", b'{"body": {}, "digest": 1}'])
+    @pytest.mark.parametrize(
+        "data", [b"", b"[]", b"null", b"{}", b"[" * 100_000, b"\xff", b'{"body": {}, "digest": 1}']
+    )
     def test_what_is_no_manifest(self, data: bytes) -> None:
         with pytest.raises(InvalidCheckpointError):
             Manifest.decode(data)

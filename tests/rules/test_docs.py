@@ -4,6 +4,7 @@ Every page is run in a folder of its own, its blocks in their order:
 - ```python: blocks between two blocks of another kind make one program;
 - ```bash: as written; `phasetrain` and `python` are those of the tests; blocks that call nothing else are run;
 - ```yaml: must parse.
+Programs are forked from one process that has imported torch (see warm.py), which saves two seconds for each.
 A comment before a block says more: `<!-- file: NAME -->` writes it to NAME first, `<!-- skip: reason -->` leaves it
 out, `<!-- exit: 2 -->` expects a bash block to end with that code.
 """
@@ -30,10 +31,29 @@ _FENCE = re.compile(r"^(?P<indent>\s*)```(?P<kind>\w*)")
 _COMMAND = re.compile(r"(phasetrain|python)(\s|$)")
 _SET_UP = re.compile(r"(make|git|pip|cd|torchrun|\.ci/run|python3? -m (venv|pip)|\.venv/bin/\w+)(\s|$)")  # make does it
 
+WARM = Path(__file__).with_name("warm.py")
 SHELL = """set -eu -o pipefail
-python() { if [ "${1-}" = tools/run.py ]; then shift; set -- -m phasetrain "$@"; fi; "$PYTHON" "$@"; }
-phasetrain() { python -m phasetrain "$@"; }
+phasetrain() { "$PYTHON" -S "$WARM" run "$SOCKET" phasetrain "$@"; }
+python() {
+  if [ "${1-}" = tools/run.py ]; then shift; phasetrain "$@";
+  elif [ "${1-} ${2-}" = "-m phasetrain" ]; then shift 2; phasetrain "$@";
+  else "$PYTHON" "$@"; fi
+}
 """
+
+
+@pytest.fixture(scope="module")
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a process from which programs are forked."""
+    path = str(tmp_path_factory.mktemp("warm") / "socket")
+    with subprocess.Popen(
+        [sys.executable, str(WARM), "serve", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+    ) as server:
+        assert server.stdin
+        assert server.stdout
+        assert server.stdout.readline() == "ready\n"
+        yield path
+        server.stdin.close()
 
 
 @dataclass(frozen=True)
@@ -71,7 +91,7 @@ def blocks(page: str) -> Iterator[Block]:
             notes = {}
 
 
-def run_page(name: str, page: str, folder: Path) -> list[str]:
+def run_page(name: str, page: str, folder: Path, socket: str) -> list[str]:
     """Run the blocks of a page in a folder and return a line for each that failed."""
     failures = []
     for kind, group in itertools.groupby((block for block in blocks(page) if block.runs), lambda block: block.kind):
@@ -82,25 +102,26 @@ def run_page(name: str, page: str, folder: Path) -> list[str]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.text, encoding="utf-8")
         if kind == "python":
-            failures += _run_python(name, members, folder)
+            failures += _run_python(name, members, folder, socket)
         for block in members if kind == "bash" else ():
-            failures += _run_bash(name, block, folder)
+            failures += _run_bash(name, block, folder, socket)
         for block in members if kind == "yaml" else ():
             failures += _parse_yaml(name, block)
     return failures
 
 
-def _run_python(name: str, members: list[Block], folder: Path) -> list[str]:
+def _run_python(name: str, members: list[Block], folder: Path, socket: str) -> list[str]:
     """Run blocks as one program in which each stands on the line that it has in the page."""
     lines: list[str] = []
     for block in members:
         lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
     program = folder / f"{Path(name).stem}-blocks.py"
     program.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return _failure(f"{name}:{members[0].line}", [sys.executable, program.name], folder, expected=0)
+    command = [sys.executable, "-S", str(WARM), "run", socket, program.name]
+    return _failure(f"{name}:{members[0].line}", command, folder, socket, expected=0)
 
 
-def _run_bash(name: str, block: Block, folder: Path) -> list[str]:
+def _run_bash(name: str, block: Block, folder: Path, socket: str) -> list[str]:
     place, first = f"{name}:{block.line}", _first_command(block.text)
     if _SET_UP.match(first):
         return []
@@ -108,7 +129,7 @@ def _run_bash(name: str, block: Block, folder: Path) -> list[str]:
         return [
             f"{place}: begins with {first!r}; only phasetrain and python are run, give it a `<!-- skip: reason -->`"
         ]
-    return _failure(place, ["bash", "-c", SHELL + block.text], folder, expected=block.exit)
+    return _failure(place, ["bash", "-c", SHELL + block.text], folder, socket, expected=block.exit)
 
 
 def _parse_yaml(name: str, block: Block) -> list[str]:
@@ -123,12 +144,12 @@ def _first_command(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
 
 
-def _failure(place: str, command: Iterable[str], folder: Path, *, expected: int) -> list[str]:
-    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+def _failure(place: str, command: Iterable[str], folder: Path, socket: str, *, expected: int) -> list[str]:
+    ours = {"PYTHON": sys.executable, "WARM": str(WARM), "SOCKET": socket, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         list(command),
         cwd=folder,
-        env=env,
+        env={**os.environ, **ours},
         capture_output=True,
         text=True,
         timeout=120,
@@ -141,8 +162,8 @@ def _failure(place: str, command: Iterable[str], folder: Path, *, expected: int)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_page(path: Path, tmp_path: Path) -> None:
-    failures = run_page(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"), tmp_path)
+def test_page(path: Path, tmp_path: Path, socket: str) -> None:
+    failures = run_page(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"), tmp_path, socket)
     assert not failures, "\n".join(failures)
 
 
@@ -179,9 +200,9 @@ python -c "raise SystemExit(3)"
 """
 
 
-def test_blocks_run_in_order_in_one_folder(tmp_path: Path) -> None:
+def test_blocks_run_in_order_in_one_folder(tmp_path: Path, socket: str) -> None:
     assert [block.line for block in blocks(PAGE)] == [4, 10, 15, 19, 24, 29]
-    assert run_page("page.md", PAGE, tmp_path) == []
+    assert run_page("page.md", PAGE, tmp_path, socket) == []
 
 
 @pytest.mark.parametrize(
@@ -193,6 +214,6 @@ def test_blocks_run_in_order_in_one_folder(tmp_path: Path) -> None:
         ("```yaml\na: [1\n```\n", "while parsing a flow sequence"),
     ],
 )
-def test_a_block_that_fails_is_seen(page: str, failure: str, tmp_path: Path) -> None:
-    (found,) = run_page("page.md", page, tmp_path)
+def test_a_block_that_fails_is_seen(page: str, failure: str, tmp_path: Path, socket: str) -> None:
+    (found,) = run_page("page.md", page, tmp_path, socket)
     assert failure in found

@@ -1,0 +1,149 @@
+"""Parts with a generator of their own are refused by name; those that use the seeded ones are accepted."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasetrain.data.collate import COLLATES
+from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.data.purity import check_pure, same
+from phasetrain.data.reader import Reader
+from phasetrain.data.transforms import TRANSFORMS
+from phasetrain.data.transforms.base import Pipeline
+from phasetrain.errors import ConfigError
+
+
+class Samples:
+    def __init__(self, length: int = 4) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.ones(2) * index, index
+
+
+class OwnGenerator(Samples):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.from_numpy(self.generator.standard_normal(2)), index
+
+
+class OwnTargets(OwnGenerator):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.ones(2), float(self.generator.standard_normal())
+
+
+class Counting(Samples):
+    """Another sample for each call."""
+
+    calls = 0
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.calls += 1
+        return torch.tensor(self.calls), index
+
+
+class SeededTorch(Samples):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.randn(2), index
+
+
+class SeededNumpy(Samples):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return np.random.standard_normal(2), index
+
+
+class SeededPython(Samples):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return random.random(), index
+
+
+class NotANumber(Samples):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return torch.tensor([float("nan")]), float("nan")
+
+
+class OwnJitter:
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return value + torch.rand(2, generator=self.generator)
+
+
+def jitter(value: Tensor) -> Tensor:
+    return value + torch.rand(2)
+
+
+def check(dataset: Any, *transforms: Any) -> None:
+    check_pure(Reader(dataset, Pipeline(transforms), COLLATES["stack"](), seed=0), "mine")
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Samples(), Samples(1), SeededTorch(), SeededNumpy(), SeededPython(), NotANumber()],
+    ids=lambda d: type(d).__name__,
+)
+def test_what_uses_the_seeds_is_accepted(dataset: Samples) -> None:
+    check(dataset)
+    if isinstance(dataset, SeededTorch):
+        check(dataset, jitter)
+
+
+@pytest.mark.parametrize("dataset", [OwnGenerator(), OwnTargets(), Counting()], ids=lambda d: type(d).__name__)
+def test_a_data_set_that_ignores_them_is_named(dataset: Samples) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(dataset, jitter)
+    assert str(caught.value).startswith(
+        "data set 'mine' gives another sample 0 each time although the seeds are the same"
+    )
+
+
+def test_a_transform_that_ignores_them_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^transform 1 \(OwnJitter\) gives another sample 0"):
+        check(Samples(), jitter, OwnJitter(), jitter)
+
+
+def test_our_own_parts_are_trusted_unread() -> None:
+    class Untouched(TensorSamples):
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError("read")
+
+        def __getitems__(self, indices: Any) -> Any:
+            raise AssertionError("read")
+
+    samples = Untouched(torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64))
+    check(samples, TRANSFORMS.build("noise", {"std": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (torch.zeros(2), torch.zeros(2), True),
+        (torch.zeros(2), -torch.zeros(2), False),
+        (torch.zeros(2), torch.zeros(2).int(), False),
+        (torch.zeros(0), torch.zeros(0), True),
+        (torch.tensor(float("nan")), torch.tensor(float("nan")), True),
+        (float("nan"), float("nan"), True),
+        (0.0, -0.0, False),
+        (np.float32("nan"), np.float32("nan"), True),
+        (np.zeros(2), np.zeros(2), True),
+        (np.zeros(2), np.zeros(2, dtype=np.float32), False),
+        ({"a": [torch.ones(1), 2]}, {"a": [torch.ones(1), 2]}, True),
+        ({"a": [torch.ones(1), 2]}, {"a": [torch.ones(1), 3]}, False),
+        ({"a": 1}, {"b": 1}, False),
+        ((1, 2), (1,), False),
+        ("x", "x", True),
+    ],
+)
+def test_equality_is_bit_for_bit(one: Any, other: Any, equal: bool) -> None:
+    assert same(one, other) is equal

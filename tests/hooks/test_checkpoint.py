@@ -1,0 +1,120 @@
+"""When a run is saved, and that a checkpoint which does not fit the run is refused in words."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import train
+
+from phasetrain.checkpoint import Loaded, Manifest
+from phasetrain.errors import ChangedError
+from phasetrain.hooks import Hook
+from phasetrain.hooks.checkpoint import restore
+
+
+class Saves(Hook):
+    """Notes every position at which a checkpoint is written."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_save(self, run: Any) -> None:
+        state = run.state
+        self.seen.append(f"{state.phase}.{state.step} {state.updates}{' end' * bool(state.finished)}")
+
+
+def saves(folder: Path, *words: str) -> list[str]:
+    watch = Saves()
+    train(folder, *words, hooks={"watch": watch})
+    return watch.seen
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        ((), ["1.0 5", "3.0 10", "5.0 15", "6.0 15 end"]),
+        (("CHECKPOINT.every_epochs=2",), ["3.0 10", "6.0 15 end"]),
+        (("CHECKPOINT.every_epochs=null",), ["6.0 15 end"]),
+        (("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"), []),
+        (("CHECKPOINT.every_epochs=null", "CHECKPOINT.every_updates=4"), ["0.4 4", "2.3 8", "4.2 12", "6.0 15 end"]),
+        (("CHECKPOINT.every_updates=5", "PHASES.epochs=1"), ["0.5 5", "1.0 5", "2.0 5 end"]),
+        (
+            ("CHECKPOINT.every_epochs=1", "PHASES.test_every.updates=3", "PHASES.epochs=1"),
+            ["3.0 5", "4.0 5 end"],
+        ),
+        (("PHASES.epochs=0",), ["0.0 0 end"]),
+    ],
+)
+def test_when_it_is_saved(tmp_path: Path, words: tuple[str, ...], seen: list[str]) -> None:
+    assert saves(tmp_path, *words) == seen
+
+
+def test_hooks_speak_before_their_state_is_saved(tmp_path: Path) -> None:
+    class Late(Hook):
+        value = 0
+
+        def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+            self.value += 1
+
+        def on_save(self, run: Any) -> None:
+            seen.append(self.value)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+    seen: list[int] = []
+    train(tmp_path, "PHASES.epochs=1", hooks={"late": Late()})
+    assert seen == [1, 2]
+
+
+class Part:
+    """A stateful part with one weight."""
+
+    def __init__(self, load: Callable[[dict[str, Any]], None] = lambda state: None) -> None:
+        self.load_state_dict = load
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Run:
+    """As much of a run as `restore` looks at."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.task = self.hooks = self
+        self.parts = parts
+        self.given: Any = None
+
+    def stateful(self) -> dict[str, Any]:
+        return self.parts
+
+    def load_state_dict(self, state: Any) -> None:
+        self.given = state
+
+
+def loaded(**parts: Any) -> Loaded:
+    manifest = Manifest(1, 1, "r", None, {}, {})
+    return Loaded("checkpoints/p0001-s00000000", manifest, {}, {"task": parts, "hooks": {"metrics": {"offset": 3}}})
+
+
+def test_restore_gives_every_part_its_state() -> None:
+    model = torch.nn.Linear(1, 1)
+    run: Any = Run(model=model)
+    restore(run, loaded(model={"weight": torch.tensor([[7.0]]), "bias": torch.tensor([8.0])}, unknown={}))
+    assert (model.weight.item(), model.bias.item()) == (7.0, 8.0)
+    assert run.given == {"metrics": {"offset": 3}}
+
+
+def test_a_part_of_which_the_checkpoint_knows_nothing() -> None:
+    run: Any = Run(queue=Part())
+    with pytest.raises(ChangedError, match=r"^checkpoints/p0001-s00000000 has no state of 'queue'; it was made by"):
+        restore(run, loaded(model={}))
+
+
+def test_a_part_of_another_shape() -> None:
+    run: Any = Run(model=torch.nn.Linear(2, 1))
+    with pytest.raises(ChangedError, match=r"the state of 'model' does not fit this run: [^.]*size mismatch") as caught:
+        restore(run, loaded(model={"weight": torch.tensor([[7.0]]), "bias": torch.tensor([8.0])}))
+    assert caught.value.exit_code == 3

@@ -1,0 +1,111 @@
+"""metrics.jsonl holds each step and phase once, literally what was computed, after any number of resumes."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import KillAfter, die, newest, records, train
+
+from phasetrain.errors import ChangedError
+from phasetrain.hooks import HOOKS, Hook, Metrics
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_content(tmp_path: Path) -> None:
+    result = train(tmp_path, "PHASES.epochs=1")
+    found = lines(tmp_path)
+    assert [record["kind"] for record in found] == ["step"] * 5 + ["phase"] * 2
+    step, phase = found[1], found[-1]
+    assert {key: step[key] for key in ("kind", "updates", "phase", "split", "epoch", "step", "samples")} == {
+        "kind": "step", "updates": 2, "phase": 0, "split": "train", "epoch": 0, "step": 2, "samples": 48,
+    }  # fmt: skip
+    assert step["time"].keys() == {"at", "samples_per_second"}
+    assert {key: phase[key] for key in ("kind", "phase", "split", "epoch", "updates")} == {
+        "kind": "phase", "phase": 1, "split": "test", "epoch": 0, "updates": 5,
+    }  # fmt: skip
+    assert phase["time"].keys() == {"at", "seconds"}
+    assert result.metrics is not None
+    assert {f"test/{name}": value for name, value in phase["metrics"].items()} == {
+        name: value for name, value in result.metrics.items() if name.startswith("test/")
+    }
+
+
+def test_every_so_many_updates_over_phases(tmp_path: Path) -> None:
+    train(tmp_path, "HOOKS.metrics.every_updates=3")
+    assert [record["updates"] for record in records(tmp_path) if record["kind"] == "step"] == [3, 6, 9, 12, 15]
+
+
+def test_logs_of_a_part_are_written(tmp_path: Path) -> None:
+    class Norm(Hook):
+        def on_forward(self, run: Any, phase: Any, out: Any) -> None:
+            out.logs["norm"] = 1.5
+
+    train(tmp_path, "PHASES.epochs=1", hooks={"norm": Norm()})
+    assert lines(tmp_path)[0]["logs"] == {"norm": 1.5}
+
+
+def test_numbers_that_are_none_are_text_so_that_every_line_is_json(tmp_path: Path) -> None:
+    class Broken(Hook):
+        def on_forward(self, run: Any, phase: Any, out: Any) -> None:
+            out.logs["bad"] = math.inf
+            out.logs["worse"] = math.nan
+
+    train(tmp_path, "PHASES.epochs=1", hooks={"broken": Broken()})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text.splitlines()[0], parse_constant=pytest.fail)["logs"] == {"bad": "inf", "worse": "nan"}
+
+
+class TestResume:
+    def test_lines_beyond_the_checkpoint_stay_until_the_resume_cuts_them_off(self, tmp_path: Path) -> None:
+        die(tmp_path, hooks={"kill": KillAfter(9)})  # the checkpoint is of update 5, the kill after update 7
+        assert [record["updates"] for record in records(tmp_path) if record["kind"] == "step"] == [1, 2, 3, 4, 5, 6, 7]
+        with open(tmp_path / "metrics.jsonl", "ab") as file:
+            file.write(b'{"kind": "step", "upd')  # torn by the kill
+        before = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+        train(tmp_path)
+        found = records(tmp_path)
+        assert [record["updates"] for record in found if record["kind"] == "step"] == list(range(1, 16))
+        assert [record["phase"] for record in found if record["kind"] == "phase"] == [0, 1, 2, 3, 4, 5]
+        assert (tmp_path / "metrics.jsonl").read_bytes().splitlines()[:5] == before[:5]
+
+    def test_a_run_killed_before_its_first_checkpoint_starts_the_file_anew(self, tmp_path: Path) -> None:
+        die(tmp_path, hooks={"kill": KillAfter(3)})
+        assert len(lines(tmp_path)) == 3
+        train(tmp_path, "PHASES.epochs=1")
+        assert len(lines(tmp_path)) == 7
+
+    def test_a_file_that_was_cut_is_refused(self, tmp_path: Path) -> None:
+        die(tmp_path, hooks={"kill": KillAfter(9)})
+        size = (tmp_path / "metrics.jsonl").stat().st_size
+        with open(tmp_path / "metrics.jsonl", "r+b") as file:
+            file.truncate(10)
+        with pytest.raises(ChangedError, match=r"has 10 bytes and the checkpoint covers \d+: it was cut or removed"):
+            train(tmp_path)
+        assert size > 10
+
+    def test_a_checkpoint_covers_what_the_file_holds_at_that_moment(self, tmp_path: Path) -> None:
+        seen: list[tuple[int, int]] = []
+
+        class Look(Hook):
+            """Looks, as a kill would, at the file after the save at update 6 and when later lines are still on their way."""
+
+            def on_batch(self, run: Any, phase: Any, batch: Any) -> None:
+                if run.state.updates in (6, 8) and phase.is_train:
+                    offset = newest(tmp_path).state["hooks"]["metrics"]["offset"]
+                    seen.append((offset, (tmp_path / "metrics.jsonl").stat().st_size))
+
+        train(tmp_path, "CHECKPOINT.every_updates=6", hooks={"look": Look()})
+        (covered, size), later = seen
+        assert covered == size > 0
+        assert later == (covered, size)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="every_updates = 0: expected at least 1"):
+        Metrics(every_updates=0)
+    assert HOOKS["metrics"] is Metrics

@@ -1,0 +1,41 @@
+"""Nested inputs keep their form when their tensors are changed."""
+
+from typing import NamedTuple
+
+import torch
+
+from phasetrain.batch import Batch, StepOutput, mapped
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    name: str
+
+
+def test_mapped_keeps_the_form() -> None:
+    value = {"a": [torch.ones(1), (torch.ones(2), "x")], "b": Pair(torch.ones(3), "n"), "c": None}
+    found = mapped(value, lambda tensor: tensor * 2)
+    assert found["a"][0].tolist() == [2.0]
+    assert found["a"][1][0].tolist() == [2.0, 2.0]
+    assert (found["a"][1][1], found["c"]) == ("x", None)
+    assert isinstance(found["b"], Pair)
+    assert found["b"].image.tolist() == [2.0, 2.0, 2.0]
+    assert value["a"][0].tolist() == [1.0]
+
+
+def test_a_batch_moves_and_its_ids_stay() -> None:
+    batch = Batch({"x": torch.ones(2)}, torch.zeros(2), torch.tensor([5, 6]), 2, torch.tensor([True, False]))
+    moved = batch.to(torch.device("meta"))
+    assert [moved.input["x"].device.type, moved.target.device.type, moved.mask.device.type] == ["meta"] * 3
+    assert (moved.ids.tolist(), moved.size) == ([5, 6], 2)
+
+
+def test_a_batch_without_targets_and_mask_moves_too() -> None:
+    moved = Batch(torch.ones(2), None, torch.tensor([5, 6]), 2).to(torch.device("meta"))
+    assert (moved.target, moved.mask) == (None, None)
+
+
+def test_an_output_has_logs_of_its_own() -> None:
+    one, other = StepOutput(torch.zeros(()), 1.0, 1), StepOutput(torch.zeros(()), 1.0, 1)
+    one.logs["x"] = 1
+    assert other.logs == {}

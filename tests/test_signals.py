@@ -1,0 +1,56 @@
+"""Signals are noted for the next step boundary; a second one ends the process at once."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from phasetrain.signals import Signals
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
+def test_a_stop_is_noted(number: int, name: str) -> None:
+    with Signals() as signals:
+        assert (signals.stop, signals.save) == (0, False)
+        os.kill(os.getpid(), number)
+        assert (signals.stop, signals.stop_name, signals.save) == (number, name, False)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_stop_ends_the_process_with_its_number(second: int) -> None:
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit) as caught:
+            os.kill(os.getpid(), second)
+        assert caught.value.code == 128 + second
+        assert signals.stop_name == "SIGTERM"
+
+
+def test_a_save_is_noted_any_number_of_times() -> None:
+    with Signals() as signals:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert (signals.save, signals.stop) == (True, 0)
+            signals.save = False
+
+
+def test_handlers_are_put_back() -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    with Signals():
+        assert all(signal.getsignal(n) != b for n, b in zip(numbers, before, strict=True))
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_outside_of_the_main_thread_nothing_is_caught() -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def enter() -> None:
+        with Signals() as signals:
+            seen.append((signals.stop, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [(0, before)]
