@@ -53,8 +53,8 @@ class PhaseEngine:
     def steps(self) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each train step, for a loop of one's own.
 
-        The caller computes, updates and hands the result over with `finish`; tests, hooks, position and
-        checkpoints are taken care of between two batches.
+        The caller computes, updates and hands the result over with `finish`; tests, hooks, position and checkpoints
+        are taken care of between two batches. Leave the loop before a step is computed, or after `finish`.
 
         Example:
             >>> for batches in engine.steps():
@@ -97,6 +97,13 @@ class PhaseEngine:
         state.finish_phase()
         self.hooks.on_phase_end(self, phase, metrics)
 
+    def _leave(self, phase: Phase) -> None:
+        self.stop("the loop was left", interrupted=True)
+        if self._out is not None:  # after the step under way, whose update the weights have
+            self.state.finish_step(phase)
+            self.hooks.on_step(self, phase, self._out)
+        self.hooks.on_end(self)
+
     def _output(self) -> StepOutput:
         if self._out is None:
             raise RuntimeError("a loop over engine.steps() calls engine.finish(out) for each step, and did not")
@@ -123,8 +130,7 @@ class PhaseEngine:
                 self.state.finished = self.stopping or "completed"
             self.hooks.on_end(self)
         except GeneratorExit:  # the loop over `steps` was left
-            self.stop("the loop was left", interrupted=True)
-            self.hooks.on_end(self)
+            self._leave(self.plan.phases[self.state.phase])
             raise
         except BaseException as error:
             self.hooks.on_exception(self, error)

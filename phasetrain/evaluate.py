@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.engine import PhaseEngine
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import Hook, Run
 from phasetrain.plan import TRAIN, Phase, Plan, interleave, one_test
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
-from phasetrain.tasks import Builder
+from phasetrain.tasks import Builder, Parts
 from phasetrain.train import Result, digest_of
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
 
     Raises:
         ConfigError: there is no such checkpoint, or no test split.
+        ChangedError: the checkpoint is of another model or loss than the config describes.
     """
     began = time.perf_counter()
     folder = RunFolder(setup.config.RUN.dir)
@@ -37,8 +38,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
         raise ConfigError("RUN.engine = 'test' and DATA has no test split; give it one, such as DATA.TEST.dataset=...")
     trained = interleave(builder.splits(data), setup.phases)
     parts = builder.parts(data, trained, train=False)
-    parts.model.load_state_dict(loaded.state["task"]["model"])
-    parts.loss.load_state_dict(loaded.state["task"]["loss"])
+    _restore(parts, loaded)
     plan = Plan(tuple(one_test(split, index=index, limit=setup.phases.limit_test) for index, split in enumerate(tests)))
     task, found = builder.task(parts), _Collected()
     engine = PhaseEngine(task, plan, RunState(), {"collected": found, **(hooks or {})}, world=setup.world)
@@ -68,6 +68,17 @@ class _Collected(Hook):
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
+
+
+def _restore(parts: Parts, loaded: Loaded) -> None:
+    for section, part in (("MODEL", parts.model), ("LOSS", parts.loss)):
+        try:
+            part.load_state_dict(loaded.state["task"][section.lower()])
+        except (RuntimeError, KeyError) as error:
+            raise ChangedError(
+                f"{loaded.path} is of another {section} than the config describes; give the overrides of its run, "
+                f"which stand in overrides.yaml: {error}"
+            ) from error
 
 
 def _checkpoint(setup: Setup, folder: RunFolder) -> Loaded:

@@ -25,6 +25,20 @@ def seed_of(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(blake2b(repr((seed, purpose)).encode(), digest_size=8).digest(), "little")
 
 
+def mixed(seed: int, *counters: int) -> int:
+    """Return the 64-bit seed of one place in a stream: the finaliser of SplitMix64 after each counter.
+
+    A bijection in each counter, at a fraction of the cost of `seed_of`, for what is seeded in every step
+    (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195).
+    """
+    for counter in counters:
+        word = seed ^ counter
+        word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        word = (word ^ (word >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        seed = word ^ (word >> 31)
+    return seed
+
+
 def reseed(seed: int) -> None:
     """Seed torch's default generators: the CPU's, and those of all CUDA devices in use.
 

@@ -4,6 +4,7 @@ phasetrain [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -29,6 +30,7 @@ USAGE = "phasetrain [flags] [experiment=NAME] [SECTION=GROUP] [SECTION.key=value
 
 def console() -> None:
     """Run the command line and end the process with its exit code."""
+    gc.freeze()  # what was imported stays: the collector need not look at torch's objects again and again
     sys.exit(main())
 
 

@@ -185,11 +185,12 @@ class _Training:
             digest=digest_of(engine.task.model),
             seconds=time.perf_counter() - began,
         )
-        if self.signals.stop and not state.finished:
-            code, name = 128 + self.signals.stop, self.signals.stop_name
-            result = replace(result, state="preempted", exit_code=code, reason=name)
+        if not state.finished:
+            number = self.signals.stop
+            code, reason = (128 + number, self.signals.stop_name) if number else (0, engine.stopping)
+            result = replace(result, state="preempted", exit_code=code, reason=reason)
             at = f"update {state.updates} of {engine.plan.updates}"
-            log.info("stopped by %s at %s; go on with: %s", name, at, command(self.setup))
+            log.info("stopped by %s at %s; go on with: %s", reason, at, command(self.setup))
         else:
             log.info("%s after %d updates; everything is in %s", state.finished, state.updates, folder.path)
             log.info("weights sha256 %s", result.digest)

@@ -329,6 +329,26 @@ class TestOwnLoop:
         steps.close()
         assert closed == ["hook"]
 
+    def test_leaving_it_after_a_step_counts_the_step(self) -> None:
+        hooks, events = recorded("a")
+        own = engine(hooks)
+        for batches in own.steps():
+            own.finish(own.task.train_step(batches, own.position(), own.events()))
+            break
+        assert own.state == RunState(step=1, updates=1, samples=4)
+        assert (own.stopping, own.interrupted) == ("the loop was left", True)
+        assert events[-2:] == ["a.step 0.1 1", "a.end 0.1 1"]
+
+    def test_leaving_it_before_a_step_does_not(self) -> None:
+        hooks, events = recorded("a")
+        own = engine(hooks)
+        for number, batches in enumerate(own.steps()):
+            if number == 1:
+                break
+            own.finish(own.task.train_step(batches, own.position(), own.events()))
+        assert own.state == RunState(step=1, updates=1, samples=4)
+        assert events[-2:] == ["a.step 0.1 1", "a.end 0.1 1"]
+
 
 def test_the_position_of_a_step() -> None:
     seen: list[tuple[Any, ...]] = []

@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
@@ -77,7 +78,8 @@ class PhaseLoader:
         """Stop the workers; one that hangs is killed."""
         stream, self._stream, self._next = self._stream, None, None
         if stream is not None:  # not left to the garbage collector: the frames of an error may hold the stream
-            stream._shutdown_workers()
+            with suppress(RuntimeError):  # torch's handler of SIGCHLD may say here that a worker was killed
+                stream._shutdown_workers()
             for worker in stream._workers:
                 worker.kill()
 

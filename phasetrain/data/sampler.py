@@ -1,8 +1,7 @@
 """Which samples a step gets: a pure function of seed, phase, process and step, so that resuming is slicing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +51,7 @@ def sequential() -> Order:
     return order
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """The samples of one micro-batch of one process.
 
     Attributes:
@@ -96,10 +94,10 @@ class PhaseSampler:
             ChangedError: the phase, planned before the data was changed, goes beyond its end.
             ValueError: the order function did not give one index per sample.
         """
-        if phase.end > self._length:
+        if start < phase.steps and phase.offset + phase.samples > self._length:
             raise ChangedError(
-                f"DATA.{phase.split.upper()} has {self._length} samples now, and the phase under way was planned for "
-                f"{phase.end}; bring the data back, or start anew in another folder with RUN.dir=..."
+                f"DATA.{phase.split.upper()} has {self._length} samples now, and the phase under way goes up to "
+                f"{phase.offset + phase.samples}; bring the data back, or start anew in another folder with RUN.dir=..."
             )
         indices = self._indices(phase)
         for step in range(start, phase.steps):

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.data import PhaseLoader
 from phasetrain.distributed import World
-from phasetrain.machine import Machine, reseed, seed_of
+from phasetrain.machine import Machine, mixed, reseed, seed_of
 from phasetrain.meters import Meter
 from phasetrain.optim import Updater
 from phasetrain.plan import Phase
@@ -114,6 +115,7 @@ class Task(ABC):
         self._device = parts.machine.device
         self._moves = parts.machine.device.type != "cpu"
         self._casts = parts.machine.precision != "fp32"
+        self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
@@ -169,7 +171,7 @@ class Task(ABC):
 
     def reseed(self, at: Position, micro: int = 0) -> None:
         """Seed dropout and the like for a micro-batch: a function of the position, so no checkpoint has to keep it."""
-        reseed(seed_of(self.parts.seed, "model", at.split, at.updates, at.step, micro, self.parts.world.rank))
+        reseed(mixed(self._stream(at.split, self.parts.world.rank), at.updates, at.step << 16 | micro))
 
     def measure(self, phase: Phase) -> dict[str, float]:
         """Return the metrics of the phase that the meters have seen, by label."""

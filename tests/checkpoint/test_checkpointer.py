@@ -188,7 +188,7 @@ def test_a_full_disk_at_every_operation(tmp_path: Path, before: list[int]) -> No
         try:
             made.save(at(step), learned(step), PROMISED)
         except PhasetrainError as error:
-            needed = sum(map(len, encode({"promised": PROMISED, "state": learned(step)})))
+            needed = sum(map(len, encode({**learned(step), "promised": PROMISED})))
             told = str(error)
             assert told.startswith(f"checkpoint at update {step} could not be saved in {str(root)!r}: ")
             assert told.endswith(f"(errno {errno.ENOSPC}); it needs {needed} bytes")

@@ -93,12 +93,12 @@ def test_the_form_on_disk() -> None:
     tree, tensors = encode({"a": torch.zeros(2), 1: (math.inf, None), "$x": [True]})
     assert json.loads(tree) == {
         "$items": [
-            ["a", {"$tensor": "state.'a'"}],
+            ["a", {"$tensor": "a"}],
             [1, {"$tuple": [{"$float": "inf"}, None]}],
             ["$x", [True]],
         ]
     }
-    assert tensors == save_tensors({"state.'a'": torch.zeros(2)})
+    assert tensors == save_tensors({"a": torch.zeros(2)})
 
 
 def test_a_view_is_written_without_the_rest_of_its_storage() -> None:
@@ -110,7 +110,7 @@ def test_a_view_is_written_without_the_rest_of_its_storage() -> None:
 def test_tied_tensors_are_written_once_and_stay_tied() -> None:
     weight = torch.ones(100)
     tree, tensors = encode({"one": weight, "two": weight, "part": weight[:50]})
-    assert json.loads(tree)["two"] == {"$tensor": "state.one"}
+    assert json.loads(tree)["two"] == {"$tensor": "one"}
     assert len(tensors) < 2 * 400
     back = decode(tree, tensors)
     assert back["one"] is back["two"]
@@ -188,7 +188,7 @@ def test_the_state_of_a_gradient_scaler() -> None:
     ],
 )
 def test_what_cannot_be_saved_is_named_with_its_path(value: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=rf"^state\.model\.0\.queue: {message}"):
+    with pytest.raises(TypeError, match=rf"^model\.0\.queue: {message}"):
         encode({"model": [{"queue": value}]})
 
 

@@ -108,8 +108,9 @@ def test_processes_share_each_global_batch_in_order(
 
 def test_a_phase_beyond_the_end_of_the_data_is_refused() -> None:
     short = PhaseSampler(SEQUENTIAL, 9, seed=0, micro_batch_size=4, world=World())
-    with pytest.raises(ChangedError, match=r"^DATA\.TRAIN has 9 samples now, and .* was planned for 10;"):
+    with pytest.raises(ChangedError, match=r"^DATA\.TRAIN has 9 samples now, and .* goes up to 10;"):
         next(short.steps(FIRST))
+    assert list(short.steps(FIRST, FIRST.steps)) == []
 
 
 @pytest.mark.parametrize(

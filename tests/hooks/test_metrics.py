@@ -92,7 +92,7 @@ class TestResume:
         seen: list[tuple[int, int]] = []
 
         class Look(Hook):
-            """Looks, as a kill would, at the file after the save at update 6 and when later lines are still on their way."""
+            """Looks, as a kill would, at the file after the save at update 6, and between two saves."""
 
             def on_batch(self, run: Any, phase: Any, batch: Any) -> None:
                 if run.state.updates in (6, 8) and phase.is_train:
