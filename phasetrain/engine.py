@@ -1,7 +1,8 @@
 """The phase engine: the one loop that interleaves train and test phases."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from weakref import WeakSet
 
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import World
@@ -40,9 +41,9 @@ class PhaseEngine:
         self.folder = folder
         self.world = world or World()
         self.hooks = Hooks(hooks or {}, self.world)
-        self.resumed_from = ""
-        self.stopping, self.interrupted = "", False
+        self.resumed_from, self.stopping, self.interrupted = "", "", False
         self._out: StepOutput | None = None
+        self._open: WeakSet[Generator[list[Batch], None, None]] = WeakSet()
 
     def run(self) -> RunState:
         """Run what is left of the plan and return the position reached."""
@@ -53,14 +54,20 @@ class PhaseEngine:
     def steps(self) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each train step, for a loop of one's own.
 
-        The caller computes, updates and hands the result over with `finish`; tests, hooks, position and checkpoints
-        are taken care of between two batches. Leave the loop before a step is computed, or after `finish`.
+        The caller computes, updates and hands the result over with `finish`; all else is taken care of between two
+        batches. A loop left after `finish` is saved there; left anywhere else, it goes back to its last checkpoint.
 
         Example:
             >>> for batches in engine.steps():
             ...     engine.finish(task.train_step(batches, engine.position(), engine.events()))
         """
-        return self._train_batches(own_loop=True)
+        self._open.add(steps := self._train_batches(own_loop=True))
+        return steps
+
+    def close(self) -> None:
+        """Leave a loop over `steps` that somebody still holds open."""
+        for steps in list(self._open):
+            steps.close()
 
     def finish(self, out: StepOutput) -> None:
         """Hand over the output of the step under way; a loop of one's own does so before it asks for the next."""
@@ -97,12 +104,15 @@ class PhaseEngine:
         state.finish_phase()
         self.hooks.on_phase_end(self, phase, metrics)
 
-    def _leave(self, phase: Phase) -> None:
+    def _leave(self, error: GeneratorExit) -> None:
         self.stop("the loop was left", interrupted=True)
-        if self._out is not None:  # after the step under way, whose update the weights have
+        if self._out is None:  # perhaps in the midst of a step: whether the weights have its update is unknown
+            self.hooks.on_exception(self, error)
+        else:
+            phase = self.plan.phases[self.state.phase]
             self.state.finish_step(phase)
             self.hooks.on_step(self, phase, self._out)
-        self.hooks.on_end(self)
+            self.hooks.on_end(self)
 
     def _output(self) -> StepOutput:
         if self._out is None:
@@ -119,7 +129,7 @@ class PhaseEngine:
         """Return the events of the phase under way, for `Task.train_step`."""
         return PhaseEvents(self, self.plan.phases[self.state.phase])
 
-    def _train_batches(self, *, own_loop: bool) -> Iterator[list[Batch]]:
+    def _train_batches(self, *, own_loop: bool) -> Generator[list[Batch], None, None]:
         try:
             self.hooks.on_start(self)
             if self.resumed_from:
@@ -129,8 +139,8 @@ class PhaseEngine:
             if not self.interrupted and not self.state.finished:
                 self.state.finished = self.stopping or "completed"
             self.hooks.on_end(self)
-        except GeneratorExit:  # the loop over `steps` was left
-            self._leave(self.plan.phases[self.state.phase])
+        except GeneratorExit as error:  # the loop over `steps` was left
+            self._leave(error)
             raise
         except BaseException as error:
             self.hooks.on_exception(self, error)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -139,7 +139,8 @@ class _Training:
         engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world)
         with machine.applied():
             if not self.signals.stop:
-                loop(engine)
+                with closing(engine):
+                    loop(engine)
         return self._ended(engine, latest, began)
 
     def _from(self, loaded: Loaded | None) -> tuple[Machine, Plan, RunState]:

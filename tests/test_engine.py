@@ -339,15 +339,29 @@ class TestOwnLoop:
         assert (own.stopping, own.interrupted) == ("the loop was left", True)
         assert events[-2:] == ["a.step 0.1 1", "a.end 0.1 1"]
 
-    def test_leaving_it_before_a_step_does_not(self) -> None:
+    @pytest.mark.parametrize("computed", [False, True])
+    def test_leaving_it_anywhere_else_is_an_error_for_hooks_so_that_nothing_is_saved(self, computed: bool) -> None:
         hooks, events = recorded("a")
         own = engine(hooks)
         for number, batches in enumerate(own.steps()):
+            if number == 1 and not computed:
+                break
+            out = own.task.train_step(batches, own.position(), own.events())
             if number == 1:
                 break
-            own.finish(own.task.train_step(batches, own.position(), own.events()))
+            own.finish(out)
         assert own.state == RunState(step=1, updates=1, samples=4)
-        assert events[-2:] == ["a.step 0.1 1", "a.end 0.1 1"]
+        assert events[-1] == "a.exception 0.1 1"
+
+    def test_closing_the_engine_leaves_a_loop_that_somebody_still_holds(self) -> None:
+        hooks, events = recorded("a")
+        own = engine(hooks)
+        steps = own.steps()
+        next(steps)
+        own.close()
+        assert events[-1] == "a.exception 0.0 0"
+        assert list(steps) == []
+        engine().close()
 
 
 def test_the_position_of_a_step() -> None:
