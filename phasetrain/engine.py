@@ -35,9 +35,7 @@ class PhaseEngine:
         folder: RunFolder | None = None,
         world: World | None = None,
     ) -> None:
-        self.task = task
-        self.plan = plan
-        self.state = state
+        self.task, self.plan, self.state = task, plan, state
         self.folder = folder
         self.world = world or World()
         self.hooks = Hooks(hooks or {}, self.world)

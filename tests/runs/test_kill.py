@@ -1,0 +1,80 @@
+"""kill -9 at moments nobody chose, on the real command line: the end is that of an unbroken run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import leftovers, parted
+
+TOOL = Path(__file__).parents[2] / "tools" / "run.py"
+RUN = ("PHASES.epochs=4", "CHECKPOINT.every_updates=5")
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    """Start the tool in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(TOOL), f"RUN.dir={folder}", *RUN, *overrides],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    process = start(folder)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return folder
+
+
+def attempt(folder: Path) -> int:
+    """Return the number of the attempt under way, 0 before the first."""
+    status = folder / "status.json"
+    return int(json.loads(status.read_text())["attempt"]) if status.exists() else 0
+
+
+def kill_until_done(folder: Path, moments: list[float], *overrides: str) -> int:
+    """Kill the run at each moment, in seconds after it took its folder, then let it finish; return the kills."""
+    kills = 0
+    for moment in moments:
+        before = attempt(folder)
+        process, began = start(folder, *overrides), time.monotonic()
+        while process.poll() is None and attempt(folder) == before and time.monotonic() - began < 60:
+            time.sleep(0.01)
+        time.sleep(moment)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.communicate(timeout=60)
+    process = start(folder, *overrides)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return kills
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_random_moments(unbroken: Path, tmp_path: Path, workers: int) -> None:
+    moments = [random.Random(workers).uniform(0.0, 0.4) for _ in range(2)]
+    assert kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}") > 0
+    assert parted(unbroken, tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_many_random_moments(unbroken: Path, tmp_path: Path, workers: int, seed: int) -> None:
+    generator = random.Random(f"{workers} {seed}")
+    moments = [generator.uniform(0.0, 1.5) for _ in range(3)]
+    kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}")
+    assert parted(unbroken, tmp_path) == []
+    assert leftovers(tmp_path) == []

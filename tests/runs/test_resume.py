@@ -1,0 +1,161 @@
+"""A run that is killed at any step and started again ends with the bits of one that was not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from harness import STEPS, KillAfter, Killed, SaveEachStep, die, leftovers, newest, parted, records, train
+
+from phasetrain.data import PhaseSampler
+from phasetrain.machine import reseed
+from phasetrain.tasks import base
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    result = train(folder)
+    assert (result.state, result.updates, result.exit_code) == ("finished", 15, 0)
+    return folder
+
+
+def test_the_unbroken_run_logs_each_step_and_phase_once(unbroken: Path) -> None:
+    found = records(unbroken)
+    assert [r["updates"] for r in found if r["kind"] == "step"] == list(range(1, 16))
+    assert [(r["split"], r["epoch"]) for r in found if r["kind"] == "phase"] == [
+        (split, epoch) for epoch in range(3) for split in ("train", "test")
+    ]
+    assert found[0].keys() == {"kind", "updates", "phase", "split", "epoch", "step", "samples", "loss", "lr"}
+    assert leftovers(unbroken) == []
+
+
+def test_two_unbroken_runs_are_equal_and_another_seed_is_not(unbroken: Path, tmp_path: Path) -> None:
+    train(tmp_path / "same")
+    assert parted(unbroken, tmp_path / "same") == []
+    train(tmp_path / "other", "RUN.seed=1")
+    assert "metrics.jsonl.0.loss" in parted(unbroken, tmp_path / "other")
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_killed_at_every_step_and_resumed_from_that_step(unbroken: Path, tmp_path: Path, step: int) -> None:
+    die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+    result = train(tmp_path, hooks={"save": SaveEachStep()})
+    assert result.state == "finished"
+    assert parted(unbroken, tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_killed_again_and_again(unbroken: Path, tmp_path: Path, every: int) -> None:
+    overrides = (f"CHECKPOINT.every_updates={every}", "CHECKPOINT.every_epochs=null")
+    attempts = 0
+    for _ in range(40):
+        attempts += 1
+        try:
+            train(tmp_path, *overrides, hooks={"kill": KillAfter(7)})
+            break
+        except Killed:
+            continue
+    assert attempts > 2
+    assert parted(unbroken, tmp_path) == []
+
+
+@pytest.mark.parametrize("workers", [(0, 1), (0, 2), (2, 0), (2, 1)])
+@pytest.mark.parametrize("step", [3, 5, 6, 12])
+def test_the_number_of_workers_may_change(unbroken: Path, tmp_path: Path, workers: tuple[int, int], step: int) -> None:
+    before, after = (f"DATA.TRAIN.workers={n}" for n in workers)
+    die(tmp_path, before, "DATA.TEST.workers=1", hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+    train(tmp_path, after)
+    assert parted(unbroken, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_way_workers_start_may_change(unbroken: Path, tmp_path: Path, method: str) -> None:
+    die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+    train(tmp_path, "DATA.TRAIN.workers=2", f"DATA.TRAIN.start_method={method}", "DATA.TRAIN.prefetch=4")
+    assert parted(unbroken, tmp_path) == []
+
+
+def test_accumulation_clipping_and_adam_resume_exactly(tmp_path: Path) -> None:
+    overrides = (
+        "OPTIMIZER.name=adamw",
+        "OPTIMIZER.lr=0.01",
+        "OPTIMIZER.accumulate=3",
+        "OPTIMIZER.clip_norm=0.5",
+        "PHASES.test_every.updates=3",
+        "DATA.TRAIN.drop_last=false",
+        "PHASES.limit.train=null",
+        "DATA.TRAIN.batch_size=300",
+    )
+    train(tmp_path / "unbroken", *overrides)
+    for step in range(0, 20, 3):
+        die(tmp_path / str(step), *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+        train(tmp_path / str(step), *overrides)
+        assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_and_its_scaler_resume_exactly(tmp_path: Path, precision: str) -> None:
+    words = (f"MACHINE.precision={precision}", "PHASES.epochs=1", "PHASES.limit.train=4")
+    if precision == "fp16":  # a scale that overflows at first: skipped updates and the scale itself are state too
+        words = (*words, "OPTIMIZER.scaler={name: grad, init_scale: 1e9, growth_interval: 2}")
+    train(tmp_path / "unbroken", *words)
+    die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
+    train(tmp_path / "killed", *words)
+    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+    scaler = newest(tmp_path / "killed").state["task"]["updater"].get("scaler")
+    assert scaler is None if precision == "bf16" else scaler["scale"] < 1e9
+
+
+def test_meters_of_a_phase_cut_in_half_count_every_sample_once(unbroken: Path, tmp_path: Path) -> None:
+    die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(6)})  # one of two test steps is done
+    assert newest(tmp_path).manifest.state == {"phase": 1, "step": 1, "updates": 5, "samples": 120, "finished": ""}
+    train(tmp_path)
+    assert [r for r in records(tmp_path) if r["kind"] == "phase"][1] == [
+        r for r in records(unbroken) if r["kind"] == "phase"
+    ][1]
+
+
+class TestNegativeControls:
+    """The comparison sees each of the ways in which a resume goes wrong elsewhere."""
+
+    def test_a_sampler_that_forgets_its_start(
+        self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps = PhaseSampler.steps
+        die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+
+        def forgetful(self: PhaseSampler, phase, start=0):  # type: ignore[no-untyped-def]
+            shown = list(steps(self, phase, 0))
+            return iter(shown[: phase.steps - start])
+
+        monkeypatch.setattr(PhaseSampler, "steps", forgetful)
+        train(tmp_path)
+        assert "metrics.jsonl.3.loss" in parted(unbroken, tmp_path)
+
+    def test_dropout_that_is_seeded_once_per_attempt(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(base, "reseed", lambda seed: None)
+        reseed(0)
+        train(tmp_path / "unbroken")
+        reseed(0)
+        die(tmp_path / "killed", hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        reseed(0)
+        train(tmp_path / "killed")
+        assert any(path.startswith("task.model") for path in parted(tmp_path / "unbroken", tmp_path / "killed"))
+
+    def test_momentum_that_is_not_saved(self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        load = torch.optim.Optimizer.load_state_dict
+        monkeypatch.setattr(
+            torch.optim.Optimizer, "load_state_dict", lambda self, state: load(self, {**state, "state": {}})
+        )
+        train(tmp_path)
+        assert any(path.startswith("task.model") for path in parted(unbroken, tmp_path))
+
+    def test_meters_that_start_anew(self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        begin = base.Task.begin
+        monkeypatch.setattr(base.Task, "begin", lambda self, phase, *, fresh: begin(self, phase, fresh=True))
+        train(tmp_path)
+        assert any("metrics.accuracy" in path for path in parted(unbroken, tmp_path))

@@ -1,0 +1,150 @@
+"""A signal stops a run at the next step boundary, with a checkpoint, the right exit code and a true status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import SMALL, leftovers, newest, parted, train
+
+from phasetrain.hooks import Hook
+from phasetrain.run import main
+
+
+class SignalAt(Hook):
+    """Sends this process a signal in the middle of a step, train and test steps counted."""
+
+    def __init__(self, step: int, number: int) -> None:
+        self.left, self.number = step, number
+
+    def on_forward(self, run: Any, phase: Any, out: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.number)
+
+
+def status(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "status.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    train(folder)
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("step", "position"), [(3, (0, 3)), (5, (0, 5)), (6, (1, 1)), (7, (1, 2)), (8, (2, 1))])
+def test_a_stop_signal_saves_at_the_step_boundary(
+    unbroken: Path, tmp_path: Path, number: int, step: int, position: tuple[int, int]
+) -> None:
+    result = train(tmp_path, hooks={"signal": SignalAt(step, number)})
+    name = signal.Signals(number).name
+    assert (result.state, result.exit_code, result.reason) == ("preempted", 128 + number, name)
+    state = newest(tmp_path).manifest.state
+    assert (state["phase"], state["step"], state["finished"]) == (*position, "")
+    told = status(tmp_path)
+    assert (told["state"], told["exit_code"], told["reason"], told["attempt"]) == ("preempted", 128 + number, name, 1)
+    assert leftovers(tmp_path) == []
+    assert train(tmp_path).state == "finished"
+    assert parted(unbroken, tmp_path) == []
+    told = status(tmp_path)
+    assert (told["state"], told["exit_code"], told["attempt"], told["updates"]) == ("finished", 0, 2, 15)
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_sigusr1_saves_and_goes_on(unbroken: Path, tmp_path: Path, step: int) -> None:
+    seen: list[str] = []
+
+    class Watch(Hook):
+        def on_save(self, run: Any) -> None:
+            seen.append(f"{run.state.phase}.{run.state.step}")
+
+    overrides = ("CHECKPOINT.every_epochs=null",)
+    result = train(tmp_path, *overrides, hooks={"signal": SignalAt(step, signal.SIGUSR1), "watch": Watch()})
+    assert result.state == "finished"
+    assert seen == [{3: "0.3", 6: "1.1"}[step], "6.0"]
+    assert parted(unbroken, tmp_path) == []
+
+
+def test_a_second_stop_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    class Impatient(Hook):
+        def on_forward(self, run: Any, phase: Any, out: Any) -> None:
+            if run.state.updates == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as caught:
+        train(tmp_path, hooks={"impatient": Impatient()})
+    assert caught.value.code == 143
+    assert not (tmp_path / "checkpoints").exists()
+    assert (status(tmp_path)["state"], status(tmp_path)["exit_code"]) == ("preempted", 143)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_finished_run_says_so_and_writes_nothing(unbroken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*")}
+    assert main([*SMALL, f"RUN.dir={unbroken}"]) == 0
+    assert "is a finished run (completed after 15 updates)" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in unbroken.rglob("*")} == before
+
+
+SLOW_STEPS = """
+import time
+from phasetrain.hooks import HOOKS, Hook
+
+@HOOKS.register("slow_steps")
+class SlowSteps(Hook):
+    def on_step(self, run, phase, out):
+        time.sleep(0.05)
+"""
+
+
+def test_sigterm_to_the_whole_process_group_spares_the_workers_until_the_save(tmp_path: Path) -> None:
+    (tmp_path / "slow_steps.py").write_text(SLOW_STEPS)
+    folder = tmp_path / "run"
+    words = [*SMALL, f"RUN.dir={folder}", "DATA.TRAIN.workers=2", "PHASES.limit.train=50"]
+    words += ["RUN.imports=[slow_steps]", "HOOKS.slow_steps={}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phasetrain", *words],
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "log.txt").exists())
+    time.sleep(1.0)  # a few slow steps in
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "exited unexpectedly" not in output
+    assert "go on with: phasetrain" in output
+    assert newest(folder).manifest.state["updates"] > 0
+    assert status(folder)["state"] == "preempted"
+    wait_for(lambda: not alive_in_group(process.pid))
+
+
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that in time"
+        time.sleep(0.05)
+
+
+def alive_in_group(group: int) -> bool:
+    """Tell whether a process group still has members."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
