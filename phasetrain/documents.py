@@ -88,7 +88,8 @@ def _commit(folder: Path) -> str | None:
 
 def _reproduce(setup: Setup) -> str:
     flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
-    words = [word for word in setup.composed.overrides if not word.lstrip("+").startswith("RUN.dir=")]
+    own = ("RUN.dir=", "RUN.resume=", "RUN.allow=")  # of this folder, not of the training
+    words = [word for word in setup.composed.overrides if not word.lstrip("+").startswith(own)]
     line = shlex.join(["phasetrain", *flags, *words])
     return (
         "#!/bin/sh\n"

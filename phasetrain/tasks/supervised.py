@@ -31,6 +31,7 @@ class Supervised(Task):
         try:
             output = self.model(batch.input)
         except MISFITS as error:
+            _pass_on(error)
             raise ConfigError(
                 f"MODEL: {_described(self.model)} does not take the input {_shape(batch.input)} of samples "
                 f"{_first(batch)}: {error}"
@@ -42,6 +43,7 @@ class Supervised(Task):
             if not self._checked:
                 self._check_mean(loss)
         except MISFITS as error:
+            _pass_on(error)
             raise ConfigError(self._misfit(output, batch, error)) from error
         return StepOutput(loss, batch.size, batch.size, output, batch.target, batch.mask, batch.ids)
 
@@ -72,6 +74,12 @@ class Supervised(Task):
             f"LOSS: {_described(self.loss)} does not fit the output {_shape(output)} of the model "
             f"{_described(self.model)} and the target {_shape(target)}: {error}"
         )
+
+
+def _pass_on(error: Exception) -> None:
+    """Raise again what is no misfit: torch tells of a killed worker in whatever line the main thread is at."""
+    if "DataLoader worker" in str(error):
+        raise error
 
 
 def _described(module: torch.nn.Module) -> str:

@@ -210,6 +210,30 @@ class TestOwnLoop:
             list(PhaseEngine(loop.task, loop.plan, loop.state).steps())
 
 
+def run_loop(folder: Path, *, fail_at: int = -1) -> Result:
+    """Train with a loop of one's own that fails in the midst of a step: the weights have its update already."""
+
+    def loop(engine: PhaseEngine) -> None:
+        for batches in engine.steps():
+            out = engine.task.train_step(batches, engine.position(), engine.events())
+            if engine.state.updates == fail_at:
+                raise ArithmeticError("in the midst of a step")
+            engine.finish(out)
+
+    words = [*SMALL, f"RUN.dir={folder}", "CHECKPOINT.every_updates=1"]
+    return run(words, loop=loop, terminal=Terminal(io.StringIO(), live=False))
+
+
+def test_a_loop_passed_to_run_resumes_exactly_after_an_error_in_a_step(
+    trained: tuple[Path, Result], tmp_path: Path
+) -> None:
+    with pytest.raises(ArithmeticError):
+        run_loop(tmp_path, fail_at=7)
+    assert newest(tmp_path).manifest.state["updates"] == 7
+    assert run_loop(tmp_path).digest == trained[1].digest
+    assert parted(trained[0], tmp_path) == []
+
+
 def test_the_loop_in_the_docs_is_the_loop() -> None:
     page = (ROOT / "docs" / "one-run.md").read_text("utf-8")
     assert textwrap.dedent(inspect.getsource(PhaseEngine.run_phase)) in page

@@ -33,6 +33,15 @@ def test_the_output_of_a_forward_pass() -> None:
 
 
 class TestMisfits:
+    def test_a_killed_worker_is_no_misfit(self) -> None:
+        class Interrupted(nn.Module):
+            def forward(self, value: torch.Tensor) -> torch.Tensor:
+                raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+        with pytest.raises(RuntimeError, match="pid 7") as caught:
+            task(Interrupted(), nn.CrossEntropyLoss()).forward(batch(CLASSES))
+        assert not isinstance(caught.value, ConfigError)
+
     def message(self, model: nn.Module, loss: nn.Module, given: Batch) -> str:
         with pytest.raises(ConfigError) as caught:
             task(model, loss).forward(given)
