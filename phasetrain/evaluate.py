@@ -48,8 +48,9 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
     setup.terminal.table(f"{loaded.path} at update {loaded.manifest.state['updates']}", ("metric", "value"), rows)
     name = f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json"
     content = {"checkpoint": loaded.path, "updates": loaded.manifest.state["updates"], "metrics": found.metrics}
-    folder.storage.make_folder(folder.path)
-    folder.storage.replace(folder.file(name), (json.dumps(content, indent=1) + "\n").encode(), durable=False)
+    with folder.writing():
+        folder.storage.make_folder(folder.path)
+        folder.storage.replace(folder.file(name), (json.dumps(content, indent=1) + "\n").encode(), durable=False)
     log.info("written to %s", folder.file(name))
     return Result(
         "tested",

@@ -8,7 +8,8 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,8 @@ class RunFolder:
         """
         self._probe()
         before = self.status()
-        self.attempt = int(before.get("attempt", 0)) + 1
-        self._status = {"updates": int(before.get("updates", 0))}
+        self.attempt = _count(before, "attempt") + 1
+        self._status = {"updates": _count(before, "updates")}
         try:
             self._take(Owner.here(self.attempt))
             self._sweep()
@@ -116,6 +117,14 @@ class RunFolder:
                 f"RUN.dir = {self.path!r}: {free:,} bytes are free and the checkpoints of this run need about "
                 f"{needed:,}; free space, lower CHECKPOINT.keep_last, or set RUN.dir to another disk"
             )
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn an error of the file system into a sentence about RUN.dir."""
+        try:
+            yield
+        except OSError as error:
+            raise self._not_writable(error) from error
 
     def write_status(self, state: str, **facts: Any) -> None:
         """Write status.json: the state, the attempt, a heartbeat and `facts`, which are kept until set anew."""
@@ -182,12 +191,15 @@ class RunFolder:
     def _owner(self) -> Owner | None:
         record = self.storage.read_json(self.file("owner.json"))
         try:
-            return Owner(**record) if record else None
-        except TypeError:
+            return Owner(**(record | {"lease": float(record["lease"])})) if record else None
+        except (TypeError, ValueError, KeyError):
             return None
 
     def _in_use(self, owner: Owner | None) -> str:
         who = f"process {owner.pid} on {owner.host} (attempt {owner.attempt})" if owner else "another process"
+        if owner and owner.host != socket.gethostname():
+            left = max(0, round(3 * LEASE_SECONDS - (time.time() - owner.lease)))
+            who += f" (if that one is dead, this folder can be taken over in {left} s)"
         return (
             f"RUN.dir = {self.path!r} is in use by {who}; wait for it to end, stop it, or give this run a folder of "
             "its own with RUN.dir=..."
@@ -210,6 +222,12 @@ class RunFolder:
                 "heartbeat": {"at": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
             }
             self.storage.replace(self.file("status.json"), (json.dumps(content) + "\n").encode(), durable=durable)
+
+
+def _count(status: dict[str, Any], key: str) -> int:
+    """Return a number out of status.json, 0 where it is not there or was damaged by hand."""
+    value = status.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _process_start(pid: int) -> int | None:

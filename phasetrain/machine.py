@@ -51,8 +51,8 @@ def reseed(seed: int) -> None:
 
 
 def reseed_all(seed: int) -> None:
-    """Seed the global generators of torch's CPU, NumPy and Python; for code that draws from any of them."""
-    torch.default_generator.manual_seed(seed)
+    """Seed the global generators of torch, NumPy and Python; for code that draws from any of them."""
+    reseed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 

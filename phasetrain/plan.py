@@ -95,24 +95,19 @@ class Plan:
     Attributes:
         phases: every phase.
         anchor: (updates, where) from which `where` goes on evenly to 1; other than (0, 0.0) after a splice.
+        updates: optimizer updates of the whole run.
+        epochs: passes over the training data, a last partial one included.
     """
 
     phases: tuple[Phase, ...]
     anchor: tuple[int, float] = (0, 0.0)
-    _rest: int = field(init=False, repr=False, compare=False, default=0)
+    updates: int = field(init=False, compare=False, default=0)
+    epochs: int = field(init=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_rest", self.updates - self.anchor[0])
-
-    @property
-    def updates(self) -> int:
-        """Optimizer updates of the whole run."""
-        return sum(phase.steps for phase in self.phases if phase.is_train)
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the training data, a last partial one included."""
-        return 1 + max((phase.epoch for phase in self.phases if phase.is_train), default=-1)
+        trained = [phase for phase in self.phases if phase.is_train]
+        object.__setattr__(self, "updates", sum(phase.steps for phase in trained))
+        object.__setattr__(self, "epochs", 1 + max((phase.epoch for phase in trained), default=-1))
 
     @property
     def total_samples(self) -> int:
@@ -126,12 +121,13 @@ class Plan:
     def where_at(self, updates: int) -> float:
         """Return `where` after a number of updates."""
         done, reached = self.anchor
-        rest = self._rest
+        rest = self.updates - done
         return reached + (updates - done) / rest * (1.0 - reached) if rest else reached
 
     def following(self, phase: Phase) -> Iterator[Phase]:
         """Yield `phase` and all later phases of its split, in order."""
-        return (later for later in self.phases[phase.index :] if later.split == phase.split)
+        later = (self.phases[index] for index in range(phase.index, len(self.phases)))
+        return (one for one in later if one.split == phase.split)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON data."""

@@ -29,8 +29,9 @@ def preview(setup: Setup) -> dict[str, Any]:
     content = described(setup, plan, parts)
     show(setup, content)
     folder = RunFolder(setup.config.RUN.dir)
-    folder.storage.make_folder(folder.path)
-    folder.storage.replace_json(folder.file("plan.json"), content, durable=False)
+    with folder.writing():
+        folder.storage.make_folder(folder.path)
+        folder.storage.replace_json(folder.file("plan.json"), content, durable=False)
     setup.terminal.say(f"written to {folder.file('plan.json')}")
     return content
 

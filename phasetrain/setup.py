@@ -12,6 +12,7 @@ from phasetrain.config.derive import derive
 from phasetrain.config.schema import Schema, default_schema
 from phasetrain.data import COLLATES, DATASETS, SAMPLERS, TRANSFORMS
 from phasetrain.distributed import World
+from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import HOOKS
 from phasetrain.losses import LOSSES
 from phasetrain.machine import Machine, resolve_device
@@ -102,6 +103,7 @@ def settle(overrides: Sequence[str], *, config_dir: str | None = None, terminal:
     check(composed, SLOTS, schema)
     derived = derive(composed, schema, device=str(resolve_device("auto")))
     config = derived.config
+    check_consent(config.RUN.allow, schema)
     machine = Machine(
         resolve_device(config.MACHINE.device),
         config.MACHINE.precision,
@@ -127,6 +129,23 @@ def _asked(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         else (None if given.get(key, value) is None else value)
         for key, value in derived.items()
     }
+
+
+def check_consent(allow: Sequence[str], schema: Schema) -> None:
+    """Refuse a word in RUN.allow that consents to nothing.
+
+    Raises:
+        ConfigError: it is neither `data` nor an adjustable key, nor what such keys stand below.
+    """
+    adjustable = [path for path, key in schema.keys.items() if key.resume == "adjustable"]
+    for word in allow:
+        known = any(p == word or p.startswith(f"{word}.") or word.startswith(f"{p}.") for p in adjustable)
+        if word != "data" and not known:
+            near = did_you_mean(word, ["data", *adjustable])
+            raise ConfigError(
+                f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable are: {', '.join(adjustable)}; "
+                "and `data`"
+            )
 
 
 def with_imports(composed: Composed) -> Composed:

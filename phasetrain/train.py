@@ -113,7 +113,8 @@ class _Training:
     def run(self, extra: Mapping[str, Hook], loop: Loop, began: float) -> Result:
         """Restore or start, train, and say what came of it."""
         setup, folder = self.setup, self.folder
-        folder.write_status("running", reason="", exit_code=None)
+        with folder.writing():
+            folder.write_status("running", reason="", exit_code=None)
         self.checkpointer.clear_leftovers()
         loaded = self.checkpointer.newest()
         if loaded is None and setup.config.RUN.resume == "must":
@@ -124,8 +125,9 @@ class _Training:
         parts = self.builder.parts(self.data, plan)
         folder.require(checkpoint_bytes(parts) * (setup.config.CHECKPOINT.keep_last + 1))
         task = self.builder.task(parts)
-        write_documents(setup, folder)
-        folder.storage.replace_json(folder.file("plan.json"), described(setup, plan, parts), durable=False)
+        with folder.writing():
+            write_documents(setup, folder)
+            folder.storage.replace_json(folder.file("plan.json"), described(setup, plan, parts), durable=False)
         self._header(machine, plan, state, task, loaded)
         save = CheckpointHook(
             self.checkpointer,

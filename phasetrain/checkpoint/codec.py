@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -32,10 +33,7 @@ def encode(state: Any) -> tuple[bytes, bytes]:
     seen: dict[tuple[Any, ...], str] = {}
 
     def put(value: Tensor, path: str) -> dict[str, str]:
-        if value.layout != torch.strided:
-            raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
-        if value.is_complex() or value.is_quantized:
-            raise TypeError(f"{path}: a tensor of type {value.dtype} cannot be saved; make it of real numbers")
+        _check_tensor(value, path)
         flat = value.detach()
         same = (flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride(), str(flat.device))
         if flat.numel() and same in seen:
@@ -52,6 +50,20 @@ def encode(state: Any) -> tuple[bytes, bytes]:
     return json.dumps(tree, allow_nan=False).encode(), save_tensors(tensors)
 
 
+def check(state: Any) -> None:
+    """See that `encode` could write a state, without copying a tensor.
+
+    Raises:
+        TypeError: it could not; the message has the path.
+    """
+
+    def look(value: Tensor, path: str) -> dict[str, str]:
+        _check_tensor(value, path)
+        return {TENSOR: path}
+
+    _encode(state, "", look, 0)
+
+
 def decode(tree: bytes, tensors: bytes) -> Any:
     """Return the state that `encode` wrote.
 
@@ -64,11 +76,20 @@ def decode(tree: bytes, tensors: bytes) -> Any:
         raise InvalidCheckpointError(f"its state cannot be read ({type(error).__name__}: {error})") from error
 
 
+def _check_tensor(value: Tensor, path: str) -> None:
+    if value.layout != torch.strided:
+        raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
+    if value.is_complex() or value.is_quantized:
+        raise TypeError(f"{path}: a tensor of type {value.dtype} cannot be saved; make it of real numbers")
+
+
 def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
     if depth > DEPTH:
         raise TypeError(f"{path}: state is nested more than {DEPTH} levels deep")
     if isinstance(value, Tensor):
         return put(value, path)
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:

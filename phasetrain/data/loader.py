@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from types import FrameType
 from typing import Any, Literal
 
@@ -15,6 +16,9 @@ from phasetrain.batch import Batch
 from phasetrain.data.reader import Reader, SampleError
 from phasetrain.data.sampler import Draw, PhaseSampler
 from phasetrain.plan import Phase, Plan
+
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
+"""What a run may be sent from outside."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,26 @@ class PhaseLoader:
             SampleError: a sample could not be read, or a worker died or did not answer in time.
         """
         if self.settings.workers == 0:
-            reader = self.reader
+            read = self._read_as_workers_do if self.reader.draws_at_random else self.reader.__getitem__
             for draws in self.sampler.steps(phase, start):
-                yield [reader[draw] for draw in draws]
+                yield [read(draw) for draw in draws]
             return
         self._seek(phase, start)
         for step, draws in enumerate(self.sampler.steps(phase, start), start + 1):
             batches = [self._received(phase.split) for _ in draws]
             self._next = (phase.index, step)
             yield batches
+
+    def _read_as_workers_do(self, draw: Draw) -> Batch:
+        """Read with one thread: torch's sums over large tensors have other last bits with more."""
+        threads = torch.get_num_threads()
+        if threads == 1:
+            return self.reader[draw]
+        torch.set_num_threads(1)
+        try:
+            return self.reader[draw]
+        finally:
+            torch.set_num_threads(threads)
 
     def close(self) -> None:
         """Stop the workers; one that hangs is killed."""
@@ -86,7 +101,13 @@ class PhaseLoader:
     def _seek(self, phase: Phase, start: int) -> None:
         if self._stream is None or not self._follows(phase, start):
             self.close()
-            self._stream = iter(self._loader(_Draws(self.sampler, self.plan, phase, start)))
+            loader = self._loader(_Draws(self.sampler, self.plan, phase, start))
+            # Workers inherit the mask, so no signal reaches them before they know what to do with it.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                self._stream = iter(loader)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _follows(self, phase: Phase, start: int) -> bool:
         """Tell whether the stream's next batch is the one of this phase and step."""
@@ -96,8 +117,7 @@ class PhaseLoader:
         if index == phase.index:
             return step == start
         ended = self.plan.phases[index]
-        later = list(self.plan.following(ended))[1:2]
-        return start == 0 and step == ended.steps and later == [phase]
+        return start == 0 and step == ended.steps and next(islice(self.plan.following(ended), 1, None), None) == phase
 
     def _loader(self, draws: "_Draws") -> DataLoader[Batch]:
         settings = self.settings
@@ -171,3 +191,4 @@ def survive_first_signal(worker: int) -> None:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

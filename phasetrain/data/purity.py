@@ -10,9 +10,12 @@ from phasetrain.data.sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
 
+SAMPLES = 8
+"""How many samples, spread over the data set, are read to find a part that ignores its seeds."""
+
 
 def check_pure(reader: Reader, name: str) -> None:
-    """Read a sample twice with the same seed, and once beside another sample, and see that it stays the same.
+    """Read some samples twice with the same seeds, and the first one alone, and see that they stay the same.
 
     Parts of our own, which take their randomness from keys, are trusted; a sample is read only where a data set or
     transform of another kind takes part.
@@ -26,14 +29,15 @@ def check_pure(reader: Reader, name: str) -> None:
     """
     if not reader.draws_at_random:
         return
-    count = min(2, len(reader.dataset))
-    alone, again = _inputs(reader, [0]), _inputs(reader, [0])
-    beside = _inputs(reader, list(range(count)))
-    if same(alone[0], again[0]) and same(alone[0], beside[0]):
+    length = len(reader.dataset)
+    indices = sorted({length * part // SAMPLES for part in range(SAMPLES)})
+    together, again = _inputs(reader, indices), _inputs(reader, indices)
+    alone = _inputs(reader, indices[:1])
+    if same(together, again) and same(alone[0], together[0]):
         return
-    culprit = _culprit(reader, name)
+    culprit = _culprit(reader, name, indices)
     raise ConfigError(
-        f"{culprit} gives another sample 0 each time although the seeds are the same, so no resume could be exact: it "
+        f"{culprit} gives other samples each time although the seeds are the same, so no resume could be exact: it "
         "draws from a generator of its own. Let it draw from the global generators of torch, NumPy or Python, which "
         "are seeded before each sample, or make it a BatchTransform, which gets keys"
     )
@@ -59,12 +63,12 @@ def _inputs(reader: Reader, indices: list[int]) -> list[Any]:
     return reader.samples(draw)
 
 
-def _culprit(reader: Reader, name: str) -> str:
+def _culprit(reader: Reader, name: str, indices: list[int]) -> str:
     """Return which part it is: the first whose output differs between two readings."""
     transforms = reader.pipeline.transforms
     for count in range(len(transforms) + 1):
         partial = reader.with_pipeline(Pipeline(transforms[:count]))
-        if not same(_inputs(partial, [0])[0], _inputs(partial, [0])[0]):
+        if not same(_inputs(partial, indices), _inputs(partial, indices)):
             return f"transform {count - 1} ({type(transforms[count - 1]).__name__})" if count else f"data set {name!r}"
     return f"data set {name!r} or one of its transforms"
 

@@ -39,13 +39,13 @@ class Reader(Dataset[Batch]):
         self.pipeline = pipeline
         self._collate = collate
         self._seed = seed
-        self._whole = isinstance(dataset, TensorSamples) and pipeline.batched
+        self._whole = _gathers(dataset) and pipeline.batched
         self._plain = not pipeline.transforms
 
     @property
     def draws_at_random(self) -> bool:
         """Whether a part that is not ours may draw from the global generators while a sample is read."""
-        return not (isinstance(self.dataset, TensorSamples) and self.pipeline.batched)
+        return not self._whole
 
     def __getitem__(self, draw: Draw) -> Batch:
         """Return the batch of a draw.
@@ -100,6 +100,16 @@ class Reader(Dataset[Batch]):
             raise SampleError(
                 f"DATA.{draw.split.upper()}: sample {index} cannot be read: {type(error).__name__}: {error}"
             ) from error
+
+
+def _gathers(dataset: Any) -> bool:
+    """Tell whether a data set is gathered by our own code; one that has code of its own there may draw at random."""
+    kind = type(dataset)
+    return (
+        isinstance(dataset, TensorSamples)
+        and kind.__getitem__ is TensorSamples.__getitem__
+        and kind.__getitems__ is TensorSamples.__getitems__
+    )
 
 
 def _no_batch(draw: Draw, error: Exception) -> str:

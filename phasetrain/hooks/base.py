@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.plan import Phase, Plan
 from phasetrain.registry import Registry
@@ -66,9 +67,11 @@ class Hook:
 
     Attributes:
         main_only: run on the main process only.
+        single: at most one of its kind in a run, because two would write to the same place.
     """
 
     main_only: bool = True
+    single: bool = False
 
     def on_start(self, run: Run) -> None:
         """The run is about to begin or to go on."""
@@ -130,6 +133,8 @@ class Hooks:
 
     def __init__(self, hooks: Mapping[str, Hook], world: World) -> None:
         self.by_label = {label: hook for label, hook in hooks.items() if world.is_main or not hook.main_only}
+        self._absent: dict[str, Any] = {}
+        _refuse_second(self.by_label)
         opening: Sequence[Hook] = list(self.by_label.values())
         closing: Sequence[Hook] = opening[::-1]
         base = Hook
@@ -219,13 +224,26 @@ class Hooks:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""
-        return {label: state for label, hook in self.by_label.items() if (state := hook.state_dict())}
+        present = {label: state for label, hook in self.by_label.items() if (state := hook.state_dict())}
+        return {**self._absent, **present}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give every hook its state; hooks that are new or gone are left alone."""
+        """Give every hook its state; that of a hook which is gone is kept for when it comes back."""
+        self._absent = {label: kept for label, kept in state.items() if label not in self.by_label}
         for label, hook in self.by_label.items():
             if label in state:
                 hook.load_state_dict(state[label])
+
+
+def _refuse_second(hooks: Mapping[str, Hook]) -> None:
+    seen: dict[type[Hook], str] = {}
+    for label, hook in hooks.items():
+        if hook.single and type(hook) in seen:
+            raise ConfigError(
+                f"HOOKS.{label} and HOOKS.{seen[type(hook)]} are both of the kind {type(hook).__name__} and would "
+                "write to the same place; leave one out"
+            )
+        seen[type(hook)] = label
 
 
 class PhaseEvents:

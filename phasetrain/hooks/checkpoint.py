@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from phasetrain.batch import StepOutput
-from phasetrain.checkpoint import Checkpointer, Loaded
-from phasetrain.errors import ChangedError
+from phasetrain.checkpoint import Checkpointer, Loaded, check
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.plan import Phase
 from phasetrain.signals import Signals
@@ -56,6 +56,7 @@ class CheckpointHook(Hook):
         self.signals = signals
         self.promised = promised
         self._loaded = loaded
+        self._checked = False
         self._saved_at: tuple[int, int, str] | None = None
 
     def on_start(self, run: Run) -> None:
@@ -64,6 +65,16 @@ class CheckpointHook(Hook):
             return
         restore(run, self._loaded)
         run.resumed_from, self._loaded = self._loaded.path, None
+
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
+        """See before the first step that everything can be saved, rather than at the first save."""
+        if self._checked:
+            return
+        self._checked = True
+        try:
+            check(state_of(run))
+        except TypeError as error:
+            raise ConfigError(f"this run could not be saved: {error}") from error
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Save if it is due by updates or asked for; stop if asked to."""
@@ -92,14 +103,19 @@ class CheckpointHook(Hook):
         if position == self._saved_at:
             return
         run.hooks.on_save(run)
-        learned = {name: part.state_dict() for name, part in run.task.stateful().items()}
-        saved = self.checkpointer.save(run.state, {"task": learned, "hooks": run.hooks.state_dict()}, self.promised)
+        saved = self.checkpointer.save(run.state, state_of(run), self.promised)
         self._saved_at = position
         log.debug("checkpoint %s at update %d", saved.name, run.state.updates)
         if run.folder is not None:
             run.folder.write_status(
                 "running", updates=run.state.updates, checkpoint=saved.name, reason="", exit_code=None
             )
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """Return everything that learns, accumulates or watches, as a checkpoint holds it."""
+    learned = {name: part.state_dict() for name, part in run.task.stateful().items()}
+    return {"task": learned, "hooks": run.hooks.state_dict()}
 
 
 def restore(run: Run, loaded: Loaded) -> None:

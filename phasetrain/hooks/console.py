@@ -23,6 +23,8 @@ class ConsoleView(Hook):
         every_seconds: without a terminal, at most one line of progress in so many seconds.
     """
 
+    single = True
+
     def __init__(self, terminal: Terminal, every_updates: int = 10, every_seconds: float = 30.0) -> None:
         if every_updates < 1:
             raise ValueError(f"every_updates = {every_updates}: expected at least 1")

@@ -1,6 +1,7 @@
 """Writes metrics.jsonl: one JSON object per logged step and per phase, each step once after any number of resumes."""
 
 import json
+import logging
 import math
 import os
 import time
@@ -8,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from phasetrain.batch import StepOutput
-from phasetrain.errors import ChangedError
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.plan import Phase
+
+log = logging.getLogger(__name__)
 
 
 @HOOKS.register("metrics")
@@ -23,6 +25,8 @@ class Metrics(Hook):
     Args:
         every_updates: log a train step after each so many updates.
     """
+
+    single = True
 
     def __init__(self, every_updates: int = 10) -> None:
         if every_updates < 1:
@@ -37,11 +41,13 @@ class Metrics(Hook):
         """Open the file and cut off what lies beyond the checkpoint."""
         assert run.folder is not None, "the metrics hook needs a run folder"
         path = run.folder.storage.local(run.folder.file("metrics.jsonl"))
-        self._file = open(path, "ab")  # noqa: SIM115 - stays open for the run
-        if self._file.tell() < self._offset:
-            raise ChangedError(
-                f"{path} has {self._file.tell()} bytes and the checkpoint covers {self._offset}: it was cut or removed"
-            )
+        self._file = open(path, "a+b")  # noqa: SIM115 - stays open for the run
+        size = self._file.tell()
+        if size < self._offset:
+            self._file.seek(0)
+            whole = self._file.read().rfind(b"\n") + 1
+            log.warning("%s has %d bytes, the checkpoint covers %d: earlier lines are lost", path, size, self._offset)
+            self._offset = whole
         self._file.truncate(self._offset)
         self._file.seek(0, 2)
 

@@ -22,6 +22,8 @@ class TensorBoard(Hook):
         every_updates: write a train step after each so many updates.
     """
 
+    single = True
+
     def __init__(self, every_updates: int = 10) -> None:
         if every_updates < 1:
             raise ValueError(f"every_updates = {every_updates}: expected at least 1")

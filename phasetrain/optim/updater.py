@@ -102,6 +102,11 @@ class Updater:
         """Take over what `state_dict` returned."""
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        for parameter, kept in self.optimizer.state.items():
+            for name, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    # Fused kernels walk raw memory: momentum has to lie as its parameter does (channels_last, say).
+                    kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
 

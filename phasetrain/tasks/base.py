@@ -149,8 +149,8 @@ class Task(ABC):
         total = sum(batch.size for batch in batches)
         outputs = []
         for number, micro in enumerate(batches):
-            batch = events.on_batch(micro)
             self.reseed(at, number)
+            batch = events.on_batch(micro)
             out = events.on_forward(self._forward(batch))
             updater.backward(out.loss, micro.size / total)
             events.on_backward(out)
@@ -164,8 +164,8 @@ class Task(ABC):
         """Measure the micro-batches of a step and return what `on_step` sees."""
         outputs = []
         for number, micro in enumerate(batches):
-            batch = events.on_batch(micro)
             self.reseed(at, number)
+            batch = events.on_batch(micro)
             outputs.append(self._measured(events.on_forward(self._forward(batch))))
         return merged(outputs)
 

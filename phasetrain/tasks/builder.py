@@ -15,7 +15,7 @@ from phasetrain.data.transforms import Pipeline
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES
-from phasetrain.machine import Machine, reseed, seed_of
+from phasetrain.machine import Machine, reseed_all, seed_of
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, Updater, fusable
@@ -142,6 +142,9 @@ class Builder:
             ConfigError: the data set, a transform, the sampler or the collate function cannot be made.
         """
         where = f"DATA.{name.upper()}"
+        reseed_all(
+            seed_of(self.seed, "init", "data")
+        )  # the same for all splits, so that random ones complete each other
         part = "train" if name == TRAIN else "test"  # a data set that has both gives the one that fits, unless told
         dataset: Samples = DATASETS.build(
             section.dataset,
@@ -174,7 +177,7 @@ class Builder:
 
     def build_model(self, facts: Mapping[str, Any]) -> nn.Module:
         """Return the model, its weights drawn from the run's seed."""
-        reseed(seed_of(self.seed, "init", "model"))
+        reseed_all(seed_of(self.seed, "init", "model"))
         section = self.config.MODEL
         model = MODELS.build(section.name, _rest(section, {"name"}), facts=facts, used=self.used)
         if not isinstance(model, nn.Module):
@@ -183,7 +186,7 @@ class Builder:
 
     def build_loss(self, facts: Mapping[str, Any]) -> nn.Module:
         """Return the loss as a module; a plain function is wrapped in one."""
-        reseed(seed_of(self.seed, "init", "loss"))
+        reseed_all(seed_of(self.seed, "init", "loss"))
         section = self.config.LOSS
         params = _rest(section, {"name"})
         factory = LOSSES.find(section.name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from phasetrain.checkpoint.codec import DEPTH, decode, encode
+from phasetrain.checkpoint.codec import DEPTH, check, decode, encode
 from phasetrain.errors import InvalidCheckpointError
 
 
@@ -174,7 +174,6 @@ def test_the_state_of_a_gradient_scaler() -> None:
     ("value", "message"),
     [
         (object(), "builtins.object cannot be saved"),
-        (np.float64(1.0), "numpy.float64 cannot be saved"),
         (np.zeros(2), "numpy.ndarray cannot be saved"),
         (Path("x"), r"pathlib\.\w*Path cannot be saved"),
         ({1, 2}, "builtins.set cannot be saved"),
@@ -251,3 +250,16 @@ def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
         with pytest.raises(InvalidCheckpointError):
             decode(tree, tensors)
     assert not trap.exists()
+
+
+def test_numbers_of_numpy_come_back_as_plain_ones() -> None:
+    state = decode(*encode({"a": np.float64(0.5), "b": np.int64(3), "c": np.bool_(True)}))
+    assert state == {"a": 0.5, "b": 3, "c": True}
+    assert [type(value) for value in state.values()] == [float, int, bool]
+
+
+def test_check_refuses_what_encode_refuses_and_copies_nothing() -> None:
+    check({"a": [torch.zeros(2), (None, 1, "x")]})
+    for bad in (object(), torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse()):
+        with pytest.raises(TypeError, match=r"^a\.0: "):
+            check({"a": [bad]})

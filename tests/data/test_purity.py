@@ -103,26 +103,34 @@ def test_what_uses_the_seeds_is_accepted(dataset: Samples) -> None:
 def test_a_data_set_that_ignores_them_is_named(dataset: Samples) -> None:
     with pytest.raises(ConfigError) as caught:
         check(dataset, jitter)
-    assert str(caught.value).startswith(
-        "data set 'mine' gives another sample 0 each time although the seeds are the same"
-    )
+    assert str(caught.value).startswith("data set 'mine' gives other samples each time although the seeds are the same")
 
 
 def test_a_transform_that_ignores_them_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^transform 1 \(OwnJitter\) gives another sample 0"):
+    with pytest.raises(ConfigError, match=r"^transform 1 \(OwnJitter\) gives other samples"):
         check(Samples(), jitter, OwnJitter(), jitter)
 
 
-def test_our_own_parts_are_trusted_unread() -> None:
-    class Untouched(TensorSamples):
-        def __getitem__(self, index: int) -> Any:
-            raise AssertionError("read")
+def test_our_own_parts_are_trusted_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def untouched(self: TensorSamples, indices: Any) -> Any:
+        raise AssertionError("read")
 
-        def __getitems__(self, indices: Any) -> Any:
-            raise AssertionError("read")
-
-    samples = Untouched(torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64))
+    monkeypatch.setattr(TensorSamples, "__getitem__", untouched)
+    monkeypatch.setattr(TensorSamples, "__getitems__", untouched)
+    samples = TensorSamples(torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64))
     check(samples, TRANSFORMS.build("noise", {"std": 1.0}))
+
+
+def test_a_data_set_in_memory_with_code_of_its_own_is_not_trusted() -> None:
+    generator = np.random.default_rng(0)
+
+    class Shaky(TensorSamples):
+        def __getitem__(self, index: int) -> Any:
+            return self.inputs[index] + generator.normal(), self.targets[index]
+
+    samples = Shaky(torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="draws from a generator of its own"):
+        check(samples)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness import KillAfter, die, newest, records, train
 
-from phasetrain.errors import ChangedError
+from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Metrics
 
 
@@ -79,14 +79,29 @@ class TestResume:
         train(tmp_path, "PHASES.epochs=1")
         assert len(lines(tmp_path)) == 7
 
-    def test_a_file_that_was_cut_is_refused(self, tmp_path: Path) -> None:
+    def test_a_file_that_was_cut_goes_on_with_whole_lines_and_a_warning(self, tmp_path: Path) -> None:
         die(tmp_path, hooks={"kill": KillAfter(9)})
-        size = (tmp_path / "metrics.jsonl").stat().st_size
+        first = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)[0]
         with open(tmp_path / "metrics.jsonl", "r+b") as file:
-            file.truncate(10)
-        with pytest.raises(ChangedError, match=r"has 10 bytes and the checkpoint covers \d+: it was cut or removed"):
-            train(tmp_path)
-        assert size > 10
+            file.truncate(len(first) + 10)
+        train(tmp_path)
+        assert "earlier lines are lost" in (tmp_path / "log.txt").read_text()
+        found = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert found[0]["updates"] == 1
+        assert found[-1]["kind"] == "phase"
+
+    def test_leaving_the_hook_out_for_an_attempt_loses_no_earlier_line(self, tmp_path: Path) -> None:
+        train(tmp_path, "PHASES.epochs=1")
+        before = (tmp_path / "metrics.jsonl").read_bytes()
+        train(tmp_path, "PHASES.epochs=2", "RUN.allow=[PHASES]", "HOOKS.metrics=null")
+        train(tmp_path, "PHASES.epochs=3", "RUN.allow=[PHASES]")
+        after = (tmp_path / "metrics.jsonl").read_bytes()
+        assert after.startswith(before)
+        assert len(after) > len(before)
+
+    def test_two_of_them_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"HOOKS\.second and HOOKS\.metrics are both of the kind Metrics"):
+            train(tmp_path, "HOOKS.second.name=metrics")
 
     def test_a_checkpoint_covers_what_the_file_holds_at_that_moment(self, tmp_path: Path) -> None:
         seen: list[tuple[int, int]] = []

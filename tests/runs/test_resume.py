@@ -117,6 +117,95 @@ def test_meters_of_a_phase_cut_in_half_count_every_sample_once(unbroken: Path, t
     ][1]
 
 
+PARTS = """
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from phasetrain.data import DATASETS
+from phasetrain.hooks import HOOKS, Hook
+from phasetrain.models import MODELS
+
+
+@MODELS.register("last_channels")
+class LastChannels(nn.Module):
+    def __init__(self, classes: int, channels: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(),
+            nn.Linear(128, classes)
+        )
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, batch):
+        return self.body(batch)
+
+
+@DATASETS.register("random_split")
+class RandomSplit(Dataset):
+    def __init__(self, split: str):
+        order = np.random.permutation(200)
+        self.indices = order[:160] if split == "train" else order[160:]
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        value = torch.randn(1, 64, 64) + float(self.indices[index]) + np.random.rand()
+        return (value - value.mean()) / value.std(), int(self.indices[index]) % 10
+
+    def facts(self):
+        return {"classes": 10, "channels": 1}
+
+    def fingerprint(self):
+        return str(sorted(self.indices.tolist()))
+
+
+@HOOKS.register("noisy_batches")
+class NoisyBatches(Hook):
+    def on_batch(self, run, phase, batch):
+        batch.input = batch.input + 0.1 * torch.randn_like(batch.input)
+        return batch
+"""
+
+
+class TestPartsOfUsers:
+    """What users' parts do that ours do not, each found wrong once."""
+
+    @pytest.fixture(autouse=True)
+    def _parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "odd_parts.py").write_text(PARTS)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["MODEL.name=last_channels"],
+            ["MODEL.name=last_channels", "OPTIMIZER.name=adamw", "OPTIMIZER.lr=0.01"],
+            ["HOOKS.noisy_batches={}"],
+            ["DATA.TRAIN.dataset=random_split", "DATA.TEST.dataset=random_split", "MACHINE.threads=2"],
+        ],
+        ids=lambda words: words[-1],
+    )
+    def test_they_resume_exactly_with_another_number_of_workers(self, tmp_path: Path, words: list[str]) -> None:
+        own = [w for w in words if not w.startswith("MODEL.name")]
+        model = [w for w in words if w.startswith("MODEL.name")]
+        words = [
+            *(model or ["MODEL.name=small_cnn", "MODEL.width=4"]),
+            *own,
+            "RUN.imports=[odd_parts]",
+            "PHASES.epochs=2",
+        ]
+        drop = ["~MODEL.width", "~MODEL.dropout"] if model else []
+        unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
+        train(unbroken, *words, *drop)
+        die(killed, *words, *drop, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        train(killed, *words, *drop, "DATA.TRAIN.workers=1")
+        assert parted(unbroken, killed) == []
+
+
 class TestNegativeControls:
     """The comparison sees each of the ways in which a resume goes wrong elsewhere."""
 
