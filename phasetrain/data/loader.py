@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any, Literal
 
@@ -102,6 +103,7 @@ class PhaseLoader:
         if self._stream is None or not self._follows(phase, start):
             self.close()
             loader = self._loader(_Draws(self.sampler, self.plan, phase, start))
+            resource_tracker.ensure_running()  # its start would unblock the signals again
             # Workers inherit the mask, so no signal reaches them before they know what to do with it.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:

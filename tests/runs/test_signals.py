@@ -133,6 +133,26 @@ def test_sigterm_to_the_whole_process_group_spares_the_workers_until_the_save(tm
     wait_for(lambda: not alive_in_group(process.pid))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_group_while_workers_start(tmp_path: Path, method: str, number: int) -> None:
+    words = [*SMALL, f"RUN.dir={tmp_path}", "DATA.TRAIN.workers=2", f"DATA.TRAIN.start_method={method}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phasetrain", *words, "PHASES.limit.train=50", "PHASES.epochs=30"],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(lambda: (tmp_path / "metrics.jsonl").exists())  # the hooks have started, the workers are next
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, output
+    assert newest(tmp_path).manifest.state["updates"] > 0
+    wait_for(lambda: not alive_in_group(process.pid))
+
+
 def wait_for(condition: Any, seconds: float = 60.0) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
