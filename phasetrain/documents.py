@@ -90,10 +90,11 @@ def _reproduce(setup: Setup) -> str:
     flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
     own = ("RUN.dir=", "RUN.resume=", "RUN.allow=")  # of this folder, not of the training
     words = [word for word in setup.composed.overrides if not word.lstrip("+").startswith(own)]
-    line = shlex.join(["phasetrain", *flags, *words])
+    line = shlex.join([sys.executable, "-m", "phasetrain", *flags, *words])
     return (
         "#!/bin/sh\n"
         "# Runs this training again from the start. On an equal machine (see environment.json) the digest of the\n"
         "# weights that it prints at the end is the same.\n"
+        f"cd {shlex.quote(str(Path.cwd()))} || exit\n"
         f'exec {line} "RUN.dir=${{1:-{setup.config.RUN.name}-again}}"\n'
     )

@@ -17,6 +17,9 @@ from typing import Any
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.storage import TEMPORARY, Storage
 
+OWN_FILES = ("RUN.md", "config.yaml", "overrides.yaml", "environment.json", "metrics.jsonl", "reproduce.sh")
+"""Files that a run writes anew or appends to."""
+
 LEASE_SECONDS = 30.0
 """How often an owner renews its lease; one that is three times as old has expired."""
 
@@ -93,6 +96,7 @@ class RunFolder:
             ConfigError: the folder cannot be created or written.
             FolderInUseError: another process owns it.
         """
+        self._refuse_strangers()
         self._probe()
         before = self.status()
         self.attempt = _count(before, "attempt") + 1
@@ -144,6 +148,15 @@ class RunFolder:
             finally:
                 os.close(self._lock)
                 self._lock = None
+
+    def _refuse_strangers(self) -> None:
+        """Refuse a folder that holds no run, but files that a run would overwrite."""
+        strangers = [name for name in OWN_FILES if self.storage.exists(self.file(name))]
+        if strangers and not self.holds_run():
+            raise ConfigError(
+                f"RUN.dir = {self.path!r} holds no run, but {', '.join(strangers)}, which a run would overwrite; set "
+                "RUN.dir to another folder, or move them away"
+            )
 
     def _probe(self) -> None:
         probe = self.file(f"probe.tmp-{uuid.uuid4().hex[:8]}")

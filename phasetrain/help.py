@@ -60,7 +60,11 @@ def section_help(section: str) -> str:
             ]
     for slot in SLOTS:
         if slot.path.partition(".")[0] == section:
-            lines += ["", f"{slot.registry.kind}s ({slot.path})", *_parts(slot)]
+            lines += [
+                "",
+                f"{slot.registry.kind}{'es' if slot.registry.kind.endswith('s') else 's'} ({slot.path})",
+                *_parts(slot),
+            ]
     return "\n".join(lines)
 
 

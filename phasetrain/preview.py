@@ -29,6 +29,9 @@ def preview(setup: Setup) -> dict[str, Any]:
     content = described(setup, plan, parts)
     show(setup, content)
     folder = RunFolder(setup.config.RUN.dir)
+    if folder.holds_run():
+        setup.terminal.say(f"{folder.path} holds a run, whose plan.json stays as it is")
+        return content
     with folder.writing():
         folder.storage.make_folder(folder.path)
         folder.storage.replace_json(folder.file("plan.json"), content, durable=False)

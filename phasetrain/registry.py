@@ -191,17 +191,24 @@ def _signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
         found = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # some callables written in C have none
         return {}, True
+    if inspect.isclass(factory) and "__init__" not in vars(factory) and _only_stars(found):
+        return {}, False  # it inherits an __init__ for subclasses to extend, as torch.nn.Module's
     stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {name: p for name, p in found.items() if p.kind not in stars}
     return named, any(p.kind is p.VAR_KEYWORD for p in found.values())
+
+
+def _only_stars(found: Mapping[str, inspect.Parameter]) -> bool:
+    return all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found.values())
 
 
 def _import_path(path: str, where: str) -> Factory[Any]:
     module_name, _, attribute = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{where} = {path!r}: module {module_name!r} cannot be imported ({error})") from error
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, even end the process
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where} = {path!r}: module {module_name!r} cannot be imported ({told})") from error
     found = vars(module).get(attribute)
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])

@@ -129,7 +129,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         prog="phasetrain", usage=USAGE, add_help=False, allow_abbrev=False, exit_on_error=False
     )
     parser.add_argument("-h", "--help", nargs="?", const="", metavar="SECTION")
-    parser.add_argument("--cfg", nargs="?", const="job", choices=["job"])
+    parser.add_argument("--cfg", nargs="?", const="job")
     parser.add_argument("--config-dir", metavar="DIR")
     parser.add_argument("-m", "--multirun", action="store_true")
     try:
@@ -140,6 +140,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if unknown:
         known = "--help, --cfg, --config-dir DIR, -m"
         raise ConfigError(f"{', '.join(unknown)}: no such flag; the flags are {known}\nusage: {USAGE}")
+    if flags.cfg not in (None, "job"):
+        rest = [flags.cfg, *rest]  # `--cfg OPTIMIZER=adamw`: the flag takes no word, as Hydra's `--cfg job` does
     if flags.help is not None:
         print(section_help(flags.help) if flags.help else general_help(USAGE, flags.config_dir))  # noqa: T201
         raise SystemExit(0)

@@ -1,5 +1,6 @@
 """What a person sees: lines that stay, a live line of progress, tables; rich on a terminal, plain text elsewhere."""
 
+import io
 import logging
 import sys
 import time
@@ -22,7 +23,7 @@ class Terminal:
     """
 
     def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
-        self.stream = stream or sys.stdout
+        self.stream = stream or sys.stdout or io.StringIO()
         self.live = self.stream.isatty() if live is None else live
         self._console: rich.console.Console | None = None
         self._progress: rich.progress.Progress | None = None
@@ -37,12 +38,23 @@ class Terminal:
         if self._console is not None:
             self._console.print(line, markup=False)
         else:
-            print(line, file=self.stream, flush=True)
+            self._print(line)
+
+    def _print(self, text: str) -> None:
+        """Print, or go silent for good: whoever read the output may have gone, and the run goes on without."""
+        try:
+            print(text, file=self.stream, flush=True)
+        except UnicodeEncodeError:
+            print(text.encode("ascii", "backslashreplace").decode(), file=self.stream, flush=True)
+        except (OSError, ValueError):
+            if self.stream is sys.stdout:
+                sys.stdout = io.StringIO()  # else Python fails once more when it flushes at the end
+            self.stream = io.StringIO()
 
     def table(self, title: str, head: Sequence[str], rows: Rows) -> None:
         """Print a table."""
         if self._console is None:
-            print(plain_table(title, head, rows), file=self.stream, flush=True)
+            self._print(plain_table(title, head, rows))
             return
         from rich.table import Table
 

@@ -83,6 +83,8 @@ def train(setup: Setup, hooks: Mapping[str, Hook] | None = None, loop: Loop = Ph
         done = _finished(setup, checkpointer, data)
         if done is not None:
             return done
+        if setup.config.RUN.resume == "must" and not folder.storage.names(checkpointer.root):
+            raise ConfigError(f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to go on from")
         folder.open()
         try:
             with _logged(folder):

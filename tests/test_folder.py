@@ -201,10 +201,10 @@ class TestLock:
 
 class TestDisk:
     def test_what_a_killed_attempt_was_about_to_put_in_place_is_deleted(self, tmp_path: Path) -> None:
-        for name in ("status.json.tmp-0a1b2c3d", "owner.json.tmp-0a1b2c3d", "probe.tmp-0a1b2c3d", "metrics.jsonl"):
+        for name in ("status.json.tmp-0a1b2c3d", "owner.json.tmp-0a1b2c3d", "probe.tmp-0a1b2c3d", "notes.txt"):
             (tmp_path / name).touch()
         opened(tmp_path).close()
-        assert names(tmp_path) == ["metrics.jsonl"]
+        assert names(tmp_path) == ["notes.txt"]
 
     def test_a_full_disk_at_every_operation(self, tmp_path: Path) -> None:
         refused = []

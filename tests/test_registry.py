@@ -163,3 +163,17 @@ def test_unknown_parameter_without_any() -> None:
     assert unknown_parameter("LOSS", "a", "mean", []) == (
         "LOSS.a: 'mean' has no such parameter. It takes: no parameters."
     )
+
+
+def test_a_class_without_an_init_of_its_own_takes_nothing() -> None:
+    import torch
+
+    losses: Registry[torch.nn.Module] = Registry("loss", "LOSS")
+
+    @losses.register("plain")
+    class Plain(torch.nn.Module):
+        pass
+
+    assert isinstance(losses.build("plain"), Plain)
+    with pytest.raises(ConfigError, match="no such parameter"):
+        losses.build("plain", {"gamma": 1})

@@ -247,7 +247,7 @@ def run_imports(names: Sequence[str]) -> list[str]:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a user's module can raise anything, and every broken one is listed
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module can raise anything; each is listed
             problems.append(f"RUN.imports: {_import_problem(name, error)}")
     return problems
 
@@ -268,7 +268,7 @@ def load_plugins() -> list[str]:
     return warnings
 
 
-def _import_problem(name: str, error: Exception) -> str:
+def _import_problem(name: str, error: Exception | SystemExit) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(f"{error.name}."):
         files = [path.stem for path in Path.cwd().glob("*.py")]
         return f"there is no module {name!r}, neither installed nor in {Path.cwd()}{did_you_mean(name, files)}"

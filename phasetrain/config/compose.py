@@ -63,7 +63,12 @@ def compose(
     merged = Merged(schema)
     for layer in layers:
         merged.apply(layer)
-    problems = [*files.problems, *line.problems, *_dotted_keys(layers), *_remove(merged, line, default)]
+    problems = [
+        *files.problems,
+        *line.problems,
+        *_dotted_keys([*layers, Layer(COMMAND_LINE, line.values)]),
+        *_remove(merged, line, default),
+    ]
     merged.apply(Layer(COMMAND_LINE, line.values))
     merged.finish(default)
     problems += _resolve(merged)

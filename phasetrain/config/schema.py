@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
@@ -228,6 +229,8 @@ def _number_test(kind: type, bounds: list[tuple[str, str]]) -> Callable[[Any], b
 
     def test(value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, allowed):
+            return False
+        if isinstance(value, float) and not isfinite(value):
             return False
         return all(compare(value, bound) for compare, bound in limits)
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from phasetrain.batch import Batch
-from phasetrain.data.collate import Collate
+from phasetrain.data.collate import Collate, stacked
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
@@ -39,7 +39,7 @@ class Reader(Dataset[Batch]):
         self.pipeline = pipeline
         self._collate = collate
         self._seed = seed
-        self._whole = _gathers(dataset) and pipeline.batched
+        self._whole = _gathers(dataset) and pipeline.batched and collate is stacked
         self._plain = not pipeline.transforms
 
     @property

@@ -12,6 +12,7 @@ from torch import nn
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.data import PhaseLoader
 from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
 from phasetrain.machine import Machine, mixed, reseed, seed_of
 from phasetrain.meters import Meter
 from phasetrain.optim import Updater
@@ -207,8 +208,11 @@ class Task(ABC):
         out.loss = out.loss.detach()
         if self._meters:
             with torch.no_grad():
-                for meter in self._meters:
-                    meter.update(out)
+                for label, meter in self.meters.items():
+                    try:
+                        meter.update(out)
+                    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+                        raise ConfigError(f"METERS.{label}: {error}") from error
         out.output = out.target = out.mask = None
         return out
 

@@ -166,3 +166,32 @@ def test_more_processes_than_one_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE = 2" in said(capsys, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [("1 / 0", "ZeroDivisionError"), ("def (", "SyntaxError"), ("import sys; sys.exit(7)", "SystemExit")],
+)
+def test_a_dotted_path_into_a_module_that_breaks(
+    here: Path, capsys: pytest.CaptureFixture[str], source: str, told: str
+) -> None:
+    name = f"breaks_with_{told.lower()}"
+    (here / f"{name}.py").write_text(source + "\n")
+    error = said(capsys, 2, f"LOSS.name={name}.thing")
+    assert f"module '{name}' cannot be imported ({told}" in error
+
+
+def test_dotted_keys_within_a_mapping_on_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("PHASES={test.every: 3}", "DATA={TRAIN.batch_size: 3}"):
+        assert word.split("{")[1].split(":")[0] in said(capsys, 2, word)
+    assert list(here.iterdir()) == []
+
+
+def test_a_meter_that_does_not_fit_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "METERS.accuracy: accuracy: topk = 50 is more than the 10 classes" in said(
+        capsys, 2, "METERS.accuracy.topk=50"
+    )
+
+
+def test_a_rate_without_end(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "OPTIMIZER.lr" in said(capsys, 2, "OPTIMIZER.lr=inf")
