@@ -84,7 +84,7 @@ def train(setup: Setup, hooks: Mapping[str, Hook] | None = None, loop: Loop = Ph
         if done is not None:
             return done
         if setup.config.RUN.resume == "must" and not folder.storage.names(checkpointer.root):
-            raise ConfigError(f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to go on from")
+            raise _nothing_to_resume(folder)
         folder.open()
         try:
             with _logged(folder):
@@ -120,7 +120,7 @@ class _Training:
         self.checkpointer.clear_leftovers()
         loaded = self.checkpointer.newest()
         if loaded is None and setup.config.RUN.resume == "must":
-            raise ConfigError(f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to go on from")
+            raise _nothing_to_resume(folder)
         machine, plan, state = self._from(loaded)
         for split in self.data.values():
             check_pure(split.reader, split.section.dataset)
@@ -251,6 +251,10 @@ def _finished(setup: Setup, checkpointer: Checkpointer, data: Mapping[str, Split
     folder, reason, updates = setup.config.RUN.dir, state["finished"], state["updates"]
     log.info("%s is a finished run (%s after %d updates); nothing is left to do", folder, reason, updates)
     return Result("finished", folder=folder, reason=reason, updates=updates)
+
+
+def _nothing_to_resume(folder: RunFolder) -> ConfigError:
+    return ConfigError(f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to go on from")
 
 
 def _save_settings(setup: Setup) -> SaveSettings:
