@@ -18,6 +18,8 @@ class Batch:
         ids: indices of the samples in their data set, int64 `(N,)`, on the CPU.
         size: N, the number of samples.
         mask: True where a sample counts, bool `(N,)`; None means that all do.
+        bad: index and reason of each sample that could not be read while the batch was made; see
+            `DATA.*.on_bad_sample`.
     """
 
     input: Any
@@ -25,6 +27,7 @@ class Batch:
     ids: Tensor
     size: int
     mask: Tensor | None = None
+    bad: tuple[tuple[int, str], ...] = ()
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`; `ids` stay on the CPU."""
@@ -41,6 +44,7 @@ class Batch:
             ids=self.ids,
             size=self.size,
             mask=mapped(self.mask, change),
+            bad=self.bad,
         )
 
 
@@ -67,6 +71,17 @@ class StepOutput:
     mask: Tensor | None = None
     ids: Tensor | None = None
     logs: dict[str, Any] = field(default_factory=dict)
+
+
+def finished(out: StepOutput | None) -> StepOutput:
+    """Return the output of a step that a loop of one's own was to hand over.
+
+    Raises:
+        RuntimeError: it did not.
+    """
+    if out is None:
+        raise RuntimeError("a loop over engine.steps() calls engine.finish(out) for each step, and did not")
+    return out
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

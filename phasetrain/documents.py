@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ from omegaconf import OmegaConf
 
 from phasetrain import __version__
 from phasetrain.folder import RunFolder
-from phasetrain.resume import environment
+from phasetrain.resume import environment, packages
 from phasetrain.setup import Setup
-
-PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "fvcore", "iopath", "fairscale", "safetensors", "rich")
 
 RUN_MD = """# Run {name}
 
@@ -30,8 +27,10 @@ The same command, started again, goes on from the newest checkpoint; on a finish
 | environment.json | versions, machine, threads: what the bits of a run depend on beside config and data |
 | plan.json | every phase, and what will be saved when |
 | metrics.jsonl | one JSON object per logged step and phase; all that may differ between equal runs is under `time` |
+| steps.ledger | a short binary record per update, for RUN.engine=replay and for comparing runs |
 | log.txt | what was printed, with the time |
-| status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, heartbeat |
+| stacks.txt | what every thread was doing when SIGUSR2 came or no step completed for long; seldom there |
+| status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, where the time went, heartbeat |
 | checkpoints/ | a folder per checkpoint: phases completed, steps in the next; weights in tensors.safetensors |
 | reproduce.sh | runs it again from the start, in a new folder |
 """
@@ -50,7 +49,8 @@ def write_documents(setup: Setup, folder: RunFolder) -> None:
     for name, text in texts.items():
         storage.replace(folder.file(name), text.encode(), durable=False)
     storage.replace_json(folder.file("environment.json"), described(setup), durable=False)
-    Path(storage.local(folder.file("reproduce.sh"))).chmod(0o755)
+    if storage.keeps_files:
+        Path(folder.file("reproduce.sh")).chmod(0o755)
 
 
 def command(setup: Setup) -> str:
@@ -64,12 +64,7 @@ def command(setup: Setup) -> str:
 
 def described(setup: Setup) -> dict[str, Any]:
     """Return where the run takes place: versions, machine and folder."""
-    found = {"phasetrain": __version__, **environment(setup.machine), "packages": {}}
-    for package in PACKAGES:
-        try:
-            found["packages"][package] = version(package)
-        except PackageNotFoundError:
-            found["packages"][package] = None
+    found = {"phasetrain": __version__, **environment(setup.machine), "packages": packages()}
     return found | {"executable": sys.executable, "folder": str(Path.cwd()), "commit": _commit(Path.cwd())}
 
 

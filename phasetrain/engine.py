@@ -1,14 +1,17 @@
 """The phase engine: the one loop that interleaves train and test phases."""
 
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from weakref import WeakSet
 
-from phasetrain.batch import Batch, StepOutput
+from phasetrain.batch import Batch, StepOutput, finished
+from phasetrain.clock import Clock
 from phasetrain.distributed import World
 from phasetrain.folder import RunFolder
 from phasetrain.hooks.base import Hook, Hooks, PhaseEvents
 from phasetrain.plan import Phase, Plan
+from phasetrain.signals import Interrupted
 from phasetrain.state import RunState
 from phasetrain.tasks import Position, Task
 
@@ -23,6 +26,7 @@ class PhaseEngine:
         hooks: label -> hook; see `phasetrain.hooks.base` for the events.
         folder: the run folder, for hooks that write.
         world: the processes.
+        clock: adds up where the time goes.
     """
 
     def __init__(
@@ -34,10 +38,10 @@ class PhaseEngine:
         *,
         folder: RunFolder | None = None,
         world: World | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.task, self.plan, self.state = task, plan, state
-        self.folder = folder
-        self.world = world or World()
+        self.folder, self.world, self.clock = folder, world or World(), clock or Clock()
         self.hooks = Hooks(hooks or {}, self.world)
         self.resumed_from, self.stopping, self.interrupted = "", "", False
         self._out: StepOutput | None = None
@@ -45,15 +49,14 @@ class PhaseEngine:
 
     def run(self) -> RunState:
         """Run what is left of the plan and return the position reached."""
-        for _ in self._train_batches(own_loop=False):
-            pass
+        deque(self._train_batches(own_loop=False), maxlen=0)
         return self.state
 
     def steps(self) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each train step, for a loop of one's own.
 
-        The caller computes, updates and hands the result over with `finish`; all else is taken care of between two
-        batches. A loop left after `finish` is saved there; left anywhere else, it goes back to its last checkpoint.
+        The caller computes, updates and hands the result over with `finish`; all else happens between two batches. A
+        loop left after `finish` is saved there; left anywhere else, it goes back to its last checkpoint.
 
         Example:
             >>> for batches in engine.steps():
@@ -68,15 +71,11 @@ class PhaseEngine:
             steps.close()
 
     def finish(self, out: StepOutput) -> None:
-        """Hand over the output of the step under way; a loop of one's own does so before it asks for the next."""
+        """Hand over the output of the step under way, before the next batch is asked for."""
         self._out = out
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
-        """Ask the run to stop at the next step boundary; the first reason stands.
-
-        Args:
-            interrupted: it stops only for now (a signal); otherwise the reason goes into `state.finished`.
-        """
+        """Stop at the next step boundary: for now if `interrupted`, else for good; the first reason stands."""
         if not self.stopping:
             self.stopping, self.interrupted = reason, interrupted
 
@@ -85,19 +84,27 @@ class PhaseEngine:
         task, state = self.task, self.state
         task.begin(phase, fresh=state.step == 0)
         self.hooks.on_phase_start(self, phase)
-        events = PhaseEvents(self, phase)
-        for batches in task.batches(phase, state.step):  # the sampler's start iteration
-            self._out = None
-            if own_loop and phase.is_train:
-                yield batches
-            elif phase.is_train:
-                self._out = task.train_step(batches, self.position(), events)
-            else:
-                self._out = task.test_step(batches, self.position(), events)
-            state.finish_step(phase)
-            self.hooks.on_step(self, phase, self._output())
-            if self.stopping:
-                return
+        events, clock = PhaseEvents(self, phase), self.clock
+        try:
+            clock.turn("data")
+            for batches in task.batches(phase, state.step):  # the sampler's start iteration
+                clock.step(state.updates, is_train=phase.is_train)
+                self._out = None
+                if own_loop and phase.is_train:
+                    yield batches
+                elif phase.is_train:
+                    self._out = task.train_step(batches, self.position(), events)
+                else:
+                    self._out = task.test_step(batches, self.position(), events)
+                state.finish_step(phase)
+                self.hooks.on_step(self, phase, finished(self._out))
+                clock.turn("data")
+                if self.stopping:
+                    return
+            clock.turn("train" if phase.is_train else "test")
+        except Interrupted as asked:  # while it waited for a batch
+            self.stop(str(asked), interrupted=True)
+            return
         metrics = task.measure(phase)
         state.finish_phase()
         self.hooks.on_phase_end(self, phase, metrics)
@@ -107,20 +114,13 @@ class PhaseEngine:
         if self._out is None:  # perhaps in the midst of a step: whether the weights have its update is unknown
             self.hooks.on_exception(self, error)
         else:
-            phase = self.plan.phases[self.state.phase]
-            self.state.finish_step(phase)
+            self.state.finish_step(phase := self.plan.phases[self.state.phase])
             self.hooks.on_step(self, phase, self._out)
             self.hooks.on_end(self)
 
-    def _output(self) -> StepOutput:
-        if self._out is None:
-            raise RuntimeError("a loop over engine.steps() calls engine.finish(out) for each step, and did not")
-        return self._out
-
     def position(self) -> Position:
         """Return where the step under way stands."""
-        state = self.state
-        phase = self.plan.phases[state.phase]
+        state, phase = self.state, self.plan.phases[self.state.phase]
         return Position(phase.split, state.updates, phase.first + state.step, self.plan.where(state))
 
     def events(self) -> PhaseEvents:
@@ -136,6 +136,7 @@ class PhaseEngine:
                 yield from self.run_phase(self.plan.phases[self.state.phase], own_loop=own_loop)
             if not self.interrupted and not self.state.finished:
                 self.state.finished = self.stopping or "completed"
+            self.clock.turn("end")
             self.hooks.on_end(self)
         except GeneratorExit as error:  # the loop over `steps` was left
             self._leave(error)

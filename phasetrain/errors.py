@@ -37,8 +37,22 @@ class NoValidCheckpointError(PhasetrainError):
     exit_code = 5
 
 
+class NoProgressError(PhasetrainError):
+    """Several attempts in a row have ended without a new checkpoint (exit code 6)."""
+
+    exit_code = 6
+
+
+class SaveError(PhasetrainError):
+    """A checkpoint could not be written; those before it are untouched (exit code 1)."""
+
+
 class InvalidCheckpointError(PhasetrainError):
     """One checkpoint is torn, altered or of an unknown format; the one before it may still serve (exit code 1)."""
+
+
+class NumericsError(PhasetrainError):
+    """A loss or a gradient is not finite, and the run must not go on with it (exit code 1)."""
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

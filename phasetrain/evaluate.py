@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkpoint import Loaded
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.folder import RunFolder
@@ -14,7 +14,7 @@ from phasetrain.plan import TRAIN, Phase, Plan, interleave, one_test
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder, Parts
-from phasetrain.train import Result, digest_of
+from phasetrain.train import Result, checkpointer_of, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +83,20 @@ def _restore(parts: Parts, loaded: Loaded) -> None:
 
 
 def _checkpoint(setup: Setup, folder: RunFolder) -> Loaded:
-    checkpointer = Checkpointer(
-        folder.file("checkpoints"), folder.storage, verify=setup.config.CHECKPOINT.verify, say=log.warning
-    )
+    checkpointer = checkpointer_of(setup, folder)
     named = setup.config.RUN.checkpoint
-    if named != "latest":
+    if named not in ("latest", "best"):
         return checkpointer.load(named)
-    loaded = checkpointer.newest()
-    if loaded is None:
+    if named == "best" and checkpointer.retention.monitor is None:
         raise ConfigError(
-            f"RUN.checkpoint = 'latest' and RUN.dir = {folder.path!r} holds no checkpoint; set RUN.dir to the "
+            "RUN.checkpoint = 'best' needs CHECKPOINT.best.monitor, the metric that it is the best by, such as "
+            "test/accuracy or -test/loss"
+        )
+    loaded = checkpointer.best() if named == "best" else checkpointer.newest()
+    if loaded is None:
+        measured = f" in which {checkpointer.retention.monitor} was measured" if named == "best" else ""
+        raise ConfigError(
+            f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} holds no checkpoint{measured}; set RUN.dir to the "
             "folder of a run, or RUN.checkpoint to the path of a checkpoint"
         )
     return loaded

@@ -56,7 +56,7 @@ def described(setup: Setup, plan: Plan, parts: Parts) -> dict[str, Any]:
         },
         "facts": {key: _json(value) for key, value in parts.facts.items()},
         "differs": [[path, _json(value), layer] for path, value, layer in overview(setup.composed, setup.schema)],
-        "notes": [*setup.dropped, *setup.derived],
+        "notes": [*setup.dropped, *setup.derived, *_waits(parts)],
     }
 
 
@@ -135,6 +135,15 @@ def source_of_fact(key: str) -> str:
 def parameter_count(model: nn.Module) -> int:
     """Return the number of parameters of a model."""
     return sum(p.numel() for p in model.parameters())
+
+
+def _waits(parts: Parts) -> Iterator[str]:
+    if parts.updater is not None and parts.updater.waits:
+        yield (
+            f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot withhold an update on the device, so "
+            "each update waits until the device has seen that it is finite; a fused optimizer, or "
+            "OPTIMIZER.on_nonfinite=ignore, does not wait"
+        )
 
 
 def _phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:

@@ -1,13 +1,18 @@
 """Whether a run may go on from a checkpoint: what was promised then against what is asked for now."""
 
 import platform
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from phasetrain import __version__
 from phasetrain.checkpoint import Loaded
 from phasetrain.config.changes import Change, differences
 from phasetrain.config.check import shown
@@ -17,6 +22,9 @@ from phasetrain.plan import Plan, Split, splice
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import SplitData
+
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "fvcore", "iopath", "fairscale", "safetensors", "rich")
+"""Packages whose versions are noted."""
 
 PLANNED = ("PHASES.", "DATA.TRAIN.batch_size")
 """Keys whose change cuts the rest of the plan anew."""
@@ -29,7 +37,29 @@ def promise(setup: Setup, data: Mapping[str, SplitData], plan: Plan, machine: Ma
         "plan": plan.to_json(),
         "data": {name: split.fingerprint() for name, split in data.items()},
         "environment": environment(machine),
+        "packages": packages(),
+        "code": code(setup),
     }
+
+
+def packages() -> dict[str, str | None]:
+    """Return the version of each package that takes part; None where it is not installed."""
+    found: dict[str, str | None] = {"phasetrain": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def code(setup: Setup) -> dict[str, str]:
+    """Return the SHA-256 of the source of each module that RUN.imports names, or that is gone, an empty text."""
+    found = {}
+    for name in setup.config.RUN.imports:
+        file = sys.modules[name].__file__ if name in sys.modules else None
+        found[name] = sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
+    return found
 
 
 def environment(machine: Machine) -> dict[str, Any]:
@@ -52,7 +82,7 @@ def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
     """
     found = differences(loaded.promised["config"], setup.asked, setup.schema)
     allowed = tuple(setup.config.RUN.allow)
-    refused = [change for change in found if change.resume != "free" and not _consented(change, allowed)]
+    refused = [change for change in found if change.resume != "free" and not consented(change, allowed)]
     if refused:
         lines = "\n".join(f"  {_sentence(change)}" for change in refused)
         raise ChangedError(
@@ -106,6 +136,22 @@ def position(
     return plan, state, notes
 
 
+def explained(setup: Setup, loaded: Loaded) -> list[str]:
+    """Return a line for each difference since the checkpoint that a resume is free to have: config, packages, code."""
+    changes = differences(loaded.promised["config"], setup.asked, setup.schema)
+    lines = [
+        f"{change.path}: {shown(change.old)} -> {shown(change.new)} (free: the trajectory stays the same)"
+        for change in changes
+        if change.resume == "free" and not change.path.startswith("RUN.")
+    ]
+    before: dict[str, Any] = loaded.promised.get("packages", {})
+    now: dict[str, Any] = packages()
+    lines += [f"package {name}: {before[name]} -> {now.get(name)}" for name in before if before[name] != now.get(name)]
+    told, found = loaded.promised.get("code", {}), code(setup)
+    changed = [name for name in told if name in found and told[name] != found[name]]
+    return lines + [f"the source of {name} has changed; equal bits are promised for equal code" for name in changed]
+
+
 def adopted(machine: Machine, loaded: Loaded) -> tuple[Machine, list[str]]:
     """Return the machine with the checkpoint's number of threads where none is set, and what may change the bits."""
     before: dict[str, Any] = loaded.promised["environment"]
@@ -118,7 +164,8 @@ def adopted(machine: Machine, loaded: Loaded) -> tuple[Machine, list[str]]:
     return machine, [f"equal bits are promised on equal machines only; since the checkpoint: {', '.join(changed)}"]
 
 
-def _consented(change: Change, allowed: tuple[str, ...]) -> bool:
+def consented(change: Change, allowed: Sequence[str]) -> bool:
+    """Tell whether a change may be consented to, and RUN.allow = `allowed` does."""
     named = any(change.path == key or change.path.startswith(f"{key}.") for key in allowed)
     return change.resume == "adjustable" and named
 

@@ -8,17 +8,21 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from omegaconf import OmegaConf
 
+from phasetrain.clock import Clock
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.evaluate import evaluate
 from phasetrain.help import general_help, section_help
 from phasetrain.hooks import Hook
+from phasetrain.lock import process_age
 from phasetrain.preview import preview
+from phasetrain.replay import replay
 from phasetrain.setup import Setup, settle
 from phasetrain.terminal import Terminal
 from phasetrain.train import Loop, Result, train
@@ -31,11 +35,16 @@ USAGE = "phasetrain [flags] [experiment=NAME] [SECTION=GROUP] [SECTION.key=value
 def console() -> None:
     """Run the command line and end the process with its exit code."""
     gc.freeze()  # what was imported stays: the collector need not look at torch's objects again and again
-    sys.exit(main())
+    sys.exit(main(clock=Clock(time.perf_counter() - process_age())))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` and return the exit code; errors are printed without a traceback."""
+def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> int:
+    """Run the command line `argv` and return the exit code; errors are printed without a traceback.
+
+    Args:
+        argv: the words of the command line; those of this process by default.
+        clock: where the time of the attempt goes; by default it begins now.
+    """
     try:
         flags, overrides = _parse(sys.argv[1:] if argv is None else argv)
         if flags.multirun:
@@ -45,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags.cfg:
             print(OmegaConf.to_yaml(OmegaConf.create(_settled(overrides, flags).config.plain())))  # noqa: T201
             return 0
-        return run(overrides, config_dir=flags.config_dir).exit_code
+        return run(overrides, config_dir=flags.config_dir, clock=clock).exit_code
     except PhasetrainError as error:
         for line in (str(error), *vars(error).get("__notes__", ())):
             print(line, file=sys.stderr)  # noqa: T201
@@ -61,6 +70,7 @@ def run(
     hooks: Mapping[str, Hook] | None = None,
     loop: Loop = PhaseEngine.run,
     terminal: Terminal | None = None,
+    clock: Clock | None = None,
 ) -> Result:
     """Do what the command line with these overrides does, and return what came of it.
 
@@ -70,6 +80,7 @@ def run(
         hooks: label -> hook, in addition to those under HOOKS.
         loop: runs the engine of a training; a loop of your own goes through `engine.steps()`.
         terminal: where to print; standard output by default.
+        clock: where the time of the attempt goes; by default it begins now.
 
     Raises:
         PhasetrainError: see `phasetrain.errors`.
@@ -78,7 +89,7 @@ def run(
         >>> result = run(["PHASES.epochs=2", "RUN.dir=/tmp/two-epochs"])
         >>> result.metrics["test/accuracy"]
     """
-    terminal = terminal or Terminal()
+    terminal, clock = terminal or Terminal(), clock or Clock()
     with printed(terminal):
         setup = settle(overrides, config_dir=config_dir, terminal=terminal)
         _refuse_many_processes(setup)
@@ -88,7 +99,9 @@ def run(
             return Result("planned", folder=setup.config.RUN.dir)
         if engine == "test":
             return evaluate(setup, hooks)
-        return train(setup, hooks, loop)
+        if engine == "replay":
+            return replay(setup, hooks)
+        return train(setup, hooks, loop, clock)
 
 
 @contextmanager

@@ -42,6 +42,10 @@ SLOTS = (
 """Every place in the config where a name chooses a part."""
 
 
+CONSENTS = ("data", "no_valid")
+"""What RUN.allow may name beside keys: that data has changed, and that no checkpoint can be read."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What is settled before data is opened.
@@ -135,16 +139,16 @@ def check_consent(allow: Sequence[str], schema: Schema) -> None:
     """Refuse a word in RUN.allow that consents to nothing.
 
     Raises:
-        ConfigError: it is neither `data` nor an adjustable key, nor what such keys stand below.
+        ConfigError: it is neither a word such as `data` nor an adjustable key, nor what such keys stand below.
     """
     adjustable = [path for path, key in schema.keys.items() if key.resume == "adjustable"]
     for word in allow:
         known = any(p == word or p.startswith(f"{word}.") or word.startswith(f"{p}.") for p in adjustable)
-        if word != "data" and not known:
-            near = did_you_mean(word, ["data", *adjustable])
+        if word not in CONSENTS and not known:
+            near = did_you_mean(word, [*CONSENTS, *adjustable])
             raise ConfigError(
                 f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable are: {', '.join(adjustable)}; "
-                "and `data`"
+                "and `data`, `no_valid`"
             )
 
 

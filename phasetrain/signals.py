@@ -10,20 +10,26 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 SAVING = (signal.SIGUSR1,)
 
 
+class Interrupted(BaseException):  # noqa: N818 - it is no error: somebody asked for it
+    """Somebody asked to stop while the run waited for data; it stands between two steps."""
+
+
 class Signals:
     """Notes signals for the next step boundary, as a context in which they are caught.
 
-    SIGTERM and SIGINT ask to save and stop; a second one ends the process at once. SIGUSR1 asks to save and go on.
-    Outside of the main thread, where Python allows no handlers, nothing is caught.
+    SIGTERM and SIGINT ask to save and stop, and cut a wait for data short; a second one ends the process at once.
+    SIGUSR1 asks to save and go on. Outside of the main thread, where Python allows no handlers, nothing is caught.
 
     Attributes:
         stop: number of the first signal that asked to stop, or 0.
         save: whether a save was asked for and is still to come.
+        waiting: tells whether the run waits for data, so that `Interrupted` may be raised.
     """
 
     def __init__(self) -> None:
         self.stop = 0
         self.save = False
+        self.waiting: Callable[[], bool] = lambda: False
         self._before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
 
     @property
@@ -48,6 +54,8 @@ class Signals:
         if self.stop:
             raise SystemExit(128 + number)
         self.stop = number
+        if self.waiting():
+            raise Interrupted(self.stop_name)
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.save = True

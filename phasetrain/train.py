@@ -1,28 +1,30 @@
 """Training a run from its config: fresh or resumed, to its end or until it is stopped (RUN.engine=train)."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import torch
 from torch import nn
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.attempt import Attempt, logged
+from phasetrain.checkpoint import Checkpointer, Loaded, Retention
+from phasetrain.clock import Clock
 from phasetrain.data.purity import check_pure
 from phasetrain.documents import command, write_documents
 from phasetrain.engine import PhaseEngine
-from phasetrain.errors import ConfigError, PhasetrainError
+from phasetrain.errors import ConfigError, NoValidCheckpointError, PhasetrainError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import HOOKS, CheckpointHook, Hook, Run, SaveSettings
 from phasetrain.machine import Machine
 from phasetrain.plan import Phase, Plan, interleave
 from phasetrain.preview import checkpoint_bytes, described, parameter_count
-from phasetrain.resume import adopted, position, promise, settled_changes, settled_data
+from phasetrain.resume import adopted, explained, position, promise, settled_changes, settled_data
 from phasetrain.setup import Setup
 from phasetrain.signals import Signals
+from phasetrain.stacks import NAME, stacks_on_signal
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder, SplitData, Task
 
@@ -58,18 +60,24 @@ Loop = Callable[[PhaseEngine], object]
 """A loop of one's own: goes through `engine.steps()`, or calls `engine.run()`."""
 
 
-def train(setup: Setup, hooks: Mapping[str, Hook] | None = None, loop: Loop = PhaseEngine.run) -> Result:
+def train(
+    setup: Setup,
+    hooks: Mapping[str, Hook] | None = None,
+    loop: Loop = PhaseEngine.run,
+    clock: Clock | None = None,
+) -> Result:
     """Train the run that the config describes, or go on with it.
 
     Args:
         setup: the settled config.
         hooks: label -> hook, in addition to those under HOOKS.
         loop: runs the engine.
+        clock: where the time of this attempt goes; it may have begun with the process.
 
     Raises:
         PhasetrainError: see `phasetrain.errors` for the kinds and their exit codes; status.json says the same.
     """
-    began = time.perf_counter()
+    clock = clock or Clock()
     folder = RunFolder(setup.config.RUN.dir)
     if setup.config.RUN.resume == "never" and folder.holds_run():
         raise ConfigError(
@@ -77,9 +85,10 @@ def train(setup: Setup, hooks: Mapping[str, Hook] | None = None, loop: Loop = Ph
             "give this run a folder of its own"
         )
     with Signals() as signals:
+        signals.waiting = lambda: clock.kind == "data"
         builder = Builder(setup.config, setup.machine, setup.world)
         data = builder.data()
-        checkpointer = _checkpointer(setup, folder)
+        checkpointer = checkpointer_of(setup, folder)
         done = _finished(setup, checkpointer, data)
         if done is not None:
             return done
@@ -87,9 +96,12 @@ def train(setup: Setup, hooks: Mapping[str, Hook] | None = None, loop: Loop = Ph
             raise _nothing_to_resume(folder)
         folder.open()
         try:
-            with _logged(folder):
-                training = _Training(setup, builder, data, folder, checkpointer, signals)
-                return training.run(hooks or {}, loop, began)
+            with ExitStack() as stack:
+                stack.enter_context(logged(folder))
+                if folder.storage.keeps_files:
+                    stack.enter_context(stacks_on_signal(folder.file(NAME)))
+                training = _Training(setup, builder, data, folder, checkpointer, signals, clock)
+                return training.run(hooks or {}, loop)
         except BaseException as error:
             _note_failure(folder, error)
             raise
@@ -108,24 +120,29 @@ class _Training:
         folder: RunFolder,
         checkpointer: Checkpointer,
         signals: Signals,
+        clock: Clock,
     ) -> None:
         self.setup, self.builder, self.data = setup, builder, data
         self.folder, self.checkpointer, self.signals = folder, checkpointer, signals
+        self.attempt, self.clock = Attempt(folder.status(), clock), clock
 
-    def run(self, extra: Mapping[str, Hook], loop: Loop, began: float) -> Result:
+    def run(self, extra: Mapping[str, Hook], loop: Loop) -> Result:
         """Restore or start, train, and say what came of it."""
         setup, folder = self.setup, self.folder
         with folder.writing():
-            folder.write_status("running", reason="", exit_code=None)
-        self.checkpointer.clear_leftovers()
-        loaded = self.checkpointer.newest()
+            self.checkpointer.clear_leftovers()
+        sequence = max((saved.manifest.sequence for saved in self.checkpointer.listed()), default=0)
+        self.attempt.check_progress(folder, sequence, setup.config.RUN.give_up_after)
+        loaded = self._newest()
         if loaded is None and setup.config.RUN.resume == "must":
             raise _nothing_to_resume(folder)
         machine, plan, state = self._from(loaded)
+        folder.watch = lambda: self.attempt.facts(state)
         for split in self.data.values():
             check_pure(split.reader, split.section.dataset)
         parts = self.builder.parts(self.data, plan)
-        folder.require(checkpoint_bytes(parts) * (setup.config.CHECKPOINT.keep_last + 1))
+        each = checkpoint_bytes(parts)
+        folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
         task = self.builder.task(parts)
         with folder.writing():
             write_documents(setup, folder)
@@ -139,13 +156,24 @@ class _Training:
             loaded,
         )
         latest = _Latest()
-        hooks = _together(_together({"checkpoint": save, "latest": latest}, _hooks(setup)), extra)
-        engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world)
+        hooks = _together(_together({"checkpoint": save, "latest": latest}, hooks_of(setup)), extra)
+        engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world, clock=self.clock)
+        updates = state.updates
         with machine.applied():
             if not self.signals.stop:
                 with closing(engine):
                     loop(engine)
-        return self._ended(engine, latest, began)
+        self.attempt.show(setup.terminal, save.saves, state.updates - updates)
+        return self._ended(engine, latest)
+
+    def _newest(self) -> Loaded | None:
+        try:
+            return self.checkpointer.newest()
+        except NoValidCheckpointError as error:
+            if "no_valid" not in self.setup.config.RUN.allow:
+                raise
+            log.warning("%s. Starting anew (allowed by RUN.allow)", error)
+            return None
 
     def _from(self, loaded: Loaded | None) -> tuple[Machine, Plan, RunState]:
         setup, splits = self.setup, self.builder.splits(self.data)
@@ -153,7 +181,7 @@ class _Training:
             return setup.machine, interleave(splits, setup.phases), RunState()
         plan, state, notes = position(setup, loaded, self.data, splits)
         machine, warnings = adopted(setup.machine, loaded)
-        for line in notes:
+        for line in (*notes, *explained(setup, loaded)):
             log.info(line)
         for line in warnings:
             log.warning(line)
@@ -179,7 +207,7 @@ class _Training:
         elif not plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
-    def _ended(self, engine: PhaseEngine, latest: "_Latest", began: float) -> Result:
+    def _ended(self, engine: PhaseEngine, latest: "_Latest") -> Result:
         state, folder = engine.state, self.folder
         result = Result(
             state="finished",
@@ -188,7 +216,7 @@ class _Training:
             updates=state.updates,
             metrics=latest.metrics,
             digest=digest_of(engine.task.model),
-            seconds=time.perf_counter() - began,
+            seconds=sum(self.clock.seconds().values()),
         )
         if not state.finished:
             number = self.signals.stop
@@ -199,9 +227,11 @@ class _Training:
         else:
             log.info("%s after %d updates; everything is in %s", state.finished, state.updates, folder.path)
             log.info("weights sha256 %s", result.digest)
-        folder.write_status(
-            result.state, updates=state.updates, reason=result.reason, exit_code=result.exit_code, digest=result.digest
-        )
+        facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
+        try:
+            folder.write_status(result.state, **facts, digest=result.digest)
+        except OSError as error:
+            log.warning("status.json could not be written: %s; the checkpoints tell how the run stands", error)
         return result
 
 
@@ -226,12 +256,19 @@ def digest_of(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _checkpointer(setup: Setup, folder: RunFolder) -> Checkpointer:
+def checkpointer_of(setup: Setup, folder: RunFolder) -> Checkpointer:
+    """Return what reads and writes the checkpoints of a run folder, as section CHECKPOINT says."""
     section = setup.config.CHECKPOINT
     return Checkpointer(
         folder.file("checkpoints"),
         folder.storage,
-        keep_last=section.keep_last,
+        retention=Retention(
+            section.keep_last,
+            section.keep_every.updates,
+            section.keep_every.epochs,
+            section.best.monitor,
+            section.best.keep,
+        ),
         verify=section.verify,
         say=log.warning,
     )
@@ -259,10 +296,20 @@ def _nothing_to_resume(folder: RunFolder) -> ConfigError:
 
 def _save_settings(setup: Setup) -> SaveSettings:
     section = setup.config.CHECKPOINT
-    return SaveSettings(section.every_updates, section.every_epochs, section.at_end)
+    return SaveSettings(
+        every_updates=section.every_updates,
+        every_epochs=section.every_epochs,
+        every_minutes=section.every_minutes,
+        at_end=section.at_end,
+        on_exception=section.on_exception,
+        background=section.background,
+        on_error=section.on_save_error,
+        grace_seconds=section.grace_seconds,
+    )
 
 
-def _hooks(setup: Setup) -> dict[str, Hook]:
+def hooks_of(setup: Setup) -> dict[str, Hook]:
+    """Return the hooks that section HOOKS names, by label."""
     return {
         label: HOOKS.build(
             section.get("name", label),
@@ -282,20 +329,6 @@ def _together(own: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, 
             f"my_{label}"
         )
     return {**own, **others}
-
-
-@contextmanager
-def _logged(folder: RunFolder) -> Iterator[None]:
-    """Write what is logged to log.txt as well."""
-    handler = logging.FileHandler(folder.storage.local(folder.file("log.txt")), encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("phasetrain")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
 
 
 def _note_failure(folder: RunFolder, error: BaseException) -> None:

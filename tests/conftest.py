@@ -52,6 +52,15 @@ def global_state() -> dict[str, Any]:
     }
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests have recorded with `record_property("summary", ...)`."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, value in report.user_properties:
+                if name == "summary":
+                    terminalreporter.write_line(value)
+
+
 @pytest.fixture
 def snapshot() -> Callable[[], dict[str, Any]]:
     """Return the function that looks at global state, for the test of the guard below."""

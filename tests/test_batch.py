@@ -35,6 +35,12 @@ def test_a_batch_without_targets_and_mask_moves_too() -> None:
     assert (moved.target, moved.mask) == (None, None)
 
 
+def test_what_could_not_be_read_travels_with_the_batch() -> None:
+    batch = Batch(torch.ones(2), None, torch.tensor([5, 6]), 2, bad=((4, "OSError: x"),))
+    assert batch.to(torch.device("meta")).bad == ((4, "OSError: x"),)
+    assert Batch(torch.ones(2), None, torch.tensor([5, 6]), 2).bad == ()
+
+
 def test_an_output_has_logs_of_its_own() -> None:
     one, other = StepOutput(torch.zeros(()), 1.0, 1), StepOutput(torch.zeros(()), 1.0, 1)
     one.logs["x"] = 1

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_finished_run_leaves(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [
         "RUN.md", "checkpoints", "config.yaml", "environment.json", "log.txt", "metrics.jsonl", "overrides.yaml",
-        "plan.json", "reproduce.sh", "status.json",
+        "plan.json", "reproduce.sh", "status.json", "steps.ledger",
     ]  # fmt: skip
 
 

@@ -1,13 +1,17 @@
 """Saving a run and finding the newest checkpoint that can be trusted (section CHECKPOINT)."""
 
+import errno
+import json
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phasetrain.checkpoint.codec import decode, encode
+from phasetrain.checkpoint.codec import decode, taken_apart
 from phasetrain.checkpoint.commit import (
+    FORMAT,
     LATEST,
+    Facts,
     Manifest,
     Saved,
     Verify,
@@ -18,11 +22,15 @@ from phasetrain.checkpoint.commit import (
     read_manifest,
     sweep,
 )
-from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError, PhasetrainError
+from phasetrain.checkpoint.retention import PINNED, Retention
+from phasetrain.checkpoint.snapshot import Snapshot, has_nan
+from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError, SaveError
 from phasetrain.state import RunState
 from phasetrain.storage import Storage
 
-TREE, TENSORS = "state.json", "tensors.safetensors"
+TREE, TENSORS, PROMISED = "state.json", "tensors.safetensors", "promised.json"
+MODEL = "task.model."
+"""How the names of the model's tensors begin."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,28 @@ class Loaded:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint as it will be written: a standing copy of everything in it.
+
+    Attributes:
+        state: the position, see RunState.
+        tensors: the file of tensors, which stays as it is until the next draft is made.
+        texts: file name -> content of the others.
+        facts: what is known of the weights.
+    """
+
+    state: dict[str, Any]
+    tensors: memoryview
+    texts: Mapping[str, bytes]
+    facts: Facts
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return self.tensors.nbytes + sum(map(len, self.texts.values()))
+
+
 @dataclass
 class Checkpointer:
     """The checkpoints of one run folder.
@@ -49,86 +79,124 @@ class Checkpointer:
     Args:
         root: folder of the checkpoints.
         storage: the door to its files.
-        keep_last: checkpoints to keep.
+        retention: which checkpoints are kept.
         verify: what is checked before a checkpoint is used.
         say: told, in a sentence, what was cleared away or refused.
     """
 
     root: str
     storage: Storage
-    keep_last: int = 3
+    retention: Retention = field(default_factory=Retention)
     verify: Verify = "full"
     say: Callable[[str], None] = lambda sentence: None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     parent: str | None = None
     _sequence: int = 0
     _verified: set[str] = field(default_factory=set)
+    _snapshot: Snapshot = field(default_factory=Snapshot)
 
     def clear_leftovers(self) -> None:
         """Delete what an interrupted save left; only the owner of the run folder may do so."""
         for name in sweep(self.storage, self.root):
             self.say(f"cleared {self.root}/{name}, left by an interrupted save")
 
-    def save(self, state: RunState, learned: Mapping[str, Any], promised: Mapping[str, Any]) -> Saved:
-        """Commit a checkpoint of `state`, then delete what is no longer to be kept.
+    def save(
+        self, state: RunState, learned: Mapping[str, Any], promised: Mapping[str, Any], facts: Facts | None = None
+    ) -> Saved:
+        """Commit a checkpoint of `state`: `draft` and `write` in one.
 
         Args:
             state: the position.
             learned: named states, of what `codec.encode` can write.
             promised: plain JSON data to compare with on a restore.
+            facts: what is known of the weights.
 
         Raises:
-            PhasetrainError: the file system refused; path, reason and bytes are in the message, and the
-                checkpoints before it are untouched.
+            SaveError: see `write`.
         """
-        tree, tensors = encode({**learned, "promised": dict(promised)})
-        contents = {TENSORS: tensors, TREE: tree}
+        return self.write(self.draft(state, learned, json.dumps(promised).encode(), facts or Facts()))
+
+    def draft(self, state: RunState, learned: Mapping[str, Any], promised: bytes, facts: Facts) -> Draft:
+        """Return a standing copy of a run; training may go on while it is written.
+
+        The memory of the draft before is used again, so that one must have been written.
+        """
+        tree, tensors = taken_apart(dict(learned))
+        return Draft(state.state_dict(), self._snapshot.take(tensors), {TREE: tree, PROMISED: promised}, facts)
+
+    def write(self, draft: Draft, *, give_up: Callable[[], bool] = lambda: False) -> Saved:
+        """Commit a checkpoint, then delete what is no longer to be kept.
+
+        Args:
+            give_up: asked between operations whether to stop.
+
+        Raises:
+            SaveError: the file system refused; path, reason and bytes are in the message, and the checkpoints
+                before it are untouched.
+            Unfinished: it was given up.
+        """
+        facts = replace(draft.facts, healthy=draft.facts.healthy and not has_nan(draft.tensors, MODEL))
         try:
             self.storage.make_folder(self.root)
             saved = commit(
                 self.storage,
                 self.root,
-                state,
-                contents,
-                sequence=self._sequence + 1,
-                run=self.run,
-                parent=self.parent,
+                {TENSORS: draft.tensors, **draft.texts},
+                lambda files: Manifest(FORMAT, self._sequence + 1, self.run, self.parent, draft.state, files, facts),
+                give_up=give_up,
             )
         except OSError as error:
-            needed = sum(map(len, contents.values()))
-            raise PhasetrainError(
-                f"checkpoint at update {state.updates} could not be saved in {self.root!r}: {error} "
-                f"(errno {error.errno}); it needs {needed} bytes"
-            ) from error
+            raise self._refused(draft, error) from error
         self._sequence += 1
         self._verified.add(saved.name)
-        try:
-            self.storage.replace(f"{self.root}/{LATEST}", saved.name.encode(), durable=False)
-            sweep(self.storage, self.root)
-            self._prune()
-        except OSError as error:
-            self.say(f"{self.root}/{saved.name} is saved, but older ones could not be cleared away: {error}")
+        if not facts.healthy:
+            self.say(f"{self.root}/{saved.name}: the model holds values that are no numbers; a resume passes it over")
+        self._tidy(saved)
         return saved
+
+    def _tidy(self, saved: Saved) -> None:
+        """Point to a checkpoint and clear away what is no longer wanted; one that fails does not keep the others."""
+        tasks: dict[str, Callable[[], object]] = {
+            f"{LATEST!r} could not be pointed to it": lambda: self.storage.replace(
+                f"{self.root}/{LATEST}", saved.name.encode(), durable=False
+            ),
+            "what was left of others could not be cleared away": lambda: sweep(self.storage, self.root),
+            "older ones could not be cleared away": self._prune,
+        }
+        for trouble, task in tasks.items():
+            try:
+                task()
+            except OSError as error:
+                self.say(f"{self.root}/{saved.name} is saved, but {trouble}: {error}")
 
     def finished(self) -> bool:
         """Tell whether the newest manifest says that the run has finished; reads no state."""
         found, _ = committed(self.storage, self.root)
         return bool(found) and bool(found[-1].manifest.state["finished"])
 
+    def listed(self) -> list[Saved]:
+        """Return the checkpoints whose manifests can be read, oldest first."""
+        return committed(self.storage, self.root)[0]
+
     def newest(self) -> Loaded | None:
-        """Return the newest checkpoint that is whole, or None where there is no checkpoint at all.
+        """Return the newest checkpoint that is whole and healthy, or None where there is no checkpoint at all.
+
+        Only where none is healthy, the newest that is whole.
 
         Raises:
             NoValidCheckpointError: there are checkpoints and not one of them is whole.
         """
         found, rejected = committed(self.storage, self.root)
-        for saved in reversed(found):
+        healthy = [saved for saved in reversed(found) if saved.manifest.facts.healthy]
+        others = [saved for saved in reversed(found) if not saved.manifest.facts.healthy]
+        for saved in (*healthy, *others):
             try:
                 loaded = self._load(f"{self.root}/{saved.name}", saved.manifest)
             except InvalidCheckpointError as error:
                 rejected[saved.name] = str(error)
                 continue
-            self._report(rejected)
+            newer = (one for one in others if one.manifest.order > saved.manifest.order)
+            self._report(rejected | {one.name: "its model holds values that are no numbers" for one in newer})
             self._sequence = max(known.manifest.sequence for known in found)
             self.run, self.parent = saved.manifest.run, saved.name
             self._verified.add(saved.name)
@@ -136,9 +204,18 @@ class Checkpointer:
         if rejected:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
             raise NoValidCheckpointError(
-                f"{self.root!r} holds checkpoints and none of them is whole ({reasons}); put one back from a copy, or "
-                "start anew in another folder with RUN.dir=..."
+                f"{self.root!r} holds checkpoints and none of them is whole ({reasons}); put one back from a copy, "
+                "start anew in another folder with RUN.dir=..., or start anew here with RUN.allow=[no_valid]"
             )
+        return None
+
+    def best(self) -> Loaded | None:
+        """Return the best checkpoint by the monitor that is whole, or None where none was measured."""
+        for saved in self.retention.ranked(self.listed()):
+            try:
+                return self._load(f"{self.root}/{saved.name}", saved.manifest)
+            except InvalidCheckpointError as error:
+                self._report({saved.name: str(error)})
         return None
 
     def load(self, path: str) -> Loaded:
@@ -157,20 +234,45 @@ class Checkpointer:
         if not contents.keys() >= {TREE, TENSORS}:
             raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
         state = decode(contents[TREE], contents[TENSORS])
-        if not isinstance(state, dict) or "promised" not in state:
-            raise InvalidCheckpointError(f"{TREE} has no `promised`")
-        return Loaded(path, manifest, state.pop("promised"), state)
+        promised = _json(contents[PROMISED]) if PROMISED in contents else None
+        if isinstance(state, dict) and manifest.format == 1:
+            promised = state.pop("promised", None)
+        if not isinstance(state, dict) or not isinstance(promised, dict):
+            raise InvalidCheckpointError(f"{TREE} or {PROMISED} does not hold what it should")
+        return Loaded(path, manifest, promised, state)
 
     def _report(self, rejected: Mapping[str, str]) -> None:
         for name, reason in rejected.items():
             self.say(f"checkpoint {self.root}/{name} was passed over: {reason}")
 
+    def _refused(self, draft: Draft, error: OSError) -> SaveError:
+        free = self.storage.free(self.root)
+        name = errno.errorcode.get(error.errno or 0, "")
+        at = f" at {error.filename}" if error.filename else ""
+        return SaveError(
+            f"the checkpoint at update {draft.state['updates']} could not be saved in {self.root!r}: "
+            f"{error.strerror or error} (errno {error.errno} {name}){at}; it needs {draft.size:,} bytes and "
+            f"{'an unknown number of' if free is None else f'{free:,}'} bytes are free"
+        )
+
     def _prune(self) -> None:
-        """Delete all but the newest `keep_last`, as long as two that this process has verified remain."""
-        found, _ = committed(self.storage, self.root)
-        kept = [saved.name for saved in found[-self.keep_last :]]
-        if len(self._verified.intersection(kept)) < 2:
+        """Delete what retention does not keep, as long as two that this process has verified remain, healthy ones."""
+        names = self.storage.names(self.root)
+        pinned = {name.removesuffix(PINNED) for name in names if name.endswith(PINNED)}
+        found = self.listed()
+        kept = self.retention.kept(found, pinned)
+        verified = self._verified.intersection(kept)
+        healthy = {saved.name for saved in found if saved.manifest.facts.healthy}
+        if len(verified) < 2 or len(verified & healthy) < min(2, len(healthy)):
             return
-        for saved in found[: -self.keep_last]:
-            discard(self.storage, self.root, saved.name)
-            self._verified.discard(saved.name)
+        for saved in found:
+            if saved.name not in kept:
+                discard(self.storage, self.root, saved.name)
+                self._verified.discard(saved.name)
+
+
+def _json(data: bytes | bytearray) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidCheckpointError(f"{PROMISED} cannot be read ({type(error).__name__}: {error})") from error

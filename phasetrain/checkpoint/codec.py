@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, tensors_in
 from phasetrain.errors import InvalidCheckpointError
 
 DEPTH = 64
 """Levels of nesting that are written and read."""
+
+INT_BITS = 8192
+"""Longest whole number that is written; Python refuses to read much longer ones from text."""
 
 TENSOR, TUPLE, ITEMS, FLOAT = "$tensor", "$tuple", "$items", "$float"
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -25,9 +26,20 @@ def encode(state: Any) -> tuple[bytes, bytes]:
 
     None, bool, int, float, str, list, tuple, dict with keys of str, int, bool or None, and dense tensors are
     written exactly, not-a-number and infinities included; a tensor that stands in several places is written once.
+    What is derived from a list, tuple or dict, such as Counter, comes back as the plain kind.
 
     Raises:
         TypeError: anything else, with the path to it.
+    """
+    tree, tensors = taken_apart(state)
+    return tree, bytes(Snapshot().take(tensors))
+
+
+def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
+    """Return `state` as (JSON, named tensors); the tensors are those of the state, not copies.
+
+    Raises:
+        TypeError: see `encode`.
     """
     tensors: dict[str, Tensor] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -35,19 +47,18 @@ def encode(state: Any) -> tuple[bytes, bytes]:
     def put(value: Tensor, path: str) -> dict[str, str]:
         _check_tensor(value, path)
         flat = value.detach()
-        same = (flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride(), str(flat.device))
+        same = (flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride(), flat.is_neg(), str(flat.device))
         if flat.numel() and same in seen:
             return {TENSOR: seen[same]}
         name = path
         while name in tensors:  # the key "a.b" and the keys "a", "b" make the same path
             name += "+"
         seen[same] = name
-        # The copy drops what a view leaves unused of its storage and stands still while training goes on.
-        tensors[name] = flat.to("cpu", copy=True).contiguous()
+        tensors[name] = flat
         return {TENSOR: name}
 
     tree = _encode(state, "", put, 0)
-    return json.dumps(tree, allow_nan=False).encode(), save_tensors(tensors)
+    return json.dumps(tree, allow_nan=False).encode(), list(tensors.items())
 
 
 def check(state: Any) -> None:
@@ -64,22 +75,23 @@ def check(state: Any) -> None:
     _encode(state, "", look, 0)
 
 
-def decode(tree: bytes, tensors: bytes) -> Any:
-    """Return the state that `encode` wrote.
+def decode(tree: bytes | bytearray, tensors: bytes | bytearray) -> Any:
+    """Return the state that `encode` wrote; its tensors lie in the memory of `tensors` where that can be written to.
 
     Raises:
         InvalidCheckpointError: the bytes are not of that form.
     """
     try:
-        return _decode(json.loads(tree), load_tensors(tensors), 0)
-    except (ValueError, KeyError, TypeError, SafetensorError, RecursionError) as error:
+        memory = tensors if isinstance(tensors, bytearray) else bytearray(tensors)
+        return _decode(json.loads(tree), tensors_in(memory), 0)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, RuntimeError) as error:
         raise InvalidCheckpointError(f"its state cannot be read ({type(error).__name__}: {error})") from error
 
 
 def _check_tensor(value: Tensor, path: str) -> None:
     if value.layout != torch.strided:
         raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
-    if value.is_complex() or value.is_quantized:
+    if value.dtype not in DTYPES:
         raise TypeError(f"{path}: a tensor of type {value.dtype} cannot be saved; make it of real numbers")
 
 
@@ -90,6 +102,8 @@ def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
         return put(value, path)
     if isinstance(value, np.generic):
         value = value.item()
+    if type(value) is int and value.bit_length() > INT_BITS:
+        raise TypeError(f"{path}: a whole number of more than {INT_BITS} bits cannot be saved")
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:

@@ -2,23 +2,39 @@
 
 import json
 import re
-import uuid
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
 from phasetrain.errors import InvalidCheckpointError
 from phasetrain.state import RunState
-from phasetrain.storage import TEMPORARY, FileRecord, Storage, tree_digest
+from phasetrain.storage import FileRecord, Storage, Unfinished
 
-FORMAT = 1
-"""Version of the layout of a checkpoint folder."""
+FORMAT = 2
+"""Version of the layout of a checkpoint folder; format 1 is read as well."""
 
-NAME = re.compile(r"p(\d{4,})-s(\d{8,})")
+NAME = re.compile(r"(?P<position>p\d{4,}-s\d{8,})(-c\d+)?")
 MANIFEST, LATEST = "manifest.json", "latest"
-TRASH, ASIDE = ".trash-", ".aside-"
 Verify = Literal["full", "size", "off"]
+Contents = Mapping[str, bytes | bytearray | memoryview]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the weights in a checkpoint.
+
+    Attributes:
+        why: what asked for it, such as `epoch` or `signal`.
+        epochs: epochs complete, where it was made right at the end of one; else None.
+        healthy: whether all numbers of the model are numbers; a resume prefers a checkpoint that is.
+        metrics: values measured with these very weights, by `split/name`.
+    """
+
+    why: str = ""
+    epochs: int | None = None
+    healthy: bool = True
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,7 @@ class Manifest:
         parent: name of the checkpoint that this attempt of the run went on from, or None.
         state: the position, see RunState.
         files: name -> size and digest of every other file in the folder.
+        facts: what is known of the weights.
     """
 
     format: int
@@ -40,6 +57,7 @@ class Manifest:
     parent: str | None
     state: dict[str, Any]
     files: dict[str, FileRecord]
+    facts: Facts = field(default_factory=Facts)
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -67,7 +85,8 @@ class Manifest:
                 raise InvalidCheckpointError(f"{MANIFEST} has format {body['format']}; this version reads {FORMAT}")
             RunState().load_state_dict(body["state"])
             files = {_base_name(name): FileRecord(**record) for name, record in body["files"].items()}
-            return cls(**(body | {"files": files, "sequence": int(body["sequence"])}))
+            facts = _facts(body.get("facts", {}))
+            return cls(**(body | {"files": files, "facts": facts, "sequence": int(body["sequence"])}))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidCheckpointError(f"{MANIFEST} cannot be read ({error})") from error
 
@@ -88,42 +107,44 @@ def folder_name(state: RunState) -> str:
 def commit(
     storage: Storage,
     root: str,
-    state: RunState,
-    contents: Mapping[str, bytes],
+    contents: Contents,
+    describe: Callable[[dict[str, FileRecord]], Manifest],
     *,
-    sequence: int,
-    run: str,
-    parent: str | None,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> Saved:
-    """Write a checkpoint folder under `root`; it exists from the moment its rename returns, and only whole.
+    """Write a checkpoint folder under `root`; it exists from the moment it is published, and only whole.
 
-    Files go into a temporary folder beside it, each created exclusively, hashed and synced; the manifest is
-    written last; the rename is the commit. A folder of the same name steps aside first; `sweep` puts it back
-    if the commit does not come, and deletes it if it does.
+    Files go into a working folder, each created exclusively, hashed and synced; the manifest is written last;
+    publishing is the commit. What was there before stays untouched: a second checkpoint of the same position gets a
+    name of its own, with the number of its commit.
+
+    Args:
+        contents: file name -> content.
+        describe: makes the manifest of the files that were written.
+        give_up: asked between operations whether to stop.
 
     Raises:
         OSError: the write failed; nothing of it is left, and what was there before is still there.
+        Unfinished: it was given up; nothing of it is left either.
     """
-    name = folder_name(state)
-    final, temporary = f"{root}/{name}", f"{root}/{name}.tmp-{uuid.uuid4().hex[:8]}"
-    undo: list[tuple[str, str]] = []
+    manifest = describe({})
+    state = RunState()
+    state.load_state_dict(manifest.state)
+    name = _free_name(storage, root, folder_name(state), manifest.sequence)
+    final, working = f"{root}/{name}", ""
     try:
-        storage.make_folder(temporary)
-        files = {file: storage.create(f"{temporary}/{file}", data) for file, data in contents.items()}
-        manifest = Manifest(FORMAT, sequence, run, parent, state.state_dict(), files)
-        storage.create(f"{temporary}/{MANIFEST}", manifest.encode())
-        storage.sync_folder(temporary)
-        if storage.exists(final):
-            aside = f"{root}/{ASIDE}{name}-{uuid.uuid4().hex[:8]}"
-            storage.rename(final, aside)
-            undo.append((aside, final))
-        storage.rename(temporary, final)
-        undo.append((final, temporary))
-        storage.sync_folder(root)
-    except OSError:
-        for now, before in reversed(undo):
-            storage.rename(now, before)
-        storage.remove(temporary)
+        working = storage.begin(final)
+        files = {}
+        for file, data in contents.items():
+            if give_up():
+                raise Unfinished(name)
+            files[file] = storage.create(f"{working}/{file}", data, give_up=give_up)
+        manifest = describe(files)
+        storage.create(f"{working}/{MANIFEST}", manifest.encode())
+        storage.publish(working, final)
+    except (OSError, Unfinished):
+        if working:
+            storage.abandon(working, final)
         raise
     return Saved(name, manifest)
 
@@ -153,7 +174,7 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
         raise InvalidCheckpointError(f"{MANIFEST} cannot be read ({error.strerror or error})") from error
 
 
-def read_files(storage: Storage, folder: str, manifest: Manifest, verify: Verify) -> dict[str, bytes]:
+def read_files(storage: Storage, folder: str, manifest: Manifest, verify: Verify) -> dict[str, bytearray]:
     """Return the content of every file of a checkpoint, checked against the manifest in the same pass.
 
     Raises:
@@ -162,41 +183,43 @@ def read_files(storage: Storage, folder: str, manifest: Manifest, verify: Verify
     contents = {}
     for name, record in manifest.files.items():
         try:
-            data = storage.read(f"{folder}/{name}")
+            data, digest = storage.load(f"{folder}/{name}")
         except OSError as error:
             raise InvalidCheckpointError(f"{name} cannot be read ({error.strerror or error})") from error
         if verify != "off" and len(data) != record.size:
             raise InvalidCheckpointError(f"{name} has {len(data)} bytes, the manifest says {record.size}")
-        if verify == "full" and (digest := tree_digest(data)) != record.digest:
+        if verify == "full" and digest != record.digest:
             raise InvalidCheckpointError(f"{name} has digest {digest}, the manifest says {record.digest}")
         contents[name] = data
     return contents
 
 
 def sweep(storage: Storage, root: str) -> list[str]:
-    """Clear away what an interrupted save or deletion left under `root`, and return the names.
-
-    A checkpoint that had stepped aside for another of its name comes back if that one was not committed.
-    """
-    left = [name for name in storage.names(root) if TEMPORARY.search(name) or name.startswith((TRASH, ASIDE))]
-    for name in left:
-        final = name.removeprefix(ASIDE).rpartition("-")[0]
-        if name.startswith(ASIDE) and not storage.exists(f"{root}/{final}"):
-            storage.rename(f"{root}/{name}", f"{root}/{final}")
-        else:
-            storage.remove(f"{root}/{name}")
-    return left
+    """Clear away what an interrupted save or deletion left under `root`, and return the names."""
+    return storage.sweep(root, lambda name: bool(NAME.fullmatch(name)), MANIFEST)
 
 
 def discard(storage: Storage, root: str, name: str) -> None:
     """Delete a checkpoint; from the first moment on it is no longer listed."""
-    trash = f"{root}/{TRASH}{name}-{uuid.uuid4().hex[:8]}"
-    storage.rename(f"{root}/{name}", trash)
-    storage.remove(trash)
+    storage.discard(f"{root}/{name}", MANIFEST)
+
+
+def _free_name(storage: Storage, root: str, position: str, sequence: int) -> str:
+    """Return a name that no folder has, one that cannot be read included."""
+    name = position
+    while storage.exists(f"{root}/{name}"):
+        name = f"{position}-c{sequence}"
+        sequence += 1
+    return name
 
 
 def _digest(body: dict[str, Any]) -> str:
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _facts(body: dict[str, Any]) -> Facts:
+    metrics = {str(name): float(value) for name, value in body.get("metrics", {}).items()}
+    return Facts(**(body | {"metrics": metrics}))
 
 
 def _base_name(name: str) -> str:

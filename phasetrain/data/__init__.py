@@ -1,9 +1,10 @@
 """Data sets, transforms, samplers and loaders (section DATA)."""
 
+from phasetrain.data.bad_samples import BadSamples, OnBadSample, SampleError
 from phasetrain.data.collate import COLLATES, Collate
 from phasetrain.data.datasets import DATASETS
 from phasetrain.data.loader import LoaderSettings, PhaseLoader
-from phasetrain.data.reader import Reader, SampleError
+from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import SAMPLERS, Draw, Order, PhaseSampler
 from phasetrain.data.transforms import TRANSFORMS
 
@@ -12,9 +13,11 @@ __all__ = [
     "DATASETS",
     "SAMPLERS",
     "TRANSFORMS",
+    "BadSamples",
     "Collate",
     "Draw",
     "LoaderSettings",
+    "OnBadSample",
     "Order",
     "PhaseLoader",
     "PhaseSampler",

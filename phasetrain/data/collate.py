@@ -1,8 +1,10 @@
 """How samples become a batch, where the data set does not give whole batches itself."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -36,3 +38,27 @@ def stacked(samples: Sequence[Any]) -> Any:
                 "collate"
             )
     return default_collate(list(samples))
+
+
+def form(value: Any) -> str:
+    """Return in words what `stacked` needs to be equal in all samples: types, shapes and keys.
+
+    Example:
+        >>> form((torch.zeros(1, 8, 8), 3))
+        '(float32 (1, 8, 8), int)'
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"array of {value.dtype} {value.shape}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {form(value[key])}" for key in sorted(value, key=str)) + "}"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(form, value)) + ")"
+    return type(value).__name__
+
+
+def common_form(values: Iterable[Any]) -> str | None:
+    """Return the form of most values, of equally frequent ones the earliest; None where there are no values."""
+    counts = Counter(map(form, values))
+    return max(counts, key=counts.__getitem__, default=None)

@@ -1,10 +1,12 @@
 """Batches of one split for the whole run, read in this process or by workers that live as long as the run."""
 
+import faulthandler
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import resource_tracker
 from types import FrameType
@@ -14,11 +16,12 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from phasetrain.batch import Batch
-from phasetrain.data.reader import Reader, SampleError
+from phasetrain.data.bad_samples import BadSamples, SampleError, named
+from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw, PhaseSampler
 from phasetrain.plan import Phase, Plan
 
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2})
 """What a run may be sent from outside."""
 
 
@@ -32,6 +35,8 @@ class LoaderSettings:
         start_method: how workers start; None is torch's default.
         timeout_seconds: how long to wait for a batch from a worker; 0 waits for ever.
         pin_memory: copy batches to page-locked memory.
+        bad_sample_budget: how many different bad samples are put up with where the reader does not raise.
+        stacks: path of a file to which a worker adds the stacks of its threads on SIGUSR2; None ignores the signal.
     """
 
     workers: int = 0
@@ -39,6 +44,8 @@ class LoaderSettings:
     start_method: Literal["fork", "spawn", "forkserver"] | None = None
     timeout_seconds: float = 0.0
     pin_memory: bool = False
+    bad_sample_budget: int = 100
+    stacks: str | None = None
 
 
 class PhaseLoader:
@@ -52,6 +59,9 @@ class PhaseLoader:
         sampler: the draws of each phase.
         plan: tells which phases of the split come next.
         settings: workers and the like.
+
+    Attributes:
+        bad: the bad samples in the batches that were handed out; None where the reader raises.
     """
 
     def __init__(self, reader: Reader, sampler: PhaseSampler, plan: Plan, settings: LoaderSettings) -> None:
@@ -59,20 +69,44 @@ class PhaseLoader:
         self.sampler = sampler
         self.plan = plan
         self.settings = settings
+        policy = reader.on_bad_sample
+        self.bad = None if policy == "raise" else BadSamples(policy, settings.bad_sample_budget)
         self._stream: Any = None
         self._next: tuple[int, int] | None = None
 
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of `phase` from step `start` on.
 
+        A micro-batch all of whose samples were dropped is left out.
+
         Raises:
-            SampleError: a sample could not be read, or a worker died or did not answer in time.
+            SampleError: a sample could not be read, bad samples are more than the budget or all that a step has, or
+                a worker died or did not answer in time.
         """
-        if self.settings.workers == 0:
-            read = self._read_as_workers_do if self.reader.draws_at_random else self.reader.__getitem__
-            for draws in self.sampler.steps(phase, start):
-                yield [read(draw) for draw in draws]
-            return
+        steps = self._read_by_workers(phase, start) if self.settings.workers else self._read_here(phase, start)
+        return steps if self.bad is None else map(partial(self._counted, phase.split, self.bad), steps)
+
+    def _counted(self, split: str, bad: BadSamples, batches: list[Batch]) -> list[Batch]:
+        """Count the bad samples of a step that is about to be used: what was only read ahead does not count."""
+        met = [pair for batch in batches for pair in batch.bad]
+        if not met:
+            return batches
+        filled = [batch for batch in batches if batch.size]
+        if not filled:
+            where = f"DATA.{split.upper()}"
+            raise SampleError(
+                f"{where}.on_bad_sample = 'drop' leaves nothing of a step, as none of its samples can be read: "
+                f"{named(met)}; mend the data, take larger batches, or set {where}.on_bad_sample=substitute"
+            )
+        bad.add(split, met)
+        return filled
+
+    def _read_here(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
+        read = self._read_as_workers_do if self.reader.draws_at_random else self.reader.__getitem__
+        for draws in self.sampler.steps(phase, start):
+            yield [read(draw) for draw in draws]
+
+    def _read_by_workers(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
         self._seek(phase, start)
         for step, draws in enumerate(self.sampler.steps(phase, start), start + 1):
             batches = [self._received(phase.split) for _ in draws]
@@ -103,10 +137,11 @@ class PhaseLoader:
         if self._stream is None or not self._follows(phase, start):
             self.close()
             loader = self._loader(_Draws(self.sampler, self.plan, phase, start))
-            resource_tracker.ensure_running()  # its start would unblock the signals again
             # Workers inherit the mask, so no signal reaches them before they know what to do with it.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
+                resource_tracker.ensure_running()  # inherits it too, and unblocks SIGTERM and SIGINT again
+                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
                 self._stream = iter(loader)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -132,7 +167,7 @@ class PhaseLoader:
             multiprocessing_context=settings.start_method,
             timeout=settings.timeout_seconds,
             pin_memory=settings.pin_memory,
-            worker_init_fn=survive_first_signal,
+            worker_init_fn=partial(prepare_worker, stacks=settings.stacks),
             generator=torch.Generator(),  # the loader draws a base seed; not from the generator that dropout uses
         )
 
@@ -177,11 +212,15 @@ class _Guarded(torch.utils.data.Dataset[Any]):
             return SampleError(str(error))
 
 
-def survive_first_signal(worker: int) -> None:
+def prepare_worker(worker: int, stacks: str | None = None) -> None:
     """Let a worker outlive the first SIGTERM or SIGINT, so that the main process can still save; die at the second.
 
     A signal to the process group reaches workers first. Ignoring it for good would leave a hung worker behind,
     because the main process ends its workers with SIGTERM.
+
+    Args:
+        worker: its number.
+        stacks: the file to which SIGUSR2 adds the stacks of its threads; None ignores the signal.
     """
     received: list[int] = []
 
@@ -193,4 +232,10 @@ def survive_first_signal(worker: int) -> None:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    faulthandler.unregister(signal.SIGUSR2)  # a fork has inherited what the main process registered
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if stacks is not None:
+        with suppress(OSError):  # the signal stays ignored where the file cannot be opened
+            file = open(stacks, "ab", buffering=0)  # noqa: SIM115 - open as long as the worker lives
+            faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

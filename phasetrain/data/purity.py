@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from phasetrain.data.bad_samples import Unreadable
 from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
@@ -33,7 +34,7 @@ def check_pure(reader: Reader, name: str) -> None:
     indices = sorted({length * part // SAMPLES for part in range(SAMPLES)})
     together, again = _inputs(reader, indices), _inputs(reader, indices)
     alone = _inputs(reader, indices[:1])
-    if same(together, again) and same(alone[0], together[0]):
+    if _alike(together, again) and _alike(alone, together):
         return
     culprit = _culprit(reader, name, indices)
     raise ConfigError(
@@ -63,12 +64,18 @@ def _inputs(reader: Reader, indices: list[int]) -> list[Any]:
     return reader.samples(draw)
 
 
+def _alike(one: list[Any], other: list[Any]) -> bool:
+    """Tell whether two readings are equal as far as both go and their samples could be read."""
+    pairs = zip(one, other, strict=False)
+    return all(same(*pair) for pair in pairs if not any(isinstance(sample, Unreadable) for sample in pair))
+
+
 def _culprit(reader: Reader, name: str, indices: list[int]) -> str:
     """Return which part it is: the first whose output differs between two readings."""
     transforms = reader.pipeline.transforms
     for count in range(len(transforms) + 1):
         partial = reader.with_pipeline(Pipeline(transforms[:count]))
-        if not same(_inputs(partial, indices), _inputs(partial, indices)):
+        if not _alike(_inputs(partial, indices), _inputs(partial, indices)):
             return f"transform {count - 1} ({type(transforms[count - 1]).__name__})" if count else f"data set {name!r}"
     return f"data set {name!r} or one of its transforms"
 

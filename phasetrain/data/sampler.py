@@ -1,25 +1,42 @@
 """Which samples a step gets: a pure function of seed, phase, process and step, so that resuming is slicing."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from phasetrain.data.permutation import Identity, Indices, Permutation
 from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
 from phasetrain.machine import seed_of
 from phasetrain.plan import Phase
 from phasetrain.registry import Registry
 
-Indices = NDArray[np.int64]
+LARGEST_TABLE = 2**20
+"""Samples up to which a shuffled pass is made as a whole; longer ones are computed piece by piece."""
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """The indices of one pass: an int64 array, or what makes any slice of it when it is asked for."""
+
+    def __len__(self) -> int:
+        """Return the number of samples of the pass."""
+        ...
+
+    def __getitem__(self, ordinals: slice, /) -> Indices:
+        """Return the indices at `[begin:end]` of the pass, int64 `(end - begin,)`, always the same ones."""
+        ...
 
 
 class Order(Protocol):
     """The order of the samples within one pass over a split."""
 
-    def __call__(self, length: int, seed: int) -> Indices:
-        """Return the indices of one pass, int64 `(length,)`, as a pure function of its arguments.
+    def __call__(self, length: int, seed: int) -> Pass:
+        """Return the indices of one pass, `length` of them, as a pure function of its arguments.
+
+        Where data sets are so large that a whole pass should not be computed before the first step, return an object
+        with a length and slices instead of an array.
 
         Args:
             length: samples of the split.
@@ -33,9 +50,15 @@ SAMPLERS: Registry[Order] = Registry("sampler", "DATA.*.sampler")
 
 @SAMPLERS.register("shuffled")
 def shuffled() -> Order:
-    """Return the order in which every pass is a permutation of its own (NumPy's Philox generator)."""
+    """Return the order in which every pass is a permutation of its own.
 
-    def order(length: int, seed: int) -> Indices:
+    NumPy's Philox generator gives the permutations of up to 2**20 samples, a network that reaches any place of a pass
+    at once those of more (`phasetrain.data.permutation.Permutation`).
+    """
+
+    def order(length: int, seed: int) -> Pass:
+        if length > LARGEST_TABLE:
+            return Permutation(length, seed)
         return np.random.Generator(np.random.Philox(key=seed)).permutation(length).astype(np.int64, copy=False)
 
     return order
@@ -45,8 +68,8 @@ def shuffled() -> Order:
 def sequential() -> Order:
     """Return the order of the data set itself."""
 
-    def order(length: int, seed: int) -> Indices:
-        return np.arange(length, dtype=np.int64)
+    def order(length: int, seed: int) -> Pass:
+        return Identity(length)
 
     return order
 
@@ -85,14 +108,15 @@ class PhaseSampler:
         self._seed = seed
         self._micro = micro_batch_size
         self._world = world
-        self._pass: tuple[tuple[str, int], Indices] | None = None
+        self._pass: tuple[tuple[str, int], Pass] | None = None
 
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:
         """Yield the draws of each step of `phase` from step `start` on.
 
         Raises:
             ChangedError: the phase, planned before the data was changed, goes beyond its end.
-            ValueError: the order function did not give one index per sample.
+            ValueError: the order function did not give one index of the split per sample; what makes indices when they
+                are asked for is looked at then.
         """
         if start < phase.steps and phase.offset + phase.samples > self._length:
             raise ChangedError(
@@ -104,18 +128,46 @@ class PhaseSampler:
             first = phase.offset + step * phase.batch_size
             begin, end = self._world.share(first, first + phase.samples_in(step))
             yield [
-                Draw(phase.split, phase.epoch, at, indices[at : min(at + self._micro, end)])
+                Draw(phase.split, phase.epoch, at, self._slice(phase.split, indices, at, min(at + self._micro, end)))
                 for at in range(begin, end, self._micro)
             ]
 
-    def _indices(self, phase: Phase) -> Indices:
+    def _indices(self, phase: Phase) -> Pass:
         key = (phase.split, phase.epoch)
         if self._pass is None or self._pass[0] != key:
             found = self._order(self._length, seed_of(self._seed, "order", *key))
-            if found.shape != (self._length,) or found.dtype != np.int64:
-                raise ValueError(
-                    f"DATA.{phase.split.upper()}.sampler gave {found.dtype} {found.shape} for a pass, expected int64 "
-                    f"({self._length},)"
-                )
+            self._check_pass(phase.split, found)
             self._pass = key, found
         return self._pass[1]
+
+    def _check_pass(self, split: str, found: Any) -> None:
+        where = f"DATA.{split.upper()}.sampler"
+        if isinstance(found, np.ndarray):
+            _check(where, "a pass", found, self._length, below=self._length)
+            return
+        given = type(found).__name__
+        if isinstance(found, Pass):
+            if len(found) == self._length:
+                return
+            given = f"{given} of length {len(found)}"
+        raise ValueError(
+            f"{where} gave {given} for a pass, expected an int64 array ({self._length},), or an object of that length "
+            "whose slices are int64 arrays"
+        )
+
+    def _slice(self, split: str, indices: Pass, begin: int, end: int) -> Indices:
+        found = indices[begin:end]
+        if not isinstance(indices, np.ndarray):  # an array was looked at as a whole
+            what = f"samples {begin} to {end - 1} of a pass"
+            _check(f"DATA.{split.upper()}.sampler", what, found, end - begin, below=self._length)
+        return found
+
+
+def _check(where: str, what: str, found: Any, count: int, *, below: int) -> None:
+    """Refuse what is not `count` indices in [0, below)."""
+    if not isinstance(found, np.ndarray) or found.dtype != np.int64 or found.shape != (count,):
+        kind = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ValueError(f"{where} gave {kind} for {what}, expected int64 ({count},)")
+    if found.view(np.uint64).max(initial=0) >= below:  # a negative number is a large one then
+        wrong = found[(found < 0) | (found >= below)][0]
+        raise ValueError(f"{where} gave index {wrong} for {what}, expected indices from 0 to {below - 1}")

@@ -6,6 +6,7 @@
         on_phase_start
         for batches in phase:
             on_batch, on_forward, on_backward   per micro-batch (on_backward in train phases only)
+            on_skip                             if the update was not finite; on CUDA one step later
             on_update                           in train phases
             on_step                             the step is counted
             on_save                             if a checkpoint is about to be written
@@ -24,11 +25,14 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from phasetrain.batch import Batch, StepOutput
+from phasetrain.clock import Clock
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
+from phasetrain.optim import NonFinite
 from phasetrain.plan import Phase, Plan
 from phasetrain.registry import Registry
+from phasetrain.signals import Interrupted
 from phasetrain.state import RunState
 from phasetrain.tasks import Task
 
@@ -42,6 +46,7 @@ class Run(Protocol):
         state: the position; hooks read it and never change it.
         folder: the run folder; None for a run that leaves nothing behind.
         world: the processes.
+        clock: where the wall time goes; its kind is `data` exactly between two steps.
         resumed_from: path of the checkpoint that this attempt goes on from, or empty.
         stopping: why the run is about to stop, or empty.
         interrupted: whether it stops only for now, to be resumed.
@@ -52,6 +57,7 @@ class Run(Protocol):
     state: RunState
     folder: RunFolder | None
     world: World
+    clock: Clock
     hooks: "Hooks"
     resumed_from: str
     stopping: str
@@ -91,8 +97,14 @@ class Hook:
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """The gradient of a micro-batch has been added."""
 
+    def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
+        """An update of `batches` was not made, because its loss or gradient was not finite; the weights stand still.
+
+        A run that has to stop for it (`found.stops`) stops once all hooks have heard.
+        """
+
     def on_update(self, run: Run, phase: Phase) -> None:
-        """The weights have been updated; the step is not yet counted."""
+        """The weights have been updated, unless the update was skipped; the step is not yet counted."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """A step is complete and counted; `out` holds no graph, no output and no target."""
@@ -144,6 +156,7 @@ class Hooks:
         self._batch = [h.on_batch for h in opening if type(h).on_batch is not base.on_batch]
         self._forward = [h.on_forward for h in closing if type(h).on_forward is not base.on_forward]
         self._backward = [h.on_backward for h in closing if type(h).on_backward is not base.on_backward]
+        self._skip = [h.on_skip for h in closing if type(h).on_skip is not base.on_skip]
         self._update = [h.on_update for h in closing if type(h).on_update is not base.on_update]
         self._step = [h.on_step for h in closing if type(h).on_step is not base.on_step]
         self._save = [h.on_save for h in closing if type(h).on_save is not base.on_save]
@@ -183,6 +196,11 @@ class Hooks:
         for call in self._backward:
             call(run, phase, out)
 
+    def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
+        """Tell every hook that an update was not made."""
+        for call in self._skip:
+            call(run, phase, batches, found)
+
     def on_update(self, run: Run, phase: Phase) -> None:
         """Tell every hook that the weights were updated."""
         for call in self._update:
@@ -213,7 +231,7 @@ class Hooks:
         for call in self._exception:
             try:
                 call(run, error)
-            except Exception as second:  # noqa: BLE001 - the first cause must reach the user
+            except (Exception, Interrupted) as second:  # noqa: BLE001 - the first cause must reach the user
                 error.add_note(f"while hooks heard of it, {type(second).__name__} was raised: {second}")
 
     def close(self) -> None:
@@ -268,6 +286,10 @@ class PhaseEvents:
     def on_backward(self, out: StepOutput) -> None:
         """Tell hooks that a gradient was added."""
         self._hooks.on_backward(self._run, self._phase, out)
+
+    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
+        """Tell hooks that an update was not made."""
+        self._hooks.on_skip(self._run, self._phase, batches, found)
 
     def on_update(self) -> None:
         """Tell hooks that the weights were updated."""

@@ -1,33 +1,48 @@
 """Saves a run when it is due and puts a resumed one back where it was; always the first hook (section CHECKPOINT)."""
 
+import json
 import logging
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from phasetrain.batch import StepOutput
-from phasetrain.checkpoint import Checkpointer, Loaded, check
-from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.checkpoint import Checkpointer, Facts, Loaded, Saved, check
+from phasetrain.checkpoint.background import Background
+from phasetrain.errors import ChangedError, ConfigError, SaveError, did_you_mean
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.plan import Phase
 from phasetrain.signals import Signals
+from phasetrain.storage import Unfinished
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SaveSettings:
-    """When to save.
+    """When and how to save.
 
     Attributes:
         every_updates: after each so many updates, or None.
         every_epochs: after each so many epochs, or None.
+        every_minutes: when so many minutes have passed since the last save, or None.
         at_end: when the run ends.
+        on_exception: when something is raised between two steps, such as by a sample that cannot be read.
+        background: write while training goes on, from a copy in memory.
+        on_error: go on training after a save that failed, or stop.
+        grace_seconds: a stop by a signal starts no save that is expected to take longer; None: it always saves.
     """
 
     every_updates: int | None = None
     every_epochs: int | None = 1
+    every_minutes: float | None = None
     at_end: bool = True
+    on_exception: bool = True
+    background: bool = True
+    on_error: Literal["continue", "stop"] = "continue"
+    grace_seconds: float | None = None
 
 
 class CheckpointHook(Hook):
@@ -39,6 +54,9 @@ class CheckpointHook(Hook):
         signals: what was asked for from outside.
         promised: what later attempts compare with.
         loaded: the checkpoint to go on from, already compared with this run; None starts afresh.
+
+    Attributes:
+        saves, failures: checkpoints of this attempt that were written, and that could not be.
     """
 
     main_only = False
@@ -54,16 +72,25 @@ class CheckpointHook(Hook):
         self.checkpointer = checkpointer
         self.settings = settings
         self.signals = signals
-        self.promised = promised
+        self.saves = self.failures = 0
+        self._promised = json.dumps(promised).encode()
         self._loaded = loaded
         self._checked = False
         self._saved_at: tuple[int, int, str] | None = None
+        self._writing: Background[Saved] = Background()
+        self._took = 0.0
+        self._due = math.inf
+        self._measured: tuple[int, dict[str, float]] = (0, {})
 
     def on_start(self, run: Run) -> None:
         """Restore everything that learns, accumulates or watches."""
+        self._check_monitor(run)
+        self._wait_minutes()
         if self._loaded is None:
             return
         restore(run, self._loaded)
+        self._saved_at = _position(run)
+        self._measured = run.state.updates, dict(self._loaded.manifest.facts.metrics)
         run.resumed_from, self._loaded = self._loaded.path, None
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
@@ -77,39 +104,173 @@ class CheckpointHook(Hook):
             raise ConfigError(f"this run could not be saved: {error}") from error
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Save if it is due by updates or asked for; stop if asked to."""
+        """Save if it is due by updates or minutes or asked for; stop if asked to."""
+        if self._writing.ready:
+            self._settle(run)
         if self.signals.stop:
             run.stop(self.signals.stop_name, interrupted=True)
             return
         every = self.settings.every_updates
-        if self.signals.save or (every is not None and phase.is_train and run.state.updates % every == 0):
+        if self.signals.save:
             self.signals.save = False
-            self.save(run)
+            self.save(run, "signal")
+        elif every is not None and phase.is_train and run.state.updates % every == 0:
+            self.save(run, "update")
+        elif time.monotonic() >= self._due:
+            self.save(run, "minutes")
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Save if an epoch is complete and it is due."""
+        """Save if an epoch is complete and it is due, or if the weights are among the best."""
+        updates, measured = self._measured
+        found = {f"{phase.split}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
+        self._measured = run.state.updates, (measured if updates == run.state.updates else {}) | found
         every = self.settings.every_epochs
         if every is not None and phase.is_train and phase.ends_epoch and (phase.epoch + 1) % every == 0:
-            self.save(run)
+            self.save(run, "epoch", epochs=phase.epoch + 1)
+        elif self._is_best(found):
+            self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)
 
     def on_end(self, run: Run) -> None:
-        """Save where the run stopped, and why."""
-        if run.interrupted or self.settings.at_end:
-            self.save(run)
+        """Save where the run stopped, and why; what was asked for is written when this returns."""
+        grace = self.settings.grace_seconds
+        if run.interrupted and grace is not None and self._took > grace:
+            log.warning(
+                "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds is %g", self._took, grace
+            )
+        elif run.interrupted or self.settings.at_end:
+            self.save(run, "signal" if run.interrupted else "end")
+        failures = self.failures
+        self._settle(run)
+        if self.failures > failures and not run.interrupted:
+            raise SaveError(
+                "the training is complete, and its last checkpoint could not be saved (see above); make room and start "
+                "the same command again: it goes on from the newest checkpoint"
+            )
 
-    def save(self, run: Run) -> None:
-        """Write a checkpoint of the run as it is now, unless there is one of this very position."""
-        position = (run.state.phase, run.state.step, run.state.finished)
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        """Save if all parts stand between two steps; let a save under way come to its end, or give it up."""
+        if isinstance(error, SystemExit):  # a second signal
+            self._writing.cancel()
+        elif isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data":
+            self.save(run, "exception")
+        self._settle(run)
+
+    def close(self) -> None:
+        """Wait for the save under way; on the way out of an error nobody else has."""
+        if self._writing.busy:
+            try:
+                self._writing.take()
+            except (SaveError, Unfinished) as error:
+                log.warning("%s", error)
+
+    def save(self, run: Run, why: str = "", *, epochs: int | None = None) -> None:
+        """Save the run as it is now, unless that was done at this very position.
+
+        Training waits for the copy alone, and for the save before where that is still under way.
+
+        Raises:
+            SaveError: an earlier save has failed, and CHECKPOINT.on_save_error is `stop`.
+        """
+        position = _position(run)
         if position == self._saved_at:
             return
+        before = run.clock.turn("save")
+        self._settle(run)
         run.hooks.on_save(run)
-        saved = self.checkpointer.save(run.state, state_of(run), self.promised)
+        updates, metrics = self._measured
+        facts = Facts(why, epochs, metrics=metrics if updates == run.state.updates else {})
+        draft = self.checkpointer.draft(run.state, state_of(run), self._promised, facts)
+
+        def write() -> Saved:
+            began = time.perf_counter()
+            if run.folder is not None:
+                self._sync_logs(run)
+            saved = self.checkpointer.write(draft, give_up=self._writing.cancelled)
+            self._took = time.perf_counter() - began
+            if run.folder is not None:
+                run.folder.note(checkpoint=saved.name)
+            return saved
+
         self._saved_at = position
-        log.debug("checkpoint %s at update %d", saved.name, run.state.updates)
+        self._wait_minutes()
+        self._writing.start(write)
+        if not self.settings.background:
+            self._settle(run)
+        run.clock.turn(before)
+
+    def _settle(self, run: Run) -> None:
+        """Take the result of the save under way, waiting for it."""
+        if not self._writing.busy:
+            return
+        before = run.clock.turn("save")
+        try:
+            saved = self._writing.take()
+        except SaveError as error:
+            self._failed(run, error)
+        except Unfinished:
+            log.warning("the save under way was given up")
+        else:
+            self.saves += 1
+            log.debug("checkpoint %s", saved.name)
+        run.clock.turn(before)
+
+    def _failed(self, run: Run, error: SaveError) -> None:
+        self.failures += 1
+        self._saved_at = None
         if run.folder is not None:
-            run.folder.write_status(
-                "running", updates=run.state.updates, checkpoint=saved.name, reason="", exit_code=None
-            )
+            run.folder.note(save_failures=self.failures)
+        if self.settings.on_error == "stop":
+            raise error
+        log.warning("%s. Training goes on (CHECKPOINT.on_save_error = 'continue')", error)
+
+    def _sync_logs(self, run: Run) -> None:
+        assert run.folder is not None
+        try:
+            run.folder.sync_logs()
+        except OSError as error:
+            free = run.folder.storage.free(run.folder.path)
+            raise SaveError(
+                f"the checkpoint at update {run.state.updates} was not saved, because the logs in {run.folder.path!r} "
+                f"could not be written: {error} ({free} bytes are free)"
+            ) from error
+
+    def _wait_minutes(self) -> None:
+        if self.settings.every_minutes is not None:
+            self._due = time.monotonic() + 60 * self.settings.every_minutes
+
+    def _is_best(self, found: Mapping[str, float]) -> bool:
+        """Tell whether the values just measured bring these weights among the best that are kept."""
+        retention = self.checkpointer.retention
+        if retention.monitor is None or retention.monitor.removeprefix("-") not in found:
+            return False
+        sign = -1.0 if retention.monitor.startswith("-") else 1.0
+        scores = [retention.score(saved) for saved in retention.ranked(self.checkpointer.listed())[: retention.best]]
+        now = sign * found[retention.monitor.removeprefix("-")]
+        return len(scores) < retention.best or any(score is not None and now > score for score in scores)
+
+    def _check_monitor(self, run: Run) -> None:
+        """See before the first step that the monitor is a metric that will be measured.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        monitor = self.checkpointer.retention.monitor
+        if monitor is None:
+            return
+        split, _, name = monitor.removeprefix("-").partition("/")
+        splits = {phase.split for phase in run.plan.phases}
+        if split in splits and any(name == label or name.startswith(f"{label}_") for label in run.task.meters):
+            return
+        known = [f"{one}/{label}" for one in sorted(splits) for label in run.task.meters]
+        raise ConfigError(
+            f"CHECKPOINT.best.monitor = {monitor!r}: no phase of this run measures it"
+            f"{did_you_mean(monitor.removeprefix('-'), known) or '.'} Known: {', '.join(known)}; a minus sign before "
+            "it means that smaller is better"
+        )
+
+
+def _position(run: Run) -> tuple[int, int, str]:
+    return run.state.phase, run.state.step, run.state.finished
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -125,7 +286,8 @@ def restore(run: Run, loaded: Loaded) -> None:
         ChangedError: the run has a part of which the checkpoint knows nothing, or one of another shape.
     """
     learned: dict[str, Any] = loaded.state["task"]
-    parts = run.task.stateful()
+    # Bad samples are counted from here on where a resume is the first to put up with them.
+    parts = {name: part for name, part in run.task.stateful().items() if name in learned or name[:5] != "data."}
     for name in parts.keys() - learned.keys():
         raise ChangedError(f"{loaded.path} has no state of {name!r}; it was made by another version of the task")
     for name, part in parts.items():

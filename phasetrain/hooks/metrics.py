@@ -3,14 +3,14 @@
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 from phasetrain.batch import StepOutput
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.plan import Phase
+from phasetrain.storage import LogFile
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ class Metrics(Hook):
         if every_updates < 1:
             raise ValueError(f"every_updates = {every_updates}: expected at least 1")
         self.every_updates = every_updates
-        self._file: BinaryIO | None = None
+        self._file: LogFile | None = None
+        self._warned = False
         self._offset = 0
         self._since: tuple[float, int] = (0.0, 0)
         self._phase_began = 0.0
@@ -40,16 +41,12 @@ class Metrics(Hook):
     def on_start(self, run: Run) -> None:
         """Open the file and cut off what lies beyond the checkpoint."""
         assert run.folder is not None, "the metrics hook needs a run folder"
-        path = run.folder.storage.local(run.folder.file("metrics.jsonl"))
-        self._file = open(path, "a+b")  # noqa: SIM115 - stays open for the run
-        size = self._file.tell()
+        self._file = run.folder.log("metrics.jsonl")
+        size, path = self._file.size, self._file.path
         if size < self._offset:
-            self._file.seek(0)
-            whole = self._file.read().rfind(b"\n") + 1
             log.warning("%s has %d bytes, the checkpoint covers %d: earlier lines are lost", path, size, self._offset)
-            self._offset = whole
-        self._file.truncate(self._offset)
-        self._file.seek(0, 2)
+            self._offset = self._file.read().rfind(b"\n") + 1
+        self._file.cut(self._offset)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""
@@ -94,15 +91,12 @@ class Metrics(Hook):
         )
 
     def on_save(self, run: Run) -> None:
-        """Make every line durable, so that the checkpoint covers it."""
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Hand every line to the system; it is made durable before the checkpoint is."""
+        self._flush()
 
     def close(self) -> None:
-        """Close the file; lines that no checkpoint covers stay in it, for whoever looks for a cause."""
-        if self._file is not None:
-            self._file.close()
+        """Hand over what is left; lines that no checkpoint covers stay, for whoever looks for a cause."""
+        self._flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far into the file a checkpoint covers, in bytes."""
@@ -117,6 +111,12 @@ class Metrics(Hook):
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
         self._offset += len(line)
+
+    def _flush(self) -> None:
+        error = None if self._file is None else self._file.flush()
+        if error is not None and not self._warned:
+            log.warning("metrics.jsonl cannot be written now: %s; lines are kept in memory until it can", error)
+        self._warned = error is not None
 
 
 def _number(value: float) -> float | str:

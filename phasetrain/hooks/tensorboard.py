@@ -35,6 +35,11 @@ class TensorBoard(Hook):
     def on_start(self, run: Run) -> None:
         """Cut off what lies beyond the checkpoint and open the event file of this attempt."""
         assert run.folder is not None, "the tensorboard hook needs a run folder"
+        if not run.folder.storage.keeps_files:
+            raise ConfigError(
+                f"HOOKS.tensorboard writes to files of this machine, and RUN.dir = {run.folder.path!r} is none; leave "
+                "it out with HOOKS.tensorboard=null, metrics.jsonl has the same numbers"
+            )
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

@@ -1,8 +1,9 @@
 """Optimizers, schedules, scalers and the update (section OPTIMIZER)."""
 
+from phasetrain.optim.guard import GuardSettings, NonFinite
 from phasetrain.optim.optimizers import OPTIMIZERS, fusable
 from phasetrain.optim.scalers import SCALERS
 from phasetrain.optim.schedules import SCHEDULES
 from phasetrain.optim.updater import Updater
 
-__all__ = ["OPTIMIZERS", "SCALERS", "SCHEDULES", "Updater", "fusable"]
+__all__ = ["OPTIMIZERS", "SCALERS", "SCHEDULES", "GuardSettings", "NonFinite", "Updater", "fusable"]

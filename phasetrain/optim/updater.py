@@ -1,16 +1,18 @@
-"""One optimizer update: schedules, backward, unscaling, clipping, step."""
+"""One optimizer update: schedules, backward, unscaling, the check for what is not finite, clipping, step."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError
+from phasetrain.optim.guard import NAMES, STOP, FiniteCheck, Guard, GuardSettings, Tell, nobody, not_finite
 
 
 class Updater:
@@ -22,9 +24,15 @@ class Updater:
         schedules: option of the optimizer -> factor as a function of `where`; options without one stay constant.
         clip_norm: largest norm of the whole gradient, or None.
         clip_value: largest absolute value of a gradient's entry, or None.
+        guard: what is done where loss or gradient is not finite.
+
+    Attributes:
+        norm: Euclidean norm of the last update's gradient before it was limited, 0-d; None without `clip_norm`.
+        lag: updates by which the verdict on an update comes late: 1 where the device withholds it by itself, else 0.
 
     Raises:
         ConfigError: a schedule for an option that the optimizer does not have.
+        ValueError: a lag that the optimizer cannot have.
     """
 
     def __init__(
@@ -35,17 +43,29 @@ class Updater:
         schedules: Mapping[str, ParamScheduler] | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        guard: GuardSettings = STOP,
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
         self.clip_norm = clip_norm
         self.clip_value = clip_value
+        self.norm: Tensor | None = None
         self._schedules = [
             (schedule, number, option, self._base(group, option))
             for option, schedule in (schedules or {}).items()
             for number, group in enumerate(optimizer.param_groups)
         ]
         self._clips = clip_norm is not None or clip_value is not None
+        # Limiting values would hide an infinity from a norm taken afterwards.
+        self._norm_tells = clip_norm is not None and clip_value is None
+        self._guard = Guard(guard)
+        self._watches = guard.on_nonfinite != "ignore"
+        self._keeps = bool(guard.buffers) and guard.on_nonfinite == "skip"
+        self._device = self.parameters[0].device
+        self._check = FiniteCheck(self._device)
+        self.lag = self._lag(guard.lag) if self._watches else 0
+        self._loss: Tensor | None = None
+        self._stepped: set[int] = set()
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -57,8 +77,25 @@ class Updater:
         """Learning rate of the first parameter group, as the last update used it."""
         return float(self.optimizer.param_groups[0]["lr"])
 
+    @property
+    def waits(self) -> bool:
+        """Whether each update waits for a device other than the CPU, to hear whether it is finite."""
+        return self._watches and not self.lag and self._device.type != "cpu"
+
+    @property
+    def skipped(self) -> int:
+        """Updates of the run that were skipped, as far as the device has reported."""
+        return self._guard.skipped
+
+    @property
+    def skipped_in_row(self) -> int:
+        """Updates skipped since the last one that was made, as far as the device has reported."""
+        return self._guard.in_row
+
     def schedule(self, where: float) -> None:
-        """Set every scheduled option to its value at `where` in [0, 1]."""
+        """Begin an update: set every scheduled option to its value at `where` in [0, 1)."""
+        if self._keeps:
+            self._guard.buffers.keep()
         groups = self.optimizer.param_groups  # looked up each time: torch replaces them when it loads a state
         for schedule, number, option, base in self._schedules:
             groups[number][option] = base * schedule(where)
@@ -67,23 +104,32 @@ class Updater:
         """Add the gradient of `share * loss`; the shares of the micro-batches of an update sum to 1."""
         if share != 1.0:
             loss = loss * share
+        if self._watches:
+            self._loss = loss if self._loss is None else self._loss + loss.detach()
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self) -> None:
-        """Update the weights once from the gradients, and drop the gradients."""
-        optimizer, scaler = self.optimizer, self.scaler
-        if self._clips:
-            if scaler is not None:
-                scaler.unscale_(optimizer)
-            self.clip()
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+    def step(self, tell: Tell = nobody) -> None:
+        """Update the weights once from the gradients, unless they or the loss are not finite; drop the gradients.
+
+        Args:
+            tell: hears of an update that was skipped, at once or, with a lag, in the step after it.
+
+        Raises:
+            NumericsError: the run has to stop, see `GuardSettings`; the weights have not moved.
+        """
+        self.norm = None
+        try:
+            if self.scaler is not None:
+                self._step_scaled(self.scaler, tell)
+            elif self.lag:
+                self._step_gated(tell)
+            else:
+                self._step_at_once(tell)
+        finally:
+            self._loss = None
+            self.optimizer.zero_grad(set_to_none=True)
 
     def clip(self) -> None:
         """Limit the gradients, once per update and after unscaling: values first, then the norm of the whole."""
@@ -91,15 +137,126 @@ class Updater:
         if self.clip_value is not None:
             clip_grad_value_(parameters, self.clip_value)
         if self.clip_norm is not None:
-            clip_grad_norm_(parameters, self.clip_norm)
+            if self.norm is None:
+                self.norm = get_total_norm(self._gradients())
+            clip_grads_with_norm_(parameters, self.clip_norm, self.norm)
+
+    def resolve(self) -> None:
+        """Wait for the verdict on the last update, if it is still out.
+
+        Raises:
+            NumericsError: the run has to stop for it.
+        """
+        self._guard.resolve()
+
+    def _step_at_once(self, tell: Tell) -> bool:
+        """Look, wait for the answer, then step; return whether it did."""
+        if self._watches:
+            loss = 0.0 if self._loss is None else self._loss.item()
+            if not self._check.finite(self._evidence()) or not isfinite(loss):
+                self._guard.buffers.restore()
+                self._guard.skip(loss, self._names(), tell)
+                return False
+            self._guard.in_row = 0
+        if self._clips:
+            self.clip()
+        self.optimizer.step()
+        return True
+
+    def _step_gated(self, tell: Tell) -> None:
+        """Let the device decide: its kernels leave weights and state alone where `found_inf` is 1."""
+        self._guard.resolve()
+        stepping = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None}
+        if not stepping <= self._stepped:
+            # The first update of a weight makes its state, and fused SGD leaves that uninitialised where it is gated.
+            if self._step_at_once(tell):
+                self._stepped |= stepping
+            return
+        loss = torch.zeros((), device=self._device) if self._loss is None else self._loss.detach()
+        self._check.reset()
+        flag = self._check.mark([loss, *self._evidence()])
+        if self._clips:
+            self.clip()
+        gate = vars(self.optimizer)
+        gate.update(found_inf=flag, grad_scale=None)
+        try:
+            self.optimizer.step()
+        finally:
+            del gate["found_inf"], gate["grad_scale"]
+        self._guard.buffers.restore_where(flag)
+        self._guard.wait_for(flag, loss, tell)
+
+    def _step_scaled(self, scaler: GradScaler, tell: Tell) -> None:
+        """Let the scaler decide, and count: it lowers its scale where it has skipped."""
+        self._guard.resolve()
+        before = self._scale(scaler)
+        if self._clips:
+            scaler.unscale_(self.optimizer)
+            self.clip()
+        scaler.step(self.optimizer)
+        scaler.update()
+        if not self._watches:
+            return
+        after, loss = self._scale(scaler), torch.zeros(()) if self._loss is None else self._loss
+        skipped = (after < before) | (after == 0)
+        if self.lag:
+            self._guard.buffers.restore_where(skipped)
+            self._guard.wait_for(skipped, loss, tell, after)
+        elif not skipped:
+            self._guard.in_row = 0
+        else:
+            self._guard.buffers.restore()
+            looks = self._guard.would_stop(scaled=True) and not self._clips  # clipping spreads a NaN to all of them
+            self._guard.skip(loss.item(), self._names() if looks else None, tell, after.item())
+
+    def _evidence(self) -> list[Tensor]:
+        """Return what is finite where the gradient is: the norm that clipping needs anyway, or all gradients."""
+        gradients = self._gradients()
+        if self._norm_tells:
+            self.norm = get_total_norm(gradients)
+            return [self.norm]
+        return gradients
+
+    def _gradients(self) -> list[Tensor]:
+        groups = self.optimizer.param_groups
+        return [grad for group in groups for p in group["params"] if (grad := p.grad) is not None]
+
+    def _names(self) -> tuple[str, ...]:
+        names = self._guard.settings.names
+        bad = [n for n, p in enumerate(self.parameters) if p.grad is not None and not_finite(p.grad)][:NAMES]
+        return tuple(names[n] if n < len(names) else f"parameter {n}" for n in bad)
+
+    def _scale(self, scaler: GradScaler) -> Tensor:
+        """Return the scale where it is, without waiting for the device."""
+        return scaler.scale(torch.ones((), device=self._device))
+
+    def _lag(self, wanted: int | None) -> int:
+        # What GradScaler asks of an optimizer: whether its kernels take `found_inf` and leave weights alone by it.
+        gated = self.scaler is not None or vars(self.optimizer).get("_step_supports_amp_scaling", False)
+        if wanted is None:
+            return int(gated and self._device.type == "cuda")
+        if wanted not in (0, 1) or (wanted and not gated):
+            raise ValueError(
+                f"lag = {wanted}: expected 0, or 1 with a gradient scaler or an optimizer whose fused kernels can "
+                f"withhold an update on the device; this one is {type(self.optimizer).__name__}"
+            )
+        return wanted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what updates have accumulated; options such as the learning rate are the config's, not state."""
-        state = {"optimizer": self.optimizer.state_dict()["state"]}
+        """Return what updates have accumulated; options such as the learning rate are the config's, not state.
+
+        Raises:
+            NumericsError: the device had not reported on the last update, and the run has to stop for it.
+        """
+        self._guard.resolve()
+        counts = {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
+        state = {"optimizer": self.optimizer.state_dict()["state"], **counts}
         return state if self.scaler is None else state | {"scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over what `state_dict` returned; the counts of skipped updates may be missing."""
+        self._guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
+        self._stepped = set()
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         for parameter, kept in self.optimizer.state.items():

@@ -15,7 +15,7 @@ from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.machine import Machine, mixed, reseed, seed_of
 from phasetrain.meters import Meter
-from phasetrain.optim import Updater
+from phasetrain.optim import NonFinite, Updater
 from phasetrain.plan import Phase
 from phasetrain.registry import Registry
 
@@ -91,7 +91,11 @@ class StepEvents(Protocol):
         ...
 
     def on_update(self) -> None:
-        """The weights have been updated."""
+        """The weights have been updated, or the update was skipped."""
+        ...
+
+    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
+        """An update was not made because it was not finite."""
         ...
 
 
@@ -148,15 +152,15 @@ class Task(ABC):
         updater = self.updater
         updater.schedule(at.where)
         total = sum(batch.size for batch in batches)
-        outputs = []
+        outputs, used = [], []
         for number, micro in enumerate(batches):
             self.reseed(at, number)
-            batch = events.on_batch(micro)
+            used.append(batch := events.on_batch(micro))
             out = events.on_forward(self._forward(batch))
             updater.backward(out.loss, micro.size / total)
             events.on_backward(out)
             outputs.append(self._measured(out))
-        updater.step()
+        updater.step(partial(_skipped, used, at, events))
         events.on_update()
         return merged(outputs)
 
@@ -175,7 +179,13 @@ class Task(ABC):
         reseed(mixed(self._stream(at.split, self.parts.world.rank), at.updates, at.step << 16 | micro))
 
     def measure(self, phase: Phase) -> dict[str, float]:
-        """Return the metrics of the phase that the meters have seen, by label."""
+        """Return the metrics of the phase that the meters have seen, by label.
+
+        Raises:
+            NumericsError: the last update of the phase was not finite, and the device reports it only now.
+        """
+        if self.parts.updater is not None:
+            self.parts.updater.resolve()
         metrics: dict[str, float] = {}
         for label, meter in self.meters.items():
             found = meter.compute()
@@ -190,6 +200,8 @@ class Task(ABC):
         found: dict[str, Stateful] = {"model": self.model, "loss": self.loss}
         if self.parts.updater is not None:
             found["updater"] = self.parts.updater
+        loaders = self.parts.loaders.items()
+        found |= {f"data.{split}": loader.bad for split, loader in loaders if loader.bad is not None}
         return found | {f"meter.{label}": meter for label, meter in self.meters.items()}
 
     def close(self) -> None:
@@ -215,6 +227,12 @@ class Task(ABC):
                         raise ConfigError(f"METERS.{label}: {error}") from error
         out.output = out.target = out.mask = None
         return out
+
+
+def _skipped(batches: list[Batch], at: Position, events: StepEvents, found: NonFinite) -> None:
+    found.updates, found.split, found.step, found.where = at.updates + 1, at.split, at.step, at.where
+    found.ids = tuple(number for batch in batches for number in batch.ids.tolist())
+    events.on_skip(batches, found)
 
 
 def merged(outputs: list[StepOutput]) -> StepOutput:

@@ -18,18 +18,20 @@ from phasetrain.losses import LOSSES
 from phasetrain.machine import Machine, reseed_all, seed_of
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS
-from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, Updater, fusable
+from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, GuardSettings, Updater, fusable
 from phasetrain.plan import TRAIN, Plan, Split
 from phasetrain.registry import Registry, parameter_types, parameters
 from phasetrain.tasks.base import TASKS, Parts, Task
 
 DATA_KEYS = frozenset(
     {"dataset", "batch_size", "micro_batch_size", "workers", "drop_last", "sampler", "transforms", "collate"}
-    | {"prefetch", "start_method", "timeout_seconds", "pin_memory"}
+    | {"prefetch", "start_method", "timeout_seconds", "pin_memory", "on_bad_sample", "bad_sample_budget"}
 )
 """Keys of a split that are the section's own; all others are parameters of the data set."""
 
-OPTIMIZER_KEYS = frozenset({"name", "lr", "accumulate", "clip_norm", "clip_value", "scaler", "SCHEDULES"})
+OPTIMIZER_KEYS = frozenset(
+    {"name", "lr", "accumulate", "clip_norm", "clip_value", "scaler", "on_nonfinite", "skip_budget", "SCHEDULES"}
+)
 """Keys of OPTIMIZER that are the section's own; all others are parameters of the optimizer."""
 
 
@@ -157,7 +159,8 @@ class Builder:
             self._named(TRANSFORMS, item, f"{where}.transforms[{i}]") for i, item in enumerate(section.transforms)
         ]
         pipeline = Pipeline(transforms)
-        reader = Reader(dataset, pipeline, self._named(COLLATES, section.collate, f"{where}.collate"), seed=self.seed)
+        collate = self._named(COLLATES, section.collate, f"{where}.collate")
+        reader = Reader(dataset, pipeline, collate, seed=self.seed, on_bad_sample=section.on_bad_sample)
         order = self._named(SAMPLERS, section.sampler, f"{where}.sampler")
         known = dict(dataset.facts()) if isinstance(dataset, Described) else {}
         if "input_shape" in known:
@@ -170,8 +173,15 @@ class Builder:
         section = split.section
         micro = section.micro_batch_size or -(-section.batch_size // self.world.size)
         sampler = PhaseSampler(split.order, split.length, seed=self.seed, micro_batch_size=micro, world=self.world)
+        folder = self.config.RUN.dir
         settings = LoaderSettings(
-            section.workers, section.prefetch, section.start_method, section.timeout_seconds, section.pin_memory
+            workers=section.workers,
+            prefetch=section.prefetch,
+            start_method=section.start_method,
+            timeout_seconds=section.timeout_seconds,
+            pin_memory=section.pin_memory,
+            bad_sample_budget=section.bad_sample_budget,
+            stacks=None if "://" in folder else f"{folder}/stacks.txt",
         )
         return PhaseLoader(split.reader, sampler, plan, settings)
 
@@ -232,6 +242,12 @@ class Builder:
             schedules=schedules,
             clip_norm=section.clip_norm,
             clip_value=section.clip_value,
+            guard=GuardSettings(
+                section.on_nonfinite,
+                section.skip_budget,
+                names=[name for module in (model, loss) for name, p in module.named_parameters() if p.requires_grad],
+                buffers=[buffer for module in (model, loss) for buffer in module.buffers()],
+            ),
         )
 
     def _named(self, registry: Registry[Any], item: Any, where: str, facts: Mapping[str, Any] | None = None) -> Any:

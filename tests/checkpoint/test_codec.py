@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
+from torch.optim import lr_scheduler as schedulers
 
 from phasetrain.checkpoint.codec import DEPTH, check, decode, encode
 from phasetrain.errors import InvalidCheckpointError
@@ -98,7 +100,7 @@ def test_the_form_on_disk() -> None:
             ["$x", [True]],
         ]
     }
-    assert tensors == save_tensors({"a": torch.zeros(2)})
+    assert {name: tensor.tolist() for name, tensor in load_tensors(tensors).items()} == {"a": [0.0, 0.0]}
 
 
 def test_a_view_is_written_without_the_rest_of_its_storage() -> None:
@@ -136,10 +138,30 @@ def test_parameters_and_subclasses_come_back_as_the_plain_kind() -> None:
     assert back["s"] == (2, 3)
 
 
-def test_a_negated_view_is_written_as_it_reads() -> None:
-    view = torch.tensor([1 + 2j]).conj().imag
+def test_counters_and_the_like_are_kept_as_plain_dicts_and_tuples() -> None:
+    pair = namedtuple("pair", "one two")
+    back = round_trip({"c": Counter("aab"), "d": defaultdict(int, x=1), "n": pair(1, 2)})
+    assert same(back, {"c": {"a": 2, "b": 1}, "d": {"x": 1}, "n": (1, 2)})
+
+
+def test_a_negated_view_is_written_as_it_reads_beside_what_it_is_a_view_of() -> None:
+    number = torch.tensor([1 + 2j])
+    view = number.conj().imag
     assert view.is_neg()
-    assert round_trip(view).tolist() == [-2.0]
+    back = round_trip({"plain": number.imag, "negated": view})
+    assert (back["plain"].tolist(), back["negated"].tolist()) == ([2.0], [-2.0])
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**200), 2**8192 - 1, -(2**8192) + 1], ids="abcd")
+def test_long_whole_numbers(number: int) -> None:
+    assert round_trip({"n": number}) == {"n": number}
+
+
+@pytest.mark.parametrize("number", [2**8192, 10**5000], ids="ab")
+def test_endless_whole_numbers_are_refused_before_they_are_written(number: int) -> None:
+    for look in (check, encode):
+        with pytest.raises(TypeError, match=r"^n: a whole number of more than 8192 bits cannot be saved$"):
+            look({"n": number})
 
 
 @pytest.mark.parametrize(
@@ -150,18 +172,72 @@ def test_a_negated_view_is_written_as_it_reads() -> None:
         lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
         lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
         lambda p: torch.optim.Adagrad(p, lr=0.1),
+        lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
     ],
-    ids=["sgd", "adam", "adamw", "rmsprop", "adagrad"],
+    ids=["sgd", "adam", "adamw", "rmsprop", "adagrad", "lbfgs"],
 )
 def test_states_of_optimizers(make: Any) -> None:
+    """They come back, and an optimizer that is given them makes the same step."""
+    torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = make(model.parameters())
     for _ in range(2):
-        model(torch.ones(4, 3)).square().sum().backward()
+        learn(model, optimizer)
+    state, weights = optimizer.state_dict(), model.state_dict()
+    assert state["state"]
+    back = round_trip({"optimizer": state, "model": weights})
+    assert same(back["optimizer"], state)
+    other = nn.Linear(3, 2)
+    other.load_state_dict(back["model"])
+    again = make(other.parameters())
+    again.load_state_dict(back["optimizer"])
+    for one, its in ((model, optimizer), (other, again)):
+        learn(one, its)
+    assert torch.equal(model.weight, other.weight)
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.linspace(-1, 1, 12).view(4, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: schedulers.OneCycleLR(o, 0.5, total_steps=9),
+        lambda o: schedulers.ReduceLROnPlateau(o, patience=1),
+        lambda o: schedulers.SequentialLR(
+            o, [schedulers.LinearLR(o), schedulers.CosineAnnealingLR(o, 5)], milestones=[2]
+        ),
+        lambda o: schedulers.MultiStepLR(o, [1, 3, 3]),
+    ],
+    ids=["one cycle", "plateau", "sequential", "multi step"],
+)
+def test_states_of_schedulers(make: Any) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)
+    scheduler = make(optimizer)
+    for loss in (1.0, 2.0, 3.0):
         optimizer.step()
-    state = optimizer.state_dict()
-    assert len(state["state"]) == 2
-    assert same(round_trip(state), state)
+        scheduler.step(loss) if isinstance(scheduler, schedulers.ReduceLROnPlateau) else scheduler.step()
+    state = scheduler.state_dict()
+    back = round_trip(plain(state))
+    assert same(back, plain(state))
+    other = make(torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9))
+    other.load_state_dict(back)
+    assert other.state_dict().keys() == state.keys()
+    assert other.get_last_lr() == scheduler.get_last_lr()
+
+
+def plain(state: Any) -> Any:
+    """Return a state with its Counters as dicts, as they are kept."""
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    return [plain(item) for item in state] if isinstance(state, list) else state
 
 
 def test_the_state_of_a_gradient_scaler() -> None:

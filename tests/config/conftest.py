@@ -54,6 +54,10 @@ def plain() -> None: ...
 def free(a: int = 1, **kwargs: Any) -> None: ...
 
 
+WATCHING = ("ledger", "metrics", "numerics", "watchdog")
+"""Hooks of defaults.yaml beside `console`."""
+
+
 def registry(kind: str, section: str, **parts: Callable[..., Any]) -> Registry[Any]:
     made: Registry[Any] = Registry(kind, section, library=lambda: {"Free": free})
     for name, part in parts.items():
@@ -81,5 +85,7 @@ def slots() -> list[Slot]:
         Slot("OPTIMIZER", optimizers, provided=frozenset({"params"})),
         Slot("OPTIMIZER.scaler", scalers),
         Slot("OPTIMIZER.SCHEDULES.*", schedules),
-        Slot("HOOKS.*", registry("hook", "HOOKS", console=console, metrics=plain), label_is_name=True),
+        Slot(
+            "HOOKS.*", registry("hook", "HOOKS", console=console, **dict.fromkeys(WATCHING, plain)), label_is_name=True
+        ),
     ]

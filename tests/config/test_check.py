@@ -122,7 +122,11 @@ def test_unknown_sections_of_files_are_one_line_each(slots: list[Slot], user_dir
             "METERS.x = 'accuracy'",
             "expected a mapping of parameters; a meter is named by METERS.x.name=accuracy",
         ),
-        ("OPTIMIZER.scaler=${HOOKS}", "OPTIMIZER.scaler = {'console': {}, 'metrics': {}}", "names no scaler; set"),
+        (
+            "OPTIMIZER.scaler=${HOOKS}",
+            "OPTIMIZER.scaler = {'console': {}, 'ledger': {}, 'metrics': {}, 'numerics': ...",
+            "names no scaler; set",
+        ),
         ("METERS.x.name=null", "METERS.x.name = null", "names no meter; set METERS.x.name. Known: accuracy, loss"),
         ("METERS.x=3", "METERS.x = 3", "expected a mapping of parameters. Known: accuracy, loss"),
         ("OPTIMIZER.SCHEDULES.lrr=cosine", "OPTIMIZER.SCHEDULES.lrr", "'sgd' has no option 'lrr'; did you mean 'lr'?"),

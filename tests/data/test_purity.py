@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from phasetrain.data.bad_samples import OnBadSample, SampleError
 from phasetrain.data.collate import COLLATES
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.purity import check_pure, same
@@ -72,6 +73,22 @@ class NotANumber(Samples):
         return torch.tensor([float("nan")]), float("nan")
 
 
+class Faulty(Samples):
+    """Its first sample, and one of the others, cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if index in (0, 2):
+            raise OSError(f"no {index}")
+        return torch.randn(2), index
+
+
+class FaultyOwnGenerator(OwnGenerator):
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if index == 0:
+            raise OSError("no 0")
+        return super().__getitem__(index)
+
+
 class OwnJitter:
     def __init__(self) -> None:
         self.generator = torch.Generator()
@@ -84,8 +101,9 @@ def jitter(value: Tensor) -> Tensor:
     return value + torch.rand(2)
 
 
-def check(dataset: Any, *transforms: Any) -> None:
-    check_pure(Reader(dataset, Pipeline(transforms), COLLATES["stack"](), seed=0), "mine")
+def check(dataset: Any, *transforms: Any, on_bad_sample: OnBadSample = "raise") -> None:
+    reader = Reader(dataset, Pipeline(transforms), COLLATES["stack"](), seed=0, on_bad_sample=on_bad_sample)
+    check_pure(reader, "mine")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +127,18 @@ def test_a_data_set_that_ignores_them_is_named(dataset: Samples) -> None:
 def test_a_transform_that_ignores_them_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^transform 1 \(OwnJitter\) gives other samples"):
         check(Samples(), jitter, OwnJitter(), jitter)
+
+
+@pytest.mark.parametrize("policy", ["substitute", "drop"])
+def test_bad_samples_are_put_up_with_where_the_run_does(policy: OnBadSample) -> None:
+    check(Faulty(), jitter, on_bad_sample=policy)
+    with pytest.raises(SampleError, match=r"^DATA\.TRAIN: sample 0 cannot be read: OSError: no 0; "):
+        check(Faulty(), jitter)
+
+
+def test_bad_samples_hide_no_generator() -> None:
+    with pytest.raises(ConfigError, match=r"^data set 'mine' gives other samples each time"):
+        check(FaultyOwnGenerator(), jitter, on_bad_sample="drop")
 
 
 def test_our_own_parts_are_trusted_unread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from phasetrain.data.bad_samples import OnBadSample, SampleError
 from phasetrain.data.collate import COLLATES
 from phasetrain.data.datasets.base import TensorSamples
-from phasetrain.data.reader import Reader, SampleError
+from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import Pipeline
@@ -38,8 +39,36 @@ class Random:
         return torch.tensor([float(torch.randn(())), np.random.standard_normal(), random.random()]), index
 
 
-def reader(dataset: Any = IMAGES, *transforms: Any, seed: int = 0, collate: Any = None) -> Reader:
-    return Reader(dataset, Pipeline(transforms), collate or COLLATES["stack"](), seed=seed)
+class Faulty:
+    """Ten samples of which four are bad, each in its way."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            raise OSError("no such file as <Bytes at 0x7f3d58a48b80>")
+        if index == 3:
+            return None
+        return torch.full({5: (3,), 7: (0,)}.get(index, (2,)), float(index)), index
+
+
+REASONS = {
+    1: "OSError: no such file as <Bytes at 0x...>",
+    3: "TypeError: the data set gives NoneType, expected a pair (input, target)",
+    5: "it is (float32 (3,), int), and the others of its batch are (float32 (2,), int)",
+    7: "ValueError: its input is empty: float32 (0,)",
+}
+
+
+def reader(
+    dataset: Any = IMAGES,
+    *transforms: Any,
+    seed: int = 0,
+    collate: Any = None,
+    on_bad_sample: OnBadSample = "raise",
+) -> Reader:
+    return Reader(dataset, Pipeline(transforms), collate or COLLATES["stack"](), seed=seed, on_bad_sample=on_bad_sample)
 
 
 def draw(*indices: int, epoch: int = 0, ordinal: int = 0, split: str = "train") -> Draw:
@@ -122,23 +151,39 @@ class TestErrors:
 
         with pytest.raises(SampleError) as caught:
             reader(Broken())[draw(0, 4)]
-        assert str(caught.value) == f"DATA.TRAIN: sample 4 cannot be read: {text}"
+        assert str(caught.value) == (
+            f"DATA.TRAIN: sample 4 cannot be read: {text}; mend it, or put up with it by "
+            "DATA.TRAIN.on_bad_sample=substitute or drop"
+        )
         assert caught.value.exit_code == 1
 
     def test_a_transform_that_fails_names_the_sample(self) -> None:
         def fail(value: Tensor) -> Tensor:
             raise ValueError("too dark")
 
-        with pytest.raises(SampleError, match=r"^DATA\.TEST: sample 3 cannot be read: ValueError: too dark$"):
+        with pytest.raises(SampleError, match=r"^DATA\.TEST: sample 3 cannot be read: ValueError: too dark; mend it"):
             reader(OneByOne(), fail)[draw(3, split="test")]
 
-    def test_a_sample_that_is_no_pair(self) -> None:
+    @pytest.mark.parametrize(
+        ("sample", "text"),
+        [
+            (7, "TypeError: the data set gives int, expected a pair (input, target); "),
+            (None, "TypeError: the data set gives NoneType, expected a pair (input, target); "),
+            ((torch.ones(1), 2, 3), "TypeError: the data set gives (float32 (1,), int, int), expected a pair "),
+            (torch.zeros(2, 3), "TypeError: the data set gives float32 (2, 3), expected a pair (input, target); "),
+            ((None, 1), "ValueError: its input is None; a data set or a transform returns nothing; "),
+            ((torch.zeros(3, 0), 1), "ValueError: its input is empty: float32 (3, 0); "),
+            ((np.zeros((0, 2)), 1), "ValueError: its input is empty: array of float64 (0, 2); "),
+        ],
+    )
+    def test_a_sample_that_is_none(self, sample: Any, text: str) -> None:
         class Bare(OneByOne):
             def __getitem__(self, index: int) -> Any:
-                return 7
+                return sample
 
-        with pytest.raises(SampleError, match=r"sample 1 cannot be read: TypeError"):
+        with pytest.raises(SampleError) as caught:
             reader(Bare())[draw(1)]
+        assert str(caught.value).startswith(f"DATA.TRAIN: sample 1 cannot be read: {text}")
 
     def test_samples_that_make_no_batch(self) -> None:
         class Ragged(OneByOne):
@@ -153,3 +198,108 @@ class TestErrors:
         flat = TensorSamples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
         with pytest.raises(SampleError, match=r"^DATA\.TRAIN: samples \[0, 1\] .*takes images"):
             reader(flat, shift())[draw(0, 1)]
+
+
+class TestDrop:
+    def test_the_batch_is_smaller(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="drop")[draw(0, 1, 2, 3, 4, 5, 6, 7)]
+        assert (batch.ids.tolist(), batch.size, batch.ids.dtype) == ([0, 2, 4, 6], 4, torch.int64)
+        assert batch.input.tolist() == [[0, 0], [2, 2], [4, 4], [6, 6]]
+        assert batch.target.tolist() == [0, 2, 4, 6]
+        assert dict(batch.bad) == REASONS
+
+    def test_a_draw_of_bad_samples_alone_is_empty(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="drop")[draw(1, 3, 7, 1)]
+        assert (batch.size, batch.ids.tolist(), batch.input) == (0, [], None)
+        assert [index for index, _ in batch.bad] == [1, 3, 7]
+
+    def test_samples_that_can_be_read_do_not_feel_it(self) -> None:
+        alone = reader(Faulty(), noise(), on_bad_sample="drop")[draw(2, ordinal=1)]
+        beside = reader(Faulty(), noise(), on_bad_sample="drop")[draw(1, 2)]
+        assert torch.equal(alone.input, beside.input)
+
+
+class TestOddForms:
+    def ids(self, *indices: int) -> list[int]:
+        found: list[int] = reader(Faulty(), on_bad_sample="drop")[draw(*indices)].ids.tolist()
+        return found
+
+    def test_the_form_of_most_samples_wins_and_of_equals_the_earliest(self) -> None:
+        assert self.ids(5, 0, 2) == [0, 2]
+        assert self.ids(5, 5, 0) == [5, 5]
+        assert self.ids(5, 0) == [5]
+        assert self.ids(0, 5) == [0]
+        assert self.ids(1, 5, 0) == [5]
+
+    def test_where_the_collate_function_does_not_stack_any_form_is_good(self) -> None:
+        def ragged(samples: Any) -> Any:
+            return [value for value, _ in samples], torch.tensor([target for _, target in samples])
+
+        batch = reader(Faulty(), collate=ragged, on_bad_sample="drop")[draw(0, 1, 5)]
+        assert (batch.ids.tolist(), [len(value) for value in batch.input]) == ([0, 5], [2, 3])
+
+
+class TestSubstitute:
+    def test_another_sample_takes_the_place(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="substitute")[draw(0, 1, 2, 3, 4, 5, 6, 7)]
+        assert batch.ids.tolist() == [0, 4, 2, 8, 4, 8, 6, 2]
+        assert batch.target.tolist() == batch.ids.tolist()
+        assert torch.equal(batch.input, batch.ids[:, None].expand(8, 2).float())
+        assert batch.size == 8
+        assert dict(batch.bad) == REASONS
+
+    def test_it_depends_on_seed_split_epoch_ordinal_and_index_alone(self) -> None:
+        def taken(*indices: int, seed: int = 0, at: int = 0, **known: Any) -> list[float]:
+            found = reader(Faulty(), noise(), seed=seed, on_bad_sample="substitute")[draw(*indices, **known)]
+            return [float(value) for value in found.input[at]]
+
+        alone = taken(1, ordinal=4)
+        assert taken(1, 0, 2, ordinal=4) == alone
+        assert taken(0, 2, 1, ordinal=2, at=2) == alone
+        others = [
+            taken(1, ordinal=4, seed=1),
+            taken(1, ordinal=4, epoch=1),
+            taken(1, ordinal=4, split="test"),
+            taken(1, ordinal=5),
+            taken(3, ordinal=4),
+        ]
+        assert alone not in others
+
+    def test_its_randomness_is_its_own(self) -> None:
+        class Drawing(Faulty):
+            def __getitem__(self, index: int) -> Any:
+                _, target = super().__getitem__(index)
+                return torch.randn(2), target
+
+        made = reader(Drawing(), on_bad_sample="substitute")
+        torch.manual_seed(1)
+        first = made[draw(1, 3)]
+        torch.manual_seed(2)
+        assert torch.equal(made[draw(1, 3)].input, first.input)
+        assert torch.equal(made[draw(3, ordinal=1)].input, first.input[1:])
+
+    def test_bad_ones_that_were_tried_are_told_too(self) -> None:
+        met = [reader(Faulty(), on_bad_sample="substitute")[draw(1, epoch=epoch)] for epoch in range(20)]
+        assert all(batch.ids[0] not in (1, 3, 7) for batch in met)
+        assert {index for batch in met for index, _ in batch.bad} == {1, 3, 7}
+
+    def test_where_no_sample_of_the_draw_is_good_the_first_substitute_gives_the_form(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="substitute")[draw(1, 3, 7)]
+        assert (batch.size, batch.input.shape) == (3, (3, 2))
+
+    @pytest.mark.parametrize("length", [1, 2, 8])
+    def test_data_without_a_good_sample_is_refused(self, length: int) -> None:
+        class Hopeless(Faulty):
+            def __len__(self) -> int:
+                return length
+
+            def __getitem__(self, index: int) -> Any:
+                raise OSError(f"no {index}")
+
+        with pytest.raises(SampleError) as caught:
+            reader(Hopeless(), on_bad_sample="substitute")[draw(0)]
+        assert str(caught.value).startswith(
+            "DATA.TRAIN.on_bad_sample = 'substitute': sample 0 cannot be read, nor can any other one tried in its "
+            "place (up to 10); the last are "
+        )
+        assert f"{length - 1} (OSError: no {length - 1})" in str(caught.value)

@@ -42,9 +42,16 @@ def test_plain_lines(tmp_path: Path) -> None:
         "test/loss       N         10",
         "train/accuracy  N         10",
         "train/loss      N         10",
+        "where the time went",
+        *lines[first + 12 : first + 15],
+        lines[first + 15],
         f"completed after 10 updates; everything is in {tmp_path}",
         lines[-1],
     ]
+    head, _, row = (line.split() for line in lines[first + 12 : first + 15])
+    assert head == ["start", "train", "test", "data", "save", "redone", "end", "total", "in", "steps"]
+    assert row[:3] == ["this", "attempt", "T"]
+    assert lines[first + 15].startswith("a checkpoint holds the training up for ")
     assert re.fullmatch(r"weights sha256 [0-9a-f]{64}", lines[-1])
 
 

@@ -114,7 +114,7 @@ class TestResume:
                     offset = newest(tmp_path).state["hooks"]["metrics"]["offset"]
                     seen.append((offset, (tmp_path / "metrics.jsonl").stat().st_size))
 
-        train(tmp_path, "CHECKPOINT.every_updates=6", hooks={"look": Look()})
+        train(tmp_path, "CHECKPOINT.every_updates=6", "CHECKPOINT.background=false", hooks={"look": Look()})
         (covered, size), later = seen
         assert covered == size > 0
         assert later == (covered, size)

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.hooks import Hook
+from phasetrain.ledger import FILE
 from phasetrain.run import run
 from phasetrain.storage import Storage
 from phasetrain.terminal import Terminal
+from phasetrain.testing import KillAfter, Killed, SaveEachStep, differences
 from phasetrain.train import Result
+
+__all__ = ["KillAfter", "Killed", "SaveEachStep", "differences"]  # of the proof kit, beside what is defined here
 
 # Three epochs of five updates with a test after each; augmentation, dropout, batch norm and momentum all take part.
 SMALL = (
@@ -30,29 +32,6 @@ SMALL = (
     "HOOKS.console=null",
 )
 STEPS = 3 * (5 + 2)
-
-
-class Killed(BaseException):
-    """Acts out a SIGKILL: nothing of phasetrain handles it, so nothing is saved or said."""
-
-
-class KillAfter(Hook):
-    """Ends the run without a word after so many steps, train and test steps counted."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def on_step(self, run: Any, phase: Any, out: Any) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
-
-
-class SaveEachStep(Hook):
-    """Asks for a checkpoint after every step, test steps included."""
-
-    def on_step(self, run: Any, phase: Any, out: Any) -> None:
-        run.hooks.by_label["checkpoint"].signals.save = True
 
 
 def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> Result:
@@ -82,25 +61,18 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
 
 
-def differences(one: Any, other: Any, path: str = "state") -> list[str]:
-    """Return the paths at which two nested states are not equal bit for bit."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        equal = one.dtype == other.dtype and torch.equal(one, other)
-        return [] if equal else [path]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [found for key in one for found in differences(one[key], other[key], f"{path}.{key}")]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [found for i, pair in pairs for found in differences(*pair, f"{path}.{i}")]
-    return [] if one == other else [path]
+def ledger_bytes(folder: Path) -> bytes:
+    """Return the content of steps.ledger, nothing for a run without one."""
+    return (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
 
 
 def parted(one: Path, other: Path) -> list[str]:
-    """Return in what two finished run folders differ: position, anything that learns, any logged number."""
+    """Return in what two finished run folders differ: position, what learns, any logged number, the ledger's bytes."""
     first, second = newest(one), newest(other)
     found = differences(first.manifest.state, second.manifest.state, "position")
     found += differences(first.state["task"], second.state["task"], "task")
     found += differences(records(one), records(other), "metrics.jsonl")
+    found += differences(ledger_bytes(one), ledger_bytes(other), FILE)
     return found
 
 

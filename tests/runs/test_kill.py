@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness import leftovers, parted
+from kill_findings import Report
+from kill_suite import reports, start_suite
 
 TOOL = Path(__file__).parents[2] / "tools" / "run.py"
 RUN = ("PHASES.epochs=4", "CHECKPOINT.every_updates=5")
@@ -78,3 +81,47 @@ def test_killed_at_many_random_moments(unbroken: Path, tmp_path: Path, workers: 
     kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}")
     assert parted(unbroken, tmp_path) == []
     assert leftovers(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    """The kill suite in small, and two broken protocols that it must see."""
+    folder = tmp_path_factory.mktemp("few") / "suite"
+    return reports([start_suite(folder, "--alone=0", "sound", "overwrite_in_place", "forget_momentum")])
+
+
+def test_twenty_kills(few: dict[str, Report], record_property: Callable[[str, object], None]) -> None:
+    report = few["sound"]
+    record_property("summary", report.summary())
+    assert report.kills == 20
+    assert (report.lost, report.wrong, report.left) == ([], [], [])
+
+
+def test_suite_sees_a_checkpoint_that_is_written_in_place(few: dict[str, Report]) -> None:
+    assert few["overwrite_in_place"].lost
+
+
+def test_suite_sees_momentum_that_is_not_restored(few: dict[str, Report]) -> None:
+    assert few["forget_momentum"].wrong
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_kills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    halves = [start_suite(tmp_path / f"half{seed}", "--kills=500", f"--seed={seed}") for seed in range(2)]
+    report = reports(halves)["sound"]
+    record_property("summary", report.summary())
+    assert report.kills == 1000
+    assert (report.lost, report.wrong, report.left) == ([], [], [])
+    assert report.places.keys() == {"start-up", "a resume", "training", "test", "a save", "a prune", "the end"}
+    assert report.alone > 20
+
+
+@pytest.mark.slow
+def test_suite_sees_what_is_lost_and_left(tmp_path: Path) -> None:
+    broken = ("newest_wins", "start_over", "sweep_nothing", "outlive")
+    found = reports([start_suite(tmp_path / "suite", "--kills=100", *broken)])
+    assert found["newest_wins"].lost
+    assert found["start_over"].lost
+    assert any(".tmp-" in name or ".trash-" in name for name in found["sweep_nothing"].left)
+    assert any("processes" in name for name in found["outlive"].left)

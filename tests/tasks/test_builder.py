@@ -215,3 +215,19 @@ class TestOptimizer:
         assert refused("OPTIMIZER={name: sgd, momentum: -1}").startswith(
             "OPTIMIZER (optimizer 'sgd'): Invalid momentum value: -1"
         )
+
+
+class TestLoaders:
+    def test_workers_write_their_stacks_into_the_run_folder_where_it_is_one_of_files(self) -> None:
+        found = {folder: built(f"RUN.dir={folder}")[0].loaders for folder in ("some/run", "mem://run")}
+        assert found["some/run"]["train"].settings.stacks == "some/run/stacks.txt"
+        assert found["mem://run"]["train"].settings.stacks is None
+
+    def test_what_is_put_up_with_is_counted_by_split_and_saved(self) -> None:
+        words = ("DATA.TRAIN.on_bad_sample=drop", "DATA.TRAIN.bad_sample_budget=7")
+        parts = built(*words)[0]
+        bad = parts.loaders["train"].bad
+        assert bad is not None
+        assert (bad.policy, bad.budget) == ("drop", 7)
+        assert [name for name in builder().task(parts).stateful() if name.startswith("data.")] == ["data.train"]
+        assert not any(name.startswith("data.") for name in builder().task(built()[0]).stateful())

@@ -1,0 +1,157 @@
+"""What the ledger costs: microseconds per update in a real training, and bytes per update.
+
+    python benchmarks/ledger.py [--repetitions 11] [--updates 300] [--json FILE]
+
+Trainings with and without the hook `ledger` take turns in one process on one thread. Shown are, per update: the time
+within the hook (median over updates, and mean, which has its share of what is written every 50 updates), and what the
+whole training takes more than without it (median of the differences within a repetition, processor time). The hook runs
+between forward, backward and update, so it finds the caches as a training leaves them.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import platform
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.engine import PhaseEngine
+from phasetrain.folder import RunFolder
+from phasetrain.hooks import Hook, LedgerHook
+from phasetrain.ledger import FILE, HEADER
+from phasetrain.plan import Phase, interleave
+from phasetrain.setup import settle
+from phasetrain.state import RunState
+from phasetrain.tasks import Builder
+
+COMMON = ("DATA.TEST=null", "METERS=null", "MACHINE.threads=1", "OPTIMIZER.SCHEDULES=null", "OPTIMIZER.nesterov=false")
+DIGITS = (*COMMON, "DATA.TRAIN.batch_size=64", "MODEL.name=mlp")
+IMAGES = (
+    *COMMON,
+    "DATA.TRAIN={dataset: synthetic, samples: 512, input_shape: [3, 64, 64], classes: 10, batch_size: 256}",
+    "DATA.TRAIN.transforms=[flatten]",
+    "MODEL={name: torch.nn.Linear, in_features: 12288, out_features: 10}",
+)
+
+
+class Timed(LedgerHook):
+    """A ledger that keeps the seconds spent in it, per update."""
+
+    def __init__(self, content: Any) -> None:
+        super().__init__(content)
+        self.seconds: list[float] = []
+        self._spent = 0.0
+
+    def on_batch(self, run: Any, phase: Phase, batch: Batch) -> None:
+        began = time.perf_counter()
+        super().on_batch(run, phase, batch)
+        self._spent += time.perf_counter() - began
+
+    def on_step(self, run: Any, phase: Phase, out: StepOutput) -> None:
+        began = time.perf_counter()
+        super().on_step(run, phase, out)
+        self.seconds.append(self._spent + time.perf_counter() - began)
+        self._spent = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Microseconds and bytes per update of one training; `above` is None where only the hook itself was timed."""
+
+    name: str
+    median: float
+    mean: float
+    above: float | None
+    size: float
+
+
+class Training:
+    """A training that can be repeated, with or without a ledger."""
+
+    def __init__(self, overrides: tuple[str, ...], updates: int, folder: Path) -> None:
+        words = [f"PHASES.updates={updates}", "PHASES.epochs=null", f"RUN.dir={folder}"]
+        setup = settle([*overrides, *words])
+        builder = Builder(setup.config, setup.machine, setup.world)
+        data = builder.data()
+        self.plan = interleave(builder.splits(data), setup.phases)
+        self.task = builder.task(builder.parts(data, self.plan))
+        self.setup, self.folder, self.updates = setup, folder, updates
+        folder.mkdir()
+
+    def seconds(self, hook: Hook | None) -> float:
+        """Train once and return the processor time."""
+        folder = RunFolder(str(self.folder))
+        hooks = {} if hook is None else {"ledger": hook}
+        engine = PhaseEngine(self.task, self.plan, RunState(), hooks, folder=folder, world=self.setup.world)
+        gc.collect()
+        with self.setup.machine.applied():
+            began = time.process_time()
+            engine.run()
+            taken = time.process_time() - began
+        folder.close()
+        assert engine.state.updates == self.updates
+        return taken
+
+
+def measure(name: str, training: Training, content: str, repetitions: int, *, whole: bool) -> Row:
+    """Return what the ledger costs in a training; the first repetition warms up and does not count."""
+    spent, above = [], []
+    for turn in range(repetitions + 1):
+        hook = Timed(content)
+        bare = training.seconds(None) if whole else 0.0
+        plain = training.seconds(LedgerHook(content)) if whole else 0.0  # type: ignore[arg-type]
+        training.seconds(hook)
+        if turn:
+            spent += hook.seconds
+            above.append((plain - bare) / training.updates)
+    size = (training.folder / FILE).stat().st_size - len(HEADER)
+    more = median(above) * 1e6 if whole else None
+    return Row(name, median(spent) * 1e6, mean(spent) * 1e6, more, size / training.updates)
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as text."""
+    lines = [f"{'per update':<56} {'in the hook, us':>16} {'mean':>7} {'whole, us':>10} {'bytes':>6}"]
+    for row in rows:
+        above = "-" if row.above is None else f"{row.above:.1f}"
+        lines.append(f"{row.name:<56} {row.median:>16.1f} {row.mean:>7.1f} {above:>10} {row.size:>6.0f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=11)
+    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    flags = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("phasetrain").setLevel(logging.WARNING)
+    few = max(20, flags.updates // 10)
+    with tempfile.TemporaryDirectory() as folder:
+        digits = Training(DIGITS, flags.updates, Path(folder) / "digits")
+        images = Training(IMAGES, few, Path(folder) / "images")
+        rows = [
+            measure("64 digits, sampled", digits, "sampled", flags.repetitions, whole=True),
+            measure("64 digits, full", digits, "full", flags.repetitions, whole=True),
+            measure("64 digits, none", digits, "none", flags.repetitions, whole=True),
+            measure("256 images of 3x64x64 floats, sampled", images, "sampled", flags.repetitions, whole=False),
+            measure("256 images of 3x64x64 floats, full", images, "full", 2, whole=False),
+        ]
+    print(table(rows))
+    if flags.json:
+        about = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.processor()}
+        content = {**about, "repetitions": flags.repetitions, "rows": [asdict(row) for row in rows]}
+        flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

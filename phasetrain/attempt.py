@@ -1,0 +1,138 @@
+"""One attempt of a run among others: whether they get on, and where the time of all of them went (section RUN)."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from phasetrain.clock import KINDS, Clock, goodput, young_interval
+from phasetrain.errors import NoProgressError
+from phasetrain.folder import RunFolder, count
+from phasetrain.state import RunState
+from phasetrain.storage import LogFile
+from phasetrain.terminal import Terminal, seconds
+
+INTERRUPTED = 130
+"""Exit code of a run that a person stopped with Ctrl-C, which says nothing about the run."""
+
+DAY = 86_400.0
+
+
+class Attempt:
+    """What an attempt knows of those before it, from status.json.
+
+    Args:
+        before: content of status.json at the start of this attempt; empty for the first one.
+        clock: where the time of this attempt goes.
+    """
+
+    def __init__(self, before: Mapping[str, Any], clock: Clock) -> None:
+        self.before, self.clock = before, clock
+        time = before.get("time")
+        known: dict[str, Any] = time if isinstance(time, dict) else {}
+        self._earlier = {kind: float(known.get("run", {}).get(kind, 0.0)) for kind in KINDS}
+        self._broken = count(known, "broken") + _counts(before)
+        clock.redo_until = max(count(before, "updates"), count(before, "reached"))
+
+    def check_progress(self, folder: RunFolder, sequence: int, give_up_after: int | None) -> None:
+        """Count this attempt, and refuse it after several in a row that brought no checkpoint.
+
+        Args:
+            sequence: number of the newest checkpoint's commit; 0 where there is none.
+            give_up_after: so many attempts in a row; None never refuses.
+
+        Raises:
+            NoProgressError: it is refused.
+        """
+        idle = 0
+        if sequence <= count(self.before, "started_from"):
+            idle = count(self.before, "idle_attempts") + _counts(self.before)
+        refused = self.before.get("exit_code") == NoProgressError.exit_code
+        last = self.before.get("cause" if refused else "reason") or "killed without a word"
+        facts = {"idle_attempts": idle, "started_from": sequence, "cause": last if idle else ""}
+        with folder.writing():
+            folder.write_status("running", reason="", exit_code=None, **facts)
+        if give_up_after is not None and idle >= give_up_after:
+            raise NoProgressError(
+                f"{folder.path!r}: the last {idle} attempts ended without a new checkpoint (the last one: {last}), so "
+                "another one would not get further. Mend the cause, save more often (CHECKPOINT.every_updates), or "
+                "start once with RUN.give_up_after=null"
+            )
+
+    def facts(self, state: RunState) -> dict[str, Any]:
+        """Return what status.json says of the progress and of the time of this attempt and of all together."""
+        spent = self.clock.seconds()
+        time = {"attempt": _rounded(spent), "run": _rounded(self._all(spent)), "broken": self._broken}
+        return {"updates": state.updates, "reached": max(state.updates, self.clock.redo_until), "time": time}
+
+    def show(self, terminal: Terminal, saves: int, updates: int) -> None:
+        """Print where the time went and what interval between checkpoints follows from it.
+
+        Args:
+            saves: checkpoints that this attempt has written.
+            updates: updates that it has done.
+        """
+        spent = self.clock.seconds()
+        rows = [_row("this attempt", spent)]
+        if any(self._earlier.values()):
+            rows.append(_row("the run", self._all(spent)))
+        terminal.table("where the time went", ("", *KINDS, "total", "in steps"), rows)
+        if saves and updates and spent["train"]:
+            terminal.say(self._advice(spent, saves, (spent["train"] + spent["redone"]) / updates))
+
+    def _advice(self, spent: Mapping[str, float], saves: int, per_update: float) -> str:
+        stall, total = spent["save"] / saves, sum(self._all(spent).values())
+        between = total / self._broken if self._broken else DAY
+        interval = young_interval(stall, between)
+        found = f"{self._broken} broken attempts so far" if self._broken else "one interruption a day"
+        return (
+            f"a checkpoint holds the training up for {1000 * stall:.1f} ms: with {found}, one every "
+            f"{seconds(interval)}, or {max(1, round(interval / per_update)):,} updates, loses the least time (Young)"
+        )
+
+    def _all(self, spent: Mapping[str, float]) -> dict[str, float]:
+        return {kind: self._earlier[kind] + spent[kind] for kind in KINDS}
+
+
+@contextmanager
+def logged(folder: RunFolder) -> Iterator[None]:
+    """Write what is logged to log.txt as well."""
+    handler = _LogHandler(folder.log("log.txt"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("phasetrain")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _LogHandler(logging.Handler):
+    def __init__(self, file: LogFile) -> None:
+        super().__init__()
+        self._file, self._process = file, os.getpid()
+        if file.size and not file.read().endswith(b"\n"):
+            file.write(b"\n")  # an earlier attempt was killed within a line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._process:  # a worker forked from it does not know how far the file goes
+            return
+        self._file.write(f"{self.format(record)}\n".encode())
+        self._file.flush()
+
+
+def _counts(before: Mapping[str, Any]) -> bool:
+    """Tell whether an attempt counts as one that was broken off: killed, failed, or stopped by the cluster."""
+    code = before.get("exit_code")
+    stopped = isinstance(code, int) and (code == 1 or code > 128) and code != INTERRUPTED
+    return before.get("state") == "running" or stopped
+
+
+def _rounded(spent: Mapping[str, float]) -> dict[str, float]:
+    return {kind: round(value, 3) for kind, value in spent.items()}
+
+
+def _row(name: str, spent: Mapping[str, float]) -> tuple[str, ...]:
+    total = sum(spent.values())
+    return (name, *(seconds(spent[kind]) for kind in KINDS), seconds(total), f"{100 * goodput(spent):.0f} %")

@@ -1,0 +1,248 @@
+"""Running a past update again from the nearest checkpoint, checked against the ledger (RUN.engine=replay)."""
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from phasetrain.batch import StepOutput
+from phasetrain.checkpoint import Loaded
+from phasetrain.config.changes import Change, differences
+from phasetrain.engine import PhaseEngine
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.folder import RunFolder
+from phasetrain.hooks import ConsoleView, Hook, LedgerHook, Metrics, Numerics, Run, TensorBoard, Watchdog
+from phasetrain.hooks.checkpoint import restore
+from phasetrain.hooks.ledger import Content
+from phasetrain.hooks.numerics import ROOT, folder_name
+from phasetrain.ledger import COMPONENTS, FILE, FULL, SAMPLED, InvalidLedgerError, Ledger, Record, different, read
+from phasetrain.machine import Machine
+from phasetrain.plan import Phase, interleave
+from phasetrain.postmortem import examine
+from phasetrain.resume import adopted, consented, position
+from phasetrain.setup import Setup
+from phasetrain.state import RunState
+from phasetrain.storage import Storage
+from phasetrain.tasks import Builder
+from phasetrain.train import Result, checkpointer_of, hooks_of
+
+log = logging.getLogger(__name__)
+
+WATCHERS = (ConsoleView, LedgerHook, Metrics, Numerics, TensorBoard, Watchdog)
+"""Hooks of ours that write and leave the trajectory alone; a replay does without them."""
+
+
+def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
+    """Run update RUN.step again and print its figures beside those of the ledger.
+
+    Takes no lock and writes nothing into the run folder, so it may look at a run that is under way. Everything from
+    the nearest checkpoint before the update on is run, and each of these updates is checked. An update that was not
+    made because it was not finite is taken from what the hook `numerics` has kept of it.
+
+    Args:
+        setup: the settled config.
+        hooks: label -> hook, in addition to those under HOOKS: those with which the run was made.
+
+    Raises:
+        ConfigError: there is no such update.
+        ChangedError: config or data are not those of the run.
+    """
+    began = time.perf_counter()
+    folder = RunFolder(setup.config.RUN.dir)
+    number = _number(setup)
+    if not folder.holds_run():
+        raise ConfigError(
+            f"RUN.engine = 'replay' and RUN.dir = {folder.path!r} holds no run; set RUN.dir to its folder"
+        )
+    ledger = read_ledger(folder.storage, folder.path)
+    dump = f"{folder.file(ROOT)}/{folder_name(number)}"
+    kept = folder.storage.exists(dump)
+    code = examine(setup, folder.storage, dump, compared(setup, folder)) if kept else 0
+    if not kept or (ledger is not None and number in ledger):
+        code = max(code, _Replay(setup, folder, number, ledger).run(hooks or {}))
+    return Result("replayed", exit_code=code, folder=folder.path, updates=number, seconds=time.perf_counter() - began)
+
+
+def read_ledger(storage: Storage, folder: str) -> Ledger | None:
+    """Return the ledger of a run folder, None where it has none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = f"{folder}/{FILE}"
+    if not storage.exists(path):
+        return None
+    try:
+        ledger = read(storage.read(path), path)
+    except InvalidLedgerError as error:
+        raise ConfigError(f"RUN.dir = {folder!r}: {error}") from error
+    if ledger.damaged:
+        log.warning("%s: %d damaged records are left out", path, len(ledger.damaged))
+    return ledger
+
+
+def compared(setup: Setup, folder: RunFolder) -> Machine:
+    """Return the machine of the run, its config compared with config.yaml where there is no checkpoint to ask.
+
+    Raises:
+        ChangedError: a key that shapes the trajectory differs and is not consented to by RUN.allow.
+    """
+    text = folder.storage.read(folder.file("config.yaml")).decode()
+    before: Any = OmegaConf.to_container(OmegaConf.create(text))
+    allowed = setup.config.RUN.allow
+    found = differences(before, setup.config.plain(), setup.schema)
+    if refused := [change for change in found if change.resume != "free" and not consented(change, allowed)]:
+        raise ChangedError(
+            f"{folder.path!r} holds a run with another config, and a replay would not be the same: "
+            f"{'; '.join(map(_sentence, refused))}. Take the values of the run"
+        )
+    environment = folder.storage.read_json(folder.file("environment.json"))
+    threads = environment.get("threads") if isinstance(environment, dict) else None
+    if setup.machine.threads is None and isinstance(threads, int):
+        return replace(setup.machine, threads=threads)
+    return setup.machine
+
+
+class _Replay:
+    """One replay.
+
+    Args:
+        setup: the settled config.
+        folder: the run folder, which is only read.
+        number: the update.
+        ledger: of the run, or None.
+    """
+
+    def __init__(self, setup: Setup, folder: RunFolder, number: int, ledger: Ledger | None) -> None:
+        self.setup, self.folder, self.number, self.ledger = setup, folder, number, ledger
+        self.builder = Builder(setup.config, setup.machine, setup.world)
+
+    def run(self, extra: Mapping[str, Hook]) -> int:
+        """Run up to the update, print its table, and return the exit code."""
+        if self.ledger is not None and self.number not in self.ledger:
+            raise ConfigError(f"RUN.step = {self.number}: {self.ledger.path} {_held(self.ledger)}")
+        data = self.builder.data()
+        splits = self.builder.splits(data)
+        loaded = self._before()
+        if loaded is None:
+            machine, plan, state = compared(self.setup, self.folder), interleave(splits, self.setup.phases), RunState()
+        else:
+            plan, state, _ = position(self.setup, loaded, data, splits)
+            machine, warnings = adopted(self.setup.machine, loaded)
+            for line in warnings:
+                log.warning(line)
+        if self.number > plan.updates:
+            raise ConfigError(f"RUN.step = {self.number}: the plan of this run has {plan.updates} updates")
+        task = self.builder.task(self.builder.parts(data, plan))
+        since = "its start" if loaded is None else loaded.path
+        log.info("replaying update %d of %s from %s (update %d)", self.number, self.folder.path, since, state.updates)
+        with _scratch() as scratch, machine.applied():
+            own = {"replay": _UpTo(self.number, loaded), "replayed": LedgerHook(self._content())}
+            hooks = {**own, **_taking_part(hooks_of(self.setup)), **extra}
+            engine = PhaseEngine(task, plan, state, hooks, folder=scratch, world=self.setup.world)
+            with closing(engine):
+                engine.run()
+            found = read_ledger(scratch.storage, scratch.path)
+        assert found is not None, "the ledger hook has written its header"
+        return self._verdict(found)
+
+    def _content(self) -> Content:
+        """Return which part of the content to hash: the one that the ledger has of this update."""
+        flags = SAMPLED if self.ledger is None else self.ledger[self.number].flags
+        return "full" if flags & FULL else "sampled" if flags & SAMPLED else "none"
+
+    def _before(self) -> Loaded | None:
+        """Return the newest checkpoint before the update that is whole, or None."""
+        checkpointer = checkpointer_of(self.setup, self.folder)
+        saved = [one for one in checkpointer.listed() if one.manifest.state["updates"] < self.number]
+        for one in reversed(saved):
+            try:
+                return checkpointer.load(f"{checkpointer.root}/{one.name}")
+            except ConfigError as error:
+                log.warning("%s/%s was passed over: %s", checkpointer.root, one.name, error)
+        return None
+
+    def _verdict(self, found: Ledger) -> int:
+        """Print the table of the update and which update is the first to differ; return the exit code."""
+        if self.number not in found:
+            raise ConfigError(f"RUN.step = {self.number}: the run ends before it, after update {found.last}")
+        self._table(found[self.number])
+        if self.ledger is None:
+            log.warning("%s has no %s (HOOKS.ledger): nothing to check against", self.folder.path, FILE)
+            return 0
+        checked = [updates for updates in found if updates in self.ledger]
+        for updates in checked:
+            if parts := different(self.ledger[updates], found[updates]):
+                log.error("update %d is the first that differs: %s", updates, ", ".join(parts))
+                return 1
+        first = f"updates {checked[0]} to {checked[-1]} equal" if len(checked) > 1 else f"update {checked[0]} equals"
+        log.info("%s the ledger, bit for bit", first)
+        return 0
+
+    def _table(self, now: Record) -> None:
+        then = None if self.ledger is None else self.ledger[self.number]
+        rows = [(name, *_cells(then, now, name)) for name in COMPONENTS]
+        self.setup.terminal.table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
+
+
+class _UpTo(Hook):
+    """Restores a checkpoint, and stops after an update."""
+
+    def __init__(self, number: int, loaded: Loaded | None) -> None:
+        self._number, self._loaded = number, loaded
+
+    def on_start(self, run: Run) -> None:
+        """Give every part its state back."""
+        if self._loaded is not None:
+            restore(run, self._loaded)
+            run.resumed_from, self._loaded = self._loaded.path, None
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Stop when the update is made."""
+        if run.state.updates >= self._number:
+            run.stop("replayed", interrupted=True)
+
+
+def _number(setup: Setup) -> int:
+    number: int | None = setup.config.RUN.step
+    if number is None:
+        raise ConfigError("RUN.engine = 'replay' and RUN.step = null; set RUN.step to the number of an update, from 1")
+    return number
+
+
+def _taking_part(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
+    return {label: hook for label, hook in hooks.items() if not isinstance(hook, WATCHERS)}
+
+
+@contextmanager
+def _scratch() -> Iterator[RunFolder]:
+    """Give hooks a folder to write to that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="phasetrain-replay-") as path:
+        folder = RunFolder(str(Path(path)))
+        try:
+            yield folder
+        finally:
+            folder.close()
+
+
+def _held(ledger: Ledger) -> str:
+    if not ledger:
+        return "holds no update yet"
+    return f"holds {len(ledger)} updates, from {min(ledger)} to {ledger.last}, and not this one"
+
+
+def _cells(then: Record | None, now: Record, component: str) -> tuple[str, str, str]:
+    new = now.told(component) or "-"
+    if then is None:
+        return "-", new, ""
+    return then.told(component) or "-", new, "DIFFERENT" if component in different(then, now) else "equal"
+
+
+def _sentence(change: Change) -> str:
+    return f"{change.path} was {change.old!r} and is {change.new!r}"

@@ -1,0 +1,23 @@
+"""The proof kit: what phasetrain promises, checked for parts of one's own. It needs no test framework."""
+
+from phasetrain.testing.compare import differences
+from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep
+from phasetrain.testing.learning import assert_learns_one_batch
+from phasetrain.testing.memory import MemoryHandler
+from phasetrain.testing.resume import assert_exact_resume
+from phasetrain.testing.round_trip import assert_state_round_trip
+from phasetrain.testing.sync import assert_no_device_sync
+from phasetrain.testing.world import assert_world_size_invariant
+
+__all__ = [
+    "KillAfter",
+    "Killed",
+    "MemoryHandler",
+    "SaveEachStep",
+    "assert_exact_resume",
+    "assert_learns_one_batch",
+    "assert_no_device_sync",
+    "assert_state_round_trip",
+    "assert_world_size_invariant",
+    "differences",
+]

@@ -1,0 +1,63 @@
+"""The parts of a run, built from its overrides without running it."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.distributed import World
+from phasetrain.optim import NonFinite
+from phasetrain.plan import Plan, interleave
+from phasetrain.setup import Setup, settle
+from phasetrain.tasks import Builder, Task
+from phasetrain.terminal import Terminal
+
+
+class Silent:
+    """The events of a step, when nobody listens."""
+
+    def on_batch(self, batch: Batch) -> Batch:
+        """Return the batch."""
+        return batch
+
+    def on_forward(self, out: StepOutput) -> StepOutput:
+        """Return the output."""
+        return out
+
+    def on_backward(self, out: StepOutput) -> None:
+        """Do nothing."""
+
+    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
+        """Do nothing."""
+
+    def on_update(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a run is made of.
+
+    Attributes:
+        setup: the settled config.
+        plan: every phase.
+        task: what is learned, with its parts.
+    """
+
+    setup: Setup
+    plan: Plan
+    task: Task
+
+
+def settled(overrides: Sequence[str], config_dir: str | None = None) -> Setup:
+    """Return the settled config of overrides, and print nothing."""
+    return settle(overrides, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
+
+
+def built(overrides: Sequence[str], config_dir: str | None = None, world: World | None = None) -> Built:
+    """Return what the run of these overrides is made of, as one process of `world` sees it."""
+    setup = replace(settled(overrides, config_dir), world=world or World())
+    builder = Builder(setup.config, setup.machine, setup.world)
+    data = builder.data()
+    plan = interleave(builder.splits(data), setup.phases)
+    return Built(setup, plan, builder.task(builder.parts(data, plan)))

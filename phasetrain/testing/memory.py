@@ -1,0 +1,141 @@
+"""An object store in memory, behind iopath: paths such as `mem://runs/a`, and no way to rename."""
+
+import io
+from collections.abc import Callable
+from threading import Lock
+from types import TracebackType
+from typing import Any, ClassVar
+
+from iopath.common.file_io import PathHandler
+
+from phasetrain.storage import HANDLERS
+
+
+@HANDLERS.register("mem")
+class MemoryHandler(PathHandler):
+    """Objects held in memory under `mem://`, as an object store holds them: for tests, and safe between threads.
+
+    An object is seen once the file that writes it is closed, and then as a whole; one whose writer leaves its `with`
+    by an error, or is dropped without being closed, is never seen. A folder is a prefix and need not be made. Nothing
+    can be renamed, appended to or changed in part.
+
+    Args:
+        objects: path -> content; handlers that are given the same dict see the same objects. By default
+            `MemoryHandler.objects`, which all handlers of the process share.
+
+    Example:
+        >>> files = PathManager()
+        >>> files.register_handler(MemoryHandler({}))
+        >>> with files.open("mem://runs/a.txt", "w") as file:
+        ...     file.write("text")
+    """
+
+    objects: ClassVar[dict[str, bytes]] = {}
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, objects: dict[str, bytes] | None = None) -> None:
+        super().__init__()
+        self._objects = self.objects if objects is None else objects
+
+    def _get_supported_prefixes(self) -> list[str]:
+        return ["mem://"]
+
+    def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any) -> io.BytesIO | io.TextIOWrapper:
+        if mode not in ("r", "w", "rb", "wb"):
+            raise io.UnsupportedOperation(
+                f"{path} cannot be opened with mode {mode!r}: an object is read (r, rb) or written as a whole (w, wb)"
+            )
+        if "r" in mode:
+            with self._lock:
+                if path not in self._objects:
+                    raise FileNotFoundError(path)
+                content = self._objects[path]
+            return io.BytesIO(content) if "b" in mode else io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+        writer = _Writer(lambda content: self._put(path, content))
+        return writer if "b" in mode else _TextWriter(writer)
+
+    def _exists(self, path: str, **kwargs: Any) -> bool:
+        return self._isfile(path) or self._isdir(path)
+
+    def _isfile(self, path: str, **kwargs: Any) -> bool:
+        with self._lock:
+            return path in self._objects
+
+    def _isdir(self, path: str, **kwargs: Any) -> bool:
+        return bool(self._ls(path))
+
+    def _ls(self, path: str, **kwargs: Any) -> list[str]:
+        """Return the names of what lies directly below a path, sorted; none where there is nothing."""
+        prefix = path.rstrip("/") + "/" if path != "mem://" else path
+        with self._lock:
+            below = [name.removeprefix(prefix) for name in self._objects if name.startswith(prefix)]
+        return sorted({name.partition("/")[0] for name in below})
+
+    def _mkdirs(self, path: str, **kwargs: Any) -> None:
+        """Do nothing: a prefix exists as soon as an object has it."""
+
+    def _rm(self, path: str, **kwargs: Any) -> None:
+        with self._lock:
+            if path not in self._objects:
+                raise FileNotFoundError(path)
+            del self._objects[path]
+
+    def _copy(self, src_path: str, dst_path: str, overwrite: bool = False, **kwargs: Any) -> bool:  # noqa: FBT001, FBT002
+        with self._lock:
+            if src_path not in self._objects:
+                raise FileNotFoundError(src_path)
+            if dst_path in self._objects and not overwrite:
+                raise FileExistsError(dst_path)
+            self._objects[dst_path] = self._objects[src_path]
+        return True
+
+    def _mv(self, src_path: str, dst_path: str, **kwargs: Any) -> bool:
+        raise io.UnsupportedOperation(f"{src_path} cannot be renamed to {dst_path}: object stores only copy and delete")
+
+    def _put(self, path: str, content: bytes) -> None:
+        with self._lock:
+            self._objects[path] = content
+
+
+class _Writer(io.BytesIO):
+    """Hands over what was written when it is closed, unless it is dropped or left by an error."""
+
+    def __init__(self, put: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._put: Callable[[bytes], None] | None = put
+
+    def discard(self) -> None:
+        """Forget what was written."""
+        self._put = None
+
+    def close(self) -> None:
+        if not self.closed and self._put is not None:
+            self._put(self.getvalue())
+        super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.discard()
+        super().__exit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        self.discard()
+
+
+class _TextWriter(io.TextIOWrapper):
+    def __init__(self, writer: _Writer) -> None:
+        super().__init__(writer, encoding="utf-8", newline="")
+        self._writer = writer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._writer.discard()
+        super().__exit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self._writer.discard()

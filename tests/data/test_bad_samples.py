@@ -1,0 +1,99 @@
+"""Different bad samples are counted once, up to a budget, and the count goes on after a resume."""
+
+import json
+import logging
+import pickle
+
+import pytest
+
+from phasetrain.data.bad_samples import BadSamples, SampleError, Unreadable, named
+
+
+def test_each_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    bad = BadSamples("substitute", 3)
+    with caplog.at_level(logging.WARNING, logger="phasetrain"):
+        bad.add("train", [(7, "OSError: unreadable"), (7, "OSError: unreadable")])
+        bad.add("train", [])
+        bad.add("train", [(2, "ValueError: x"), (7, "OSError: again")])
+    assert [record.getMessage() for record in caplog.records] == [
+        "DATA.TRAIN: sample 7 cannot be read (OSError: unreadable); another one takes its place",
+        "DATA.TRAIN: sample 2 cannot be read (ValueError: x); another one takes its place",
+    ]
+    assert len(bad) == 2
+
+
+def test_what_was_done_stands_in_the_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="phasetrain"):
+        BadSamples("drop", 3).add("valid", [(7, "OSError: x")])
+    assert caplog.messages == ["DATA.VALID: sample 7 cannot be read (OSError: x); it is left out"]
+
+
+def test_more_than_the_budget_end_the_run() -> None:
+    bad = BadSamples("drop", 2)
+    bad.add("train", [(9, "a"), (1, "b"), (9, "a")])
+    with pytest.raises(SampleError) as caught:
+        bad.add("train", [(5, "c"), (1, "b"), (4, "d")])
+    assert str(caught.value) == (
+        "DATA.TRAIN.bad_sample_budget = 2: 4 different samples cannot be read, the last of them 1 (b), 5 (c), 4 (d); "
+        "mend the data, or raise the budget"
+    )
+    assert caught.value.exit_code == 1
+    assert bad.state_dict() == {"samples": [[1, "b"], [9, "a"]]}  # the batch was not used
+
+
+def test_a_budget_of_nothing() -> None:
+    BadSamples("drop", 0).add("train", [])
+    with pytest.raises(SampleError, match="bad_sample_budget = 0: 1 different samples"):
+        BadSamples("drop", 0).add("train", [(1, "b")])
+
+
+def test_the_count_goes_on_after_a_resume(caplog: pytest.LogCaptureFixture) -> None:
+    before = BadSamples("drop", 2)
+    before.add("train", [(9, "a"), (1, "b")])
+    state = json.loads(json.dumps(before.state_dict()))
+    caplog.clear()
+    after = BadSamples("drop", 2)
+    after.load_state_dict(state)
+    after.add("train", [(1, "b"), (9, "a")])
+    assert caplog.messages == []
+    with pytest.raises(SampleError, match="3 different samples"):
+        after.add("train", [(2, "c")])
+    assert after.state_dict() == before.state_dict()
+
+
+def test_a_budget_that_was_lowered_holds_at_the_next_bad_sample() -> None:
+    after = BadSamples("drop", 1)
+    after.load_state_dict({"samples": [[1, "b"], [9, "a"]]})
+    after.add("train", [])
+    with pytest.raises(SampleError, match="2 different samples"):
+        after.add("train", [(1, "b")])
+
+
+def test_the_order_in_which_they_were_met_does_not_matter() -> None:
+    one, other = BadSamples("drop", 5), BadSamples("drop", 5)
+    one.add("train", [(9, "a"), (1, "b")])
+    other.add("train", [(1, "b")])
+    other.add("train", [(9, "a")])
+    assert one.state_dict() == other.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(2, "No such file", "a.png"), "FileNotFoundError: [Errno 2] No such file: 'a.png'"),
+        (ValueError("cannot identify <BytesIO at 0x7f3d58A48b80>"), "ValueError: cannot identify <BytesIO at 0x...>"),
+        (ValueError("one\n  two\n"), "ValueError: one two"),
+        (ZeroDivisionError(), "ZeroDivisionError:"),
+        (ValueError("x" * 1000), "ValueError: " + "x" * 288),
+    ],
+)
+def test_a_reason_is_one_line_that_is_equal_in_all_processes(error: Exception, reason: str) -> None:
+    assert Unreadable.by(error).reason == reason
+
+
+def test_names_with_reasons() -> None:
+    assert named([(7, "a"), (3, "b")]) == "7 (a), 3 (b)"
+
+
+def test_the_error_travels_from_workers() -> None:
+    assert str(pickle.loads(pickle.dumps(SampleError("DATA.TRAIN: x")))) == "DATA.TRAIN: x"

@@ -1,0 +1,206 @@
+"""The ledger has one record per update, of what was really computed, with equal bytes in equal runs."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import KillAfter, SaveEachStep, die, train
+
+from phasetrain.batch import Batch
+from phasetrain.errors import ConfigError, NumericsError
+from phasetrain.hooks import HOOKS, Hook, LedgerHook
+from phasetrain.hooks.ledger import array_of, as_it_lies, digest, part_of, tensors
+from phasetrain.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, Ledger, read
+
+CUT = ("PHASES.epochs=2", "PHASES.limit.train=4")
+
+
+def ledger(folder: Path) -> Ledger:
+    return read((folder / FILE).read_bytes())
+
+
+class Notes(Hook):
+    """Keeps what the ledger is to hold, computed another way."""
+
+    def __init__(self) -> None:
+        self.ids: dict[int, int] = {}
+        self.rows: dict[int, tuple[float, float, float]] = {}
+
+    def on_batch(self, run: Any, phase: Any, batch: Batch) -> None:
+        if phase.is_train:
+            data = b"".join(int(one).to_bytes(8, "little") for one in batch.ids)
+            self.ids[run.state.updates + 1] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+    def on_step(self, run: Any, phase: Any, out: Any) -> None:
+        if phase.is_train:
+            norm = run.task.updater.norm
+            self.rows[run.state.updates] = float(out.loss), run.task.updater.lr, 0.0 if norm is None else float(norm)
+
+
+@pytest.mark.parametrize("words", [[], ["OPTIMIZER.clip_norm=0.5"]], ids=["plain", "clipped"])
+def test_content(tmp_path: Path, words: list[str]) -> None:
+    train(tmp_path, *CUT, *words, hooks={"notes": (notes := Notes())})
+    found = ledger(tmp_path)
+    assert [(r.updates, r.phase, r.step, r.samples) for r in found.values()] == [
+        (1, 0, 1, 24), (2, 0, 2, 24), (3, 0, 3, 24), (4, 0, 4, 24),
+        (5, 2, 1, 24), (6, 2, 2, 24), (7, 2, 3, 24), (8, 2, 4, 24),
+    ]  # fmt: skip
+    assert {number: (record.loss, record.lr, record.norm) for number, record in found.items()} == notes.rows
+    assert {number: record.ids for number, record in found.items()} == notes.ids
+    assert {record.flags for record in found.values()} == {SAMPLED | NORM if words else SAMPLED}
+    assert len({record.weights for record in found.values()}) == 8
+    assert (tmp_path / FILE).stat().st_size == 16 + 8 * 76
+
+
+@pytest.mark.parametrize("content", ["sampled", "full", "none"])
+def test_reading_at_once_and_later_gives_the_same_bytes(tmp_path: Path, content: str) -> None:
+    for name, deferred in (("now", "false"), ("later", "true")):
+        words = (f"HOOKS.ledger.content={content}", f"HOOKS.ledger.deferred={deferred}", "HOOKS.ledger.flush_every=3")
+        train(tmp_path / name, *CUT, *words, "OPTIMIZER.clip_norm=0.5", "MACHINE.precision=bf16")
+    assert (tmp_path / "now" / FILE).read_bytes() == (tmp_path / "later" / FILE).read_bytes()
+    flags = {"sampled": SAMPLED, "full": FULL, "none": 0}[content]
+    assert {record.flags for record in ledger(tmp_path / "now").values()} == {flags | NORM}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("unbroken")
+    train(folder, *CUT)
+    return (folder / FILE).read_bytes()
+
+
+class TestResume:
+    @pytest.mark.parametrize("step", [0, 1, 3, 4, 5, 6, 7, 10])
+    def test_a_run_killed_anywhere_has_the_same_bytes(self, unbroken: bytes, tmp_path: Path, step: int) -> None:
+        die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+        train(tmp_path, *CUT, "DATA.TRAIN.workers=1")
+        assert (tmp_path / FILE).read_bytes() == unbroken
+
+    def test_records_beyond_the_checkpoint_are_written_anew(self, unbroken: bytes, tmp_path: Path) -> None:
+        die(tmp_path, *CUT, hooks={"kill": KillAfter(8)})  # the checkpoint is of update 4
+        assert ledger(tmp_path).last == 6
+        data = bytearray((tmp_path / FILE).read_bytes())
+        data[len(HEADER) + 5 * RECORD_BYTES + 3] ^= 255
+        (tmp_path / FILE).write_bytes(bytes(data) + b"torn")
+        train(tmp_path, *CUT)
+        assert (tmp_path / FILE).read_bytes() == unbroken
+
+    def test_the_comparison_sees_a_hook_that_forgets(
+        self, unbroken: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        monkeypatch.setattr(LedgerHook, "load_state_dict", lambda self, state: None)
+        train(tmp_path, *CUT)
+        assert (tmp_path / FILE).read_bytes() != unbroken
+
+    def test_accumulation_and_skipped_updates(self, tmp_path: Path) -> None:
+        words = (*CUT, "MACHINE.precision=fp16", "OPTIMIZER.accumulate=2", "OPTIMIZER.clip_norm=0.5")
+        words += ("OPTIMIZER.scaler={name: grad, init_scale: 1e6, growth_interval: 2}",)
+        train(tmp_path / "unbroken", *words)
+        found = [record.skipped for record in ledger(tmp_path / "unbroken").values()]
+        assert found[0]
+        assert not all(found)
+        for step in (1, 2, 5):
+            folder = tmp_path / str(step)
+            die(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+            train(folder, *words, "HOOKS.ledger.deferred=true")
+            assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda data: data[: len(HEADER) + 2 * RECORD_BYTES + 5], "has 2 records, the checkpoint covers 4"),
+            (lambda data: b"X" + data[1:], "has no header that this version knows, the checkpoint covers 4"),
+        ],
+    )
+    def test_a_damaged_file_goes_on_with_a_warning(self, tmp_path: Path, damage: Any, message: str) -> None:
+        die(tmp_path, *CUT, hooks={"kill": KillAfter(8)})
+        (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
+        train(tmp_path, *CUT)
+        assert f"{message}: earlier ones are lost" in (tmp_path / "log.txt").read_text()
+        found = ledger(tmp_path)
+        assert list(found)[-4:] == [5, 6, 7, 8]
+        assert found.damaged == ()
+
+    def test_an_attempt_without_the_hook_leaves_a_gap(self, tmp_path: Path) -> None:
+        die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
+        die(tmp_path, *CUT, "HOOKS.ledger=null", hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
+        train(tmp_path, *CUT)
+        assert list(ledger(tmp_path)) == [1, 2, 5, 6, 7, 8]
+
+
+def test_a_weight_that_moves_shows_in_its_update(tmp_path: Path) -> None:
+    class Nudge(Hook):
+        def on_update(self, run: Any, phase: Any) -> None:
+            if run.state.updates == 5:
+                with torch.no_grad():
+                    for weight in run.task.model.parameters():
+                        weight.add_(1e-4)
+
+    train(tmp_path / "one", *CUT)
+    train(tmp_path / "other", *CUT, hooks={"nudge": Nudge()})
+    one, other = ledger(tmp_path / "one"), ledger(tmp_path / "other")
+    assert [number for number in one if one[number].weights != other[number].weights] == [6, 7, 8]
+    assert [number for number in one if one[number].loss != other[number].loss] == [7, 8]
+
+
+def test_an_update_that_ends_the_run_leaves_the_ones_before_it(tmp_path: Path) -> None:
+    class Break(Hook):
+        def on_forward(self, run: Any, phase: Any, out: Any) -> None:
+            if run.state.updates == 3:
+                out.loss = out.loss * float("nan")
+
+    with pytest.raises(NumericsError):
+        train(tmp_path, *CUT, hooks={"break": Break()})
+    assert list(ledger(tmp_path)) == [1, 2, 3]
+
+
+class TestPartOf:
+    def test_places_of_a_batch(self) -> None:
+        batch = torch.arange(4 * 100, dtype=torch.float32).reshape(4, 10, 10)
+        part = part_of(array_of(batch), 4, 0)
+        assert part.shape == (4, 15)  # 16 entries of 4 bytes fit into 64; every seventh of 100 are taken
+        assert part[1].tolist() == [100 + 7 * place for place in range(15)]
+        assert part_of(array_of(batch), 4, 1)[0, 0] == 0x9E3779B1 % 7
+
+    def test_every_entry_is_met(self) -> None:
+        batch = torch.arange(100).reshape(1, 100)
+        met = {int(value) for turn in range(100) for value in part_of(batch, 1, turn)[0]}
+        assert met == set(range(100))
+
+    @pytest.mark.parametrize(("count", "entries"), [(1, 13), (64, 13), (256, 13), (1024, 4), (100_000, 1)])
+    def test_large_batches_are_sampled_less(self, count: int, entries: int) -> None:
+        part = part_of(torch.zeros(count, 1000).expand(count, 1000), count, 0)
+        assert part.shape[1] <= entries + 3
+        assert count > 4096 or part.numel() * 4 <= 16384 + 4 * count
+
+    def test_short_samples_are_taken_whole(self) -> None:
+        assert part_of(torch.arange(12).reshape(3, 4), 3, 5).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+    def test_channels_last_is_not_copied(self) -> None:
+        batch = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
+        assert part_of(as_it_lies(batch), 4, 0).data_ptr() == batch.data_ptr()
+        assert array_of(batch).shape == (4, 8, 8, 3)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.complex64])
+    def test_types_that_numpy_lacks_and_others(self, dtype: torch.dtype) -> None:
+        value = torch.ones(3, 5, requires_grad=False).to(dtype)
+        assert len(array_of(value).tobytes()) == 15 * value.element_size()
+        assert array_of(torch.ones(3).to_sparse()).tolist() == [1.0, 1.0, 1.0]
+
+    def test_nested_inputs(self) -> None:
+        one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
+        assert [len(found) for found in tensors({"a": one, "b": [two, (three, "text")], "c": None})] == [1, 2, 3]
+        assert digest(b"") == int.from_bytes(hashlib.blake2b(b"", digest_size=8).digest(), "little")
+
+
+def test_settings_are_checked(tmp_path: Path) -> None:
+    assert HOOKS["ledger"] is LedgerHook
+    with pytest.raises(ValueError, match="flush_every = 0: expected at least 1"):
+        LedgerHook(flush_every=0)
+    with pytest.raises(ValueError, match="content = 'some': expected 'sampled', 'full' or 'none'"):
+        LedgerHook("some")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"HOOKS\.again and HOOKS\.ledger are both of the kind LedgerHook"):
+        train(tmp_path, "HOOKS.again.name=ledger")
