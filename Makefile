@@ -29,9 +29,13 @@ check: $(VENV)/full  ## lint, format, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(VENV)/core  ## measure the overhead per step and the start-up
+bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, seeking and resuming
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/seek.py
+	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/resume.py
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(BIN)/python -m pytest tests/rules/test_docs.py $(ARGS)

@@ -10,6 +10,7 @@ first touch of fresh memory is most of their time.
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -135,6 +136,7 @@ def saving(state: dict[str, Any], repetitions: int, scratch: Path) -> list[Row]:
         for repetition in range(repetitions + 1):
             for name, save in found.items():
                 path = scratch / f"{repetition}-{len(taken)}"
+                gc.collect()
                 os.sync()
                 began = time.perf_counter()
                 stall = save(path)
@@ -146,9 +148,7 @@ def saving(state: dict[str, Any], repetitions: int, scratch: Path) -> list[Row]:
                     taken.setdefault(name, []).append((stall or total, total))
     middle = {name: [median(column) for column in zip(*times, strict=True)] for name, times in taken.items()}
     base = middle["torch.save"][1]
-    return [
-        Row(name, stall, total, stall / base, total / base, sizes[name]) for name, (stall, total) in middle.items()
-    ]
+    return [Row(name, stall, total, stall / base, total / base, sizes[name]) for name, (stall, total) in middle.items()]
 
 
 def restoring(state: dict[str, Any], repetitions: int, scratch: Path) -> dict[str, float]:

@@ -30,6 +30,7 @@ from phasetrain.engine import PhaseEngine
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import Hook
 from phasetrain.hooks.console import ConsoleView
+from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.plan import interleave
 from phasetrain.setup import Setup, settle
@@ -59,8 +60,10 @@ PLAIN = (
     "METERS=null",
     "MACHINE.threads=1",
     "MACHINE.deterministic=true",
+    "OPTIMIZER.on_nonfinite=ignore",
 )
-FULL = (*PLAIN, "METERS={accuracy: {}, loss: null}", "OPTIMIZER.SCHEDULES={lr: {name: cosine}}")
+GUARDED = (*PLAIN, "OPTIMIZER.on_nonfinite=stop")
+FULL = (*GUARDED, "METERS={accuracy: {}, loss: null}", "OPTIMIZER.SCHEDULES={lr: {name: cosine}}")
 
 Trial = Callable[[], "Taken"]
 
@@ -153,22 +156,30 @@ def framework(
     return trial
 
 
-def observers(terminal: Terminal) -> Callable[[], Mapping[str, Hook]]:
+def observers(terminal: Terminal, *, ledger: bool = False) -> Callable[[], Mapping[str, Hook]]:
     """Return what makes the hooks of variant (b): progress, and the loss in metrics.jsonl every 10 steps."""
-    return lambda: {"console": ConsoleView(terminal), "metrics": Metrics(every_updates=10)}
+
+    def hooks() -> dict[str, Hook]:
+        found: dict[str, Hook] = {"console": ConsoleView(terminal), "metrics": Metrics(every_updates=10)}
+        return found | {"ledger": LedgerHook()} if ledger else found
+
+    return hooks
 
 
 def variants(updates: int, folder: Path) -> dict[str, Trial]:
     """Return every variant by its name."""
     lines = observers(Terminal(io.StringIO(), live=False))
     live = observers(Terminal(NullTerminal(), live=True))
-    (folder / "lines").mkdir()
-    (folder / "live").mkdir()
+    recorded = observers(Terminal(io.StringIO(), live=False), ledger=True)
+    for name in ("lines", "live", "recorded"):
+        (folder / name).mkdir()
     return {
         "bare loop": bare(updates),
         "(a) phasetrain, everything optional off": framework(PLAIN, updates),
-        "(b) with progress as lines, loss log, accuracy, schedule": framework(FULL, updates, folder / "lines", lines),
+        "(a) with the numerics guard": framework(GUARDED, updates),
+        "(b) guard, progress as lines, loss log, accuracy, schedule": framework(FULL, updates, folder / "lines", lines),
         "(b) with progress on a live terminal": framework(FULL, updates, folder / "live", live),
+        "(b) with progress as lines and the ledger": framework(FULL, updates, folder / "recorded", recorded),
     }
 
 

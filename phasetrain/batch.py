@@ -37,6 +37,11 @@ class Batch:
         """Return the batch in page-locked memory; torch's loader calls it where `pin_memory` is set."""
         return self._mapped(Tensor.pin_memory)
 
+    def share_memory(self) -> "Batch":
+        """Return the batch in memory that other processes can map; raises RuntimeError where there is no room."""
+        mapped(self.ids, Tensor.share_memory_)
+        return self._mapped(Tensor.share_memory_)
+
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(
             input=mapped(self.input, change),

@@ -30,7 +30,7 @@ The same command, started again, goes on from the newest checkpoint; on a finish
 | steps.ledger | a short binary record per update, for RUN.engine=replay and for comparing runs |
 | log.txt | what was printed, with the time |
 | stacks.txt | what every thread was doing when SIGUSR2 came or no step completed for long; seldom there |
-| status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, where the time went, heartbeat |
+| status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, time, heartbeat |
 | checkpoints/ | a folder per checkpoint: phases completed, steps in the next; weights in tensors.safetensors |
 | reproduce.sh | runs it again from the start, in a new folder |
 """

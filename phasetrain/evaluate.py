@@ -96,7 +96,7 @@ def _checkpoint(setup: Setup, folder: RunFolder) -> Loaded:
     if loaded is None:
         measured = f" in which {checkpointer.retention.monitor} was measured" if named == "best" else ""
         raise ConfigError(
-            f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} holds no checkpoint{measured}; set RUN.dir to the "
-            "folder of a run, or RUN.checkpoint to the path of a checkpoint"
+            f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} holds no checkpoint{measured}; set RUN.dir to "
+            "the folder of a run, or RUN.checkpoint to the path of a checkpoint"
         )
     return loaded

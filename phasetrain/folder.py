@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.lock import LEASE_SECONDS, FolderLock, Owner
 from phasetrain.storage import TEMPORARY, LogFile, Storage, open_storage
 
 log = logging.getLogger(__name__)
 
-OWN_FILES = ("RUN.md", "config.yaml", "overrides.yaml", "environment.json", "metrics.jsonl", "reproduce.sh", "steps.ledger")
+OWN_FILES = (
+    "RUN.md",
+    "config.yaml",
+    "overrides.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "reproduce.sh",
+    "steps.ledger",
+)
 """Files that a run writes anew or appends to."""
 
 
@@ -33,6 +41,8 @@ class RunFolder:
 
     Attributes:
         watch: asked for what is to stand in status.json whenever it is written.
+        lost: who has taken the folder over while this process was stopped for longer than its lease, in a sentence;
+            else empty. Nobody may write then.
     """
 
     def __init__(self, path: str, storage: Storage | None = None) -> None:
@@ -40,6 +50,7 @@ class RunFolder:
         self.storage = storage or open_storage(path)
         self.attempt = 1
         self.watch: Callable[[], Mapping[str, Any]] = dict
+        self.lost = ""
         self._lock = FolderLock(self.path, self.storage)
         self._closing = threading.Event()
         self._guard = threading.Lock()
@@ -147,7 +158,10 @@ class RunFolder:
         with self._guard:
             while self._logs:
                 self._logs.pop().close()
-            self._lock.release()
+            try:
+                self._lock.release()
+            except OSError as error:
+                log.warning("the lock could not be taken away (%s); it ends with this process on this machine", error)
 
     def _refuse_strangers(self) -> None:
         """Refuse a folder that holds no run, but files that a run would overwrite."""
@@ -186,12 +200,17 @@ class RunFolder:
             with self._guard:
                 if self._closing.is_set():
                     return
-                with suppress(OSError):  # a full or absent disk fails the next save, which says so
+                try:
                     self._lock.renew(Owner.here(self.attempt))
                     self._write_status(durable=False)
+                except FolderInUseError as error:
+                    self.lost = str(error)
+                    return
+                except OSError:  # a full or absent disk fails the next save, which says so
+                    continue
 
     def _write_status(self, *, durable: bool) -> None:
-        if "state" not in self._status:  # until this attempt has one, that of the attempt before stands
+        if "state" not in self._status or self.lost:  # until this attempt has one, that of the attempt before stands
             return
         heartbeat = {"at": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
         self._status = {**self._status, **self.watch()}

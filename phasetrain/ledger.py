@@ -6,7 +6,7 @@ which the updates were made. Equal runs have equal bytes, however often they wer
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -75,9 +75,7 @@ class Record:
 
     def encode(self) -> bytes:
         """Return the record as it stands in the file, with its CRC-32 at the end."""
-        values = (self.updates, self.phase, self.step, self.samples, self.flags, self.ids, self.content, self.weights)
-        data = _RECORD.pack(*values, self.loss, self.norm, self.lr)
-        return data + _CHECK.pack(crc32(data))
+        return encoded(*astuple(self))
 
     @property
     def skipped(self) -> bool:
@@ -99,6 +97,12 @@ class Record:
         if component == "gradient norm":
             return repr(self.norm) if flags & NORM else "not computed"
         return f"{self.weights:016x}{' skipped' if self.skipped else ''}"
+
+
+def encoded(*values: float) -> bytes:
+    """Return a record, given the attributes of `Record` in their order, as it stands in the file."""
+    data = _RECORD.pack(*values)
+    return data + _CHECK.pack(crc32(data))
 
 
 def different(one: Record, other: Record) -> list[str]:
@@ -169,6 +173,11 @@ def read(data: bytes, path: str = FILE) -> Ledger:
     places = {int(rows["updates"][place]): int(place) for place in np.flatnonzero(whole)}
     damaged = tuple(int(place) for place in np.flatnonzero(~whole))
     return Ledger(path, len(body) % RECORD_BYTES, damaged, rows, dict(sorted(places.items())))
+
+
+def recorded(size: int) -> int:
+    """Return how many records a file of `size` bytes holds."""
+    return max(0, size - len(HEADER)) // RECORD_BYTES
 
 
 def written(records: Iterable[Record]) -> bytes:

@@ -86,23 +86,31 @@ class FolderLock:
         elif before is not None and before.blocks(owner, locked=False):
             raise FolderInUseError(self._in_use(before))
         self._held = True
-        self.renew(owner, durable=True)
+        self._write(owner, durable=True)
         if (now := self._owner()) != owner:
             self._held = False
             self._drop()
             raise FolderInUseError(self._in_use(now))
 
-    def renew(self, owner: Owner, *, durable: bool = False) -> None:
-        """Write the record anew, with the lease of now."""
-        self.storage.replace_json(self._record, asdict(owner), durable=durable)
+    def renew(self, owner: Owner) -> None:
+        """Write the record anew, with the lease of now.
+
+        Raises:
+            FolderInUseError: somebody has taken the folder over, because the lease had run out.
+        """
+        now = self._owner()
+        if now is not None and (now.host, now.pid, now.started) != (owner.host, owner.pid, owner.started):
+            self._held = False
+            raise FolderInUseError(self._in_use(now))
+        self._write(owner, durable=False)
 
     def release(self) -> None:
-        """Give the lock up; nothing happens where it is not held."""
+        """Give the lock up; nothing happens where it is not held, or where somebody else has it by now."""
         try:
             if self._held:
                 self.storage.remove(self._record)
-            if self._handle is not None:
-                Path(self._file).unlink(missing_ok=True)
+                if self._handle is not None:
+                    Path(self._file).unlink(missing_ok=True)
         finally:
             self._held = False
             self._drop()
@@ -114,6 +122,9 @@ class FolderLock:
     @property
     def _file(self) -> str:
         return self.storage.local(f"{self.path}/run.lock")
+
+    def _write(self, owner: Owner, *, durable: bool) -> None:
+        self.storage.replace_json(self._record, asdict(owner), durable=durable)
 
     def _drop(self) -> None:
         if self._handle is not None:
@@ -133,6 +144,10 @@ class FolderLock:
         except (BlockingIOError, FileNotFoundError):
             os.close(handle)
             raise FolderInUseError(self._in_use(self._owner())) from None
+        except OSError:
+            os.close(handle)
+            Path(self._file).unlink(missing_ok=True)
+            raise
         return handle
 
     def _owner(self) -> Owner | None:

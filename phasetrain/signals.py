@@ -10,7 +10,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 SAVING = (signal.SIGUSR1,)
 
 
-class Interrupted(BaseException):  # noqa: N818 - it is no error: somebody asked for it
+class Interrupted(BaseException):
     """Somebody asked to stop while the run waited for data; it stands between two steps."""
 
 
@@ -22,12 +22,13 @@ class Signals:
 
     Attributes:
         stop: number of the first signal that asked to stop, or 0.
+        ended: number of the second one, at which the process ends, or 0.
         save: whether a save was asked for and is still to come.
         waiting: tells whether the run waits for data, so that `Interrupted` may be raised.
     """
 
     def __init__(self) -> None:
-        self.stop = 0
+        self.stop = self.ended = 0
         self.save = False
         self.waiting: Callable[[], bool] = lambda: False
         self._before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
@@ -52,6 +53,7 @@ class Signals:
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         if self.stop:
+            self.ended = number
             raise SystemExit(128 + number)
         self.stop = number
         if self.waiting():

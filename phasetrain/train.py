@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from phasetrain.attempt import Attempt, logged
 from phasetrain.checkpoint import Checkpointer, Loaded, Retention
@@ -15,9 +16,10 @@ from phasetrain.clock import Clock
 from phasetrain.data.purity import check_pure
 from phasetrain.documents import command, write_documents
 from phasetrain.engine import PhaseEngine
-from phasetrain.errors import ConfigError, NoValidCheckpointError, PhasetrainError
+from phasetrain.errors import ConfigError, FolderInUseError, NoValidCheckpointError, PhasetrainError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import HOOKS, CheckpointHook, Hook, Run, SaveSettings
+from phasetrain.ledger import FILE, recorded
 from phasetrain.machine import Machine
 from phasetrain.plan import Phase, Plan, interleave
 from phasetrain.preview import checkpoint_bytes, described, parameter_count
@@ -91,6 +93,7 @@ def train(
         checkpointer = checkpointer_of(setup, folder)
         done = _finished(setup, checkpointer, data)
         if done is not None:
+            _complete(folder, checkpointer, done)
             return done
         if setup.config.RUN.resume == "must" and not folder.storage.names(checkpointer.root):
             raise _nothing_to_resume(folder)
@@ -103,6 +106,10 @@ def train(
                 training = _Training(setup, builder, data, folder, checkpointer, signals, clock)
                 return training.run(hooks or {}, loop)
         except BaseException as error:
+            if signals.ended and not isinstance(error, SystemExit):  # raised on the way out, as by a worker's end
+                ended = SystemExit(128 + signals.ended)
+                _note_failure(folder, ended)
+                raise ended from error
             _note_failure(folder, error)
             raise
         finally:
@@ -125,6 +132,9 @@ class _Training:
         self.setup, self.builder, self.data = setup, builder, data
         self.folder, self.checkpointer, self.signals = folder, checkpointer, signals
         self.attempt, self.clock = Attempt(folder.status(), clock), clock
+        ledger = Path(folder.file(FILE))
+        if folder.storage.keeps_files and ledger.is_file():  # it knows of updates that status.json does not
+            clock.redo_until = max(clock.redo_until, recorded(ledger.stat().st_size))
 
     def run(self, extra: Mapping[str, Hook], loop: Loop) -> Result:
         """Restore or start, train, and say what came of it."""
@@ -248,8 +258,13 @@ class _Latest(Hook):
 
 def digest_of(model: nn.Module) -> str:
     """Return the SHA-256 over names, types, shapes and bytes of a model's state, in order of names."""
+    return digest_of_state(model.state_dict())
+
+
+def digest_of_state(state: Mapping[str, Tensor]) -> str:
+    """Return what `digest_of` says of a model with this state."""
     digest = sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(state.items()):
         flat = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
         digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
@@ -287,7 +302,21 @@ def _finished(setup: Setup, checkpointer: Checkpointer, data: Mapping[str, Split
     state = loaded.manifest.state
     folder, reason, updates = setup.config.RUN.dir, state["finished"], state["updates"]
     log.info("%s is a finished run (%s after %d updates); nothing is left to do", folder, reason, updates)
-    return Result("finished", folder=folder, reason=reason, updates=updates)
+    digest = digest_of_state(loaded.state["task"]["model"])
+    return Result("finished", folder=folder, reason=reason, updates=updates, digest=digest)
+
+
+def _complete(folder: RunFolder, checkpointer: Checkpointer, done: Result) -> None:
+    """Say that a run has finished, and clear away, where it was killed between its last checkpoint and its end."""
+    if not any(folder.storage.exists(folder.file(name)) for name in ("owner.json", "run.lock")):
+        return
+    with suppress(FolderInUseError, ConfigError), closing(folder):  # somebody is at it, or nobody may write there
+        folder.open()
+        with folder.writing():
+            checkpointer.clear_leftovers()
+            folder.write_status(
+                "finished", updates=done.updates, reason=done.reason, exit_code=0, digest=done.digest
+            )
 
 
 def _nothing_to_resume(folder: RunFolder) -> ConfigError:

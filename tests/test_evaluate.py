@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from harness import newest, train
 
+from phasetrain.checkpoint import Checkpointer
 from phasetrain.errors import ChangedError, ConfigError, NoValidCheckpointError
 from phasetrain.folder import RunFolder
+from phasetrain.storage import Storage
 from phasetrain.train import Result
 
 
@@ -105,3 +107,26 @@ def test_the_newest_whole_one_is_taken_where_the_last_is_damaged(tmp_path: Path)
     (tmp_path / "checkpoints/p0004-s00000000/state.json").unlink()
     assert newest(tmp_path).path.endswith("p0003-s00000000")
     assert test(tmp_path).reason.endswith("p0003-s00000000")
+
+
+class TestBest:
+    @pytest.mark.parametrize("sign", ["", "-"])
+    def test_the_best_by_the_monitor_is_tested(self, tmp_path: Path, sign: str) -> None:
+        monitor = f"CHECKPOINT.best.monitor={sign}test/accuracy"
+        train(tmp_path, monitor, "CHECKPOINT.keep_last=9", "OPTIMIZER.lr=0.5")
+        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
+        values = {saved.name: saved.manifest.facts.metrics.get("test/accuracy") for saved in listed}
+        measured = {name: value for name, value in values.items() if value is not None}
+        wanted = (min if sign else max)(measured.values())
+        found = test(tmp_path, "RUN.checkpoint=best", monitor)
+        assert found.metrics is not None
+        assert found.metrics["test/accuracy"] == wanted
+        assert found.reason.rpartition("/")[2] == [name for name in measured if measured[name] == wanted][-1]
+
+    def test_without_a_monitor_it_is_refused(self, trained: tuple[Path, Result]) -> None:
+        with pytest.raises(ConfigError, match=r"^RUN\.checkpoint = 'best' needs CHECKPOINT\.best\.monitor, the metric"):
+            test(trained[0], "RUN.checkpoint=best")
+
+    def test_where_none_was_measured(self, trained: tuple[Path, Result]) -> None:
+        with pytest.raises(ConfigError, match=r"holds no checkpoint in which other/accuracy was measured"):
+            test(trained[0], "RUN.checkpoint=best", "CHECKPOINT.best.monitor=other/accuracy")

@@ -4,6 +4,7 @@ import errno
 import json
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -163,11 +164,16 @@ class Checkpointer:
             "what was left of others could not be cleared away": lambda: sweep(self.storage, self.root),
             "older ones could not be cleared away": self._prune,
         }
+        troubles = 0
         for trouble, task in tasks.items():
             try:
                 task()
             except OSError as error:
                 self.say(f"{self.root}/{saved.name} is saved, but {trouble}: {error}")
+                troubles += 1
+        if troubles:
+            with suppress(OSError):  # what refused once may give way now; after the last save nobody else comes by
+                sweep(self.storage, self.root)
 
     def finished(self) -> bool:
         """Tell whether the newest manifest says that the run has finished; reads no state."""

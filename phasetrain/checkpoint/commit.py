@@ -183,9 +183,13 @@ def read_files(storage: Storage, folder: str, manifest: Manifest, verify: Verify
     contents = {}
     for name, record in manifest.files.items():
         try:
+            size = storage.size(f"{folder}/{name}")
+            if verify != "off" and size not in (None, record.size):  # before memory is taken for it
+                raise InvalidCheckpointError(f"{name} has {size} bytes, the manifest says {record.size}")
             data, digest = storage.load(f"{folder}/{name}")
-        except OSError as error:
-            raise InvalidCheckpointError(f"{name} cannot be read ({error.strerror or error})") from error
+        except (OSError, MemoryError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            raise InvalidCheckpointError(f"{name} cannot be read ({reason})") from error
         if verify != "off" and len(data) != record.size:
             raise InvalidCheckpointError(f"{name} has {len(data)} bytes, the manifest says {record.size}")
         if verify == "full" and digest != record.digest:

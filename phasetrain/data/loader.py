@@ -1,14 +1,18 @@
 """Batches of one split for the whole run, read in this process or by workers that live as long as the run."""
 
 import faulthandler
+import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import resource_tracker
+from multiprocessing import parent_process, resource_tracker
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
@@ -143,8 +147,11 @@ class PhaseLoader:
                 resource_tracker.ensure_running()  # inherits it too, and unblocks SIGTERM and SIGINT again
                 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
                 self._stream = iter(loader)
+            except OSError as error:
+                raise SampleError(_no_room(phase.split, error)) from error
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            hear_of_workers_in_a_wait()
 
     def _follows(self, phase: Phase, start: int) -> bool:
         """Tell whether the stream's next batch is the one of this phase and step."""
@@ -207,9 +214,45 @@ class _Guarded(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, draw: Draw) -> Batch | SampleError:
         try:
-            return self._reader[draw]
+            batch = self._reader[draw]
         except SampleError as error:
             return SampleError(str(error))
+        try:
+            return batch.share_memory()  # the queue would do so in a thread that loses the batch where it fails
+        except (RuntimeError, OSError) as error:
+            return SampleError(_no_room(draw.split, error))
+
+
+def _no_room(split: str, error: Exception) -> str:
+    """Return what to say of it, and take away the name of the segment that torch made and could not fill."""
+    where = f"DATA.{split.upper()}"
+    for name in re.findall(r"</(torch_\w+)>", str(error)):
+        Path("/dev/shm", name).unlink(missing_ok=True)
+    return (
+        f"{where}: a worker needs shared memory, and /dev/shm does not give it ({error}); give it more room (in a "
+        f"container: --shm-size), lower batch_size, workers or prefetch of {where}, or set {where}.workers=0, which "
+        "needs none"
+    )
+
+
+def hear_of_workers_in_a_wait() -> None:
+    """Let the end of a worker be told while a batch is waited for, and nowhere else.
+
+    Torch's handler of SIGCHLD raises wherever the main thread stands: in the midst of an update, of a save, or of the
+    way out after a second signal. A wait that begins after a worker has died notices within 5 s without it.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    ours = isinstance(before, partial) and before.func is _on_child
+    if callable(before) and not ours and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, partial(_on_child, before))
+
+
+def _on_child(before: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+    at = frame
+    while at is not None and at.f_code is not PhaseLoader._received.__code__:
+        at = at.f_back
+    if at is not None:
+        before(number, frame)
 
 
 def prepare_worker(worker: int, stacks: str | None = None) -> None:
@@ -239,3 +282,15 @@ def prepare_worker(worker: int, stacks: str | None = None) -> None:
             file = open(stacks, "ab", buffering=0)  # noqa: SIM115 - open as long as the worker lives
             faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    threading.Thread(target=_leave_with_parent, name="phasetrain-orphan", daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """End this worker when the main process is gone.
+
+    Torch's own watchdog looks every 5 s, and never notices where the main process died before the watchdog was made.
+    """
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -128,7 +128,7 @@ class PhaseSampler:
             first = phase.offset + step * phase.batch_size
             begin, end = self._world.share(first, first + phase.samples_in(step))
             yield [
-                Draw(phase.split, phase.epoch, at, self._slice(phase.split, indices, at, min(at + self._micro, end)))
+                Draw(phase.split, phase.epoch, at, indices[at : min(at + self._micro, end)])
                 for at in range(begin, end, self._micro)
             ]
 
@@ -136,30 +136,35 @@ class PhaseSampler:
         key = (phase.split, phase.epoch)
         if self._pass is None or self._pass[0] != key:
             found = self._order(self._length, seed_of(self._seed, "order", *key))
-            self._check_pass(phase.split, found)
-            self._pass = key, found
+            self._pass = key, self._checked(f"DATA.{phase.split.upper()}.sampler", found)
         return self._pass[1]
 
-    def _check_pass(self, split: str, found: Any) -> None:
-        where = f"DATA.{split.upper()}.sampler"
+    def _checked(self, where: str, found: Any) -> Pass:
+        """Return a pass whose indices are looked at: those of an array now, all others when they are made."""
         if isinstance(found, np.ndarray):
             _check(where, "a pass", found, self._length, below=self._length)
-            return
+            return found
         given = type(found).__name__
         if isinstance(found, Pass):
             if len(found) == self._length:
-                return
+                return _CheckedPass(where, found)
             given = f"{given} of length {len(found)}"
         raise ValueError(
             f"{where} gave {given} for a pass, expected an int64 array ({self._length},), or an object of that length "
             "whose slices are int64 arrays"
         )
 
-    def _slice(self, split: str, indices: Pass, begin: int, end: int) -> Indices:
-        found = indices[begin:end]
-        if not isinstance(indices, np.ndarray):  # an array was looked at as a whole
-            what = f"samples {begin} to {end - 1} of a pass"
-            _check(f"DATA.{split.upper()}.sampler", what, found, end - begin, below=self._length)
+
+class _CheckedPass:
+    def __init__(self, where: str, indices: Pass) -> None:
+        self._where, self._indices, self._length = where, indices, len(indices)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, ordinals: slice) -> Indices:
+        found, (begin, end, _) = self._indices[ordinals], ordinals.indices(self._length)
+        _check(self._where, f"samples {begin} to {end - 1} of a pass", found, end - begin, below=self._length)
         return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from phasetrain.batch import StepOutput
 from phasetrain.checkpoint import Checkpointer, Facts, Loaded, Saved, check
 from phasetrain.checkpoint.background import Background
-from phasetrain.errors import ChangedError, ConfigError, SaveError, did_you_mean
+from phasetrain.errors import ChangedError, ConfigError, FolderInUseError, SaveError, did_you_mean
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.plan import Phase
 from phasetrain.signals import Signals
@@ -105,6 +105,7 @@ class CheckpointHook(Hook):
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Save if it is due by updates or minutes or asked for; stop if asked to."""
+        _refuse_lost(run)
         if self._writing.ready:
             self._settle(run)
         if self.signals.stop:
@@ -133,6 +134,8 @@ class CheckpointHook(Hook):
     def on_end(self, run: Run) -> None:
         """Save where the run stopped, and why; what was asked for is written when this returns."""
         grace = self.settings.grace_seconds
+        if run.interrupted and grace is not None:
+            self._settle(run)  # finishes the save under way, and tells how long one takes
         if run.interrupted and grace is not None and self._took > grace:
             log.warning(
                 "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds is %g", self._took, grace
@@ -170,7 +173,9 @@ class CheckpointHook(Hook):
 
         Raises:
             SaveError: an earlier save has failed, and CHECKPOINT.on_save_error is `stop`.
+            FolderInUseError: somebody else has taken the run folder over.
         """
+        _refuse_lost(run)
         position = _position(run)
         if position == self._saved_at:
             return
@@ -267,6 +272,11 @@ class CheckpointHook(Hook):
             f"{did_you_mean(monitor.removeprefix('-'), known) or '.'} Known: {', '.join(known)}; a minus sign before "
             "it means that smaller is better"
         )
+
+
+def _refuse_lost(run: Run) -> None:
+    if run.folder is not None and run.folder.lost:
+        raise FolderInUseError(run.folder.lost)
 
 
 def _position(run: Run) -> tuple[int, int, str]:

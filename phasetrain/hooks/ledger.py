@@ -1,13 +1,11 @@
 """Writes steps.ledger: a short record of every update, from which a replay and a comparison tell where runs part."""
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -17,7 +15,7 @@ from torch import Tensor
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.errors import NumericsError
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, SKIPPED, Record
+from phasetrain.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, SKIPPED, encoded, recorded
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.plan import Phase
 from phasetrain.storage import LogFile
@@ -27,26 +25,27 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Values = TypeVar("Values", Tensor, Array)
 Content = Literal["sampled", "full", "none"]
-SAMPLE_BYTES, TENSOR_BYTES, WEIGHT_BYTES = 64, 16384, 256
-"""Bytes that are hashed at most: of a sample in a tensor, of a tensor in a batch, of a parameter after an update."""
+SAMPLE_BYTES, PLACES, RUN = 64, 256, 64
+"""What is hashed at most: bytes of a sample in a tensor, places in a tensor, entries of a parameter."""
 
-_EMPTY = 0
-"""Stands for the digest of a content that was not looked at."""
+
+Piece = Tensor | bytes
+"""What will be hashed: bytes, or a copy that is still on the device."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A record some of whose values may still be on their way from the device."""
+    """What a record is made of when it is written: between two steps caches are cold, and little is done there."""
 
     updates: int
     phase: int
     step: int
     samples: int
     flags: int
-    ids: int
     lr: float
-    content: int | list[Tensor]
-    weights: int | list[Tensor]
+    ids: list[bytes]
+    content: int | list[Piece]
+    weights: list[Piece]
     loss: float | Tensor
     norm: float | Tensor
 
@@ -60,9 +59,9 @@ class LedgerHook(Hook):
     nothing waits for the device between two flushes.
 
     Args:
-        content: how much of a batch is hashed: about 64 bytes per sample at evenly spaced places that move from
-            update to update, and less in batches of more than 256 samples; all of it, which on a device waits for
-            each batch; or nothing.
+        content: how much of a batch is hashed: about 64 bytes of each sample, or of 256 samples where there are more,
+            at evenly spaced places that move from update to update; all of it, which on a device waits for each
+            batch; or nothing.
         flush_every: updates after which records are written; they are before each checkpoint and after each phase.
         deferred: keep copies until records are written; None: on every device but the CPU.
     """
@@ -85,6 +84,7 @@ class LedgerHook(Hook):
         self._skipped: set[int] = set()
         self._parameters: list[Tensor] = []
         self._matrices: list[Tensor] = []
+        self._hasher: blake2b | None = None
         self._forget_batch()
 
     def on_start(self, run: Run) -> None:
@@ -93,7 +93,7 @@ class LedgerHook(Hook):
         device = run.task.parts.machine.device
         self._later = device.type != "cpu" if self.deferred is None else self.deferred
         self._file = file = run.folder.log(FILE)
-        whole = max(0, file.size - len(HEADER)) // RECORD_BYTES
+        whole = recorded(file.size)
         begins = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
         if self._records and not (begins and whole >= self._records):
             found = f"{whole} records" if begins else "no header that this version knows"
@@ -107,21 +107,25 @@ class LedgerHook(Hook):
         """Hash the indices of a micro-batch, and of its content what is asked for."""
         if not phase.is_train:
             return
-        self._ids.update(batch.ids.numpy().tobytes())
+        self._ids.append(batch.ids.numpy().tobytes())  # no reference, as workers' memory comes with open files
         if self.content == "none":
             return
-        self._flags |= SAMPLED if self.content == "sampled" else FULL
-        turn = run.state.updates
-        for tensor in chain(tensors(batch.input), tensors(batch.target), tensors(batch.mask)):
-            count = len(tensor) if tensor.ndim else 1
-            if self.content == "full":
+        found = tensors((batch.input, batch.target, batch.mask))
+        if self.content == "full":
+            self._flags |= FULL
+            self._hasher = self._hasher or blake2b(digest_size=8)
+            for tensor in found:
                 self._hasher.update(array_of(tensor.cpu()).tobytes())
-            elif not tensor.numel():
+            return
+        self._flags |= SAMPLED
+        for tensor in found:
+            if not tensor.numel():
                 continue
-            elif self._later:
-                self._kept.append(part_of(as_it_lies(tensor), count, turn).clone())
+            count = len(tensor) if tensor.ndim else 1
+            if self._later:
+                self._pieces.append(part_of(as_it_lies(tensor), count, run.state.updates).clone())
             else:
-                self._hasher.update(part_of(array_of(tensor), count, turn).tobytes())
+                self._pieces.append(part_of(array_of(tensor), count, run.state.updates).tobytes())
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
         """Note that an update was left out; a device may report it an update late."""
@@ -132,8 +136,7 @@ class LedgerHook(Hook):
         if not phase.is_train:
             return
         state, updater, later = run.state, run.task.updater, self._later
-        norm, turn = updater.norm, state.updates
-        weights = self._probed(updater, turn)
+        norm = updater.norm
         self._rows.append(
             _Row(
                 updates=state.updates,
@@ -141,12 +144,10 @@ class LedgerHook(Hook):
                 step=state.step,
                 samples=out.samples,
                 flags=self._flags | (NORM if norm is not None else 0),
-                ids=_number(self._ids),
                 lr=updater.lr,
-                content=self._content_of(),
-                weights=[_some(as_it_lies(weight), turn).clone() for weight in weights]
-                if later
-                else digest(b"".join([_some(array_of(weight), turn).tobytes() for weight in weights])),
+                ids=self._ids,
+                content=digest_of(self._hasher) if self._hasher else self._pieces,
+                weights=self._weights(updater, state.updates),
                 loss=out.loss.detach().reshape(()) if later else out.loss.item(),
                 norm=0.0 if norm is None else norm.detach() if later else norm.item(),
             )
@@ -181,26 +182,25 @@ class LedgerHook(Hook):
         """Take over the number of records; the file is cut at `on_start`."""
         self._records = int(state["records"])
 
-    def _probed(self, updater: Updater, turn: int) -> list[Tensor]:
-        """Return one of all trained parameters and one of those that are no vectors; they take turns.
+    def _weights(self, updater: Updater, turn: int) -> list[Piece]:
+        """Return a run of entries of one of all trained parameters, and of one of those that are no vectors.
 
-        Biases and the like are too many beside the matrices, and weight decay leaves them at the 0 they begin with.
+        They take turns. Biases and the like are too many beside the matrices, and weight decay leaves them at the 0
+        that they begin with.
         """
         if sum(len(group["params"]) for group in updater.optimizer.param_groups) != len(self._parameters):
             self._parameters = updater.parameters
             self._matrices = [parameter for parameter in self._parameters if parameter.ndim > 1]
-        return [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
-
-    def _content_of(self) -> int | list[Tensor]:
-        if not self._flags:
-            return _EMPTY
-        return self._kept if self._kept else _number(self._hasher)
+        chosen = [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
+        if self._later:
+            return [run_of(as_it_lies(weight), turn).clone() for weight in chosen]
+        return [run_of(array_of(weight), turn).tobytes() for weight in chosen]
 
     def _forget_batch(self) -> None:
         self._flags = 0
-        self._ids = blake2b(digest_size=8)
-        self._hasher = blake2b(digest_size=8)
-        self._kept: list[Tensor] = []
+        self._ids: list[bytes] = []
+        self._pieces: list[Piece] = []
+        self._hasher = None
 
     def _flush(self, run: Run, *, settled: bool = False) -> None:
         if self._file is None or not self._rows:
@@ -208,48 +208,52 @@ class LedgerHook(Hook):
         if not settled:
             run.task.updater.resolve()  # whether the last update was skipped is told by `on_skip`
         rows, self._rows = self._rows, []
-        self._file.write(b"".join(record.encode() for record in self._read(rows)))
+        self._file.write(b"".join(self._read(rows)))
         self._records += len(rows)
         error = self._file.flush()
         if error is not None and not self._warned:
             log.warning("%s cannot be written now: %s; records are kept in memory until it can", FILE, error)
         self._warned = error is not None
 
-    def _read(self, rows: Sequence[_Row]) -> Iterator[Record]:
+    def _read(self, rows: Sequence[_Row]) -> Iterator[bytes]:
         """Return the records, after one copy from each device and type."""
         skipped, self._skipped = self._skipped, set()
         numbers = iter(_floats([value for row in rows for value in (row.loss, row.norm) if isinstance(value, Tensor)]))
-        blocks = iter(_bytes([block for row in rows for block in _blocks(row)]))
+        lists = [kept for row in rows for kept in (row.content, row.weights) if isinstance(kept, list)]
+        blocks = iter(_bytes([piece for kept in lists for piece in kept if isinstance(piece, Tensor)]))
+
+        def hashed(kept: list[Piece]) -> int:
+            return digest(b"".join([next(blocks) if isinstance(piece, Tensor) else piece for piece in kept]))
+
         for row in rows:
-            content, weights = (
-                digest(b"".join(next(blocks) for _ in kept)) if isinstance(kept, list) else kept
-                for kept in (row.content, row.weights)
-            )
-            yield Record(
-                updates=row.updates,
-                phase=row.phase,
-                step=row.step,
-                samples=row.samples,
-                flags=row.flags | (SKIPPED if row.updates in skipped else 0),
-                ids=row.ids,
-                content=content,
-                weights=weights,
-                loss=next(numbers) if isinstance(row.loss, Tensor) else row.loss,
-                norm=next(numbers) if isinstance(row.norm, Tensor) else row.norm,
-                lr=row.lr,
+            yield encoded(
+                row.updates,
+                row.phase,
+                row.step,
+                row.samples,
+                row.flags | (SKIPPED if row.updates in skipped else 0),
+                digest(b"".join(row.ids)),
+                row.content if isinstance(row.content, int) else hashed(row.content) if row.flags & SAMPLED else 0,
+                hashed(row.weights),
+                next(numbers) if isinstance(row.loss, Tensor) else row.loss,
+                next(numbers) if isinstance(row.norm, Tensor) else row.norm,
+                row.lr,
             )
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested dicts, lists and tuples, in their order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors(item)
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in nested dicts, lists and tuples, in their order."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return [value] if isinstance(value, Tensor) else []
+    found = []
+    for item in value:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif item is not None:
+            found += tensors(item)
+    return found
 
 
 def as_it_lies(tensor: Tensor) -> Tensor:
@@ -274,44 +278,57 @@ def array_of(tensor: Tensor) -> Array:
         return tensor.contiguous().view(torch.int16 if tensor.itemsize == 2 else torch.uint8).numpy()
 
 
-def part_of(values: Values, count: int, turn: int, most: int = SAMPLE_BYTES) -> Values:
-    """Return some entries of each sample, `(N, entries)`, at evenly spaced places.
+def part_of(values: Values, count: int, turn: int) -> Values:
+    """Return some entries of the samples: short runs at evenly spaced places, `(samples, places, entries)`; or all,
+    `(N, entries)`, where they are few.
+
+    Each place is a line of memory that has to be fetched, which is what this costs; so there are at most 256, and the
+    more samples the fewer and longer the runs. Of more samples than that only some are looked at.
 
     Args:
         values: what the samples hold, one after the other.
-        count: N.
-        turn: which places; over many turns every entry is met.
-        most: bytes per sample; fewer where N samples would have more than 16 KiB in all.
+        count: how many samples.
+        turn: which samples and places; over many turns every entry is met.
     """
     rows = values.reshape(count, -1)
-    stride = _stride(count, rows.shape[1], rows.itemsize, most)
-    return rows[:, turn * 0x9E3779B1 % stride :: stride]  # 2**32 over the golden ratio: near turns, far places
+    every, places, run, spacing, spare = _spread(count, rows.shape[1], rows.itemsize)
+    if every == 1 and run == spacing:
+        return rows  # all of them
+    turn, first = divmod(turn, every)
+    turn, shift = divmod(turn, spacing - run + 1)
+    begin = turn % spare
+    some = rows[first::every, begin : begin + places * spacing]
+    return some.reshape(len(some), places, spacing)[:, :, shift : shift + run]
 
 
 @lru_cache(maxsize=64)
-def _stride(count: int, entries: int, size: int, most: int) -> int:
-    """Return the distance of places; odd, so that those of an image do not lie in one column."""
-    wanted = max(1, min(most, TENSOR_BYTES // count) // size)
-    return 1 if entries <= wanted else -(-entries // wanted) | 1
+def _spread(count: int, entries: int, size: int) -> tuple[int, int, int, int, int]:
+    """Return which samples are taken (every so many), places in each, entries in a run, the distance of places, and
+    at how many entries the first place may begin.
+    """
+    every = -(-count // PLACES)
+    wanted = max(1, min(entries, SAMPLE_BYTES // size))
+    places = max(1, min(wanted, PLACES * every // count))
+    if wanted == entries:
+        return every, 1, entries, entries, 1
+    run, spacing = wanted // places, entries // places
+    return every, places, run, spacing, entries - places * spacing + 1
+
+
+def run_of(values: Values, turn: int) -> Values:
+    """Return up to 64 entries that lie one after the other; over many turns every entry is met."""
+    flat = values.reshape(-1)
+    return flat[turn * RUN % max(1, len(flat) - RUN + 1) :][:RUN]
 
 
 def digest(data: bytes) -> int:
     """Return the 64-bit blake2b of `data`."""
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+    return digest_of(blake2b(data, digest_size=8))
 
 
-def _some(weights: Values, turn: int) -> Values:
-    return part_of(weights, 1, turn, WEIGHT_BYTES) if math.prod(weights.shape) else weights
-
-
-def _number(hasher: Any) -> int:
+def digest_of(hasher: blake2b) -> int:
+    """Return what a hasher has seen as 64 bits."""
     return int.from_bytes(hasher.digest(), "little")
-
-
-def _blocks(row: _Row) -> Iterator[Tensor]:
-    for kept in (row.content, row.weights):
-        if isinstance(kept, list):
-            yield from kept
 
 
 def _floats(scalars: Sequence[Tensor]) -> list[float]:

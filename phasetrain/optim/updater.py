@@ -61,7 +61,8 @@ class Updater:
         self._guard = Guard(guard)
         self._watches = guard.on_nonfinite != "ignore"
         self._keeps = bool(guard.buffers) and guard.on_nonfinite == "skip"
-        self._device = self.parameters[0].device
+        self._trained = self.parameters
+        self._device = self._trained[0].device
         self._check = FiniteCheck(self._device)
         self.lag = self._lag(guard.lag) if self._watches else 0
         self._loss: Tensor | None = None
@@ -105,7 +106,8 @@ class Updater:
         if share != 1.0:
             loss = loss * share
         if self._watches:
-            self._loss = loss if self._loss is None else self._loss + loss.detach()
+            detached = loss.detach()
+            self._loss = detached if self._loss is None else self._loss + detached
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -218,8 +220,7 @@ class Updater:
         return gradients
 
     def _gradients(self) -> list[Tensor]:
-        groups = self.optimizer.param_groups
-        return [grad for group in groups for p in group["params"] if (grad := p.grad) is not None]
+        return [grad for p in self._trained if (grad := p.grad) is not None]
 
     def _names(self) -> tuple[str, ...]:
         names = self._guard.settings.names

@@ -53,6 +53,10 @@ class ObjectStorage(Storage):
         super().__init__(before)
         self._files.register_handler(handler)
 
+    def size(self, path: str) -> int | None:
+        """Return None: handlers cannot tell."""
+        return None
+
     def free(self, folder: str) -> int | None:
         """Return None: nobody can tell."""
         return None

@@ -51,6 +51,10 @@ class Storage:
         """Return the sorted names in a folder; none where it does not exist."""
         return sorted(self._files.ls(folder)) if self._files.isdir(folder) else []
 
+    def size(self, path: str) -> int | None:
+        """Return the bytes of a file; None where only reading it would tell."""
+        return Path(path).stat().st_size
+
     def free(self, folder: str) -> int | None:
         """Return the bytes that are left for files in `folder`; None where nobody can tell."""
         with suppress(OSError):

@@ -92,9 +92,11 @@ def ending() -> Iterator[None]:
 
 
 def test_a_signal_that_breaks_off_the_waiting_leaves_the_job_to_be_waited_for(ending: None) -> None:
-    job = Background[str]()
+    started, job = threading.Event(), Background[str]()
 
     def work() -> str:
+        started.wait(10)
+        threading.Event().wait(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
         while not job.cancelled():
             threading.Event().wait(0.001)
@@ -102,7 +104,7 @@ def test_a_signal_that_breaks_off_the_waiting_leaves_the_job_to_be_waited_for(en
 
     job.start(work)
     with pytest.raises(SystemExit):
-        job.take()
+        started.set() or job.take()
     assert job.busy
     job.cancel()
     assert job.take() == "given up"

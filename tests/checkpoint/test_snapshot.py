@@ -173,7 +173,10 @@ class TestHostile:
 
     def test_the_sound_one_is_read(self) -> None:
         sound = file({"a": entry(), "b": entry(shape=[], offsets=[4, 8])}, FOUR * 2)
-        assert {name: tensor.tolist() for name, tensor in tensors_in(bytearray(sound)).items()} == {"a": [1.0], "b": 1.0}
+        assert {name: tensor.tolist() for name, tensor in tensors_in(bytearray(sound)).items()} == {
+            "a": [1.0],
+            "b": 1.0,
+        }
 
     @pytest.mark.parametrize("name", ["overlapping", "with a gap", "more than its tensors", "name twice"])
     def test_as_the_library_does(self, name: str) -> None:

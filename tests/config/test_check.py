@@ -56,7 +56,7 @@ def test_what_is_right_passes(slots: list[Slot], overrides: list[str]) -> None:
         ("OPTIMIZER.Momentum=0.5", "OPTIMIZER.momentum"),
         ("PHASES.epoch=3", "PHASES.epochs"),
         ("PHASES.test_evry.epochs=3", "PHASES.test_every.epochs"),
-        ("CHECKPOINT.keep=3", "CHECKPOINT.keep_last"),
+        ("CHECKPOINT.keep_lasts=3", "CHECKPOINT.keep_last"),
         ("LOSS.label_smooth=0.1", "LOSS.label_smoothing"),
         ("MODEL.label_smoothing=0.1", "LOSS.label_smoothing"),
         ("HOOKS.console.every_step=3", "HOOKS.console.every_steps"),

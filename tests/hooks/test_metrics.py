@@ -1,5 +1,6 @@
 """metrics.jsonl holds each step and phase once, literally what was computed, after any number of resumes."""
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -118,6 +119,28 @@ class TestResume:
         (covered, size), later = seen
         assert covered == size > 0
         assert later == (covered, size)
+
+
+def test_lines_that_a_full_disk_refuses_are_written_once_there_is_room(tmp_path: Path) -> None:
+    class Full(Hook):
+        """Lets nothing be appended to metrics.jsonl until the last epoch."""
+
+        def on_start(self, run: Any) -> None:
+            self.run = run
+            metrics = run.hooks.by_label["metrics"]
+            metrics._file._before = self.refuse
+
+        def refuse(self, operation: str, path: str) -> None:
+            if self.run.state.updates < 12:
+                raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    train(tmp_path / "whole")
+    result = train(tmp_path / "full", "CHECKPOINT.background=false", hooks={"full": Full()})
+    assert result.state == "finished"
+    assert records(tmp_path / "full") == records(tmp_path / "whole")
+    told = (tmp_path / "full" / "log.txt").read_text()
+    assert told.count("metrics.jsonl cannot be written now: [Errno 28] No space left on device") == 1
+    assert json.loads((tmp_path / "full" / "status.json").read_text())["save_failures"] == 2
 
 
 def test_settings_are_checked() -> None:

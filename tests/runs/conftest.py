@@ -1,11 +1,13 @@
 """What tests of faults share: the program that starts runs, and a run that met none."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from damaged import NEWEST, OLDEST, PREVIOUS
 from faulty import ONE, Starter
-from harness import train
+from harness import KillAfter, SaveEachStep, die, train
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +22,19 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calm")
     assert train(folder, ONE).state == "finished"
     return folder
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that was killed at its third update of the second epoch, with three checkpoints."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    die(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    assert sorted(path.name for path in (folder / "checkpoints").glob("p*")) == [OLDEST, PREVIOUS, NEWEST]
+    return folder
+
+
+@pytest.fixture
+def mine(killed: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    shutil.copytree(killed, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"

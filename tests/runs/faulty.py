@@ -200,7 +200,7 @@ class Starter:
     def start(self, folder: Path, *words: str, faults: tuple[Fault, ...] = (), **options: Any) -> int:
         """Start the command line and return the id of its process, which leads a session of its own."""
         self._output = folder.with_name(folder.name + ".txt")
-        self._before, self._began = set(os.listdir("/dev/shm")), time.monotonic()
+        self._before, self._began = shared_memory(), time.monotonic()
         order = {"words": [f"RUN.dir={folder}", *words], "output": str(self._output), "cwd": str(folder.parent)}
         order |= {"faults": [asdict(fault) | {"number": fault.number} for fault in faults]} | options
         assert self._process.stdin is not None
@@ -217,7 +217,7 @@ class Starter:
             time.sleep(0.02)
         for one in alive:
             os.kill(one, signal.SIGKILL)
-        segments = [name for name in os.listdir("/dev/shm") if name not in self._before and str(self._pid) in name]
+        segments = [name for name in shared_memory() - self._before if str(self._pid) in name]
         return Ended(code, self._output.read_text(errors="replace"), alive, segments, seconds)
 
     def _answer(self) -> str:
@@ -237,6 +237,11 @@ def session(leader: int) -> list[int]:
                 if int(number) == leader and state not in "ZX":
                     alive.append(int(folder.name))
     return alive
+
+
+def shared_memory() -> set[str]:
+    """Return the names of all segments of shared memory."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 @contextlib.contextmanager
@@ -302,7 +307,7 @@ def obey(order: dict[str, Any]) -> int:
 def wait_for_threads() -> None:
     """Wait until this process has one thread: a lock that another one holds during a fork stays locked in the child."""
     end = time.monotonic() + 10.0
-    while len(os.listdir("/proc/self/task")) > 1:
+    while len(list(Path("/proc/self/task").iterdir())) > 1:
         assert time.monotonic() < end, "a thread has stayed; a fork might hang"
         time.sleep(0.001)
 

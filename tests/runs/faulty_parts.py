@@ -3,9 +3,11 @@
 What the data set does stands in the file `trouble` of the current folder, so that the config stays what it is.
 """
 
+import multiprocessing
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,12 @@ class FaultAt(Hook):
         updates: at the first such event with so many updates complete.
         split: in a phase of this split; any if empty.
         do: `signal`, `fill` (the disk with the file `ballast` beside the run folder), `limit` (the size of files),
-            `free` (both), `sleep` or `raise`.
+            `free` (both), or `kill_workers`.
         number: of the signal.
         group: whether the whole process group gets it.
         times: how often.
         size: of the largest file, or the bytes of the ballast, in bytes.
-        seconds: how long it sleeps, or waits between two signals.
+        seconds: how long it waits after a signal or a kill.
     """
 
     def __init__(
@@ -93,16 +95,18 @@ class FaultAt(Hook):
         elif self.do == "free":
             limit_files(-1)
             ballast.unlink(missing_ok=True)
-        elif self.do == "sleep":
+        elif self.do == "kill_workers":
+            for worker in multiprocessing.active_children():
+                worker.kill()
             time.sleep(self.seconds)
         else:
-            raise RuntimeError("asked for")
+            raise ValueError(f"do = {self.do!r}")
 
 
 def fill(ballast: Path, left: int) -> None:
     """Fill the disk up to about `left` bytes."""
     free = os.statvfs(ballast.parent).f_bavail * os.statvfs(ballast.parent).f_frsize
-    with ballast.open("wb") as file:
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:  # a save under way may have taken the rest
         file.write(b"\0" * max(0, free - left))
 
 

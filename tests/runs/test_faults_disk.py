@@ -94,7 +94,7 @@ class TestASystemCallThatFailsOnce:
         assert parted(calm, folder) == []
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EDQUOT", "EROFS"])
+    @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
     @pytest.mark.parametrize("call", ["open", "write", "fsync", "rename", "mkdir", "unlink"])
     def test_at_every_operation(self, faults: Starter, calm: Path, tmp_path: Path, call: str, error: str) -> None:
         """Each call of the first two saves, and once those where older checkpoints are deleted."""
@@ -134,7 +134,9 @@ def test_a_disk_that_fails_from_then_on(
 
 
 @pytest.mark.parametrize("path", ["status.json", "metrics.jsonl", "log.txt", "steps.ledger", "owner.json"])
-@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+@pytest.mark.parametrize(
+    "call", ["write", *(pytest.param(call, marks=pytest.mark.slow) for call in ("fsync", "rename"))]
+)
 def test_other_files_that_cannot_be_written_for_a_while(
     faults: Starter, calm: Path, tmp_path: Path, path: str, call: str
 ) -> None:
@@ -158,9 +160,7 @@ def test_a_status_that_can_never_be_written_again(faults: Starter, calm: Path, t
 
 
 @pytest.mark.parametrize("path", ["owner.json", "run.lock"])
-def test_a_lock_that_cannot_be_taken_away_blocks_nobody(
-    faults: Starter, calm: Path, tmp_path: Path, path: str
-) -> None:
+def test_a_lock_that_cannot_be_taken_away_blocks_nobody(faults: Starter, calm: Path, tmp_path: Path, path: str) -> None:
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault("unlink", f"/run/{path}", "EIO"),))
     assert ended.code == 0, ended.output
@@ -172,9 +172,7 @@ def test_a_lock_that_cannot_be_taken_away_blocks_nobody(
     assert leftovers(folder) == []
 
 
-def test_metrics_that_can_never_be_written_hold_checkpoints_back(
-    faults: Starter, calm: Path, tmp_path: Path
-) -> None:
+def test_metrics_that_can_never_be_written_hold_checkpoints_back(faults: Starter, calm: Path, tmp_path: Path) -> None:
     """A checkpoint that covers lines which are nowhere would lose them for good."""
     folder = tmp_path / "run"
     ended = faults.run(folder, *WORDS, faults=(Fault("write", "/run/metrics.jsonl", "ENOSPC"),))
@@ -228,7 +226,8 @@ class TestARealLimit:
                 ended = starter.run(folder, *WORDS, *WIDE, *self.full("fill", 20_000, 0))
                 assert ended.code == 1, ended.output
                 assert says(ended, folder, "ENOSPC")
-                assert newest(folder).manifest.state["updates"] == 4
+                last = newest(folder).manifest.state["updates"]
+                assert last in (2, 4)  # the save after update 4 may be under way
                 assert (ended.alive, leftovers(folder, lambda name: True)) == ([], [])
                 again = starter.run(folder, *WORDS, *WIDE)  # the ballast is still there
                 assert again.code in (1, 2), again.output
@@ -246,7 +245,9 @@ class TestARealLimit:
             with small_disk(tmp_path / "disk", "128k") as disk:
                 ended = starter.run(disk / "run", *WORDS, "MODEL.width=32")
                 assert ended.code == 2, ended.output
-                assert re.search(r"RUN.dir = '.*/disk/run': [\d,]+ bytes are free and .* need about [\d,]+", ended.output)
+                assert re.search(
+                    r"RUN.dir = '.*/disk/run': [\d,]+ bytes are free and .* need about [\d,]+", ended.output
+                )
         except PermissionError as error:
             pytest.skip(f"this user may not mount a small disk: {error}")
 

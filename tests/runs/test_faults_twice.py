@@ -1,5 +1,6 @@
 """A run that is killed twice, or again and again, at any steps, ends with the bits of one that was not (F01, F05)."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from faulty import ONE
 from harness import STEPS, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
 
 from phasetrain.hooks import CheckpointHook, Hook
+
 
 def killed(folder: Path, steps: list[int]) -> None:
     """Kill attempts that save each step, each after so many more steps, then run to the end."""
@@ -36,14 +38,12 @@ def test_the_chains_hold_every_pair(gaps: set[int]) -> None:
     found = set()
     for counts in CHAINS:
         ends = [sum(counts[: i + 1]) for i in range(len(counts))]
-        found |= set(zip(ends, ends[1:], strict=False))
+        found |= set(itertools.pairwise(ends))
     assert {(n, n + gap) for gap in gaps for n in range(STEPS - gap)} <= found
 
 
 @pytest.mark.parametrize("counts", CHAINS, ids=lambda counts: f"{counts[0]}-{'-'.join(map(str, counts[1:3]))}")
-def test_killed_again_and_again_right_after_a_resume_and_later(
-    calm: Path, tmp_path: Path, counts: list[int]
-) -> None:
+def test_killed_again_and_again_right_after_a_resume_and_later(calm: Path, tmp_path: Path, counts: list[int]) -> None:
     killed(tmp_path, counts)
     assert parted(calm, tmp_path) == []
     assert leftovers(tmp_path) == []
@@ -58,9 +58,7 @@ def test_killed_at_every_pair_of_steps(calm: Path, tmp_path: Path, step: int) ->
         assert leftovers(tmp_path / str(gap)) == []
 
 
-def test_a_position_that_is_a_distance_is_seen(
-    calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_position_that_is_a_distance_is_seen(calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault of others that only a second kill shows: what is saved is counted from the last resume on."""
     draft = CheckpointHook.save
 

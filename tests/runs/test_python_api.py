@@ -22,7 +22,7 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
-from phasetrain.hooks import CheckpointHook, Hook, Metrics, SaveSettings, on
+from phasetrain.hooks import CheckpointHook, Hook, LedgerHook, Metrics, SaveSettings, on
 from phasetrain.plan import interleave
 from phasetrain.run import run
 from phasetrain.setup import settle
@@ -181,7 +181,7 @@ class OwnLoop:
         settings = SaveSettings(every_updates=1, every_epochs=None)
         with Signals() as signals, self.setup.machine.applied():
             save = CheckpointHook(self.checkpointer, settings, signals, promised={}, loaded=self.loaded)
-            hooks = {"checkpoint": save, "metrics": Metrics(every_updates=1)}
+            hooks = {"checkpoint": save, "ledger": LedgerHook(), "metrics": Metrics(every_updates=1)}
             engine = PhaseEngine(self.task, self.plan, self.state, hooks, folder=self.folder)
             for batches in engine.steps():
                 if engine.state.updates == until:

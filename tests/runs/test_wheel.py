@@ -73,7 +73,7 @@ def test_it_holds_what_is_not_code(unpacked: Path) -> None:
         assert (unpacked / "phasetrain" / name).is_file(), name
     (metadata,) = unpacked.glob("*.dist-info")
     assert (metadata / "licenses" / "LICENSE").read_text("utf-8").lstrip().startswith("Apache License")
-    assert "phasetrain = phasetrain.run:console" in (metadata / "entry_points.txt").read_text("utf-8")
+    assert "phasetrain = phasetrain.__main__:console" in (metadata / "entry_points.txt").read_text("utf-8")
 
 
 def test_it_holds_every_module_and_config_and_no_test(unpacked: Path) -> None:

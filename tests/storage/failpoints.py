@@ -1,4 +1,4 @@
-"""What tests of storage and checkpoints share: places to write to, and failpoints that act out a crash or a bad disk."""
+"""Shared by tests of storage and checkpoints: places to write to, and failpoints that act out a crash or a bad disk."""
 
 import errno
 import os
@@ -85,9 +85,7 @@ class Files:
     def content(self) -> dict[str, bytes]:
         found = Path(self.path).rglob("*")
         kept = [path for path in found if path.is_file() or not any(path.iterdir())]
-        return {
-            str(path.relative_to(self.path)): path.read_bytes() if path.is_file() else b"" for path in sorted(kept)
-        }
+        return {str(path.relative_to(self.path)): path.read_bytes() if path.is_file() else b"" for path in sorted(kept)}
 
 
 class Objects:

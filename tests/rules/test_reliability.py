@@ -1,0 +1,72 @@
+"""docs/reliability.md lists every fault once, with tests that exist or the reason why it cannot be produced."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from test_features import collected, named_tests
+
+ROOT = Path(__file__).parents[2]
+FAULTS = [f"F{number:02d}" for number in range(1, 49)]
+NOT_HERE = "not here: "
+
+
+def rows(page: str) -> list[list[str]]:
+    """Return the cells of every row of the table of faults."""
+    lines = [line for line in page.splitlines() if re.match(r"\| F\d+ ", line)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def problems(page: str, collected: Collection[str]) -> list[str]:
+    """Return what is wrong with the page.
+
+    Args:
+        collected: names of all tests, parameters in brackets left out.
+    """
+    found = []
+    if [row[0] for row in rows(page)] != FAULTS:
+        found.append("the rows are not F01 to F48, each once and in order")
+    for row in rows(page):
+        tests = named_tests(tuple(row))
+        if len(row) != 4:
+            found.append(f"{row[0]}: {len(row)} cells, expected 4")
+        elif not tests and not row[3].startswith(NOT_HERE):
+            found.append(f"{row[0]} names no test and no reason")
+        elif tests and not row[2]:
+            found.append(f"{row[0]} does not say what happens")
+        found += [f"{row[0]}: {test} is not collected" for test in tests if test not in collected]
+    return found
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return (ROOT / "docs" / "reliability.md").read_text("utf-8")
+
+
+def test_the_page_is_true(page: str) -> None:
+    files = {test.partition("::")[0] for row in rows(page) for test in named_tests(tuple(row))}
+    assert problems(page, collected(files)) == []
+
+
+def test_it_is_linked() -> None:
+    assert "(reliability.md)" in (ROOT / "docs" / "index.md").read_text("utf-8")
+
+
+WRONG = """
+| F01 | a | b | `tests/a.py::test_a` |
+| F02 | a | b | |
+| F03 | a | | `tests/b.py::test_b` |
+| F03 | a | b | not here: no |
+| F04 | a | b |
+"""
+
+
+def test_what_is_wrong_is_seen() -> None:
+    assert problems(WRONG, {"tests/a.py::test_a"}) == [
+        "the rows are not F01 to F48, each once and in order",
+        "F02 names no test and no reason",
+        "F03 does not say what happens",
+        "F03: tests/b.py::test_b is not collected",
+        "F04: 3 cells, expected 4",
+    ]
