@@ -314,9 +314,7 @@ def _complete(folder: RunFolder, checkpointer: Checkpointer, done: Result) -> No
         folder.open()
         with folder.writing():
             checkpointer.clear_leftovers()
-            folder.write_status(
-                "finished", updates=done.updates, reason=done.reason, exit_code=0, digest=done.digest
-            )
+            folder.write_status("finished", updates=done.updates, reason=done.reason, exit_code=0, digest=done.digest)
 
 
 def _nothing_to_resume(folder: RunFolder) -> ConfigError:

@@ -62,6 +62,7 @@ class Updater:
         self._watches = guard.on_nonfinite != "ignore"
         self._keeps = bool(guard.buffers) and guard.on_nonfinite == "skip"
         self._trained = self.parameters
+        self._zeroes = type(optimizer).zero_grad is not Optimizer.zero_grad  # it has a way of its own
         self._device = self._trained[0].device
         self._check = FiniteCheck(self._device)
         self.lag = self._lag(guard.lag) if self._watches else 0
@@ -131,7 +132,7 @@ class Updater:
                 self._step_at_once(tell)
         finally:
             self._loss = None
-            self.optimizer.zero_grad(set_to_none=True)
+            self._drop_gradients()
 
     def clip(self) -> None:
         """Limit the gradients, once per update and after unscaling: values first, then the norm of the whole."""
@@ -218,6 +219,14 @@ class Updater:
             self.norm = get_total_norm(gradients)
             return [self.norm]
         return gradients
+
+    def _drop_gradients(self) -> None:
+        """Set every gradient to None; torch's own `zero_grad` does the same and takes several microseconds to do it."""
+        if self._zeroes:
+            self.optimizer.zero_grad(set_to_none=True)
+            return
+        for parameter in self._trained:
+            parameter.grad = None
 
     def _gradients(self) -> list[Tensor]:
         return [grad for p in self._trained if (grad := p.grad) is not None]
