@@ -82,5 +82,5 @@ def test_a_prefix_that_nobody_knows() -> None:
 
 
 def test_tensorboard_says_that_it_needs_files() -> None:
-    with pytest.raises(ConfigError, match="HOOKS.tensorboard writes to files of this machine"):
+    with pytest.raises(ConfigError, match=r"HOOKS\.tensorboard writes to files of this machine"):
         train("mem://run", "HOOKS.tensorboard={}")
