@@ -4,6 +4,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from inspect import Parameter
@@ -270,7 +271,9 @@ def load_plugins() -> list[str]:
 
 def _import_problem(name: str, error: Exception | SystemExit) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(f"{error.name}."):
-        files = [path.stem for path in Path.cwd().glob("*.py")]
+        files: list[str] = []
+        with suppress(OSError):  # the current folder may be closed to this user
+            files = [path.stem for path in Path.cwd().glob("*.py")]
         return f"there is no module {name!r}, neither installed nor in {Path.cwd()}{did_you_mean(name, files)}"
     if isinstance(error, SyntaxError):
         return f"module {name!r} failed: {error.msg} ({error.filename}:{error.lineno})"
