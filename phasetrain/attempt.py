@@ -31,7 +31,9 @@ class Attempt:
         self.before, self.clock = before, clock
         time = before.get("time")
         known: dict[str, Any] = time if isinstance(time, dict) else {}
-        self._earlier = {kind: float(known.get("run", {}).get(kind, 0.0)) for kind in KINDS}
+        run = known.get("run")
+        spent: dict[str, Any] = run if isinstance(run, dict) else {}
+        self._earlier = {kind: float(spent.get(kind) or 0.0) for kind in KINDS}
         self._broken = count(known, "broken") + _counts(before)
         clock.redo_until = max(count(before, "updates"), count(before, "reached"))
 
@@ -85,7 +87,8 @@ class Attempt:
         stall, total = spent["save"] / saves, sum(self._all(spent).values())
         between = total / self._broken if self._broken else DAY
         interval = young_interval(stall, between)
-        found = f"{self._broken} broken attempts so far" if self._broken else "one interruption a day"
+        count = f"{self._broken} broken attempt{'' if self._broken == 1 else 's'} so far"
+        found = count if self._broken else "one interruption a day"
         return (
             f"a checkpoint holds the training up for {1000 * stall:.1f} ms: with {found}, one every "
             f"{seconds(interval)}, or {max(1, round(interval / per_update)):,} updates, loses the least time (Young)"

@@ -26,7 +26,7 @@ from phasetrain.machine import Machine
 from phasetrain.plan import Phase, interleave
 from phasetrain.postmortem import examine
 from phasetrain.resume import adopted, consented, position
-from phasetrain.setup import Setup
+from phasetrain.setup import Setup, as_asked
 from phasetrain.state import RunState
 from phasetrain.storage import Storage
 from phasetrain.tasks import Builder
@@ -96,7 +96,7 @@ def compared(setup: Setup, folder: RunFolder) -> Machine:
     text = folder.storage.read(folder.file("config.yaml")).decode()
     before: Any = OmegaConf.to_container(OmegaConf.create(text))
     allowed = setup.config.RUN.allow
-    found = differences(before, setup.config.plain(), setup.schema)
+    found = differences(as_asked(before, setup.composed.config), setup.asked, setup.schema)
     if refused := [change for change in found if change.resume != "free" and not consented(change, allowed)]:
         raise ChangedError(
             f"{folder.path!r} holds a run with another config, and a replay would not be the same: "

@@ -75,7 +75,7 @@ class Setup:
     @property
     def asked(self) -> dict[str, Any]:
         """The config as far as it was asked for: what was left open and follows from other values is null again."""
-        return _asked(self.config.plain(), self.composed.config)
+        return as_asked(self.config.plain(), self.composed.config)
 
     @property
     def phases(self) -> PhaseSettings:
@@ -126,9 +126,10 @@ def settle(overrides: Sequence[str], *, config_dir: str | None = None, terminal:
     )
 
 
-def _asked(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def as_asked(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a derived config with null again for what is null in `given`."""
     return {
-        key: _asked(value, given[key])
+        key: as_asked(value, given[key])
         if isinstance(value, dict) and isinstance(given.get(key), Mapping)
         else (None if given.get(key, value) is None else value)
         for key, value in derived.items()

@@ -1,13 +1,21 @@
 """What the outside world asks of a run: to stop, or to save."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SAVING = (signal.SIGUSR1,)
+
+REPEAT_SECONDS = 0.1
+"""A SIGTERM so soon after the first is the same request: a wrapper in the same process group has passed it on."""
+
+END_SECONDS = 60
+"""After a second signal the kernel ends a process that has not found its way out by then."""
 
 
 class Interrupted(BaseException):
@@ -17,20 +25,23 @@ class Interrupted(BaseException):
 class Signals:
     """Notes signals for the next step boundary, as a context in which they are caught.
 
-    SIGTERM and SIGINT ask to save and stop, and cut a wait for data short; a second one ends the process at once.
-    SIGUSR1 asks to save and go on. Outside of the main thread, where Python allows no handlers, nothing is caught.
+    SIGTERM and SIGINT ask to save and stop, and cut a wait for data short; a second one ends the process at once, a
+    third one even if it hangs on its way out. SIGUSR1 asks to save and go on. Outside of the main thread, where Python
+    allows no handlers, nothing is caught.
 
     Attributes:
         stop: number of the first signal that asked to stop, or 0.
         ended: number of the second one, at which the process ends, or 0.
         save: whether a save was asked for and is still to come.
-        waiting: tells whether the run waits for data, so that `Interrupted` may be raised.
+        reads: tells of the frame at which a signal found the main thread whether it reads a sample there, so that
+            `Interrupted` may be raised; nowhere else, as locks may be held.
     """
 
     def __init__(self) -> None:
         self.stop = self.ended = 0
         self.save = False
-        self.waiting: Callable[[], bool] = lambda: False
+        self.reads: Callable[[FrameType | None], bool] = lambda frame: False
+        self._first = 0.0
         self._before: dict[signal.Signals, Callable[..., Any] | int | None] = {}
 
     @property
@@ -47,16 +58,23 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.ended:
+            signal.alarm(0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if self.ended:
+            os._exit(128 + number)
         if self.stop:
+            if number == self.stop == signal.SIGTERM and time.monotonic() - self._first < REPEAT_SECONDS:
+                return
             self.ended = number
+            signal.alarm(END_SECONDS)
             raise SystemExit(128 + number)
-        self.stop = number
-        if self.waiting():
+        self.stop, self._first = number, time.monotonic()
+        if self.reads(frame):
             raise Interrupted(self.stop_name)
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:

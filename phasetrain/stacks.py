@@ -16,12 +16,14 @@ def stacks_on_signal(path: str) -> Iterator[None]:
 
     Done by faulthandler, in C, so that it works in a process that hangs. A file that has stayed empty is deleted.
     """
-    with open(path, "a", encoding="utf-8") as file:
-        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
-        try:
-            yield
-        finally:
-            faulthandler.unregister(signal.SIGUSR2)
-    with suppress(FileNotFoundError):  # somebody has cleared it away
-        if not Path(path).stat().st_size:
-            Path(path).unlink()
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+            try:
+                yield
+            finally:
+                faulthandler.unregister(signal.SIGUSR2)
+    finally:
+        with suppress(FileNotFoundError):  # somebody has cleared it away
+            if not Path(path).stat().st_size:
+                Path(path).unlink()

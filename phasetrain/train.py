@@ -14,6 +14,7 @@ from phasetrain.attempt import Attempt, logged
 from phasetrain.checkpoint import Checkpointer, Loaded, Retention
 from phasetrain.clock import Clock
 from phasetrain.data.purity import check_pure
+from phasetrain.data.reader import reads_here
 from phasetrain.documents import command, write_documents
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, NoValidCheckpointError, PhasetrainError
@@ -87,7 +88,7 @@ def train(
             "give this run a folder of its own"
         )
     with Signals() as signals:
-        signals.waiting = lambda: clock.kind == "data"
+        signals.reads = lambda frame: clock.kind == "data" and reads_here(frame)
         builder = Builder(setup.config, setup.machine, setup.world)
         data = builder.data()
         checkpointer = checkpointer_of(setup, folder)
@@ -141,7 +142,8 @@ class _Training:
         setup, folder = self.setup, self.folder
         with folder.writing():
             self.checkpointer.clear_leftovers()
-        sequence = max((saved.manifest.sequence for saved in self.checkpointer.listed()), default=0)
+        listed = [saved.manifest for saved in self.checkpointer.listed()]
+        sequence = max((one.sequence for one in listed if one.facts.healthy), default=0)
         self.attempt.check_progress(folder, sequence, setup.config.RUN.give_up_after)
         loaded = self._newest()
         if loaded is None and setup.config.RUN.resume == "must":
@@ -169,11 +171,15 @@ class _Training:
         hooks = _together(_together({"checkpoint": save, "latest": latest}, hooks_of(setup)), extra)
         engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world, clock=self.clock)
         updates = state.updates
-        with machine.applied():
-            if not self.signals.stop:
-                with closing(engine):
-                    loop(engine)
-        self.attempt.show(setup.terminal, save.saves, state.updates - updates)
+        for loader in parts.loaders.values():
+            loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
+        try:
+            with machine.applied():
+                if not self.signals.stop:
+                    with closing(engine):
+                        loop(engine)
+        finally:
+            self.attempt.show(setup.terminal, save.saves, state.updates - updates)
         return self._ended(engine, latest)
 
     def _newest(self) -> Loaded | None:
@@ -359,10 +365,10 @@ def _together(own: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, 
 
 
 def _note_failure(folder: RunFolder, error: BaseException) -> None:
-    code = error.exit_code if isinstance(error, PhasetrainError) else 1
+    code, reason = error.exit_code if isinstance(error, PhasetrainError) else 1, f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit) and isinstance(error.code, int):
-        code = error.code
-    reason = f"{type(error).__name__}: {error}"
+        code, reason = error.code, "stopped at once; what came after the newest checkpoint will be done again"
+        log.warning(reason)
     try:
         folder.write_status("preempted" if code > 128 else "failed", reason=reason, exit_code=code)
     except OSError as second:

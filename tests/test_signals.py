@@ -3,10 +3,11 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from phasetrain.signals import Signals
+from phasetrain.signals import REPEAT_SECONDS, Signals
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
@@ -21,10 +22,18 @@ def test_a_stop_is_noted(number: int, name: str) -> None:
 def test_a_second_stop_ends_the_process_with_its_number(second: int) -> None:
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(2 * REPEAT_SECONDS)
         with pytest.raises(SystemExit) as caught:
             os.kill(os.getpid(), second)
         assert caught.value.code == 128 + second
         assert signals.stop_name == "SIGTERM"
+
+
+def test_a_sigterm_that_a_wrapper_passes_on_is_the_same_request() -> None:
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (signals.stop, signals.ended) == (signal.SIGTERM, 0)
 
 
 def test_a_save_is_noted_any_number_of_times() -> None:

@@ -30,8 +30,8 @@ from phasetrain.state import RunState
 from phasetrain.storage import Storage
 
 TREE, TENSORS, PROMISED = "state.json", "tensors.safetensors", "promised.json"
-MODEL = "task.model."
-"""How the names of the model's tensors begin."""
+LEARNED = ("task.model.", "task.loss.")
+"""How the names of tensors begin that make a checkpoint unhealthy where they hold what is no number."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Checkpointer:
                 before it are untouched.
             Unfinished: it was given up.
         """
-        facts = replace(draft.facts, healthy=draft.facts.healthy and not has_nan(draft.tensors, MODEL))
+        facts = replace(draft.facts, healthy=draft.facts.healthy and not has_nan(draft.tensors, LEARNED))
         try:
             self.storage.make_folder(self.root)
             saved = commit(

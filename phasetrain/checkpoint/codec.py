@@ -89,6 +89,8 @@ def decode(tree: bytes | bytearray, tensors: bytes | bytearray) -> Any:
 
 
 def _check_tensor(value: Tensor, path: str) -> None:
+    if value.is_meta:
+        raise TypeError(f"{path}: a tensor on the device `meta` has no content to save")
     if value.layout != torch.strided:
         raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
     if value.dtype not in DTYPES:

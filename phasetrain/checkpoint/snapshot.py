@@ -124,8 +124,8 @@ def _tensor(file: bytearray | memoryview, start: int, name: str, entry: Any) -> 
     return torch.frombuffer(file, dtype=dtype, count=count, offset=start + begin).view(shape)
 
 
-def has_nan(file: bytearray | memoryview, prefix: str) -> bool:
-    """Tell whether a tensor whose name begins with `prefix` holds a value that is not a number."""
+def has_nan(file: bytearray | memoryview, prefix: str | tuple[str, ...]) -> bool:
+    """Tell whether a tensor whose name begins with `prefix`, or one of several, holds a value that is not a number."""
     return any(
         _least_is_nan(tensor)
         for name, tensor in tensors_in(file).items()

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,9 +25,13 @@ from phasetrain.data.bad_samples import BadSamples, SampleError, named
 from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw, PhaseSampler
 from phasetrain.plan import Phase, Plan
+from phasetrain.signals import Interrupted
 
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2})
 """What a run may be sent from outside."""
+
+LOOK_SECONDS = 0.2
+"""How long a wait for a batch goes on before a request to stop is heard."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class PhaseLoader:
 
     Attributes:
         bad: the bad samples in the batches that were handed out; None where the reader raises.
+        stop_asked: asked during a wait for workers who wants the run to stop, such as SIGTERM; nobody by default.
     """
 
     def __init__(self, reader: Reader, sampler: PhaseSampler, plan: Plan, settings: LoaderSettings) -> None:
@@ -77,6 +83,7 @@ class PhaseLoader:
         self.bad = None if policy == "raise" else BadSamples(policy, settings.bad_sample_budget)
         self._stream: Any = None
         self._next: tuple[int, int] | None = None
+        self.stop_asked: Callable[[], str] = str
 
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of `phase` from step `start` on.
@@ -152,6 +159,23 @@ class PhaseLoader:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             hear_of_workers_in_a_wait()
+            self._stream._try_get_data = partial(self._watched, self._stream._try_get_data)
+
+    def _watched(self, look: Callable[..., tuple[bool, Any]], timeout: float = 5.0) -> tuple[bool, Any]:
+        """Look for a batch as torch does, in short looks, and hear between them of a request to stop.
+
+        Raises:
+            Interrupted: the run is to stop.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            found = look(timeout=max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
+            if found[0]:
+                return found
+            if asked := self.stop_asked():
+                raise Interrupted(asked)
+            if time.monotonic() >= end:
+                return found
 
     def _follows(self, phase: Phase, start: int) -> bool:
         """Tell whether the stream's next batch is the one of this phase and step."""

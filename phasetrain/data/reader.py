@@ -1,6 +1,7 @@
 """Reading a draw: samples, transforms and collation, as a pure function of seed and draw."""
 
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,13 @@ class Reader(Dataset[Batch]):
                 f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; mend it, or put up with it "
                 f"by {where}.on_bad_sample=substitute or drop"
             ) from error
+
+
+def reads_here(frame: FrameType | None) -> bool:
+    """Tell whether code at `frame` was called to read a batch in this process."""
+    while frame is not None and frame.f_code is not Reader.__getitem__.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _gathers(dataset: Any) -> bool:

@@ -75,7 +75,7 @@ class CheckpointHook(Hook):
         self.saves = self.failures = 0
         self._promised = json.dumps(promised).encode()
         self._loaded = loaded
-        self._checked = False
+        self._checked = self._ending = False
         self._saved_at: tuple[int, int, str] | None = None
         self._writing: Background[Saved] = Background()
         self._took = 0.0
@@ -133,7 +133,7 @@ class CheckpointHook(Hook):
 
     def on_end(self, run: Run) -> None:
         """Save where the run stopped, and why; what was asked for is written when this returns."""
-        grace = self.settings.grace_seconds
+        grace, self._ending = self.settings.grace_seconds, True
         if run.interrupted and grace is not None:
             self._settle(run)  # finishes the save under way, and tells how long one takes
         if run.interrupted and grace is not None and self._took > grace:
@@ -184,7 +184,12 @@ class CheckpointHook(Hook):
         run.hooks.on_save(run)
         updates, metrics = self._measured
         facts = Facts(why, epochs, metrics=metrics if updates == run.state.updates else {})
-        draft = self.checkpointer.draft(run.state, state_of(run), self._promised, facts)
+        try:
+            draft = self.checkpointer.draft(run.state, state_of(run), self._promised, facts)
+        except TypeError as error:  # at the start all could be saved
+            self._failed(run, SaveError(f"the checkpoint at update {updates} could not be made: {error}"))
+            run.clock.turn(before)
+            return
 
         def write() -> Saved:
             began = time.perf_counter()
@@ -226,7 +231,8 @@ class CheckpointHook(Hook):
             run.folder.note(save_failures=self.failures)
         if self.settings.on_error == "stop":
             raise error
-        log.warning("%s. Training goes on (CHECKPOINT.on_save_error = 'continue')", error)
+        goes_on = "" if self._ending else ". Training goes on (CHECKPOINT.on_save_error = 'continue')"
+        log.warning("%s%s", error, goes_on)
 
     def _sync_logs(self, run: Run) -> None:
         assert run.folder is not None

@@ -32,8 +32,8 @@ class GuardSettings:
         on_nonfinite: stop the run, skip the update, or ignore it and do not look.
         skip_budget: skipped updates in a row after which the run stops, those of a gradient scaler included.
         names: of the trained parameters, in the optimizer's order, for messages; empty where they have none.
-        buffers: tensors that a forward pass changes (running statistics, queues); a skipped update leaves them as
-            they were before it. Used where `on_nonfinite` is `skip`.
+        buffers: returns the tensors that a forward pass changes (running statistics, queues), looked up each time, as
+            a module may put others in their place; an update that is not made leaves them as they were before it.
         lag: 0 reads the verdict before the optimizer moves. 1 lets the device withhold the update and reads one
             update later, so that nothing waits for the device. None: 1 on CUDA where optimizer or scaler can.
     """
@@ -41,7 +41,7 @@ class GuardSettings:
     on_nonfinite: OnNonFinite = "stop"
     skip_budget: int = 20
     names: Sequence[str] = ()
-    buffers: Sequence[Tensor] = ()
+    buffers: Callable[[], Sequence[Tensor]] = list
     lag: int | None = None
 
 
@@ -114,7 +114,7 @@ class Guard:
         self.settings = settings
         self.skipped = 0
         self.in_row = 0
-        self.buffers = Buffers(settings.buffers if settings.on_nonfinite == "skip" else ())
+        self.buffers = Buffers(settings.buffers)
         self._pending: Pending | None = None
         self._failed: NumericsError | None = None
 
@@ -287,30 +287,41 @@ def not_finite(tensor: Tensor) -> bool:
 
 
 class Buffers:
-    """What a forward pass changes beside the weights, kept so that a skipped update can leave it as it was.
+    """What a forward pass changes beside the weights, kept so that an update that is not made leaves it as it was.
 
     Args:
-        tensors: changed in place by forward passes.
+        tensors: returns what forward passes change, in place or by another tensor in its place.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._now = list(tensors)
-        self._kept = [tensor.clone() for tensor in self._now]
+    def __init__(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        self._now = tensors
+        self._kept: list[Tensor] = []
 
     def keep(self) -> None:
         """Take a copy."""
-        if self._now:
-            torch._foreach_copy_(self._kept, self._now)
+        now = [tensor.detach() for tensor in self._now()]
+        if [(t.shape, t.dtype) for t in now] != [(t.shape, t.dtype) for t in self._kept]:
+            self._kept = [tensor.clone() for tensor in now]
+        elif now:
+            torch._foreach_copy_(self._kept, now)
 
     def restore(self) -> None:
         """Put the copy back."""
-        if self._now:
-            torch._foreach_copy_(self._now, self._kept)
+        for now, kept in self._pairs():
+            if now.shape == kept.shape:
+                now.copy_(kept)
+            else:
+                now.data = kept.clone()
 
     def restore_where(self, flag: Tensor) -> None:
-        """Put the copy back where `flag` is 1, without waiting for the device."""
-        for now, kept in zip(self._now, self._kept, strict=True):
-            now.copy_(torch.where(flag.to(now.device) != 0, kept, now))
+        """Put the copy back where `flag` is 1, without waiting for the device; shapes must be what they were."""
+        for now, kept in self._pairs():
+            if now.shape == kept.shape:
+                now.copy_(torch.where(flag.to(now.device) != 0, kept, now))
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        now = [tensor.detach() if tensor.requires_grad else tensor for tensor in self._now()]
+        return list(zip(now, self._kept, strict=False))
 
 
 def _listed(items: Sequence[int], most: int) -> str:

@@ -1,6 +1,7 @@
 """One optimizer update: schedules, backward, unscaling, the check for what is not finite, clipping, step."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from math import isfinite
 from typing import Any
 
@@ -60,8 +61,12 @@ class Updater:
         self._norm_tells = clip_norm is not None and clip_value is None
         self._guard = Guard(guard)
         self._watches = guard.on_nonfinite != "ignore"
-        self._keeps = bool(guard.buffers) and guard.on_nonfinite == "skip"
+        self._keeps = self._watches and bool(guard.buffers())
         self._trained = self.parameters
+        self._options = [
+            {name: deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
         self._zeroes = type(optimizer).zero_grad is not Optimizer.zero_grad  # it has a way of its own
         self._device = self._trained[0].device
         self._check = FiniteCheck(self._device)
@@ -192,6 +197,11 @@ class Updater:
     def _step_scaled(self, scaler: GradScaler, tell: Tell) -> None:
         """Let the scaler decide, and count: it lowers its scale where it has skipped."""
         self._guard.resolve()
+        if self._watches and not self.lag and self._loss is not None and not isfinite(loss := self._loss.item()):
+            # No scale makes it finite: this is no overflow, and the forward pass has seen it already.
+            self._guard.buffers.restore()
+            self._guard.skip(loss, self._names(), tell)
+            return
         before = self._scale(scaler)
         if self._clips:
             scaler.unscale_(self.optimizer)
@@ -200,17 +210,17 @@ class Updater:
         scaler.update()
         if not self._watches:
             return
-        after, loss = self._scale(scaler), torch.zeros(()) if self._loss is None else self._loss
+        after, total = self._scale(scaler), torch.zeros(()) if self._loss is None else self._loss
         skipped = (after < before) | (after == 0)
         if self.lag:
             self._guard.buffers.restore_where(skipped)
-            self._guard.wait_for(skipped, loss, tell, after)
+            self._guard.wait_for(skipped, total, tell, after)
         elif not skipped:
             self._guard.in_row = 0
         else:
             self._guard.buffers.restore()
             looks = self._guard.would_stop(scaled=True) and not self._clips  # clipping spreads a NaN to all of them
-            self._guard.skip(loss.item(), self._names() if looks else None, tell, after.item())
+            self._guard.skip(total.item(), self._names() if looks else None, tell, after.item())
 
     def _evidence(self) -> list[Tensor]:
         """Return what is finite where the gradient is: the norm that clipping needs anyway, or all gradients."""
@@ -255,12 +265,16 @@ class Updater:
     def state_dict(self) -> dict[str, Any]:
         """Return what updates have accumulated; options such as the learning rate are the config's, not state.
 
+        Options that the optimizer itself has changed (a step size it has found, say) are state as well.
+
         Raises:
             NumericsError: the device had not reported on the last update, and the run has to stop for it.
         """
         self._guard.resolve()
         counts = {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
         state = {"optimizer": self.optimizer.state_dict()["state"], **counts}
+        if any(moved := [self._moved(number) for number in range(len(self._options))]):
+            state["options"] = moved
         return state if self.scaler is None else state | {"scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -269,13 +283,31 @@ class Updater:
         self._stepped = set()
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
-        for parameter, kept in self.optimizer.state.items():
-            for name, value in kept.items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
+        for number, saved in state["optimizer"].items():
+            parameter = self._trained[int(number)]
+            kept = self.optimizer.state[parameter]
+            for name, value in saved.items():
+                if not isinstance(value, Tensor):
+                    continue
+                if value.shape == parameter.shape:
                     # Fused kernels walk raw memory: momentum has to lie as its parameter does (channels_last, say).
                     kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                elif kept[name].dtype != value.dtype:  # torch gives it the type of the parameter, which may be coarser
+                    kept[name] = value.to(kept[name].device, copy=True)
+        for group, options in zip(self.optimizer.param_groups, state.get("options", ()), strict=False):
+            group.update(options)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
+
+    def _moved(self, number: int) -> dict[str, Any]:
+        """Return the options of a group that were set or changed since it was made, by nobody but the optimizer."""
+        first, group = self._options[number], self.optimizer.param_groups[number]
+        scheduled = {option for _, at, option, _ in self._schedules if at == number}
+        return {
+            name: value
+            for name, value in group.items()
+            if name != "params" and name not in scheduled and not (name in first and _same(first[name], value))
+        }
 
     @staticmethod
     def _base(group: Mapping[str, Any], option: str) -> float:
@@ -286,3 +318,9 @@ class Updater:
                 f"OPTIMIZER.SCHEDULES.{option}: the optimizer has no number of that name to schedule; it has {options}"
             )
         return float(value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)

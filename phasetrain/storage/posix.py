@@ -85,7 +85,7 @@ class Storage:
         """Return the content of a JSON file, or None where there is none or it is torn."""
         try:
             return json.loads(self.read(path))
-        except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def make_folder(self, path: str) -> None:

@@ -1,6 +1,6 @@
 """From sections to parts: the one place that reads DATA, MODEL, LOSS, METERS, OPTIMIZER and TASK."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -246,7 +246,7 @@ class Builder:
                 section.on_nonfinite,
                 section.skip_budget,
                 names=[name for module in (model, loss) for name, p in module.named_parameters() if p.requires_grad],
-                buffers=[buffer for module in (model, loss) for buffer in module.buffers()],
+                buffers=_buffers_of(model, loss),
             ),
         )
 
@@ -264,6 +264,12 @@ class _FunctionLoss(nn.Module):
 
     def forward(self, output: Any, target: Any) -> torch.Tensor:
         return cast(torch.Tensor, self._function(output, target, **self._params))
+
+
+def _buffers_of(*modules: nn.Module) -> Callable[[], list[torch.Tensor]]:
+    """Return what looks the buffers of modules up by their names, as a module may put others in their place."""
+    places = [(part._buffers, name) for module in modules for part in module.modules() for name in part._buffers]
+    return lambda: [buffer for buffers, name in places if (buffer := buffers.get(name)) is not None]
 
 
 def _rest(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[str, Any]:

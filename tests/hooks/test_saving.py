@@ -235,6 +235,7 @@ class TestSignals:
     def test_a_second_signal_gives_the_save_up_and_leaves_nothing_of_it(self, tmp_path: Path, unbroken: Path) -> None:
         def before(operation: str, path: str) -> None:
             if operation == "create" and path.endswith("tensors.safetensors") and "p0002" in path:
+                threading.Event().wait(0.15)  # sooner it would be the same request
                 os.kill(os.getpid(), signal.SIGTERM)
                 while not door.hook._writing.cancelled():
                     threading.Event().wait(0.001)

@@ -192,7 +192,7 @@ def test_pending_reads_flag_loss_and_scale() -> None:
 class TestBuffers:
     def test_kept_and_restored(self) -> None:
         mean, count = torch.tensor([1.0, 2.0]), torch.tensor(3)
-        buffers = Buffers([mean, count])
+        buffers = Buffers(lambda: [mean, count])
         mean.fill_(5.0)
         buffers.keep()
         mean.fill_(math.nan)
@@ -202,10 +202,20 @@ class TestBuffers:
 
     def test_restored_by_a_flag(self) -> None:
         mean = torch.tensor([1.0, 2.0])
-        buffers = Buffers([mean])
+        buffers = Buffers(lambda: [mean])
+        buffers.keep()
         mean.fill_(math.nan)
         buffers.restore_where(torch.tensor(1.0))
         assert mean.tolist() == [1.0, 2.0]
         mean.fill_(7.0)
         buffers.restore_where(torch.tensor(0.0))
         assert mean.tolist() == [7.0, 7.0]
+
+    def test_a_tensor_put_in_place_of_another(self) -> None:
+        now = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
+        buffers = Buffers(lambda: now)
+        buffers.keep()
+        now[0] = torch.full((2,), math.nan)
+        now[1] = torch.full((4,), math.nan)  # of another shape even
+        buffers.restore()
+        assert [tensor.tolist() for tensor in now] == [[1.0, 2.0], 3.0]

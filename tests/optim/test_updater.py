@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import pytest
@@ -443,6 +444,55 @@ class TestScalerStreak:
         assert updater.scaler.get_scale() == 2.0**13
         assert updater.skipped == 0
 
+    def test_a_loss_that_is_no_number_is_no_overflow(self) -> None:
+        net = model()
+        updater = self.updater(net)
+        run(net, updater)
+        assert updater.scaler is not None
+        before, scale = weights(net), updater.scaler.get_scale()
+        inputs, targets = batch(0)
+        updater.backward(mse_loss(net(inputs * math.nan), targets))
+        with pytest.raises(NumericsError, match=r"'stop': an update is not finite \(loss nan"):
+            updater.step()
+        assert equal(before, weights(net))
+        assert (updater.scaler.get_scale(), updater.skipped) == (scale, 0)
+
+
+class Searching(torch.optim.SGD):
+    """Keeps what it has found among its options, and a mean in double precision."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["found"] = group.get("found", 1.0) * 0.9
+            for parameter in group["params"]:
+                kept = self.state[parameter].setdefault("mean", torch.zeros_like(parameter, dtype=torch.float64))
+                kept.mul_(0.9).add_(parameter.grad)
+                parameter.data.sub_((group["found"] * group["lr"] * kept).to(parameter.dtype))
+
+
+def test_what_an_optimizer_keeps_among_its_options_and_in_other_types_goes_on() -> None:
+    def trained(numbers: range, updater: Updater, net: nn.Module) -> list[Tensor]:
+        for number in numbers:
+            inputs, targets = batch(number)
+            updater.schedule(0.0)
+            updater.backward(mse_loss(net(inputs), targets))
+            updater.step()
+        return weights(net)
+
+    def begun() -> tuple[nn.Module, Updater]:
+        net = model()
+        return net, Updater(Searching(net.parameters(), lr=0.1))
+
+    net, updater = begun()
+    whole = trained(range(6), updater, net)
+    net, updater = begun()
+    trained(range(3), updater, net)
+    state, (other, again) = updater.state_dict(), begun()
+    assert state["options"] == [{"found": pytest.approx(0.9**3)}]
+    other.load_state_dict(net.state_dict())
+    again.load_state_dict(state)
+    assert equal(trained(range(3, 6), again, other), whole)
+
 
 class TestBuffers:
     @pytest.mark.parametrize("lag", [0, 1])
@@ -454,7 +504,7 @@ class TestBuffers:
 
         def train(net: nn.Module, numbers: list[int], *, lag: int) -> list[Tensor]:
             buffers = list(net.buffers()) if guarded else []
-            guard = GuardSettings("skip", buffers=buffers, lag=lag)
+            guard = GuardSettings("skip", buffers=partial(list, buffers), lag=lag)
             updater = Updater(OPTIMIZERS["sgd"](net.parameters()), guard=guard)
             for number in numbers:
                 inputs, targets = batch(number)

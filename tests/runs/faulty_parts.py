@@ -87,7 +87,7 @@ class FaultAt(Hook):
         if self.do == "signal":
             for _ in range(self.times):
                 (os.killpg if self.group else os.kill)(os.getpid(), self.number)
-                time.sleep(self.seconds)
+                time.sleep(max(self.seconds, 0.15 if self.times > 1 else 0.0))  # sooner it would be the same request
         elif self.do == "fill":
             fill(ballast, self.size)
         elif self.do == "limit":

@@ -68,3 +68,34 @@ def test_sigterm_in_a_data_stall(tmp_path: Path, workers: int) -> None:
     assert again.returncode == 0, again.stdout
     train(tmp_path / "unbroken", "PHASES.limit.train=null")
     assert parted(tmp_path / "unbroken", tmp_path / "run") == []
+
+
+IN_A_LOCK = """
+import os, signal, sys, threading, time
+
+leave = threading.Condition.__exit__
+sent = []
+
+
+def send_within(self, *error):
+    caller = sys._getframe(1)
+    inside = caller.f_code.co_name == "put" and caller.f_code.co_filename.endswith("queues.py")
+    if inside and not sent and threading.current_thread() is threading.main_thread():
+        sent.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+    return leave(self, *error)
+
+
+threading.Condition.__exit__ = send_within
+"""
+
+
+def test_sigterm_while_the_loader_holds_a_lock(tmp_path: Path) -> None:
+    """Raised there, the request would leave the lock taken, and the end of the workers would wait for it for ever."""
+    (tmp_path / "in_a_lock.py").write_text(IN_A_LOCK)
+    words = [*SMALL, "RUN.imports=[in_a_lock]", "DATA.TRAIN.workers=1", f"RUN.dir={tmp_path}/run"]
+    command = [sys.executable, "-m", "phasetrain", *words]
+    ended = subprocess.run(command, cwd=tmp_path, check=False, timeout=60, capture_output=True, text=True)
+    assert ended.returncode == 143, ended.stdout + ended.stderr
+    assert "stopped by SIGTERM" in ended.stdout
