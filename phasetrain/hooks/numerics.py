@@ -29,8 +29,8 @@ class StepDump:
         position: where it stands; `updates` are those before it.
         batches: its micro-batches as the model got them, on the CPU.
         task: state of everything that learns or accumulates, by name, as in a checkpoint. Weights and optimizer are
-            those that the step began with; meters, and with OPTIMIZER.on_nonfinite=stop the model's buffers, have
-            already seen its batches.
+            those that the step began with, and so are buffers; meters have already seen its batches, and with a
+            verdict that comes late buffers may have moved on.
         found: what was not finite.
     """
 
