@@ -136,15 +136,15 @@ class CheckpointHook(Hook):
         grace, self._ending = self.settings.grace_seconds, True
         if run.interrupted and grace is not None:
             self._settle(run)  # finishes the save under way, and tells how long one takes
-        if run.interrupted and grace is not None and self._took > grace:
-            log.warning(
-                "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds is %g", self._took, grace
-            )
-        elif run.interrupted or self.settings.at_end:
+            if self._took > grace:
+                text = "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds is %g"
+                log.warning(text, self._took, grace)
+                return
+        asked = run.interrupted or self.settings.at_end
+        if asked:
             self.save(run, "signal" if run.interrupted else "end")
-        failures = self.failures
         self._settle(run)
-        if self.failures > failures and not run.interrupted:
+        if asked and not run.interrupted and self._saved_at != _position(run):
             raise SaveError(
                 "the training is complete, and its last checkpoint could not be saved (see above); make room and start "
                 "the same command again: it goes on from the newest checkpoint"
@@ -187,7 +187,7 @@ class CheckpointHook(Hook):
         try:
             draft = self.checkpointer.draft(run.state, state_of(run), self._promised, facts)
         except TypeError as error:  # at the start all could be saved
-            self._failed(run, SaveError(f"the checkpoint at update {updates} could not be made: {error}"))
+            self._failed(run, SaveError(f"the checkpoint at update {run.state.updates} could not be made: {error}"))
             run.clock.turn(before)
             return
 

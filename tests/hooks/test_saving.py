@@ -182,11 +182,13 @@ class TestErrors:
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
 
+    @pytest.mark.parametrize("background", ["true", "false"])
     def test_a_run_whose_last_save_fails_says_so_and_goes_on_from_the_one_before(
-        self, tmp_path: Path, unbroken: Path
+        self, tmp_path: Path, unbroken: Path, background: str
     ) -> None:
+        door, words = Door(self.failing("p0006-s00000000")), (f"CHECKPOINT.background={background}",)
         with pytest.raises(SaveError, match=r"^the training is complete, and its last checkpoint could not be saved"):
-            train(tmp_path, hooks={"door": Door(self.failing("p0006-s00000000"))})
+            train(tmp_path, *words, hooks={"door": door})
         assert (status(tmp_path)["state"], status(tmp_path)["exit_code"]) == ("failed", 1)
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
