@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kill_findings import session
+
 HERE = Path(__file__).parent
 ONE = "MACHINE.threads=1"
 """For many small runs, side by side with other tests: a second thread gains nothing, and bits depend on the number."""
@@ -225,18 +227,6 @@ class Starter:
         line = self._process.stdout.readline()
         assert line, "the program that starts runs has ended"
         return line
-
-
-def session(leader: int) -> list[int]:
-    """Return the processes of a session that live."""
-    alive = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                state, _, _, number = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(number) == leader and state not in "ZX":
-                    alive.append(int(folder.name))
-    return alive
 
 
 def shared_memory() -> set[str]:

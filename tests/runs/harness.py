@@ -81,3 +81,16 @@ def leftovers(folder: Path, expected: Callable[[str], bool] = lambda name: False
     marks = (".tmp-", ".trash-", ".aside-", "run.lock", "owner.json", "probe")
     names = [str(path.relative_to(folder)) for path in folder.rglob("*")]
     return [name for name in names if any(mark in name for mark in marks) and not expected(name)]
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """Return what status.json says."""
+    found = json.loads((folder / "status.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def is_clean(ended: Any, folder: Path) -> bool:
+    """See that a run that `faulty.Starter` started has left no process, no shared memory and no temporary file."""
+    assert (ended.alive, ended.segments, leftovers(folder)) == ([], [], [])
+    return True

@@ -1,7 +1,6 @@
 """Disks that are full, broken, read-only or limited: training goes on, it is said, and no checkpoint is lost."""
 
 import errno
-import json
 import os
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 from faulty import ONE, Ended, Fault, Starter, open_folder, small_disk
-from harness import SMALL, leftovers, newest, parted, records, train
+from harness import SMALL, is_clean, leftovers, newest, parted, records, status, train
 
 from phasetrain.hooks import CheckpointHook, Hook, Run
 from phasetrain.plan import Phase
@@ -37,18 +36,6 @@ def faults(starter: Starter) -> Starter:
     if not starter.faults:
         pytest.skip("system calls are made to fail by a library that gcc compiles, and there is no gcc")
     return starter
-
-
-def status(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
-
-
-def is_clean(ended: Ended, folder: Path) -> bool:
-    """See that a run has left no process, no shared memory and no temporary file."""
-    assert (ended.alive, ended.segments, leftovers(folder)) == ([], [], [])
-    return True
 
 
 def says(ended: Ended, folder: Path, error: str) -> bool:

@@ -1,6 +1,5 @@
 """Signals at any moment of a whole run, to the process and to its group; workers that die or hang; little memory."""
 
-import json
 import os
 import shutil
 import signal
@@ -9,11 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from faulty import ONE, Ended, Fault, Starter, shared_memory
-from harness import SMALL, leftovers, newest, parted, train
+from faulty import ONE, Fault, Starter, shared_memory
+from harness import SMALL, is_clean, leftovers, newest, parted, status, train
 
 WORDS = (*SMALL, ONE, "RUN.imports=[faulty_parts]")
 TROUBLED = (*WORDS, "DATA.TRAIN.dataset=troubled", "PHASES.limit.train=null", "PHASES.epochs=1")
@@ -31,18 +29,6 @@ MOMENTS = {
     "the end of a test phase": ("event: on_phase_end, updates: 5, split: test", 6),
 }
 """A moment, and the updates complete when a run that meets a signal there has stopped."""
-
-
-def status(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
-
-
-def is_clean(ended: Ended, folder: Path) -> bool:
-    """See that a run has left no process, no shared memory and no temporary file."""
-    assert (ended.alive, ended.segments, leftovers(folder)) == ([], [], [])
-    return True
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -1,6 +1,5 @@
 """A signal stops a run at the next step boundary, with a checkpoint, the right exit code and a true status."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, leftovers, newest, parted, train
+from harness import SMALL, leftovers, newest, parted, status, train
 
 from phasetrain.hooks import Hook
 from phasetrain.run import main
@@ -26,12 +25,6 @@ class SignalAt(Hook):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), self.number)
-
-
-def status(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "status.json").read_text())
-    assert isinstance(found, dict)
-    return found
 
 
 @pytest.fixture(scope="module")
