@@ -285,15 +285,16 @@ class Updater:
         self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
         for number, saved in state["optimizer"].items():
             parameter = self._trained[int(number)]
-            kept = self.optimizer.state[parameter]
+            kept = self.optimizer.state.get(parameter, {})
             for name, value in saved.items():
-                if not isinstance(value, Tensor):
-                    continue
+                now = kept.get(name)
+                if not isinstance(value, Tensor) or not isinstance(now, Tensor) or now.shape != value.shape:
+                    continue  # no tensor, or the optimizer has made something else of it
                 if value.shape == parameter.shape:
                     # Fused kernels walk raw memory: momentum has to lie as its parameter does (channels_last, say).
                     kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-                elif kept[name].dtype != value.dtype:  # torch gives it the type of the parameter, which may be coarser
-                    kept[name] = value.to(kept[name].device, copy=True)
+                elif now.dtype != value.dtype:  # torch gives it the type of the parameter, which may be coarser
+                    kept[name] = value.to(now.device, copy=True)
         for group, options in zip(self.optimizer.param_groups, state.get("options", ()), strict=False):
             group.update(options)
         if self.scaler is not None:
