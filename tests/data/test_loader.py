@@ -345,6 +345,7 @@ class TestSigusr2:
         for worker in multiprocessing.active_children():
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGUSR2)
+            time.sleep(0.3)  # both append to one file, line by line
         found += list(steps)
         assert inputs(found) == inputs(read(loader(0), 0))
         assert len(pids(found)) == 2
