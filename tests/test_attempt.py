@@ -151,6 +151,14 @@ class TestWholeRuns:
         assert again.state == "preempted"
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before
 
+    def test_checkpoints_whose_model_is_lost_are_no_progress(self, tmp_path: Path) -> None:
+        words = ("OPTIMIZER.lr=1e30", "OPTIMIZER.SCHEDULES=null", "OPTIMIZER.on_nonfinite=ignore")
+        words = (*words, "CHECKPOINT.every_updates=1", "RUN.give_up_after=2")
+        for _ in range(3):
+            die(tmp_path, *words, hooks={"kill": KillAfter(4)})
+        with pytest.raises(NoProgressError, match="the last 2 attempts ended without a new checkpoint"):
+            train(tmp_path, *words)
+
     def test_redone_steps_and_the_time_of_all_attempts(self, tmp_path: Path) -> None:
         die(tmp_path, hooks={"kill": KillAfter(9)})  # the checkpoint is of update 5, the kill after update 7
         (tmp_path / "status.json").write_text(

@@ -396,3 +396,12 @@ def test_format_1_still_loads(tmp_path: Path) -> None:
     assert made.save(at(5), learned(5), PROMISED).manifest.sequence == 7
     assert newest(tmp_path) == 5
     assert made.storage.names(str(tmp_path)) == ["latest", "p0000-s00000004", "p0000-s00000005"]
+
+
+@pytest.mark.parametrize(
+    ("part", "healthy"), [("model", False), ("loss", False), ("meter.accuracy", True)], ids=["model", "loss", "meter"]
+)
+def test_what_makes_a_checkpoint_unhealthy(tmp_path: Path, part: str, *, healthy: bool) -> None:
+    learned = {"task": {part: {"kept": torch.tensor([1.0, float("nan")])}}}
+    saved = Checkpointer(str(tmp_path), Storage()).save(RunState(), learned, {})
+    assert saved.manifest.facts.healthy == healthy

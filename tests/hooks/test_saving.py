@@ -193,6 +193,20 @@ class TestErrors:
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
 
+    def test_a_state_that_can_no_longer_be_saved(self, tmp_path: Path) -> None:
+        class Late(Hook):
+            updates = 0
+
+            def on_step(self, run: Any, phase: Any, out: Any) -> None:
+                self.updates = run.state.updates
+
+            def state_dict(self) -> dict[str, Any]:
+                return {"seen": {1, 2} if 5 < self.updates < 15 else [1, 2]}
+
+        assert train(tmp_path, hooks={"late": Late()}).state == "finished"
+        assert status(tmp_path)["save_failures"] == 1
+        assert "the checkpoint at update 10 could not be made: hooks.late.seen: builtins.set" in log_of(tmp_path)
+
     def test_logs_that_cannot_be_made_durable_fail_the_save(self, tmp_path: Path) -> None:
         class Full(Hook):
             def on_start(self, run: Any) -> None:

@@ -515,6 +515,21 @@ class TestBuffers:
 
         assert equal(train(net(), [0, 1, 2, 3], lag=lag), train(net(), [0, 1, 3], lag=0)) == guarded
 
+    def test_a_stop_takes_them_back_too(self) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+        updater = Updater(
+            OPTIMIZERS["sgd"](net.parameters()), guard=GuardSettings("stop", buffers=lambda: list(net.buffers()))
+        )
+        before = [buffer.clone() for buffer in net.buffers()]
+        inputs, targets = batch(0)
+        updater.schedule(0.0)
+        updater.backward(mse_loss(net(inputs * math.nan), targets))
+        assert any(buffer.is_floating_point() and bool(buffer.isnan().any()) for buffer in net.buffers())
+        with pytest.raises(NumericsError):
+            updater.step()
+        assert equal(before, list(net.buffers()))
+
 
 class TestCounts:
     def test_they_are_saved(self) -> None:
