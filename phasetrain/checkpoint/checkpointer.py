@@ -151,7 +151,9 @@ class Checkpointer:
         self._sequence += 1
         self._verified.add(saved.name)
         if not facts.healthy:
-            self.say(f"{self.root}/{saved.name}: the model holds values that are no numbers; a resume passes it over")
+            self.say(
+                f"{self.root}/{saved.name}: model or loss holds values that are no numbers; a resume passes it over"
+            )
         self._tidy(saved)
         return saved
 
@@ -202,7 +204,7 @@ class Checkpointer:
                 rejected[saved.name] = str(error)
                 continue
             newer = (one for one in others if one.manifest.order > saved.manifest.order)
-            self._report(rejected | {one.name: "its model holds values that are no numbers" for one in newer})
+            self._report(rejected | {one.name: "its model or loss holds values that are no numbers" for one in newer})
             self._sequence = max(known.manifest.sequence for known in found)
             self.run, self.parent = saved.manifest.run, saved.name
             self._verified.add(saved.name)

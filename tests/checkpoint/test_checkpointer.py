@@ -226,7 +226,7 @@ class TestHealth:
         made.say = said.append
         made.save(at(3), learned(3, math.nan), PROMISED)
         assert said == [
-            f"{tmp_path}/p0000-s00000003: the model holds values that are no numbers; a resume passes it over"
+            f"{tmp_path}/p0000-s00000003: model or loss holds values that are no numbers; a resume passes it over"
         ]
         again = checkpointer(tmp_path)
         again.say = said.append
@@ -234,7 +234,7 @@ class TestHealth:
         assert loaded is not None
         assert loaded.manifest.state["step"] == 2
         assert said[1:] == [
-            f"checkpoint {tmp_path}/p0000-s00000003 was passed over: its model holds values that are no numbers"
+            f"checkpoint {tmp_path}/p0000-s00000003 was passed over: its model or loss holds values that are no numbers"
         ]
         again.save(at(3), learned(3), PROMISED)
         assert newest(tmp_path) == 3
