@@ -100,8 +100,8 @@ class Attempt:
 
 @contextmanager
 def logged(folder: RunFolder) -> Iterator[None]:
-    """Write what is logged to log.txt as well."""
-    handler = _LogHandler(folder.log("log.txt"))
+    """Write what is logged to log.txt as well; other processes than the main one have files of their own."""
+    handler = _LogHandler(folder.log(f"log-{folder.rank}.txt" if folder.rank else "log.txt"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("phasetrain")
     logger.addHandler(handler)

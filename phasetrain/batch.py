@@ -15,9 +15,10 @@ class Batch:
     Attributes:
         input: what the model gets, first dimension N; a tensor, or a nested list, tuple or dict of tensors.
         target: what the loss compares with, first dimension N; None where the data has no targets.
-        ids: indices of the samples in their data set, int64 `(N,)`, on the CPU.
-        size: N, the number of samples.
-        mask: True where a sample counts, bool `(N,)`; None means that all do.
+        ids: indices of the samples in their data set, int64 `(N,)`, on the CPU; empty where none counts.
+        size: N, the number of samples; 0 where none counts.
+        mask: True where a sample counts, bool `(N,)`; None means that all do. A process whose share of a step is used
+            up while others have more gets a batch of which none counts, so that all make the same passes.
         bad: index and reason of each sample that could not be read while the batch was made; see
             `DATA.*.on_bad_sample`.
     """
@@ -28,6 +29,11 @@ class Batch:
     size: int
     mask: Tensor | None = None
     bad: tuple[tuple[int, str], ...] = ()
+
+    def as_stand_in(self) -> "Batch":
+        """Return the batch with none of its samples counting."""
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        return Batch(self.input, self.target, self.ids[:0], 0, mask)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`; `ids` stay on the CPU."""

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from phasetrain.batch import Batch, StepOutput, finished
 from phasetrain.clock import Clock
-from phasetrain.distributed import World
+from phasetrain.distributed import Consensus, World
 from phasetrain.folder import RunFolder
 from phasetrain.hooks.base import Hook, Hooks, PhaseEvents
 from phasetrain.plan import Phase, Plan
@@ -24,9 +24,7 @@ class PhaseEngine:
         plan: every phase.
         state: the position to start from; moved forward as steps and phases complete.
         hooks: label -> hook; see `phasetrain.hooks.base` for the events.
-        folder: the run folder, for hooks that write.
-        world: the processes.
-        clock: adds up where the time goes.
+        folder, world, clock: where hooks write, the processes, and what adds up where the time goes.
     """
 
     def __init__(
@@ -42,8 +40,7 @@ class PhaseEngine:
     ) -> None:
         self.task, self.plan, self.state = task, plan, state
         self.folder, self.world, self.clock = folder, world or World(), clock or Clock()
-        self.hooks = Hooks(hooks or {}, self.world)
-        self.resumed_from, self.stopping, self.interrupted = "", "", False
+        self.hooks, self.consensus, self.resumed_from = Hooks(hooks or {}, self.world), Consensus(self.world), ""
         self._out: StepOutput | None = None
         self._open: WeakSet[Generator[list[Batch], None, None]] = WeakSet()
 
@@ -76,15 +73,18 @@ class PhaseEngine:
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
         """Stop at the next step boundary: for now if `interrupted`, else for good; the first reason stands."""
-        if not self.stopping:
-            self.stopping, self.interrupted = reason, interrupted
+        self.consensus.ask_stop(reason, interrupted=interrupted)
+
+    @property
+    def stopping(self) -> str:
+        """Why the run stops, or empty."""
+        return self.consensus.stopping
 
     def run_phase(self, phase: Phase, *, own_loop: bool = False) -> Iterator[list[Batch]]:
         """Run what is left of a phase; with `own_loop`, its train batches are yielded instead of computed."""
-        task, state = self.task, self.state
+        task, state, clock, events = self.task, self.state, self.clock, PhaseEvents(self, phase)
         task.begin(phase, fresh=state.step == 0)
         self.hooks.on_phase_start(self, phase)
-        events, clock = PhaseEvents(self, phase), self.clock
         try:
             clock.turn("data")
             for batches in task.batches(phase, state.step):  # the sampler's start iteration
@@ -92,14 +92,13 @@ class PhaseEngine:
                 self._out = None
                 if own_loop and phase.is_train:
                     yield batches
-                elif phase.is_train:
-                    self._out = task.train_step(batches, self.position(), events)
                 else:
-                    self._out = task.test_step(batches, self.position(), events)
+                    compute = task.train_step if phase.is_train else task.test_step
+                    self._out = compute(batches, self.position(), events)
                 state.finish_step(phase)
                 self.hooks.on_step(self, phase, finished(self._out))
                 clock.turn("data")
-                if self.stopping:
+                if self.consensus.turn():
                     return
             clock.turn("train" if phase.is_train else "test")
         except Interrupted as asked:  # while it waited for a batch
@@ -108,9 +107,10 @@ class PhaseEngine:
         metrics = task.measure(phase)
         state.finish_phase()
         self.hooks.on_phase_end(self, phase, metrics)
+        self.consensus.turn(wait=True)
 
     def _leave(self, error: GeneratorExit) -> None:
-        self.stop("the loop was left", interrupted=True)
+        self.consensus.stopping, self.consensus.interrupted = "the loop was left", True
         if self._out is None:  # perhaps in the midst of a step: whether the weights have its update is unknown
             self.hooks.on_exception(self, error)
         else:
@@ -120,8 +120,8 @@ class PhaseEngine:
 
     def position(self) -> Position:
         """Return where the step under way stands."""
-        state, phase = self.state, self.plan.phases[self.state.phase]
-        return Position(phase.split, state.updates, phase.first + state.step, self.plan.where(state))
+        state, phase, step = self.state, self.plan.phases[self.state.phase], self.state.step
+        return Position(phase.split, state.updates, phase.first + step, self.plan.where(state), phase.samples_in(step))
 
     def events(self) -> PhaseEvents:
         """Return the events of the phase under way, for `Task.train_step`."""
@@ -134,7 +134,7 @@ class PhaseEngine:
                 self.hooks.on_load(self)
             while self.state.phase < len(self.plan.phases) and not self.stopping and not self.state.finished:
                 yield from self.run_phase(self.plan.phases[self.state.phase], own_loop=own_loop)
-            if not self.interrupted and not self.state.finished:
+            if not self.consensus.interrupted and not self.state.finished:
                 self.state.finished = self.stopping or "completed"
             self.clock.turn("end")
             self.hooks.on_end(self)

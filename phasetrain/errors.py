@@ -55,6 +55,21 @@ class NumericsError(PhasetrainError):
     """A loss or a gradient is not finite, and the run must not go on with it (exit code 1)."""
 
 
+class PeerError(PhasetrainError):
+    """Another process of the run has failed; this one ends with the code of that one, or without one (exit code 1).
+
+    Args:
+        reason: which process, and why.
+        exit_code: of that process.
+    """
+
+    exit_code = 1
+
+    def __init__(self, reason: str, exit_code: int = 1) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the nearest of `known`, or an empty string when nothing is near."""
     near = nearest(given, known)

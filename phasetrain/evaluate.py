@@ -14,7 +14,8 @@ from phasetrain.plan import TRAIN, Phase, Plan, interleave, one_test
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder, Parts
-from phasetrain.train import Result, checkpointer_of, digest_of
+from phasetrain.train import Result, digest_of
+from phasetrain.wiring import checkpointer_of
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,11 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
     setup.terminal.table(f"{loaded.path} at update {loaded.manifest.state['updates']}", ("metric", "value"), rows)
     name = f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json"
     content = {"checkpoint": loaded.path, "updates": loaded.manifest.state["updates"], "metrics": found.metrics}
-    with folder.writing():
-        folder.storage.make_folder(folder.path)
-        folder.storage.replace(folder.file(name), (json.dumps(content, indent=1) + "\n").encode(), durable=False)
-    log.info("written to %s", folder.file(name))
+    if setup.world.is_main:
+        with folder.writing():
+            folder.storage.make_folder(folder.path)
+            folder.storage.replace(folder.file(name), (json.dumps(content, indent=1) + "\n").encode(), durable=False)
+        log.info("written to %s", folder.file(name))
     return Result(
         "tested",
         folder=folder.path,
@@ -64,6 +66,8 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
 
 
 class _Collected(Hook):
+    main_only = False
+
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 

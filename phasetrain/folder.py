@@ -33,11 +33,12 @@ KEPT = ("updates", "reached", "checkpoint", "time", "idle_attempts", "started_fr
 
 
 class RunFolder:
-    """A run folder under the lock of this process.
+    """A run folder under the lock of this process, or of the main one of several, which alone opens it.
 
     Args:
         path: the folder; created if need be.
         storage: the door to its files; the one that fits the path by default.
+        rank: number of this process; all but 0 leave the status alone.
 
     Attributes:
         watch: asked for what is to stand in status.json whenever it is written.
@@ -45,7 +46,8 @@ class RunFolder:
             else empty. Nobody may write then.
     """
 
-    def __init__(self, path: str, storage: Storage | None = None) -> None:
+    def __init__(self, path: str, storage: Storage | None = None, *, rank: int = 0) -> None:
+        self.rank = rank
         self.path = path.rstrip("/")
         self.storage = storage or open_storage(path)
         self.attempt = 1
@@ -210,7 +212,9 @@ class RunFolder:
                     continue
 
     def _write_status(self, *, durable: bool) -> None:
-        if "state" not in self._status or self.lost:  # until this attempt has one, that of the attempt before stands
+        if (
+            self.rank or "state" not in self._status or self.lost
+        ):  # until this attempt has one, that of the attempt before stands
             return
         heartbeat = {"at": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
         self._status = {**self._status, **self.watch()}

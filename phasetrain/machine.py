@@ -103,8 +103,12 @@ class Machine:
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """Return the device that `MACHINE.device` names; `auto` is cuda where there is one, else cpu.
+
+    Args:
+        name: the value of the key.
+        local_rank: number of this process on its machine, where there are several: each gets a CUDA device of its own.
 
     Raises:
         ConfigError: the device does not exist on this machine.
@@ -115,4 +119,12 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError("MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or cpu")
     if name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("MACHINE.device = 'mps': torch finds no MPS device here; set MACHINE.device=auto or cpu")
+    if name == "cuda" and local_rank is not None:
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"MACHINE.device = 'cuda': process {local_rank} of this machine finds {torch.cuda.device_count()} CUDA "
+                "devices; start at most as many processes per machine"
+            )
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
     return torch.device(name)

@@ -18,9 +18,9 @@ from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import ConsoleView, Hook, LedgerHook, Metrics, Numerics, Run, TensorBoard, Watchdog
-from phasetrain.hooks.checkpoint import restore
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.numerics import ROOT, folder_name
+from phasetrain.hooks.whole import restore
 from phasetrain.ledger import COMPONENTS, FILE, FULL, SAMPLED, InvalidLedgerError, Ledger, Record, different, read
 from phasetrain.machine import Machine
 from phasetrain.plan import Phase, interleave
@@ -30,7 +30,8 @@ from phasetrain.setup import Setup, as_asked
 from phasetrain.state import RunState
 from phasetrain.storage import Storage
 from phasetrain.tasks import Builder
-from phasetrain.train import Result, checkpointer_of, hooks_of
+from phasetrain.train import Result
+from phasetrain.wiring import checkpointer_of, hooks_of
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,21 @@ phasetrain [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]
 
 import argparse
 import gc
+import io
 import logging
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from omegaconf import OmegaConf
 
 from phasetrain.clock import Clock
+from phasetrain.distributed import joined, placed
 from phasetrain.engine import PhaseEngine
-from phasetrain.errors import ConfigError, PhasetrainError
+from phasetrain.errors import ConfigError, PeerError, PhasetrainError
 from phasetrain.evaluate import evaluate
 from phasetrain.help import general_help, section_help
 from phasetrain.hooks import Hook
@@ -56,8 +59,10 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
             return 0
         return run(overrides, config_dir=flags.config_dir, clock=clock).exit_code
     except PhasetrainError as error:
-        for line in (str(error), *vars(error).get("__notes__", ())):
-            print(line, file=sys.stderr)  # noqa: T201
+        if not isinstance(error, PeerError) or os.environ.get("RANK", "0") == "0":  # else somebody else says so
+            for line in (str(error), *vars(error).get("__notes__", ())):
+                print(line, file=sys.stderr)  # noqa: T201
+        recorded_failure(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -89,19 +94,21 @@ def run(
         >>> result = run(["PHASES.epochs=2", "RUN.dir=/tmp/two-epochs"])
         >>> result.metrics["test/accuracy"]
     """
-    terminal, clock = terminal or Terminal(), clock or Clock()
+    place, clock = placed(os.environ), clock or Clock()
+    terminal = terminal or (Terminal() if place.rank == 0 else Terminal(io.StringIO(), live=False))
     with printed(terminal):
-        setup = settle(overrides, config_dir=config_dir, terminal=terminal)
+        setup = settle(overrides, config_dir=config_dir, terminal=terminal, place=place)
+        engine, timeout = setup.config.RUN.engine, setup.config.DISTRIBUTED.timeout_seconds
         _refuse_many_processes(setup)
-        engine = setup.config.RUN.engine
         if engine == "plan":
             preview(setup)
             return Result("planned", folder=setup.config.RUN.dir)
-        if engine == "test":
-            return evaluate(setup, hooks)
         if engine == "replay":
             return replay(setup, hooks)
-        return train(setup, hooks, loop, clock)
+        launched = "WORLD_SIZE" in os.environ
+        with joined(place, setup.machine.device, timeout_seconds=timeout, alone=launched) as world:
+            setup = replace(setup, world=world)
+            return evaluate(setup, hooks) if engine == "test" else train(setup, hooks, loop, clock)
 
 
 @contextmanager
@@ -128,12 +135,21 @@ def _check(overrides: Sequence[str], flags: argparse.Namespace) -> None:
     _settled(overrides, flags)
 
 
+def recorded_failure(error: BaseException) -> None:
+    """Write an error where torchrun looks for the first cause (TORCHELASTIC_ERROR_FILE)."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        handler = get_error_handler()
+        handler.initialize()
+        handler.record_exception(error)
+
+
 def _refuse_many_processes(setup: Setup) -> None:
-    size = os.environ.get("WORLD_SIZE", "1")
-    if size != "1":
+    engine, size = setup.config.RUN.engine, setup.place.size
+    if size > 1 and engine in ("plan", "replay"):
         raise ConfigError(
-            f"WORLD_SIZE = {size}: this version trains on one process (DISTRIBUTED.strategy = "
-            f"{setup.config.DISTRIBUTED.strategy!r}); start it without torchrun, or with --nproc-per-node=1"
+            f"RUN.engine = {engine!r} and {size} processes: this is work for one; start it without torchrun or srun"
         )
 
 

@@ -11,7 +11,7 @@ from phasetrain.config.compose import Composed, compose
 from phasetrain.config.derive import derive
 from phasetrain.config.schema import Schema, default_schema
 from phasetrain.data import COLLATES, DATASETS, SAMPLERS, TRANSFORMS
-from phasetrain.distributed import World
+from phasetrain.distributed import STRATEGIES, Placement, World
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import HOOKS
 from phasetrain.losses import LOSSES
@@ -37,6 +37,7 @@ SLOTS = (
     Slot("DATA.*.transforms[]", TRANSFORMS),
     Slot("DATA.*.sampler", SAMPLERS),
     Slot("DATA.*.collate", COLLATES),
+    Slot("DISTRIBUTED", STRATEGIES, key="strategy", provided=frozenset({"world"})),
     Slot("HOOKS.*", HOOKS, label_is_name=True, provided=frozenset({"terminal"})),
 )
 """Every place in the config where a name chooses a part."""
@@ -56,7 +57,8 @@ class Setup:
         schema: the keys.
         machine: where the run computes.
         terminal: where it prints.
-        world: its processes.
+        world: its processes, once they are joined.
+        place: of this process among them.
         config_dir: the user's folder of configs.
         dropped: lines about parameters that a change of name dropped.
         derived: lines about values that follow from others.
@@ -68,6 +70,7 @@ class Setup:
     machine: Machine
     terminal: Terminal
     world: World = field(default_factory=World)
+    place: Placement = field(default_factory=Placement)
     config_dir: str | None = None
     dropped: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
@@ -93,8 +96,20 @@ class Setup:
         )
 
 
-def settle(overrides: Sequence[str], *, config_dir: str | None = None, terminal: Terminal | None = None) -> Setup:
+def settle(
+    overrides: Sequence[str],
+    *,
+    config_dir: str | None = None,
+    terminal: Terminal | None = None,
+    place: Placement | None = None,
+) -> Setup:
     """Compose, check and derive the config.
+
+    Args:
+        overrides: as on the command line.
+        config_dir: a folder with configs of the user's own.
+        terminal: where to print.
+        place: of this process among those of the run; by default it is the only one.
 
     Raises:
         ConfigError: everything that is wrong with it, at once; nothing has been built.
@@ -105,11 +120,12 @@ def settle(overrides: Sequence[str], *, config_dir: str | None = None, terminal:
         log.warning(warning)
     composed = with_imports(composed)
     check(composed, SLOTS, schema)
-    derived = derive(composed, schema, device=str(resolve_device("auto")))
+    place = place or Placement()
+    derived = derive(composed, schema, device=str(resolve_device("auto")), processes=place.size)
     config = derived.config
     check_consent(config.RUN.allow, schema)
     machine = Machine(
-        resolve_device(config.MACHINE.device),
+        resolve_device(config.MACHINE.device, place.local_rank if place.size > 1 else None),
         config.MACHINE.precision,
         config.MACHINE.threads,
         config.MACHINE.deterministic,
@@ -120,6 +136,7 @@ def settle(overrides: Sequence[str], *, config_dir: str | None = None, terminal:
         schema=schema,
         machine=machine,
         terminal=terminal or Terminal(),
+        place=place,
         config_dir=config_dir,
         dropped=composed.notes,
         derived=derived.lines,

@@ -1,6 +1,7 @@
 """Training a run from its config: fresh or resumed, to its end or until it is stopped (RUN.engine=train)."""
 
 import logging
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -11,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.attempt import Attempt, logged
-from phasetrain.checkpoint import Checkpointer, Loaded, Retention
+from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.clock import Clock
 from phasetrain.data.purity import check_pure
 from phasetrain.data.reader import reads_here
+from phasetrain.distributed import World
 from phasetrain.documents import command, write_documents
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, NoValidCheckpointError, PhasetrainError
 from phasetrain.folder import RunFolder
-from phasetrain.hooks import HOOKS, CheckpointHook, Hook, Run, SaveSettings
+from phasetrain.hooks import CheckpointHook, Hook, Run
 from phasetrain.ledger import FILE, recorded
 from phasetrain.machine import Machine
 from phasetrain.plan import Phase, Plan, interleave
@@ -29,7 +31,8 @@ from phasetrain.setup import Setup
 from phasetrain.signals import Signals
 from phasetrain.stacks import NAME, stacks_on_signal
 from phasetrain.state import RunState
-from phasetrain.tasks import Builder, SplitData, Task
+from phasetrain.tasks import Builder, Parts, SplitData, Task
+from phasetrain.wiring import checkpointer_of, hooks_of, save_settings, together
 
 log = logging.getLogger(__name__)
 
@@ -80,25 +83,19 @@ def train(
     Raises:
         PhasetrainError: see `phasetrain.errors` for the kinds and their exit codes; status.json says the same.
     """
-    clock = clock or Clock()
-    folder = RunFolder(setup.config.RUN.dir)
-    if setup.config.RUN.resume == "never" and folder.holds_run():
-        raise ConfigError(
-            f"RUN.resume = 'never' and RUN.dir = {folder.path!r} holds a run; set RUN.resume=auto to go on with it, or "
-            "give this run a folder of its own"
-        )
+    clock, world = clock or Clock(), setup.world
+    folder = RunFolder(setup.config.RUN.dir, rank=world.rank)
     with Signals() as signals:
-        signals.reads = lambda frame: clock.kind == "data" and reads_here(frame)
-        builder = Builder(setup.config, setup.machine, setup.world)
+        if world.is_alone:  # several processes leave a wait for data together or not at all
+            signals.reads = lambda frame: clock.kind == "data" and reads_here(frame)
+        builder = Builder(setup.config, setup.machine, world)
         data = builder.data()
+        _same_everywhere(world, data)
         checkpointer = checkpointer_of(setup, folder)
-        done = _finished(setup, checkpointer, data)
+        done = world.on_main(lambda: _begun(setup, folder, checkpointer, data))
         if done is not None:
-            _complete(folder, checkpointer, done)
             return done
-        if setup.config.RUN.resume == "must" and not folder.storage.names(checkpointer.root):
-            raise _nothing_to_resume(folder)
-        folder.open()
+        folder.attempt = world.told(folder.attempt)
         try:
             with ExitStack() as stack:
                 stack.enter_context(logged(folder))
@@ -111,8 +108,11 @@ def train(
                 ended = SystemExit(128 + signals.ended)
                 _note_failure(folder, ended)
                 raise ended from error
-            _note_failure(folder, error)
-            raise
+            cause = error if world.failures is None else world.failures.cause(error)
+            _note_failure(folder, cause)
+            if cause is error:
+                raise
+            raise cause from error
         finally:
             folder.close()
 
@@ -139,48 +139,70 @@ class _Training:
 
     def run(self, extra: Mapping[str, Hook], loop: Loop) -> Result:
         """Restore or start, train, and say what came of it."""
-        setup, folder = self.setup, self.folder
-        with folder.writing():
-            self.checkpointer.clear_leftovers()
-        listed = [saved.manifest for saved in self.checkpointer.listed()]
-        sequence = max((one.sequence for one in listed if one.facts.healthy), default=0)
-        self.attempt.check_progress(folder, sequence, setup.config.RUN.give_up_after)
-        loaded = self._newest()
-        if loaded is None and setup.config.RUN.resume == "must":
-            raise _nothing_to_resume(folder)
+        setup, folder, world = self.setup, self.folder, self.setup.world
+        loaded = self._restored()
         machine, plan, state = self._from(loaded)
         folder.watch = lambda: self.attempt.facts(state)
-        for split in self.data.values():
-            check_pure(split.reader, split.section.dataset)
         parts = self.builder.parts(self.data, plan)
-        each = checkpoint_bytes(parts)
-        folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
         task = self.builder.task(parts)
-        with folder.writing():
-            write_documents(setup, folder)
-            folder.storage.replace_json(folder.file("plan.json"), described(setup, plan, parts), durable=False)
+        world.on_main(lambda: self._begin(plan, parts))
         self._header(machine, plan, state, task, loaded)
+        trained = next((phase for phase in plan.phases if phase.is_train), None)
         save = CheckpointHook(
             self.checkpointer,
-            _save_settings(setup),
+            save_settings(setup),
             self.signals,
             promise(setup, self.data, plan, machine),
             loaded,
         )
         latest = _Latest()
-        hooks = _together(_together({"checkpoint": save, "latest": latest}, hooks_of(setup)), extra)
+        hooks = together(together({"checkpoint": save, "latest": latest}, hooks_of(setup)), extra)
         engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world, clock=self.clock)
         updates = state.updates
-        for loader in parts.loaders.values():
-            loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
+        if world.is_alone:
+            for loader in parts.loaders.values():
+                loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
         try:
             with machine.applied():
-                if not self.signals.stop:
+                if trained is not None:
+                    task.warm_up(trained)
+                if not any(world.shared(self.signals.stop)):
                     with closing(engine):
                         loop(engine)
         finally:
-            self.attempt.show(setup.terminal, save.saves, state.updates - updates)
+            if world.is_main:
+                self.attempt.show(setup.terminal, save.saves, state.updates - updates)
         return self._ended(engine, latest)
+
+    def _restored(self) -> Loaded | None:
+        """Return the checkpoint to go on from; the main process chooses it, and every process reads it."""
+        world, checkpointer = self.setup.world, self.checkpointer
+        found: list[Loaded | None] = [None]
+
+        def choose() -> str:
+            with self.folder.writing():
+                checkpointer.clear_leftovers()
+            listed = [saved.manifest for saved in checkpointer.listed()]
+            sequence = max((one.sequence for one in listed if one.facts.healthy), default=0)
+            self.attempt.check_progress(self.folder, sequence, self.setup.config.RUN.give_up_after)
+            found[0] = self._newest()
+            if found[0] is None and self.setup.config.RUN.resume == "must":
+                raise _nothing_to_resume(self.folder)
+            return found[0].path if found[0] is not None else ""
+
+        path = world.on_main(choose)
+        return found[0] if world.is_main or not path else checkpointer.reached(path)
+
+    def _begin(self, plan: Plan, parts: Parts) -> None:
+        """See that data is a function of its index and that checkpoints have room, and say what will be done."""
+        folder, setup = self.folder, self.setup
+        for split in self.data.values():
+            check_pure(split.reader, split.section.dataset)
+        each = checkpoint_bytes(parts)
+        folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
+        with folder.writing():
+            write_documents(setup, folder)
+            folder.storage.replace_json(folder.file("plan.json"), described(setup, plan, parts), durable=False)
 
     def _newest(self) -> Loaded | None:
         try:
@@ -212,7 +234,9 @@ class _Training:
         sizes = ", ".join(f"{name} {split.length:,}" for name, split in self.data.items())
         log.info("run %s in %s, attempt %d", config.RUN.name, self.folder.path, self.folder.attempt)
         threads = machine.threads or torch.get_num_threads()
-        log.info("%s, %s, %d threads, 1 process, seed %d", machine.device, machine.precision, threads, config.RUN.seed)
+        size = "1 process" if setup.world.is_alone else f"{setup.world.size} processes ({config.DISTRIBUTED.strategy})"
+        where = f"{machine.device}, {machine.precision}, {threads} threads"
+        log.info("%s, %s, seed %d", where, size, config.RUN.seed)
         parameters = f"{parameter_count(task.model):,}"
         log.info(
             "data %s (%s); model %s, %s parameters", config.DATA.TRAIN.dataset, sizes, config.MODEL.name, parameters
@@ -231,13 +255,13 @@ class _Training:
             reason=state.finished,
             updates=state.updates,
             metrics=latest.metrics,
-            digest=digest_of(engine.task.model),
+            digest=digest_of_state(engine.task.whole_state()["model"]),
             seconds=sum(self.clock.seconds().values()),
         )
         if not state.finished:
-            number = self.signals.stop
-            code, reason = (128 + number, self.signals.stop_name) if number else (0, engine.stopping)
-            result = replace(result, state="preempted", exit_code=code, reason=reason)
+            reason = self.signals.stop_name if self.signals.stop else engine.stopping
+            number = signal.Signals[reason] if reason in signal.Signals.__members__ else 0
+            result = replace(result, state="preempted", exit_code=128 + number if number else 0, reason=reason)
             at = f"update {state.updates} of {engine.plan.updates}"
             log.info("stopped by %s at %s; go on with: %s", reason, at, command(self.setup))
         else:
@@ -253,6 +277,8 @@ class _Training:
 
 class _Latest(Hook):
     """Keeps the latest value of every metric for the result."""
+
+    main_only = False
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
@@ -277,22 +303,34 @@ def digest_of_state(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def checkpointer_of(setup: Setup, folder: RunFolder) -> Checkpointer:
-    """Return what reads and writes the checkpoints of a run folder, as section CHECKPOINT says."""
-    section = setup.config.CHECKPOINT
-    return Checkpointer(
-        folder.file("checkpoints"),
-        folder.storage,
-        retention=Retention(
-            section.keep_last,
-            section.keep_every.updates,
-            section.keep_every.epochs,
-            section.best.monitor,
-            section.best.keep,
-        ),
-        verify=section.verify,
-        say=log.warning,
-    )
+def _same_everywhere(world: World, data: Mapping[str, SplitData]) -> None:
+    """Refuse data that is not the same on all processes: they would not even make the same number of steps."""
+    for name in data:
+        found = world.shared((data[name].length, data[name].fingerprint()))
+        for rank, other in enumerate(found):
+            if other != found[0]:
+                raise ConfigError(
+                    f"DATA.{name.upper()} is not the same on all processes: process 0 has {found[0][0]} samples "
+                    f"(fingerprint {found[0][1]}), process {rank} has {other[0]} ({other[1]}); give all machines the "
+                    "same files"
+                )
+
+
+def _begun(setup: Setup, folder: RunFolder, checkpointer: Checkpointer, data: Mapping[str, SplitData]) -> Result | None:
+    """Take the run folder, or return the result of a run that has finished."""
+    if setup.config.RUN.resume == "never" and folder.holds_run():
+        raise ConfigError(
+            f"RUN.resume = 'never' and RUN.dir = {folder.path!r} holds a run; set RUN.resume=auto to go on with it, or "
+            "give this run a folder of its own"
+        )
+    done = _finished(setup, checkpointer, data)
+    if done is not None:
+        _complete(folder, checkpointer, done)
+        return done
+    if setup.config.RUN.resume == "must" and not folder.storage.names(checkpointer.root):
+        raise _nothing_to_resume(folder)
+    folder.open()
+    return None
 
 
 def _finished(setup: Setup, checkpointer: Checkpointer, data: Mapping[str, SplitData]) -> Result | None:
@@ -325,43 +363,6 @@ def _complete(folder: RunFolder, checkpointer: Checkpointer, done: Result) -> No
 
 def _nothing_to_resume(folder: RunFolder) -> ConfigError:
     return ConfigError(f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to go on from")
-
-
-def _save_settings(setup: Setup) -> SaveSettings:
-    section = setup.config.CHECKPOINT
-    return SaveSettings(
-        every_updates=section.every_updates,
-        every_epochs=section.every_epochs,
-        every_minutes=section.every_minutes,
-        at_end=section.at_end,
-        on_exception=section.on_exception,
-        background=section.background,
-        on_error=section.on_save_error,
-        grace_seconds=section.grace_seconds,
-    )
-
-
-def hooks_of(setup: Setup) -> dict[str, Hook]:
-    """Return the hooks that section HOOKS names, by label."""
-    return {
-        label: HOOKS.build(
-            section.get("name", label),
-            {key: value for key, value in section.items() if key != "name"},
-            where=f"HOOKS.{label}",
-            facts={"terminal": setup.terminal},
-        )
-        for label, section in setup.config.HOOKS.items()
-    }
-
-
-def _together(own: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, Hook]:
-    """Return `own`, then the others, which may not take their labels."""
-    for label in own.keys() & others.keys():
-        raise ConfigError(
-            f"HOOKS.{label}: this run has another hook under this label; give yours a label of its own, such as "
-            f"my_{label}"
-        )
-    return {**own, **others}
 
 
 def _note_failure(folder: RunFolder, error: BaseException) -> None:

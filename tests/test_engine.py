@@ -229,7 +229,7 @@ class TestStopping:
         made = engine({"stop": stop})
         state = made.run()
         assert (state.phase, state.step, state.finished) == (1, 0, "")
-        assert (made.stopping, made.interrupted) == ("SIGTERM", True)
+        assert (made.stopping, made.consensus.interrupted) == ("SIGTERM", True)
 
     def test_a_run_to_the_end_is_completed(self) -> None:
         state = engine().run()
@@ -336,7 +336,7 @@ class TestOwnLoop:
             own.finish(own.task.train_step(batches, own.position(), own.events()))
             break
         assert own.state == RunState(step=1, updates=1, samples=4)
-        assert (own.stopping, own.interrupted) == ("the loop was left", True)
+        assert (own.stopping, own.consensus.interrupted) == ("the loop was left", True)
         assert events[-2:] == ["a.step 0.1 1", "a.end 0.1 1"]
 
     @pytest.mark.parametrize("computed", [False, True])
@@ -373,9 +373,9 @@ def test_the_position_of_a_step() -> None:
 
     engine({"look": look}).run()
     assert seen[:6] == [
-        ("train", 0, 0, 0.0), ("train", 1, 1, 1 / 6), ("train", 2, 2, 2 / 6),
-        ("test", 3, 0, 0.5), ("test", 3, 1, 0.5),
-        ("train", 3, 0, 0.5),
+        ("train", 0, 0, 0.0, 4), ("train", 1, 1, 1 / 6, 4), ("train", 2, 2, 2 / 6, 4),
+        ("test", 3, 0, 0.5, 3), ("test", 3, 1, 0.5, 2),
+        ("train", 3, 0, 0.5, 4),
     ]  # fmt: skip
 
 

@@ -54,6 +54,7 @@ def test_every_section_that_names_a_part_has_a_slot() -> None:
         "OPTIMIZER.SCHEDULES.*",
         "OPTIMIZER.scaler",
         "DATA.*",
+        "DISTRIBUTED",
         "DATA.*.transforms[]",
         "DATA.*.sampler",
         "DATA.*.collate",

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -236,6 +237,24 @@ class Checkpointer:
             return self._load(path.rstrip("/"), read_manifest(self.storage, path.rstrip("/")))
         except InvalidCheckpointError as error:
             raise ConfigError(f"RUN.checkpoint = {path!r} is no checkpoint that can be used: {error}") from error
+
+    def reached(self, path: str, *, patience_seconds: float = 30.0) -> Loaded:
+        """Return the content of a checkpoint that another process has chosen, once this one can see all of it.
+
+        Raises:
+            InvalidCheckpointError: it is not to be seen, or not whole, on this machine.
+        """
+        end = time.monotonic() + patience_seconds
+        while True:
+            try:
+                return self._load(path, read_manifest(self.storage, path))
+            except InvalidCheckpointError as error:
+                if time.monotonic() > end:
+                    raise InvalidCheckpointError(
+                        f"{path}, from which the main process goes on, cannot be read here after {patience_seconds:g} "
+                        f"s ({error}); RUN.dir has to be on a file system that all machines share"
+                    ) from error
+            time.sleep(0.2)
 
     def _load(self, path: str, manifest: Manifest) -> Loaded:
         contents = read_files(self.storage, path, manifest, self.verify)

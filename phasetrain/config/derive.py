@@ -31,11 +31,12 @@ class Derived:
     lines: tuple[str, ...]
 
 
-def derive(composed: Composed, schema: Schema, *, device: str) -> Derived:
+def derive(composed: Composed, schema: Schema, *, device: str, processes: int = 1) -> Derived:
     """Apply the rules to a checked config.
 
     Args:
         device: what `MACHINE.device: auto` means on this machine.
+        processes: of the run; the folder's name does not depend on them.
 
     Raises:
         ConfigError: lists every rule that cannot be met: the length of training, micro-batches that do not divide
@@ -47,6 +48,8 @@ def derive(composed: Composed, schema: Schema, *, device: str) -> Derived:
     rules.test_micro_batches()
     rules.device(device)
     rules.folder()
+    if not rules.problems:
+        rules.processes(processes)
     raise_all(rules.problems)
     return Derived(AttrDict(rules.config), tuple(rules.lines))
 
@@ -117,6 +120,68 @@ class _Rules:
                 self._set(f"{path}.micro_batch_size", batch, "batch_size in one piece")
             else:
                 self._divides(f"{path}.micro_batch_size", micro, f"{path}.batch_size", batch)
+
+    def processes(self, size: int) -> None:
+        """DATA.TRAIN.batch_size = micro_batch_size x processes x OPTIMIZER.accumulate, unless reduction is ordered."""
+        section = self.config["DISTRIBUTED"]
+        if section["reduction"] == "ordered":
+            self._virtual_shards(size, section["virtual_shards"])
+            return
+        if size == 1:
+            return
+        if section["strategy"] == "none":
+            self.problems.append(
+                f"DISTRIBUTED.strategy = 'none' and {size} processes: each would train for itself; take another "
+                "strategy, such as DISTRIBUTED.strategy=ddp, or start one process"
+            )
+        train, optimizer = self.config["DATA"]["TRAIN"], self.config["OPTIMIZER"]
+        batch, micro, accumulate = train["batch_size"], train["micro_batch_size"], optimizer["accumulate"]
+        given = self._composed.config
+        if given["DATA"]["TRAIN"]["micro_batch_size"] is not None:
+            if accumulate % size:
+                sizes = ", ".join(str(n) for n in nearest_divisors(accumulate, size))
+                micros = ", ".join(str(n) for n in nearest_divisors(batch // size, micro)) if batch % size == 0 else ""
+                instead = f", or take DATA.TRAIN.micro_batch_size={micros}" if micros else ""
+                self.problems.append(
+                    f"DATA.TRAIN.batch_size = {batch} = DATA.TRAIN.micro_batch_size {micro} x {accumulate}, which "
+                    f"{size} processes cannot share evenly; numbers of processes that work: {sizes}{instead}"
+                )
+                return
+            why = f"batch_size {batch} / micro_batch_size {micro} / {size} processes"
+            self._set("OPTIMIZER.accumulate", accumulate // size, why)
+        elif micro % size:
+            sizes = ", ".join(str(n) for n in nearest_divisors(micro, size))
+            batches = ", ".join(str(n * size * accumulate) for n in (micro // size, micro // size + 1) if n)
+            self.problems.append(
+                f"DATA.TRAIN.batch_size = {batch} / OPTIMIZER.accumulate {accumulate} = {micro}, which {size} "
+                f"processes cannot share evenly; nearest numbers of processes that work: {sizes}; nearest batch "
+                f"sizes: {batches}"
+            )
+        else:
+            why = f"batch_size {batch} / accumulate {accumulate} / {size} processes"
+            self._set("DATA.TRAIN.micro_batch_size", micro // size, why)
+
+    def _virtual_shards(self, size: int, shards: int) -> None:
+        """DATA.TRAIN.batch_size = micro_batch_size x virtual_shards; each process does an equal number of them."""
+        batch, path = self.config["DATA"]["TRAIN"]["batch_size"], "DISTRIBUTED.virtual_shards"
+        if shards & (shards - 1):
+            near = 1 << (shards.bit_length() - 1)
+            self.problems.append(f"{path} = {shards}: expected a power of two, such as {near} or {2 * near}")
+        elif shards % size:
+            self.problems.append(
+                f"{path} = {shards} and {size} processes: DISTRIBUTED.reduction = 'ordered' works on 1, 2, 4, ... "
+                f"processes, up to {shards}; start as many, or take DISTRIBUTED.reduction=native"
+            )
+        elif self._divides(path, shards, "DATA.TRAIN.batch_size", batch):
+            for key, section in (("DATA.TRAIN.micro_batch_size", "DATA"), ("OPTIMIZER.accumulate", "OPTIMIZER")):
+                if lookup(self._composed.config, key) is not None:
+                    self.problems.append(
+                        f"{key} = {lookup(self._composed.config, key)} and DISTRIBUTED.reduction = 'ordered', under "
+                        f"which {path} decides of it; leave {key} out ({section} has its default, null)"
+                    )
+            why = f"{path} = {shards}, {size} process{'es' if size > 1 else ''}"
+            self._set("DATA.TRAIN.micro_batch_size", batch // shards, why)
+            self._set("OPTIMIZER.accumulate", shards // size, why)
 
     def device(self, device: str) -> None:
         """MACHINE.device: auto is what the machine has."""

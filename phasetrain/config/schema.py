@@ -29,6 +29,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "OPTIMIZER": "name",
         "OPTIMIZER.scaler": "name",
         "OPTIMIZER.SCHEDULES.*": "name",
+        "DISTRIBUTED": "strategy",
         "HOOKS.*": "name",
     }
 )
@@ -39,6 +40,7 @@ WORDS = (  # where a plain word stands for {name: word}
     "OPTIMIZER.SCHEDULES.*",
 )
 LABELLED = ("METERS", "HOOKS", "OPTIMIZER.SCHEDULES")  # mappings from a label to a part; null empties them
+FREE = ("HOOKS", "DISTRIBUTED")  # sections whose parts leave the trajectory alone, or its samples at least
 DEFAULT_NAMES = ("METERS.*", "HOOKS.*")  # where the label is the name unless one is given
 
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*?)(?:\s#\s*(?P<comment>.*))?$")
@@ -124,15 +126,14 @@ class Schema:
         return f"expected {key.type.text}"
 
     def resume(self, path: str) -> Resume:
-        """Return the class for resume of any dotted path; parameters of parts are forbidden to change but in HOOKS."""
-        if path == "HOOKS" or path.startswith("HOOKS."):
-            return "free"
-        while path:
+        """Return the class for resume of any dotted path; parameters of parts are forbidden to change but in FREE."""
+        section = path.partition(".")[0]
+        while path and section != "HOOKS":
             key = self.key(path)
             if key is not None:
                 return key.resume
             path = path.rpartition(".")[0]
-        return "forbidden"
+        return "free" if section in FREE else "forbidden"
 
 
 @cache

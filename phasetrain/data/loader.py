@@ -102,7 +102,7 @@ class PhaseLoader:
         met = [pair for batch in batches for pair in batch.bad]
         if not met:
             return batches
-        filled = [batch for batch in batches if batch.size]
+        filled = [batch for batch in batches if batch.input is not None]
         if not filled:
             where = f"DATA.{split.upper()}"
             raise SampleError(

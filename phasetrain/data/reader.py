@@ -70,6 +70,8 @@ class Reader(Dataset[Batch]):
             SampleError: a sample could not be read or transformed, none that was tried in its place could either, or
                 the samples do not make a batch.
         """
+        if not draw.counts:
+            return self[draw._replace(counts=True)].as_stand_in()
         if not self._whole:
             return self._one_by_one(draw)
         ids = torch.from_numpy(draw.indices)

@@ -1,6 +1,7 @@
 """Which samples a step gets: a pure function of seed, phase, process and step, so that resuming is slicing."""
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -82,12 +83,14 @@ class Draw(NamedTuple):
         epoch: pass over the training data.
         ordinal: place of the first sample within the pass; the others follow one by one.
         indices: their indices in the data set, int64 `(N,)`.
+        counts: whether they do; a process whose share has run out while others have more gets samples that do not.
     """
 
     split: str
     epoch: int
     ordinal: int
     indices: Indices
+    counts: bool = True
 
 
 class PhaseSampler:
@@ -100,9 +103,14 @@ class PhaseSampler:
         micro_batch_size: samples per draw.
         world: the processes; each takes its slice of every global batch, so the samples of a step do not
             depend on their number.
+        fixed: a short batch is cut where a full one would be, so that micro-batches do not depend on it either;
+            those at its end are empty then.
     """
 
-    def __init__(self, order: Order, length: int, *, seed: int, micro_batch_size: int, world: World) -> None:
+    def __init__(
+        self, order: Order, length: int, *, seed: int, micro_batch_size: int, world: World, fixed: bool = False
+    ) -> None:
+        self._fixed = fixed
         self._order = order
         self._length = length
         self._seed = seed
@@ -125,12 +133,30 @@ class PhaseSampler:
             )
         indices = self._indices(phase)
         for step in range(start, phase.steps):
-            first = phase.offset + step * phase.batch_size
-            begin, end = self._world.share(first, first + phase.samples_in(step))
-            yield [
+            first, samples = phase.offset + step * phase.batch_size, phase.samples_in(step)
+            begin, end = self._share(first, samples, phase.batch_size)
+            draws = [
                 Draw(phase.split, phase.epoch, at, indices[at : min(at + self._micro, end)])
                 for at in range(begin, end, self._micro)
             ]
+            if self._fixed or not self._world.is_alone:
+                draws += self._fill(phase, first, samples, len(draws), indices)
+            yield draws
+
+    def _share(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
+        """Return this process's slice of a batch."""
+        if not self._fixed:
+            return self._world.share(first, first + samples)
+        begin, end = self._world.share(first, first + batch_size)
+        return min(begin, first + samples), min(end, first + samples)
+
+    def _fill(self, phase: Phase, first: int, samples: int, drawn: int, indices: Pass) -> list[Draw]:
+        """Return the draws that this process lacks: all make the same number, as they do each pass together."""
+        most = ceil(ceil((phase.batch_size if self._fixed else samples) / self._world.size) / self._micro)
+        if drawn == most:
+            return []
+        stand_ins = indices[first : first + min(samples, self._micro)]
+        return [Draw(phase.split, phase.epoch, first, stand_ins, counts=False)] * (most - drawn)
 
     def _indices(self, phase: Phase) -> Pass:
         key = (phase.split, phase.epoch)

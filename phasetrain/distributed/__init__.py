@@ -1,28 +1,22 @@
 """The processes of a run and how they share its work (section DISTRIBUTED)."""
 
-from dataclasses import dataclass
+from phasetrain.distributed.consensus import Consensus
+from phasetrain.distributed.failures import Failures, is_lost_peer
+from phasetrain.distributed.group import joined
+from phasetrain.distributed.placement import Placement, placed
+from phasetrain.distributed.strategies import STRATEGIES, Mean, Ordered, Strategy
+from phasetrain.distributed.world import World
 
-__all__ = ["World"]
-
-
-@dataclass(frozen=True)
-class World:
-    """The processes of a run, seen from one of them.
-
-    Attributes:
-        rank: number of this process, from 0; process 0 is the main one.
-        size: number of processes.
-    """
-
-    rank: int = 0
-    size: int = 1
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes what is written once per run."""
-        return self.rank == 0
-
-    def share(self, start: int, stop: int) -> tuple[int, int]:
-        """Return this process's slice of the global batch [start, stop): contiguous, even to within one sample."""
-        count = stop - start
-        return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
+__all__ = [
+    "STRATEGIES",
+    "Consensus",
+    "Failures",
+    "Mean",
+    "Ordered",
+    "Placement",
+    "Strategy",
+    "World",
+    "is_lost_peer",
+    "joined",
+    "placed",
+]

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.clock import Clock
-from phasetrain.distributed import World
+from phasetrain.distributed import Consensus, World
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.optim import NonFinite
@@ -47,9 +47,8 @@ class Run(Protocol):
         folder: the run folder; None for a run that leaves nothing behind.
         world: the processes.
         clock: where the wall time goes; its kind is `data` exactly between two steps.
+        consensus: what all processes do at the same step: stop, and for which reason, or save.
         resumed_from: path of the checkpoint that this attempt goes on from, or empty.
-        stopping: why the run is about to stop, or empty.
-        interrupted: whether it stops only for now, to be resumed.
     """
 
     task: Task
@@ -59,9 +58,13 @@ class Run(Protocol):
     world: World
     clock: Clock
     hooks: "Hooks"
+    consensus: Consensus
     resumed_from: str
-    stopping: str
-    interrupted: bool
+
+    @property
+    def stopping(self) -> str:
+        """Why the run is about to stop, or empty."""
+        ...
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
         """Ask the run to stop at the next step boundary; the first reason stands."""

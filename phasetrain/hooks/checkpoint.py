@@ -11,8 +11,9 @@ from typing import Any, Literal
 from phasetrain.batch import StepOutput
 from phasetrain.checkpoint import Checkpointer, Facts, Loaded, Saved, check
 from phasetrain.checkpoint.background import Background
-from phasetrain.errors import ChangedError, ConfigError, FolderInUseError, SaveError, did_you_mean
+from phasetrain.errors import ConfigError, FolderInUseError, SaveError, did_you_mean
 from phasetrain.hooks.base import Hook, Run
+from phasetrain.hooks.whole import restore, state_of
 from phasetrain.plan import Phase
 from phasetrain.signals import Signals
 from phasetrain.storage import Unfinished
@@ -98,8 +99,9 @@ class CheckpointHook(Hook):
         if self._checked:
             return
         self._checked = True
+        state = state_of(run)
         try:
-            check(state_of(run))
+            check(state)
         except TypeError as error:
             raise ConfigError(f"this run could not be saved: {error}") from error
 
@@ -110,14 +112,21 @@ class CheckpointHook(Hook):
             self._settle(run)
         if self.signals.stop:
             run.stop(self.signals.stop_name, interrupted=True)
-            return
+            if run.world.is_alone:
+                return
         every = self.settings.every_updates
         if self.signals.save:
             self.signals.save = False
+            run.consensus.ask("signal")
+        if time.monotonic() >= self._due:
+            run.consensus.ask("minutes")
+            self._due = math.inf  # until it is saved
+        asked, due = run.consensus.take("signal"), run.consensus.take("minutes")
+        if asked:
             self.save(run, "signal")
         elif every is not None and phase.is_train and run.state.updates % every == 0:
             self.save(run, "update")
-        elif time.monotonic() >= self._due:
+        elif due:
             self.save(run, "minutes")
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
@@ -128,32 +137,32 @@ class CheckpointHook(Hook):
         every = self.settings.every_epochs
         if every is not None and phase.is_train and phase.ends_epoch and (phase.epoch + 1) % every == 0:
             self.save(run, "epoch", epochs=phase.epoch + 1)
-        elif self._is_best(found):
+        elif self.checkpointer.retention.monitor is not None and run.world.on_main(lambda: self._is_best(found)):
             self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)
 
     def on_end(self, run: Run) -> None:
         """Save where the run stopped, and why; what was asked for is written when this returns."""
         grace, self._ending = self.settings.grace_seconds, True
-        if run.interrupted and grace is not None:
+        interrupted = run.consensus.interrupted
+        if interrupted and grace is not None:
             self._settle(run)  # finishes the save under way, and tells how long one takes
-            if self._took > grace:
+            if run.world.told(self._took > grace):
                 text = "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds is %g"
                 log.warning(text, self._took, grace)
                 return
-        asked = run.interrupted or self.settings.at_end
+        asked = interrupted or self.settings.at_end
         if asked:
-            self.save(run, "signal" if run.interrupted else "end")
+            self.save(run, "signal" if interrupted else "end")
         self._settle(run)
-        if asked and not run.interrupted and self._saved_at != _position(run):
-            raise SaveError(
-                "the training is complete, and its last checkpoint could not be saved (see above); make room and start "
-                "the same command again: it goes on from the newest checkpoint"
-            )
+        if asked and not interrupted:
+            run.world.on_main(lambda: self._see_saved(run))
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Save if all parts stand between two steps; let a save under way come to its end, or give it up."""
         if isinstance(error, SystemExit):  # a second signal
             self._writing.cancel()
+        elif not run.world.is_alone:  # several do not all stand between the same two steps
+            pass
         elif isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data":
             self.save(run, "exception")
         self._settle(run)
@@ -177,15 +186,21 @@ class CheckpointHook(Hook):
         """
         _refuse_lost(run)
         position = _position(run)
-        if position == self._saved_at:
+        if run.world.told(position == self._saved_at):
             return
         before = run.clock.turn("save")
         self._settle(run)
         run.hooks.on_save(run)
         updates, metrics = self._measured
         facts = Facts(why, epochs, metrics=metrics if updates == run.state.updates else {})
+        self._saved_at = position
+        self._wait_minutes()
+        state = state_of(run)
+        if not run.world.is_main:
+            run.clock.turn(before)
+            return
         try:
-            draft = self.checkpointer.draft(run.state, state_of(run), self._promised, facts)
+            draft = self.checkpointer.draft(run.state, state, self._promised, facts)
         except TypeError as error:  # at the start all could be saved
             self._failed(run, SaveError(f"the checkpoint at update {run.state.updates} could not be made: {error}"))
             run.clock.turn(before)
@@ -201,12 +216,17 @@ class CheckpointHook(Hook):
                 run.folder.note(checkpoint=saved.name)
             return saved
 
-        self._saved_at = position
-        self._wait_minutes()
         self._writing.start(write)
         if not self.settings.background:
             self._settle(run)
         run.clock.turn(before)
+
+    def _see_saved(self, run: Run) -> None:
+        if self._saved_at != _position(run):
+            raise SaveError(
+                "the training is complete, and its last checkpoint could not be saved (see above); make room and start "
+                "the same command again: it goes on from the newest checkpoint"
+            )
 
     def _settle(self, run: Run) -> None:
         """Take the result of the save under way, waiting for it."""
@@ -287,28 +307,3 @@ def _refuse_lost(run: Run) -> None:
 
 def _position(run: Run) -> tuple[int, int, str]:
     return run.state.phase, run.state.step, run.state.finished
-
-
-def state_of(run: Run) -> dict[str, Any]:
-    """Return everything that learns, accumulates or watches, as a checkpoint holds it."""
-    learned = {name: part.state_dict() for name, part in run.task.stateful().items()}
-    return {"task": learned, "hooks": run.hooks.state_dict()}
-
-
-def restore(run: Run, loaded: Loaded) -> None:
-    """Give every part of a run, and every hook, the state in a checkpoint.
-
-    Raises:
-        ChangedError: the run has a part of which the checkpoint knows nothing, or one of another shape.
-    """
-    learned: dict[str, Any] = loaded.state["task"]
-    # Bad samples are counted from here on where a resume is the first to put up with them.
-    parts = {name: part for name, part in run.task.stateful().items() if name in learned or name[:5] != "data."}
-    for name in parts.keys() - learned.keys():
-        raise ChangedError(f"{loaded.path} has no state of {name!r}; it was made by another version of the task")
-    for name, part in parts.items():
-        try:
-            part.load_state_dict(learned[name])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise ChangedError(f"{loaded.path}: the state of {name!r} does not fit this run: {error}") from error
-    run.hooks.load_state_dict(loaded.state["hooks"])

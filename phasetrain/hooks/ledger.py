@@ -33,6 +33,10 @@ Piece = Tensor | bytes
 """What will be hashed: bytes, or a copy that is still on the device."""
 
 
+Fields = tuple[int, int, int, int, int, bytes, int, int, float, float, float]
+"""What one process knows of a record: its indices as they are, all else as it is written."""
+
+
 @dataclass(slots=True)
 class _Row:
     """What a record is made of when it is written: between two steps caches are cold, and little is done there."""
@@ -67,6 +71,7 @@ class LedgerHook(Hook):
     """
 
     single = True
+    main_only = False
 
     def __init__(self, content: Content = "sampled", flush_every: int = 50, *, deferred: bool | None = None) -> None:
         if content not in ("sampled", "full", "none"):
@@ -78,6 +83,7 @@ class LedgerHook(Hook):
         self.deferred = deferred
         self._later = False
         self._file: LogFile | None = None
+        self._is_main = True
         self._records = 0
         self._warned = False
         self._rows: list[_Row] = []
@@ -92,6 +98,9 @@ class LedgerHook(Hook):
         assert run.folder is not None, "the ledger hook needs a run folder"
         device = run.task.parts.machine.device
         self._later = device.type != "cpu" if self.deferred is None else self.deferred
+        self._is_main = run.world.is_main
+        if not self._is_main:
+            return
         self._file = file = run.folder.log(FILE)
         whole = recorded(file.size)
         begins = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
@@ -172,7 +181,8 @@ class LedgerHook(Hook):
         """Write what there is, for whoever looks for the cause."""
         with suppress(NumericsError):  # the one that is being raised, perhaps
             run.task.updater.resolve()
-        self._flush(run, settled=True)
+        if run.world.is_alone:  # several do not all hear of it at the same place
+            self._flush(run, settled=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many records a checkpoint covers."""
@@ -203,20 +213,23 @@ class LedgerHook(Hook):
         self._hasher = None
 
     def _flush(self, run: Run, *, settled: bool = False) -> None:
-        if self._file is None or not self._rows:
+        if (self._file is None and self._is_main) or not self._rows:
             return
         if not settled:
             run.task.updater.resolve()  # whether the last update was skipped is told by `on_skip`
         rows, self._rows = self._rows, []
-        self._file.write(b"".join(self._read(rows)))
+        records = run.world.gathered(list(self._read(rows)))
+        if self._file is None or records is None:
+            return
+        self._file.write(b"".join(encoded(*together(same)) for same in zip(*records, strict=True)))
         self._records += len(rows)
         error = self._file.flush()
         if error is not None and not self._warned:
             log.warning("%s cannot be written now: %s; records are kept in memory until it can", FILE, error)
         self._warned = error is not None
 
-    def _read(self, rows: Sequence[_Row]) -> Iterator[bytes]:
-        """Return the records, after one copy from each device and type."""
+    def _read(self, rows: Sequence[_Row]) -> Iterator["Fields"]:
+        """Return what records are made of, after one copy from each device and type."""
         skipped, self._skipped = self._skipped, set()
         numbers = iter(_floats([value for row in rows for value in (row.loss, row.norm) if isinstance(value, Tensor)]))
         lists = [kept for row in rows for kept in (row.content, row.weights) if isinstance(kept, list)]
@@ -226,19 +239,32 @@ class LedgerHook(Hook):
             return digest(b"".join([next(blocks) if isinstance(piece, Tensor) else piece for piece in kept]))
 
         for row in rows:
-            yield encoded(
+            yield (
                 row.updates,
                 row.phase,
                 row.step,
                 row.samples,
                 row.flags | (SKIPPED if row.updates in skipped else 0),
-                digest(b"".join(row.ids)),
+                b"".join(row.ids),
                 row.content if isinstance(row.content, int) else hashed(row.content) if row.flags & SAMPLED else 0,
                 hashed(row.weights),
                 next(numbers) if isinstance(row.loss, Tensor) else row.loss,
                 next(numbers) if isinstance(row.norm, Tensor) else row.norm,
                 row.lr,
             )
+
+
+def together(processes: Sequence[Fields]) -> tuple[int, int, int, int, int, int, int, int, float, float, float]:
+    """Return the fields of a record: indices of all processes in their order, digests of theirs, else the main one's.
+
+    The digest of the indices does not depend on the number of processes; that of the content does.
+    """
+    updates, phase, step, samples, flags, _, content, weights, *numbers = processes[0]
+    ids = digest(b"".join(one[5] for one in processes))
+    if len(processes) > 1 and flags & (SAMPLED | FULL):
+        content = digest(b"".join(one[6].to_bytes(8, "little") for one in processes))
+    loss, norm, lr = numbers
+    return updates, phase, step, samples, flags, ids, content, weights, loss, norm, lr
 
 
 def tensors(value: Any) -> list[Tensor]:

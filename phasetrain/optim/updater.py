@@ -9,9 +9,10 @@ import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim import Optimizer
 
+from phasetrain.distributed import Mean, Strategy, World
 from phasetrain.errors import ConfigError
 from phasetrain.optim.guard import NAMES, STOP, FiniteCheck, Guard, GuardSettings, Tell, nobody, not_finite
 
@@ -26,8 +27,10 @@ class Updater:
         clip_norm: largest norm of the whole gradient, or None.
         clip_value: largest absolute value of a gradient's entry, or None.
         guard: what is done where loss or gradient is not finite.
+        strategy: how several processes share an update; one process does without.
 
     Attributes:
+        loss: mean loss of the last update over all processes, 0-d; only known with several.
         norm: Euclidean norm of the last update's gradient before it was limited, 0-d; None without `clip_norm`.
         lag: updates by which the verdict on an update comes late: 1 where the device withholds it by itself, else 0.
 
@@ -45,7 +48,9 @@ class Updater:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         guard: GuardSettings = STOP,
+        strategy: Strategy | None = None,
     ) -> None:
+        self.strategy = strategy or Strategy(World())
         self.optimizer = optimizer
         self.scaler = scaler
         self.clip_norm = clip_norm
@@ -71,7 +76,11 @@ class Updater:
         self._device = self._trained[0].device
         self._check = FiniteCheck(self._device)
         self.lag = self._lag(guard.lag) if self._watches else 0
+        self._losses: list[Tensor] = []
         self._loss: Tensor | None = None
+        self._reports = self.strategy.reports
+        self._mean: Mean | None = None
+        self.loss: Tensor | None = None
         self._stepped: set[int] = set()
 
     @property
@@ -107,13 +116,20 @@ class Updater:
         for schedule, number, option, base in self._schedules:
             groups[number][option] = base * schedule(where)
 
-    def backward(self, loss: Tensor, share: float = 1.0) -> None:
-        """Add the gradient of `share * loss`; the shares of the micro-batches of an update sum to 1."""
+    def backward(self, loss: Tensor, share: float = 1.0, *, last: bool = False) -> None:
+        """Add the gradient of `share * loss`.
+
+        Args:
+            loss: of a micro-batch, 0-d.
+            share: of the update; all of them sum to 1, over processes whose gradients are averaged to their number.
+            last: no other micro-batch follows, so that the loss can go round while the gradient is computed.
+        """
         if share != 1.0:
             loss = loss * share
-        if self._watches:
-            detached = loss.detach()
-            self._loss = detached if self._loss is None else self._loss + detached
+        if self._watches or self._reports:
+            self._losses.append(loss.detach())
+            if last and self._reports:
+                self._mean = self.strategy.mean(self._losses)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -128,6 +144,11 @@ class Updater:
             NumericsError: the run has to stop, see `GuardSettings`; the weights have not moved.
         """
         self.norm = None
+        if self._losses:
+            self._loss = (self._mean or self.strategy.mean(self._losses)).wait()
+            self._mean, self._losses = None, []
+            if self._reports:
+                self.loss = self._loss
         try:
             if self.scaler is not None:
                 self._step_scaled(self.scaler, tell)
@@ -137,7 +158,7 @@ class Updater:
                 self._step_at_once(tell)
         finally:
             self._loss = None
-            self._drop_gradients()
+            self.drop_gradients()
 
     def clip(self) -> None:
         """Limit the gradients, once per update and after unscaling: values first, then the norm of the whole."""
@@ -146,7 +167,7 @@ class Updater:
             clip_grad_value_(parameters, self.clip_value)
         if self.clip_norm is not None:
             if self.norm is None:
-                self.norm = get_total_norm(self._gradients())
+                self.norm = self.strategy.norm(self._gradients())
             clip_grads_with_norm_(parameters, self.clip_norm, self.norm)
 
     def resolve(self) -> None:
@@ -226,11 +247,11 @@ class Updater:
         """Return what is finite where the gradient is: the norm that clipping needs anyway, or all gradients."""
         gradients = self._gradients()
         if self._norm_tells:
-            self.norm = get_total_norm(gradients)
+            self.norm = self.strategy.norm(gradients)
             return [self.norm]
         return gradients
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
         """Set every gradient to None; torch's own `zero_grad` does the same and takes several microseconds to do it."""
         if self._zeroes:
             self.optimizer.zero_grad(set_to_none=True)
@@ -272,7 +293,7 @@ class Updater:
         """
         self._guard.resolve()
         counts = {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
-        state = {"optimizer": self.optimizer.state_dict()["state"], **counts}
+        state = {"optimizer": self.strategy.optimizer_state(self.optimizer), **counts}
         if any(moved := [self._moved(number) for number in range(len(self._options))]):
             state["options"] = moved
         return state if self.scaler is None else state | {"scaler": self.scaler.state_dict()}
@@ -281,8 +302,7 @@ class Updater:
         """Take over what `state_dict` returned; the counts of skipped updates may be missing."""
         self._guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
         self._stepped = set()
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+        self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
         for number, saved in state["optimizer"].items():
             parameter = self._trained[int(number)]
             kept = self.optimizer.state.get(parameter, {})

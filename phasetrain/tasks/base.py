@@ -1,8 +1,9 @@
 """What is learned: a task turns batches into losses, updates and metrics."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -10,9 +11,9 @@ import torch
 from torch import nn
 
 from phasetrain.batch import Batch, StepOutput
-from phasetrain.data import PhaseLoader
-from phasetrain.distributed import World
-from phasetrain.errors import ConfigError
+from phasetrain.data import BadSamples, PhaseLoader
+from phasetrain.distributed import Strategy, World
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.machine import Machine, mixed, reseed, seed_of
 from phasetrain.meters import Meter
 from phasetrain.optim import NonFinite, Updater
@@ -46,6 +47,8 @@ class Parts:
         world: the processes.
         seed: the run's seed.
         facts: what was known only when the parts were built, by the config key it stands for.
+        strategy: how processes share an update; None does not ask how.
+        network, criterion: model and loss as the strategy wraps them for training; None where it does not.
     """
 
     model: nn.Module
@@ -57,6 +60,9 @@ class Parts:
     world: World
     seed: int
     facts: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Strategy | None = None
+    network: nn.Module | None = None
+    criterion: nn.Module | None = None
 
 
 class Position(NamedTuple):
@@ -67,12 +73,14 @@ class Position(NamedTuple):
         updates: updates before this step.
         step: steps before it in its pass.
         where: training progress in [0, 1).
+        samples: samples of the step, over all processes; 0 where it is not known.
     """
 
     split: str
     updates: int
     step: int
     where: float
+    samples: int = 0
 
 
 class StepEvents(Protocol):
@@ -99,6 +107,9 @@ class StepEvents(Protocol):
         ...
 
 
+MODULES = ("model", "loss")
+"""Names of what is trained, whose state depends on the strategy."""
+
 TASKS: Registry["Task"] = Registry("task", "TASK")
 
 
@@ -109,6 +120,9 @@ class Task(ABC):
 
     Args:
         parts: what the builder made.
+
+    Attributes:
+        model, loss: what `forward` calls; in training perhaps wrapped by the strategy, in tests never.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -117,10 +131,15 @@ class Task(ABC):
         self.loss = parts.loss
         self.meters = parts.meters
         self._meters = tuple(parts.meters.values())
+        self._trained = (
+            parts.model if parts.network is None else parts.network,
+            parts.loss if parts.criterion is None else parts.criterion,
+        )
         self._device = parts.machine.device
         self._moves = parts.machine.device.type != "cpu"
         self._casts = parts.machine.precision != "fp32"
         self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
+        self._world, self._strategy = parts.world, parts.strategy or Strategy(parts.world)
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
@@ -134,8 +153,11 @@ class Task(ABC):
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
         """Get ready for a phase: the model's mode, and empty meters when the phase begins afresh."""
+        self.model, self.loss = self._trained if phase.is_train else (self.parts.model, self.parts.loss)
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
+        if not phase.is_train:
+            self._strategy.begin_test(self.model, self.loss)
         if fresh:
             for meter in self._meters:
                 meter.reset()
@@ -151,18 +173,53 @@ class Task(ABC):
         """Make one update from the micro-batches of a step and return what `on_step` sees."""
         updater = self.updater
         updater.schedule(at.where)
-        total = sum(batch.size for batch in batches)
+        total, last = self._weighed(batches, at), len(batches) - 1
         outputs, used = [], []
         for number, micro in enumerate(batches):
             self.reseed(at, number)
-            used.append(batch := events.on_batch(micro))
-            out = events.on_forward(self._forward(batch))
-            updater.backward(out.loss, micro.size / total)
+            with self._strategy.step(last=number == last, counts=micro.size > 0):
+                used.append(batch := events.on_batch(micro))
+                out = events.on_forward(self._forward(batch))
+                updater.backward(out.loss, micro.size / total, last=number == last)
             events.on_backward(out)
             outputs.append(self._measured(out))
         updater.step(partial(_skipped, used, at, events))
         events.on_update()
-        return merged(outputs)
+        if updater.loss is None:
+            return merged(outputs)
+        return replace(merged(outputs), loss=updater.loss, weight=at.samples, samples=at.samples)
+
+    def _weighed(self, batches: list[Batch], at: Position) -> float:
+        """Return what the sizes of micro-batches are divided by for their shares of the update."""
+        own = sum(batch.size for batch in batches)
+        if self._world.is_alone or not at.samples:
+            return own
+        loader = self.parts.loaders.get(at.split)
+        drops = loader is not None and loader.bad is not None and loader.bad.policy == "drop"
+        total = self._world.total(own) if drops else at.samples
+        return total / self._world.size if self._strategy.spreads else total
+
+    def warm_up(self, phase: Phase) -> None:
+        """Make two passes whose gradients are dropped, where the strategy's first ones differ from all later ones.
+
+        Weights stay as they are, and buffers are put back; samples are those with which the phase begins.
+        """
+        if not self._strategy.warms_up or not phase.steps:
+            return
+        self.begin(phase, fresh=False)
+        modules = (self.parts.model, self.parts.loss)
+        kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+        loader = self.parts.loaders[phase.split]
+        draws = next(iter(loader.sampler.steps(phase, 0)))
+        batch = loader.reader[draws[0]].to(self._device)
+        for _ in range(2):
+            self.reseed(Position(phase.split, 0, phase.first, 0.0))
+            with self._strategy.step(last=True):
+                self._forward(batch).loss.backward()  # type: ignore[no-untyped-call]
+            self.updater.drop_gradients()
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
 
     @torch.no_grad()
     def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
@@ -176,7 +233,8 @@ class Task(ABC):
 
     def reseed(self, at: Position, micro: int = 0) -> None:
         """Seed dropout and the like for a micro-batch: a function of the position, so no checkpoint has to keep it."""
-        reseed(mixed(self._stream(at.split, self.parts.world.rank), at.updates, at.step << 16 | micro))
+        rank, number = self._strategy.place(micro)
+        reseed(mixed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
 
     def measure(self, phase: Phase) -> dict[str, float]:
         """Return the metrics of the phase that the meters have seen, by label.
@@ -188,7 +246,7 @@ class Task(ABC):
             self.parts.updater.resolve()
         metrics: dict[str, float] = {}
         for label, meter in self.meters.items():
-            found = meter.compute()
+            found = _of_all(meter, self._world).compute()
             if isinstance(found, dict):
                 metrics |= {f"{label}_{name}": float(value) for name, value in found.items()}
             else:
@@ -197,12 +255,69 @@ class Task(ABC):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return everything that learns or accumulates, by the name it has in a checkpoint."""
-        found: dict[str, Stateful] = {"model": self.model, "loss": self.loss}
+        found: dict[str, Stateful] = {"model": self.parts.model, "loss": self.parts.loss}
         if self.parts.updater is not None:
             found["updater"] = self.parts.updater
         loaders = self.parts.loaders.items()
         found |= {f"data.{split}": loader.bad for split, loader in loaders if loader.bad is not None}
         return found | {f"meter.{label}": meter for label, meter in self.meters.items()}
+
+    def whole_state(self) -> dict[str, Any]:
+        """Return the state of everything in `stateful`, by name; every process takes part."""
+        strategy = self._strategy
+        return {
+            name: strategy.model_state(part) if name in MODULES and isinstance(part, nn.Module) else part.state_dict()
+            for name, part in self.stateful().items()
+        }
+
+    def load_whole_state(self, learned: Mapping[str, Any]) -> None:
+        """Take over what `whole_state` returned, perhaps with another number of processes.
+
+        Raises:
+            ChangedError: there is a part of which it knows nothing, or one of another shape.
+        """
+        # Bad samples are counted from here on where a resume is the first to put up with them.
+        parts = {name: part for name, part in self.stateful().items() if name in learned or name[:5] != "data."}
+        for name in parts.keys() - learned.keys():
+            raise ChangedError(f"it has no state of {name!r}; it was made by another version of the task")
+        for name, part in parts.items():
+            try:
+                if name in MODULES and isinstance(part, nn.Module):
+                    self._strategy.load_model_state(part, learned[name])
+                else:
+                    part.load_state_dict(learned[name])
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise ChangedError(f"the state of {name!r} does not fit this run: {error}") from error
+
+    def own_state(self) -> dict[str, Any]:
+        """Return what this one of several processes has for itself: buffers, sums of meters, bad samples met."""
+        modules = {name: part for name, part in self.stateful().items() if isinstance(part, nn.Module)}
+        found: dict[str, Any] = {name: dict(part.named_buffers()) for name, part in modules.items()}
+        bad = {name: part.state_dict() for name, part in self.stateful().items() if name.startswith("data.")}
+        return {name: state for name, state in (found | bad).items() if state}
+
+    def load_own_state(self, own: Mapping[str, Any]) -> None:
+        """Take over what `own_state` returned."""
+        stateful = self.stateful()
+        for name in own.keys() & stateful.keys():
+            part = stateful[name]
+            if isinstance(part, nn.Module):
+                _fill_buffers(part, own[name])
+            else:
+                part.load_state_dict(own[name])
+
+    def load_merged_state(self, owns: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
+        """Take over what another number of processes had: the main one gets the sums of all, others begin at zero."""
+        for name, part in self.stateful().items():
+            found = [own[name] for own in owns if name in own]
+            if isinstance(part, Meter):
+                if not is_main:
+                    part.reset()
+                elif found:
+                    _fill_buffers(part, {key: sum(one[key] for one in found) for key in found[0]})
+            elif isinstance(part, BadSamples) and found:
+                met = {index: reason for one in found for index, reason in one["samples"]}
+                part.load_state_dict({"samples": [[index, met[index]] for index in sorted(met)]})
 
     def close(self) -> None:
         """Release what the task holds: the loaders' workers."""
@@ -235,11 +350,28 @@ def _skipped(batches: list[Batch], at: Position, events: StepEvents, found: NonF
     events.on_skip(batches, found)
 
 
+def _fill_buffers(module: nn.Module, values: Mapping[str, Any]) -> None:
+    """Give a module buffers by their names, those among them that it has."""
+    for name, buffer in module.named_buffers():
+        if name in values:
+            buffer.copy_(values[name])
+
+
+def _of_all(meter: Meter, world: World) -> Meter:
+    """Return a meter that has seen what those of all processes have: every sum is the sum of theirs."""
+    if world.is_alone:
+        return meter
+    whole = deepcopy(meter)
+    for buffer in whole.buffers():
+        buffer.copy_(world.summed(buffer))
+    return whole
+
+
 def merged(outputs: list[StepOutput]) -> StepOutput:
     """Return the output of a whole step: losses and logs averaged by weight, on the device."""
-    if len(outputs) == 1:
-        return outputs[0]
     weight = sum(out.weight for out in outputs)
+    if len(outputs) == 1 or not weight:
+        return outputs[0]
 
     def mean(values: list[Any]) -> Any:
         return sum(value * (out.weight / weight) for value, out in zip(values, outputs, strict=True))

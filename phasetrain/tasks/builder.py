@@ -12,7 +12,7 @@ from phasetrain.data import COLLATES, DATASETS, SAMPLERS, TRANSFORMS, LoaderSett
 from phasetrain.data.datasets import Described, Samples
 from phasetrain.data.sampler import Order
 from phasetrain.data.transforms import Pipeline
-from phasetrain.distributed import World
+from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES
 from phasetrain.machine import Machine, reseed_all, seed_of
@@ -28,6 +28,9 @@ DATA_KEYS = frozenset(
     | {"prefetch", "start_method", "timeout_seconds", "pin_memory", "on_bad_sample", "bad_sample_budget"}
 )
 """Keys of a split that are the section's own; all others are parameters of the data set."""
+
+DISTRIBUTED_KEYS = frozenset({"strategy", "reduction", "virtual_shards", "timeout_seconds", "debug"})
+"""Keys of DISTRIBUTED that are the section's own; all others are parameters of the strategy."""
 
 OPTIMIZER_KEYS = frozenset(
     {"name", "lr", "accumulate", "clip_norm", "clip_value", "scaler", "on_nonfinite", "skip_budget", "SCHEDULES"}
@@ -45,6 +48,7 @@ class SplitData:
         order: order of the samples within a pass.
         length: samples.
         facts: what the data set knows of itself, the shape of an input taken after the transforms.
+        train: whether it is the split that is learned from.
     """
 
     section: AttrDict
@@ -52,6 +56,7 @@ class SplitData:
     order: Order
     length: int
     facts: Mapping[str, Any]
+    train: bool = False
 
     def fingerprint(self) -> str:
         """Return a digest of the data: of its content where the data set can tell, else of its name and length."""
@@ -99,16 +104,22 @@ class Builder:
         model.to(self.machine.device)
         loss.to(self.machine.device)
         meters = {label: meter.to(self.machine.device) for label, meter in self.build_meters(facts).items()}
+        strategy = self.build_strategy()
+        strategy.prepare(model, loss)
+        updater = self.build_updater(model, loss, facts, strategy) if train else None
         return Parts(
             model=model,
             loss=loss,
             meters=meters,
-            updater=self.build_updater(model, loss, facts) if train else None,
+            updater=updater,
             loaders={name: self.build_loader(split, plan) for name, split in data.items()},
             machine=self.machine,
             world=self.world,
             seed=self.seed,
             facts=dict(self.used),
+            strategy=strategy,
+            network=strategy.wrap(model, updater.optimizer) if updater else None,
+            criterion=strategy.wrap(loss, updater.optimizer) if updater else None,
         )
 
     def task(self, parts: Parts) -> Task:
@@ -166,13 +177,16 @@ class Builder:
         if "input_shape" in known:
             shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
             known |= {} if shape is None else {"input_shape": shape}
-        return SplitData(section, reader, order, len(dataset), known)
+        return SplitData(section, reader, order, len(dataset), known, train=name == TRAIN)
 
     def build_loader(self, split: SplitData, plan: Plan) -> PhaseLoader:
         """Return the batches of one split."""
         section = split.section
-        micro = section.micro_batch_size or -(-section.batch_size // self.world.size)
-        sampler = PhaseSampler(split.order, split.length, seed=self.seed, micro_batch_size=micro, world=self.world)
+        micro = section.micro_batch_size or section.batch_size
+        fixed = split.train and self.config.DISTRIBUTED.reduction == "ordered"
+        sampler = PhaseSampler(
+            split.order, split.length, seed=self.seed, micro_batch_size=micro, world=self.world, fixed=fixed
+        )
         folder = self.config.RUN.dir
         settings = LoaderSettings(
             workers=section.workers,
@@ -218,19 +232,41 @@ class Builder:
 
         return {label: build(label, section) for label, section in self.config.METERS.items()}
 
-    def build_updater(self, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any]) -> Updater:
+    def build_strategy(self) -> Strategy:
+        """Return how the processes share an update; a process that has joined no group trains alone."""
+        section = self.config.DISTRIBUTED
+        if section.reduction == "ordered":
+            if section.strategy not in ("none", "ddp"):
+                raise ConfigError(
+                    f"DISTRIBUTED.reduction = 'ordered' and DISTRIBUTED.strategy = {section.strategy!r}: it adds "
+                    "gradients itself, which only the strategies none and ddp leave to it; take one of them"
+                )
+            return Ordered(self.world, section.virtual_shards)
+        if self.world.control is None:
+            return Strategy(self.world)
+        params = _rest(section, DISTRIBUTED_KEYS)
+        return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts={"world": self.world})
+
+    def build_updater(
+        self, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any], strategy: Strategy | None = None
+    ) -> Updater:
         """Return the updater over all parameters of model and loss that require a gradient."""
+        strategy = strategy or Strategy(self.world)
         section = self.config.OPTIMIZER
         trained = [p for module in (model, loss) for p in module.parameters() if p.requires_grad]
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
         params = _rest(section, OPTIMIZER_KEYS)
         scaler = self._named(SCALERS, section.scaler, "OPTIMIZER.scaler", facts)
-        own: dict[str, Any] = {"params": trained, "lr": section.lr}
+        own: dict[str, Any] = {"lr": section.lr}
         if "fused" not in params:
             own["fused"] = fusable(section.name, params, scaled=scaler is not None)
         used: dict[str, Any] = {}
-        optimizer = OPTIMIZERS.build(section.name, params, facts={**facts, **own}, used=used)
+
+        def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return OPTIMIZERS.build(section.name, params, facts={**facts, **own, "params": parameters}, used=used)
+
+        optimizer = strategy.optimizer(make, trained)
         self.used |= {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
         schedules = {
             option: self._named(SCHEDULES, item, f"OPTIMIZER.SCHEDULES.{option}", facts)
@@ -248,6 +284,7 @@ class Builder:
                 names=[name for module in (model, loss) for name, p in module.named_parameters() if p.requires_grad],
                 buffers=_buffers_of(model, loss),
             ),
+            strategy=strategy,
         )
 
     def _named(self, registry: Registry[Any], item: Any, where: str, facts: Mapping[str, Any] | None = None) -> Any:

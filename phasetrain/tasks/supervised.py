@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.batch import Batch, StepOutput
+from phasetrain.distributed import is_lost_peer
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.base import TASKS, Parts, Task
 
@@ -33,7 +34,7 @@ class Supervised(Task):
         except MISFITS as error:
             _pass_on(error)
             raise ConfigError(
-                f"MODEL: {_described(self.model)} does not take the input {_shape(batch.input)} of samples "
+                f"MODEL: {_described(self.parts.model)} does not take the input {_shape(batch.input)} of samples "
                 f"{_first(batch)}: {error}"
             ) from error
         try:
@@ -71,14 +72,14 @@ class Supervised(Task):
                     "of classes, or mend the labels"
                 )
         return (
-            f"LOSS: {_described(self.loss)} does not fit the output {_shape(output)} of the model "
-            f"{_described(self.model)} and the target {_shape(target)}: {error}"
+            f"LOSS: {_described(self.parts.loss)} does not fit the output {_shape(output)} of the model "
+            f"{_described(self.parts.model)} and the target {_shape(target)}: {error}"
         )
 
 
 def _pass_on(error: Exception) -> None:
-    """Raise again what is no misfit: torch tells of a killed worker in whatever line the main thread is at."""
-    if "DataLoader worker" in str(error):
+    """Raise again what is no misfit: a worker or another process that has gone shows in whatever line comes next."""
+    if "DataLoader worker" in str(error) or is_lost_peer(error):
         raise error
 
 

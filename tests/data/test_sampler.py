@@ -174,8 +174,12 @@ def test_processes_share_each_global_batch_in_order(
         return list(made.steps(phase, min(start, phase.steps)))
 
     alone = [draws[0].indices.tolist() for draws in steps(World(), batch_size)]
-    shares = [steps(World(rank, size), micro) for rank in range(size)]
+    drawn = [steps(World(rank, size), micro) for rank in range(size)]
+    shares = [[[draw for draw in draws if draw.counts] for draws in share] for share in drawn]
     for number, whole in enumerate(alone):
+        assert len({len(share[number]) for share in drawn}) == 1  # all make the same number of passes
+        stand_ins = [draw for share in drawn for draw in share[number] if not draw.counts]
+        assert all(draw.indices.tolist() == whole[:micro] for draw in stand_ins)
         parts = [draw for share in shares for draw in share[number]]
         assert [index for draw in parts for index in draw.indices.tolist()] == whole
         ordinals = [draw.ordinal + at for draw in parts for at in range(len(draw.indices))]

@@ -80,7 +80,7 @@ class TestStop:
         assert (run.state.updates, run.state.step) == (3, 3)
         assert sorted(path.name for path in Path(folder).iterdir()) == ["state.json", "tensors.safetensors"]
         kept = read_dump(Storage(), folder)
-        assert kept.position == ("train", 3, 3, 0.5)
+        assert kept.position == ("train", 3, 3, 0.5, 0)
         assert kept.position.updates == 3
         for number, batch in enumerate(kept.batches):
             expected = Loader(3).batch(3, number)

@@ -8,6 +8,7 @@ import pytest
 from damaged import NEWEST, OLDEST, PREVIOUS
 from faulty import ONE, Starter
 from harness import KillAfter, SaveEachStep, die, train
+from processes import Launcher
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,9 @@ def mine(killed: Path, tmp_path: Path) -> Path:
     """Return a copy of it."""
     shutil.copytree(killed, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    with Launcher(tmp_path_factory.mktemp("launcher")) as launcher:
+        yield launcher

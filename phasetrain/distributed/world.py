@@ -1,0 +1,116 @@
+"""The processes of a run, seen from one of them, and what they tell each other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phasetrain.distributed.failures import Failures
+from phasetrain.errors import PeerError, PhasetrainError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run, seen from one of them.
+
+    What is told here goes over a group of its own between CPUs, beside that of the gradients; every process has to
+    take part, at the same place. One process tells itself everything at no cost.
+
+    Attributes:
+        rank: number of this process, from 0; process 0 is the main one.
+        size: number of processes.
+        local_rank: number of this process on its machine, from 0.
+        control: group for decisions; None where there is one process, or where only shares are looked at.
+        failures: who failed first; None as above.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = field(default=0, compare=False)
+    control: Any = field(default=None, compare=False, repr=False)
+    failures: Failures | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes what is written once per run."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the run has one process."""
+        return self.size == 1
+
+    def share(self, start: int, stop: int) -> tuple[int, int]:
+        """Return this process's slice of the global batch [start, stop): contiguous, even to within one sample."""
+        count = stop - start
+        return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
+
+    def told(self, value: T) -> T:
+        """Return the main process's value on every process."""
+        if self.is_alone:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._control())
+        return box[0]
+
+    def gathered(self, value: T) -> list[T] | None:
+        """Return the values of all processes in the order of their numbers, on the main process; None on others."""
+        if self.is_alone:
+            return [value]
+        box: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, box, dst=0, group=self._control())
+        return box
+
+    def shared(self, value: T) -> list[T]:
+        """Return the values of all processes in the order of their numbers, on every process."""
+        if self.is_alone:
+            return [value]
+        box: list[Any] = [None] * self.size
+        dist.all_gather_object(box, value, group=self._control())
+        return box
+
+    def on_main(self, function: Callable[[], T]) -> T:
+        """Call a function on the main process, and return on every process what it returned there.
+
+        Raises:
+            PeerError: on other processes, where it raised on the main one; there, whatever it raised.
+        """
+        if self.is_alone:
+            return function()
+        if not self.is_main:
+            found, code, reason = self.told((None, 0, ""))
+            if reason:
+                raise PeerError(reason, code)
+            return found  # type: ignore[return-value]
+        try:
+            found = function()
+        except PhasetrainError as error:
+            self.told((None, error.exit_code, f"{type(error).__name__}: {error}"))
+            raise
+        self.told((found, 0, ""))
+        return found
+
+    def total(self, count: int) -> int:
+        """Return the sum of a count over all processes."""
+        if self.is_alone:
+            return count
+        sum_of_all = torch.tensor(count, dtype=torch.int64)
+        dist.all_reduce(sum_of_all, group=self._control())
+        return int(sum_of_all)
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes, on the device where it is."""
+        if self.is_alone:
+            return tensor
+        found = tensor.clone()
+        dist.all_reduce(found)
+        return found
+
+    def _control(self) -> Any:
+        assert self.control is not None, "these processes have not been joined into a group"
+        return self.control

@@ -1,0 +1,68 @@
+"""What saves a run and watches it, from its sections: CHECKPOINT and HOOKS."""
+
+import logging
+from collections.abc import Mapping
+
+from phasetrain.checkpoint import Checkpointer, Retention
+from phasetrain.errors import ConfigError
+from phasetrain.folder import RunFolder
+from phasetrain.hooks import HOOKS, Hook, SaveSettings
+from phasetrain.setup import Setup
+
+log = logging.getLogger(__name__)
+
+
+def checkpointer_of(setup: Setup, folder: RunFolder) -> Checkpointer:
+    """Return what reads and writes the checkpoints of a run folder, as section CHECKPOINT says."""
+    section = setup.config.CHECKPOINT
+    return Checkpointer(
+        folder.file("checkpoints"),
+        folder.storage,
+        retention=Retention(
+            section.keep_last,
+            section.keep_every.updates,
+            section.keep_every.epochs,
+            section.best.monitor,
+            section.best.keep,
+        ),
+        verify=section.verify,
+        say=log.warning,
+    )
+
+
+def save_settings(setup: Setup) -> SaveSettings:
+    """Return when and how to save, as section CHECKPOINT says."""
+    section = setup.config.CHECKPOINT
+    return SaveSettings(
+        every_updates=section.every_updates,
+        every_epochs=section.every_epochs,
+        every_minutes=section.every_minutes,
+        at_end=section.at_end,
+        on_exception=section.on_exception,
+        background=section.background,
+        on_error=section.on_save_error,
+        grace_seconds=section.grace_seconds,
+    )
+
+
+def hooks_of(setup: Setup) -> dict[str, Hook]:
+    """Return the hooks that section HOOKS names, by label."""
+    return {
+        label: HOOKS.build(
+            section.get("name", label),
+            {key: value for key, value in section.items() if key != "name"},
+            where=f"HOOKS.{label}",
+            facts={"terminal": setup.terminal},
+        )
+        for label, section in setup.config.HOOKS.items()
+    }
+
+
+def together(own: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, Hook]:
+    """Return `own`, then the others, which may not take their labels."""
+    for label in own.keys() & others.keys():
+        raise ConfigError(
+            f"HOOKS.{label}: this run has another hook under this label; give yours a label of its own, such as "
+            f"my_{label}"
+        )
+    return {**own, **others}
