@@ -275,6 +275,8 @@ def _of(lines: list[dict[str, Any]], steps: set[int]) -> list[dict[str, Any]]:
 def _name(line: Mapping[str, Any]) -> str:
     if line["kind"] == "step":
         return f"step of update {line['updates']}"
+    if line["kind"] == "reload":
+        return f"reload of {line['file']}"
     return f"{line['split']} of epoch {line['epoch']}"
 
 

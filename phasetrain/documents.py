@@ -64,7 +64,7 @@ def command(setup: Setup) -> str:
 
 def described(setup: Setup) -> dict[str, Any]:
     """Return where the run takes place: versions, machine and folder."""
-    found = {"phasetrain": __version__, **environment(setup.machine), "packages": packages()}
+    found = {"phasetrain": __version__, **environment(setup, setup.machine), "packages": packages()}
     return found | {"executable": sys.executable, "folder": str(Path.cwd()), "commit": _commit(Path.cwd())}
 
 

@@ -55,6 +55,14 @@ class NumericsError(PhasetrainError):
     """A loss or a gradient is not finite, and the run must not go on with it (exit code 1)."""
 
 
+class OrderError(PhasetrainError):
+    """The processes of a run do not make the same collective calls in the same order (exit code 1)."""
+
+
+class LaunchError(PhasetrainError):
+    """The cluster did not take the job (exit code 1)."""
+
+
 class PeerError(PhasetrainError):
     """Another process of the run has failed; this one ends with the code of that one, or without one (exit code 1).
 

@@ -5,7 +5,8 @@ import logging
 import time
 from collections.abc import Mapping
 
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.distributed import Strategy
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.folder import RunFolder
@@ -31,7 +32,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
     """
     began = time.perf_counter()
     folder = RunFolder(setup.config.RUN.dir)
-    loaded = _checkpoint(setup, folder)
+    loaded = _agreed(setup, folder)
     builder = Builder(setup.config, setup.machine, setup.world)
     data = builder.data()
     tests = [split for name, split in builder.splits(data).items() if name != TRAIN]
@@ -76,9 +77,10 @@ class _Collected(Hook):
 
 
 def _restore(parts: Parts, loaded: Loaded) -> None:
+    strategy = parts.strategy or Strategy(parts.world)
     for section, part in (("MODEL", parts.model), ("LOSS", parts.loss)):
         try:
-            part.load_state_dict(loaded.state["task"][section.lower()])
+            strategy.load_model_state(part, loaded.state["task"][section.lower()])
         except (RuntimeError, KeyError) as error:
             raise ChangedError(
                 f"{loaded.path} is of another {section} than the config describes; give the overrides of its run, "
@@ -86,8 +88,20 @@ def _restore(parts: Parts, loaded: Loaded) -> None:
             ) from error
 
 
-def _checkpoint(setup: Setup, folder: RunFolder) -> Loaded:
-    checkpointer = checkpointer_of(setup, folder)
+def _agreed(setup: Setup, folder: RunFolder) -> Loaded:
+    """Return the checkpoint that the main process chooses: a run under way may save meanwhile."""
+    world, checkpointer = setup.world, checkpointer_of(setup, folder)
+    found: list[Loaded] = []
+
+    def choose() -> str:
+        found.append(_checkpoint(setup, folder, checkpointer))
+        return found[0].path
+
+    path = world.on_main(choose)
+    return found[0] if found else checkpointer.reached(path)
+
+
+def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> Loaded:
     named = setup.config.RUN.checkpoint
     if named not in ("latest", "best"):
         return checkpointer.load(named)

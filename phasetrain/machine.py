@@ -14,6 +14,9 @@ import torch
 from phasetrain.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp16"]
+MOST_THREADS = 256
+"""Threads that a machine with few cores may have too."""
+
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -101,6 +104,23 @@ class Machine:
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
             torch.backends.cudnn.benchmark = benchmark
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of threads that the machine cannot have; torch would end the process without a word.
+
+    More threads than cores are slow, but may be what equal bits need: those of a larger machine.
+
+    Raises:
+        ConfigError: it is above four times the number of cores, and above 256.
+    """
+    cores = os.cpu_count() or 1
+    most = max(4 * cores, MOST_THREADS)
+    if threads is not None and threads > most:
+        raise ConfigError(
+            f"MACHINE.threads = {threads}: this machine has {cores} cores, and more than {most} threads are refused; "
+            f"set MACHINE.threads={cores}, or null for torch's default"
+        )
 
 
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:

@@ -5,7 +5,8 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.batch import Batch, StepOutput
+from phasetrain.distributed import Ordered, Strategy, World
 from phasetrain.errors import ChangedError, ConfigError, InvalidCheckpointError, NumericsError
 from phasetrain.hooks.ledger import tensors
 from phasetrain.hooks.numerics import StepDump, read_dump
@@ -28,40 +30,58 @@ log = logging.getLogger(__name__)
 SHOWN = 5
 """Names and samples that are shown of each kind."""
 
+ROUNDING = 1e-5
+"""How far a loss may be off, relatively, where it is added up in another order."""
+
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def examine(setup: Setup, storage: Storage, folder: str, machine: Machine) -> int:
+def kept_step(storage: Storage, folder: str) -> StepDump:
+    """Return what the hook `numerics` has kept of a step.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_dump(storage, folder)
+    except InvalidCheckpointError as error:
+        raise ConfigError(f"RUN.step: {error}; delete the folder to replay the update from a checkpoint") from error
+
+
+def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
     """Run forward and backward of a kept step again, on its very batches and weights, and print what is found.
+
+    What several processes had of it is run by this one, one after the other, with the randomness of each; their
+    gradients and losses are added in another order then, so that a finite loss may have other last bits.
 
     Args:
         setup: the settled config.
-        storage: the door to the run folder.
-        folder: what the hook `numerics` has kept of the step.
+        dump: what the hook `numerics` has kept of the step.
+        folder: where.
         machine: where it was computed.
 
     Returns:
         The exit code: 0 if the step is not finite again, with the same loss; else 1.
 
     Raises:
-        ConfigError: the step cannot be read.
         ChangedError: it is of another model than the config describes.
     """
-    try:
-        dump = read_dump(storage, folder)
-    except InvalidCheckpointError as error:
-        raise ConfigError(f"RUN.step: {error}; delete the folder to replay the update from a checkpoint") from error
     builder = Builder(setup.config, machine, setup.world)
     data = builder.data()
-    task = builder.task(builder.parts(data, interleave(builder.splits(data), setup.phases)))
+    parts = builder.parts(data, interleave(builder.splits(data), setup.phases), fresh=False)
+    if len(dump.shares) > 1 and not isinstance(parts.strategy, Ordered):  # which counts shards of the whole batch
+        parts = replace(parts, strategy=_InTurn(setup.world, dump.shares))
+    task = builder.task(parts)
     log.info("the update of %s: %s", folder, dump.found)
     with machine.applied():
         seen = _watched(task, dump, folder)
         function = "" if seen.outputs or seen.made else _first_in_backward(task, dump, folder)
     then, now = dump.found.loss, seen.loss
-    same = repr(then) == repr(now) and not seen.made
+    close = len(dump.shares) > 1 and isclose(then, now, rel_tol=ROUNDING)
+    equal = "equal" if repr(then) == repr(now) else "equal to rounding" if close else "DIFFERENT"
+    same = equal != "DIFFERENT" and not seen.made
     rows = [
-        ("loss", repr(then), repr(now), "equal" if repr(then) == repr(now) else "DIFFERENT"),
+        ("loss", repr(then), repr(now), equal),
         ("samples with such inputs", "-", _listed(seen.inputs), ""),
         ("first module with such outputs", "-", seen.outputs[0] if seen.outputs else "none", ""),
         ("modules with such outputs after it", "-", _listed(seen.outputs[1:]), ""),
@@ -76,6 +96,18 @@ def examine(setup: Setup, storage: Storage, folder: str, machine: Machine) -> in
             "finite" if seen.made else "not finite with another loss",
         )
     return 0 if same else 1
+
+
+class _InTurn(Strategy):
+    """Micro-batches of several processes one after the other, each with the randomness that it had."""
+
+    def __init__(self, world: World, shares: Sequence[int]) -> None:
+        super().__init__(world)
+        self._places = [(rank, micro) for rank, count in enumerate(shares) for micro in range(count)]
+
+    def place(self, micro: int) -> tuple[int, int]:
+        """Return the process that a micro-batch was of, and its number there."""
+        return self._places[micro]
 
 
 @dataclass

@@ -25,10 +25,10 @@ def preview(setup: Setup) -> dict[str, Any]:
     builder = Builder(setup.config, setup.machine, setup.world)
     data = builder.data()
     plan = interleave(builder.splits(data), setup.phases)
-    parts = builder.parts(data, plan)
-    content = described(setup, plan, parts)
-    show(setup, content)
     folder = RunFolder(setup.config.RUN.dir)
+    fresh = not folder.storage.names(folder.file("checkpoints"))
+    content = described(setup, plan, builder.parts(data, plan, fresh=fresh))
+    show(setup, content)
     if folder.holds_run():
         setup.terminal.say(f"{folder.path} holds a run, whose plan.json stays as it is")
         return content
@@ -49,6 +49,7 @@ def described(setup: Setup, plan: Plan, parts: Parts) -> dict[str, Any]:
         "samples": plan.total_samples,
         "phases": list(_phases(plan, parts)),
         "model": {"name": setup.config.MODEL.name, "parameters": parameter_count(parts.model), "trained": trained},
+        "weights": parts.weights,
         "checkpoints": {
             "at": [list(at) for at in checkpoints(setup, plan)],
             "bytes_each": checkpoint_bytes(parts),

@@ -24,7 +24,7 @@ from phasetrain.hooks.whole import restore
 from phasetrain.ledger import COMPONENTS, FILE, FULL, SAMPLED, InvalidLedgerError, Ledger, Record, different, read
 from phasetrain.machine import Machine
 from phasetrain.plan import Phase, interleave
-from phasetrain.postmortem import examine
+from phasetrain.postmortem import examine, kept_step
 from phasetrain.resume import adopted, consented, position
 from phasetrain.setup import Setup, as_asked
 from phasetrain.state import RunState
@@ -63,9 +63,11 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
         )
     ledger = read_ledger(folder.storage, folder.path)
     dump = f"{folder.file(ROOT)}/{folder_name(number)}"
-    kept = folder.storage.exists(dump)
-    code = examine(setup, folder.storage, dump, compared(setup, folder)) if kept else 0
-    if not kept or (ledger is not None and number in ledger):
+    kept = kept_step(folder.storage, dump) if folder.storage.exists(dump) else None
+    code = 0 if kept is None else examine(setup, kept, dump, compared(setup, folder))
+    if kept is not None and len(kept.shares) > 1:
+        log.info("the ledger is not looked at: %d processes made it, and this is one", len(kept.shares))
+    elif kept is None or (ledger is not None and number in ledger):
         code = max(code, _Replay(setup, folder, number, ledger).run(hooks or {}))
     return Result("replayed", exit_code=code, folder=folder.path, updates=number, seconds=time.perf_counter() - began)
 
@@ -135,12 +137,12 @@ class _Replay:
             machine, plan, state = compared(self.setup, self.folder), interleave(splits, self.setup.phases), RunState()
         else:
             plan, state, _ = position(self.setup, loaded, data, splits)
-            machine, warnings = adopted(self.setup.machine, loaded)
+            machine, warnings = adopted(self.setup, loaded)
             for line in warnings:
                 log.warning(line)
         if self.number > plan.updates:
             raise ConfigError(f"RUN.step = {self.number}: the plan of this run has {plan.updates} updates")
-        task = self.builder.task(self.builder.parts(data, plan))
+        task = self.builder.task(self.builder.parts(data, plan, fresh=loaded is None))
         since = "its start" if loaded is None else loaded.path
         log.info("replaying update %d of %s from %s (update %d)", self.number, self.folder.path, since, state.updates)
         with _scratch() as scratch, machine.applied():

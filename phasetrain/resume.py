@@ -22,9 +22,13 @@ from phasetrain.plan import Plan, Split, splice
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import SplitData
+from phasetrain.tasks.builder import DISTRIBUTED_KEYS
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "fvcore", "iopath", "fairscale", "safetensors", "rich")
 """Packages whose versions are noted."""
+
+SHARES = ("processes", "strategy")
+"""What the environment says of how processes share the work."""
 
 PLANNED = ("PHASES.", "DATA.TRAIN.batch_size")
 """Keys whose change cuts the rest of the plan anew."""
@@ -36,7 +40,7 @@ def promise(setup: Setup, data: Mapping[str, SplitData], plan: Plan, machine: Ma
         "config": setup.asked,
         "plan": plan.to_json(),
         "data": {name: split.fingerprint() for name, split in data.items()},
-        "environment": environment(machine),
+        "environment": environment(setup, machine),
         "packages": packages(),
         "code": code(setup),
     }
@@ -62,8 +66,8 @@ def code(setup: Setup) -> dict[str, str]:
     return found
 
 
-def environment(machine: Machine) -> dict[str, Any]:
-    """Return what bits depend on beside config and data."""
+def environment(setup: Setup, machine: Machine) -> dict[str, Any]:
+    """Return what bits depend on beside config and data: versions, the machine, and how processes share the work."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -71,7 +75,20 @@ def environment(machine: Machine) -> dict[str, Any]:
         "machine": platform.machine(),
         "device": machine.device.type,
         "threads": machine.threads or torch.get_num_threads(),
+        "processes": setup.world.size,
+        "strategy": _strategy(setup),
     }
+
+
+def _strategy(setup: Setup) -> str:
+    """Return the strategy in use, with the parameters that it was given."""
+    section = setup.config.DISTRIBUTED
+    if section.reduction == "ordered":
+        return "ordered"
+    if setup.world.is_alone:
+        return "none"
+    given = [f"{key}={shown(value)}" for key, value in section.items() if key not in DISTRIBUTED_KEYS]
+    return f"{section.strategy}({', '.join(given)})" if given else str(section.strategy)
 
 
 def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
@@ -152,16 +169,32 @@ def explained(setup: Setup, loaded: Loaded) -> list[str]:
     return lines + [f"the source of {name} has changed; equal bits are promised for equal code" for name in changed]
 
 
-def adopted(machine: Machine, loaded: Loaded) -> tuple[Machine, list[str]]:
-    """Return the machine with the checkpoint's number of threads where none is set, and what may change the bits."""
-    before: dict[str, Any] = loaded.promised["environment"]
+def adopted(setup: Setup, loaded: Loaded) -> tuple[Machine, list[str]]:
+    """Return the machine with the checkpoint's number of threads where none is set, and what may change the bits.
+
+    What a checkpoint of an earlier version does not tell is not compared.
+    """
+    machine, before = setup.machine, dict(loaded.promised["environment"])
     if machine.threads is None:
         machine = replace(machine, threads=int(before["threads"]))
-    now = environment(machine)
-    changed = [f"{key} {before.get(key)} -> {value}" for key, value in now.items() if before.get(key) != value]
-    if not changed:
-        return machine, []
-    return machine, [f"equal bits are promised on equal machines only; since the checkpoint: {', '.join(changed)}"]
+    now = environment(setup, machine)
+    changed = {
+        key: f"{key} {before[key]} -> {value}"
+        for key, value in now.items()
+        if key in before and before[key] != value and not (key == "processes" and now["strategy"] == "ordered")
+    }
+    shares = [changed.pop(key) for key in SHARES if key in changed]
+    lines = []
+    if changed:
+        told = ", ".join(changed.values())
+        lines.append(f"equal bits are promised on equal machines only; since the checkpoint: {told}")
+    if shares:
+        lines.append(
+            "equal bits are promised for an equal number of processes with an equal strategy only, or with "
+            f"DISTRIBUTED.reduction=ordered; the samples of each update stay the same; since the checkpoint: "
+            f"{', '.join(shares)}"
+        )
+    return machine, lines
 
 
 def consented(change: Change, allowed: Sequence[str]) -> bool:

@@ -11,13 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from phasetrain.clock import Clock
-from phasetrain.distributed import joined, placed
+from phasetrain.distributed import Placement, guarded, joined, placed
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, PeerError, PhasetrainError
 from phasetrain.evaluate import evaluate
@@ -26,11 +27,14 @@ from phasetrain.hooks import Hook
 from phasetrain.lock import process_age
 from phasetrain.preview import preview
 from phasetrain.replay import replay
-from phasetrain.setup import Setup, settle
+from phasetrain.setup import Setup, settle, submitted
 from phasetrain.terminal import Terminal
 from phasetrain.train import Loop, Result, train
 
 log = logging.getLogger(__name__)
+
+LAUNCHER_SECONDS = 0.3
+"""How long a process that ends with the error of another one lets torchrun see that one first: it looks every 0.1 s."""
 
 USAGE = "phasetrain [flags] [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]"
 
@@ -59,13 +63,14 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
             return 0
         return run(overrides, config_dir=flags.config_dir, clock=clock).exit_code
     except PhasetrainError as error:
-        if not isinstance(error, PeerError) or os.environ.get("RANK", "0") == "0":  # else somebody else says so
-            for line in (str(error), *vars(error).get("__notes__", ())):
-                print(line, file=sys.stderr)  # noqa: T201
+        sys.stderr.write(told(error, os.environ))
         recorded_failure(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # a traceback, which torchrun shows as well
+        recorded_failure(error)
+        raise
 
 
 def run(
@@ -99,6 +104,12 @@ def run(
     with printed(terminal):
         setup = settle(overrides, config_dir=config_dir, terminal=terminal, place=place)
         engine, timeout = setup.config.RUN.engine, setup.config.DISTRIBUTED.timeout_seconds
+        if submitted(setup.config):
+            from phasetrain.launch import submit
+
+            return Result("submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}")
+        if setup.config.LAUNCH.cluster == "debug":
+            log.info("LAUNCH.cluster = debug: nothing is submitted, the run takes place in this process")
         _refuse_many_processes(setup)
         if engine == "plan":
             preview(setup)
@@ -106,7 +117,10 @@ def run(
         if engine == "replay":
             return replay(setup, hooks)
         launched = "WORLD_SIZE" in os.environ
-        with joined(place, setup.machine.device, timeout_seconds=timeout, alone=launched) as world:
+        with (
+            joined(place, setup.machine.device, timeout_seconds=timeout, alone=launched) as world,
+            guarded(world, timeout_seconds=timeout, debug=setup.config.DISTRIBUTED.debug),
+        ):
             setup = replace(setup, world=world)
             return evaluate(setup, hooks) if engine == "test" else train(setup, hooks, loop, clock)
 
@@ -135,14 +149,39 @@ def _check(overrides: Sequence[str], flags: argparse.Namespace) -> None:
     _settled(overrides, flags)
 
 
-def recorded_failure(error: BaseException) -> None:
-    """Write an error where torchrun looks for the first cause (TORCHELASTIC_ERROR_FILE)."""
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+def told(error: PhasetrainError, environment: Mapping[str, str]) -> str:
+    """Return what a process prints of an error; of what another one has failed with, the main process tells."""
+    try:
+        place = placed(environment)
+    except ConfigError:
+        place = Placement()
+    if isinstance(error, PeerError) and place.rank:
+        return ""
+    text = "\n".join((str(error), *vars(error).get("__notes__", ())))
+    return f"process {place.rank} of {place.size}: {text}\n" if place.rank else f"{text}\n"
 
-        handler = get_error_handler()
+
+def recorded_failure(error: BaseException) -> None:
+    """Write an error where torchrun looks for the first cause (TORCHELASTIC_ERROR_FILE).
+
+    The file appears whole or not at all: torchrun ends the process meanwhile, and fails itself over half a file.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    handler, part = get_error_handler(), f"{path}.part"
+    os.environ["TORCHELASTIC_ERROR_FILE"] = part
+    try:
         handler.initialize()
         handler.record_exception(error)
+        with suppress(OSError):
+            Path(part).replace(path)
+    finally:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = path
+    if isinstance(error, PeerError):
+        time.sleep(LAUNCHER_SECONDS)
 
 
 def _refuse_many_processes(setup: Setup) -> None:

@@ -15,9 +15,10 @@ from phasetrain.distributed import STRATEGIES, Placement, World
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import HOOKS
 from phasetrain.losses import LOSSES
-from phasetrain.machine import Machine, resolve_device
+from phasetrain.machine import Machine, check_threads, resolve_device
 from phasetrain.meters import METERS
 from phasetrain.models import MODELS
+from phasetrain.models.sources import sources_of
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.plan import PhaseSettings
 from phasetrain.tasks import TASKS
@@ -35,9 +36,9 @@ SLOTS = (
     Slot("OPTIMIZER.scaler", SCALERS),
     Slot("DATA.*", DATASETS, key="dataset"),
     Slot("DATA.*.transforms[]", TRANSFORMS),
-    Slot("DATA.*.sampler", SAMPLERS),
+    Slot("DATA.*.sampler", SAMPLERS, provided=frozenset({"batch_size", "shard_lengths"})),
     Slot("DATA.*.collate", COLLATES),
-    Slot("DISTRIBUTED", STRATEGIES, key="strategy", provided=frozenset({"world"})),
+    Slot("DISTRIBUTED", STRATEGIES, key="strategy", provided=frozenset({"world", "communication", "precision"})),
     Slot("HOOKS.*", HOOKS, label_is_name=True, provided=frozenset({"terminal"})),
 )
 """Every place in the config where a name chooses a part."""
@@ -55,7 +56,7 @@ class Setup:
         config: checked, derived and frozen.
         composed: where each value came from.
         schema: the keys.
-        machine: where the run computes.
+        machine: where the run computes; the CPU where it is submitted to a cluster, and computes elsewhere.
         terminal: where it prints.
         world: its processes, once they are joined.
         place: of this process among them.
@@ -121,11 +122,15 @@ def settle(
     composed = with_imports(composed)
     check(composed, SLOTS, schema)
     place = place or Placement()
-    derived = derive(composed, schema, device=str(resolve_device("auto")), processes=place.size)
+    launch, away = composed.config["LAUNCH"], submitted(composed.config)
+    size = launch["nodes"] * launch["processes"] if away else place.size
+    derived = derive(composed, schema, device=str(resolve_device("auto")), processes=size)
     config = derived.config
     check_consent(config.RUN.allow, schema)
+    sources_of(config.MODEL.weights)
+    check_threads(config.MACHINE.threads)
     machine = Machine(
-        resolve_device(config.MACHINE.device, place.local_rank if place.size > 1 else None),
+        resolve_device("cpu" if away else config.MACHINE.device, place.local_rank if place.size > 1 else None),
         config.MACHINE.precision,
         config.MACHINE.threads,
         config.MACHINE.deterministic,
@@ -141,6 +146,11 @@ def settle(
         dropped=composed.notes,
         derived=derived.lines,
     )
+
+
+def submitted(config: Mapping[str, Any]) -> bool:
+    """Tell whether the run is handed over to a cluster; what is only looked at is done here."""
+    return config["LAUNCH"]["cluster"] in ("slurm", "local") and config["RUN"]["engine"] in ("train", "test")
 
 
 def as_asked(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

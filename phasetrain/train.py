@@ -17,6 +17,7 @@ from phasetrain.clock import Clock
 from phasetrain.data.purity import check_pure
 from phasetrain.data.reader import reads_here
 from phasetrain.distributed import World
+from phasetrain.distributed.pieces import whole
 from phasetrain.documents import command, write_documents
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, NoValidCheckpointError, PhasetrainError
@@ -42,7 +43,7 @@ class Result:
     """What came of a run.
 
     Attributes:
-        state: `finished`, `preempted`, or `planned`.
+        state: `finished`, `preempted`, `planned`, or `submitted`.
         exit_code: what the process ends with.
         folder: the run folder.
         reason: why it ended.
@@ -108,7 +109,7 @@ def train(
                 ended = SystemExit(128 + signals.ended)
                 _note_failure(folder, ended)
                 raise ended from error
-            cause = error if world.failures is None else world.failures.cause(error)
+            cause = error if world.failures is None else world.failures.cause(error, folder.status)
             _note_failure(folder, cause)
             if cause is error:
                 raise
@@ -143,7 +144,7 @@ class _Training:
         loaded = self._restored()
         machine, plan, state = self._from(loaded)
         folder.watch = lambda: self.attempt.facts(state)
-        parts = self.builder.parts(self.data, plan)
+        parts = self.builder.parts(self.data, plan, fresh=loaded is None)
         task = self.builder.task(parts)
         world.on_main(lambda: self._begin(plan, parts))
         self._header(machine, plan, state, task, loaded)
@@ -166,13 +167,19 @@ class _Training:
             with machine.applied():
                 if trained is not None:
                     task.warm_up(trained)
-                if not any(world.shared(self.signals.stop)):
+                if not self._stopped_before():
                     with closing(engine):
                         loop(engine)
         finally:
             if world.is_main:
                 self.attempt.show(setup.terminal, save.saves, state.updates - updates)
         return self._ended(engine, latest)
+
+    def _stopped_before(self) -> bool:
+        """Tell whether any process was asked to stop before the first step; then all of them were."""
+        asked = [one for one in self.setup.world.shared(self.signals.stop) if one]
+        self.signals.stop = asked[0] if asked else 0
+        return bool(asked)
 
     def _restored(self) -> Loaded | None:
         """Return the checkpoint to go on from; the main process chooses it, and every process reads it."""
@@ -190,6 +197,7 @@ class _Training:
                 raise _nothing_to_resume(self.folder)
             return found[0].path if found[0] is not None else ""
 
+        checkpointer.examine(world)
         path = world.on_main(choose)
         return found[0] if world.is_main or not path else checkpointer.reached(path)
 
@@ -202,7 +210,10 @@ class _Training:
         folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
         with folder.writing():
             write_documents(setup, folder)
-            folder.storage.replace_json(folder.file("plan.json"), described(setup, plan, parts), durable=False)
+            content, path = described(setup, plan, parts), folder.file("plan.json")
+            if parts.weights is None:  # those that the first attempt started from
+                content["weights"] = (folder.storage.read_json(path) or {}).get("weights")
+            folder.storage.replace_json(path, content, durable=False)
 
     def _newest(self) -> Loaded | None:
         try:
@@ -218,7 +229,7 @@ class _Training:
         if loaded is None:
             return setup.machine, interleave(splits, setup.phases), RunState()
         plan, state, notes = position(setup, loaded, self.data, splits)
-        machine, warnings = adopted(setup.machine, loaded)
+        machine, warnings = adopted(setup, loaded)
         for line in (*notes, *explained(setup, loaded)):
             log.info(line)
         for line in warnings:
@@ -259,7 +270,8 @@ class _Training:
             seconds=sum(self.clock.seconds().values()),
         )
         if not state.finished:
-            reason = self.signals.stop_name if self.signals.stop else engine.stopping
+            alone = self.setup.world.is_alone  # several go by what they have agreed on
+            reason = self.signals.stop_name if self.signals.stop and (alone or not engine.stopping) else engine.stopping
             number = signal.Signals[reason] if reason in signal.Signals.__members__ else 0
             result = replace(result, state="preempted", exit_code=128 + number if number else 0, reason=reason)
             at = f"update {state.updates} of {engine.plan.updates}"
@@ -294,10 +306,10 @@ def digest_of(model: nn.Module) -> str:
 
 
 def digest_of_state(state: Mapping[str, Tensor]) -> str:
-    """Return what `digest_of` says of a model with this state."""
+    """Return what `digest_of` says of a model with this state; where it is divided, every process takes part."""
     digest = sha256()
     for name, tensor in sorted(state.items()):
-        flat = tensor.detach().cpu().contiguous()
+        flat = whole(tensor).cpu().contiguous()
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
         digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     return digest.hexdigest()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from phasetrain.errors import ConfigError
-from phasetrain.machine import Machine, reseed, reseed_all, resolve_device, seed_of
+from phasetrain.machine import Machine, check_threads, reseed, reseed_all, resolve_device, seed_of
+from phasetrain.setup import settle
 
 CPU = torch.device("cpu")
 
@@ -88,6 +89,20 @@ class TestApplied:
         with Machine(CPU, deterministic=False).applied():
             assert not torch.are_deterministic_algorithms_enabled()
             assert torch.get_num_threads() == threads
+
+
+class TestThreads:
+    @pytest.mark.parametrize("threads", [None, 1, 256])
+    def test_what_a_machine_can_have(self, threads: int | None) -> None:
+        check_threads(threads)
+
+    def test_so_many_that_torch_would_crash(self) -> None:
+        with pytest.raises(ConfigError, match=r"^MACHINE\.threads = 100000: this machine has \d+ cores, and more than"):
+            check_threads(100_000)
+
+    def test_the_command_line_refuses_them_before_anything_is_made(self) -> None:
+        with pytest.raises(ConfigError, match=r"^MACHINE\.threads = 100000"):
+            settle(["MACHINE.threads=100000"])
 
 
 class TestDevice:

@@ -3,14 +3,19 @@
 import io
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
 
+from phasetrain.checkpoint import Loaded
+from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
+from phasetrain.resume import adopted, environment
 from phasetrain.run import main, run
+from phasetrain.setup import settle
 from phasetrain.terminal import Terminal
 
 
@@ -235,3 +240,49 @@ class TestEnvironment:
     def test_another_number_of_threads_is_a_warning(self, tmp_path: Path) -> None:
         killed(tmp_path, 3, "MACHINE.threads=2")
         assert "since the checkpoint: threads 2 -> 1" in printed(tmp_path, "MACHINE.threads=1")
+
+
+class TestShares:
+    """What a resume says of the processes, and of how they share the work."""
+
+    def warnings(self, before: dict[str, Any], *words: str, processes: int = 1) -> list[str]:
+        """Return the warnings of so many processes that go on from a checkpoint made in another environment."""
+        setup = settle([*SMALL, "MACHINE.threads=1", *words])
+        setup = replace(setup, world=World(0, processes))
+        told = {**environment(setup, setup.machine), **before}
+        promised = {"environment": {key: value for key, value in told.items() if value is not None}}
+        return adopted(setup, Loaded("there", None, promised, {}))[1]  # type: ignore[arg-type]
+
+    def test_an_equal_number_says_nothing(self) -> None:
+        assert self.warnings({"processes": 3, "strategy": "ddp"}, processes=3) == []
+
+    def test_another_number(self) -> None:
+        assert self.warnings({"processes": 2, "strategy": "ddp"}, processes=3) == [
+            "equal bits are promised for an equal number of processes with an equal strategy only, or with "
+            "DISTRIBUTED.reduction=ordered; the samples of each update stay the same; since the checkpoint: "
+            "processes 2 -> 3"
+        ]
+
+    def test_another_strategy_and_other_parameters(self) -> None:
+        word = "DISTRIBUTED.bucket_cap_mb=1"
+        found = self.warnings({"processes": 2, "strategy": "zero"}, word, processes=2)
+        assert found[0].endswith("since the checkpoint: strategy zero -> ddp(bucket_cap_mb=1)")
+        (found,) = self.warnings({"processes": 2, "strategy": "ddp(bucket_cap_mb=1)"})
+        assert found.endswith("since the checkpoint: processes 2 -> 1, strategy ddp(bucket_cap_mb=1) -> none")
+
+    def test_ordered_promises_them_for_any_number(self) -> None:
+        words = ("DISTRIBUTED.reduction=ordered",)
+        assert self.warnings({"processes": 4, "strategy": "ordered"}, *words, processes=2) == []
+
+    def test_a_checkpoint_of_an_earlier_version_tells_nothing_of_it(self) -> None:
+        assert self.warnings({"processes": None, "strategy": None}, processes=2) == []
+
+    def test_both_kinds_of_difference(self) -> None:
+        first, second = self.warnings({"python": "2.7", "processes": 2, "strategy": "none"})
+        assert first.startswith("equal bits are promised on equal machines only; since the checkpoint: python 2.7 -> ")
+        assert second.endswith("since the checkpoint: processes 2 -> 1")
+
+    def test_a_checkpoint_tells_them(self, tmp_path: Path) -> None:
+        killed(tmp_path, 1)
+        told = newest(tmp_path).promised["environment"]
+        assert (told["processes"], told["strategy"]) == (1, "none")

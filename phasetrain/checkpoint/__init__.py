@@ -1,8 +1,23 @@
 """Checkpoints: how they are written, read, kept and deleted (section CHECKPOINT)."""
 
-from phasetrain.checkpoint.checkpointer import Checkpointer, Draft, Loaded
+from phasetrain.checkpoint.checkpointer import Checkpointer
 from phasetrain.checkpoint.codec import check, decode, encode
 from phasetrain.checkpoint.commit import Facts, Manifest, Saved
+from phasetrain.checkpoint.draft import Crowd, Draft, Loaded
 from phasetrain.checkpoint.retention import Retention
+from phasetrain.checkpoint.weights import read_checkpoint
 
-__all__ = ["Checkpointer", "Draft", "Facts", "Loaded", "Manifest", "Retention", "Saved", "check", "decode", "encode"]
+__all__ = [
+    "Checkpointer",
+    "Crowd",
+    "Draft",
+    "Facts",
+    "Loaded",
+    "Manifest",
+    "Retention",
+    "Saved",
+    "check",
+    "decode",
+    "encode",
+    "read_checkpoint",
+]

@@ -33,6 +33,10 @@ class Background(Generic[T]):
         """Ask the job to give up."""
         self._cancelled.set()
 
+    def leave(self) -> None:
+        """Let a job go on without anybody who waits for it; it ends with this process at the latest."""
+        self._job = None
+
     def start(self, job: Callable[[], T]) -> None:
         """Run a job; the result of the one before must have been taken."""
         assert self._job is None, "the result of the job before was not taken"

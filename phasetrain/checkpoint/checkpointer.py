@@ -7,12 +7,15 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from phasetrain.checkpoint.codec import decode, taken_apart
 from phasetrain.checkpoint.commit import (
     FORMAT,
     LATEST,
+    SHARDED,
+    Contents,
     Facts,
     Manifest,
     Saved,
@@ -20,58 +23,21 @@ from phasetrain.checkpoint.commit import (
     commit,
     committed,
     discard,
+    read_file,
     read_files,
     read_manifest,
     sweep,
 )
+from phasetrain.checkpoint.draft import LEARNED, Crowd, Draft, Loaded
 from phasetrain.checkpoint.retention import PINNED, Retention
 from phasetrain.checkpoint.snapshot import Snapshot, has_nan
+from phasetrain.distributed import World
+from phasetrain.distributed.pieces import is_ours, piece
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError, SaveError
 from phasetrain.state import RunState
-from phasetrain.storage import Storage
+from phasetrain.storage import FileRecord, Storage
 
-TREE, TENSORS, PROMISED = "state.json", "tensors.safetensors", "promised.json"
-LEARNED = ("task.model.", "task.loss.")
-"""How the names of tensors begin that make a checkpoint unhealthy where they hold what is no number."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The content of one checkpoint.
-
-    Attributes:
-        path: its folder.
-        manifest: what it says of itself.
-        promised: what the run was promised when it was saved (config, plan, data, versions); to compare with.
-        state: named states of what is learned and of the hooks.
-    """
-
-    path: str
-    manifest: Manifest
-    promised: dict[str, Any]
-    state: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A checkpoint as it will be written: a standing copy of everything in it.
-
-    Attributes:
-        state: the position, see RunState.
-        tensors: the file of tensors, which stays as it is until the next draft is made.
-        texts: file name -> content of the others.
-        facts: what is known of the weights.
-    """
-
-    state: dict[str, Any]
-    tensors: memoryview
-    texts: Mapping[str, bytes]
-    facts: Facts
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return self.tensors.nbytes + sum(map(len, self.texts.values()))
+TREE, TENSORS, PROMISED, INDEX = "state.json", "tensors.safetensors", "promised.json", "shards.json"
 
 
 @dataclass
@@ -84,6 +50,7 @@ class Checkpointer:
         retention: which checkpoints are kept.
         verify: what is checked before a checkpoint is used.
         say: told, in a sentence, what was cleared away or refused.
+        crowd: the processes that save together, where each has a piece of the weights; None: this one saves all.
     """
 
     root: str
@@ -93,9 +60,11 @@ class Checkpointer:
     say: Callable[[str], None] = lambda sentence: None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     parent: str | None = None
+    crowd: Crowd | None = None
     _sequence: int = 0
     _verified: set[str] = field(default_factory=set)
     _snapshot: Snapshot = field(default_factory=Snapshot)
+    _examined: dict[str, str] = field(default_factory=dict)
 
     def clear_leftovers(self) -> None:
         """Delete what an interrupted save left; only the owner of the run folder may do so."""
@@ -116,7 +85,9 @@ class Checkpointer:
         Raises:
             SaveError: see `write`.
         """
-        return self.write(self.draft(state, learned, json.dumps(promised).encode(), facts or Facts()))
+        saved = self.write(self.draft(state, learned, json.dumps(promised).encode(), facts or Facts()))
+        assert saved is not None, "several processes save together through `draft` and `write`"
+        return saved
 
     def draft(self, state: RunState, learned: Mapping[str, Any], promised: bytes, facts: Facts) -> Draft:
         """Return a standing copy of a run; training may go on while it is written.
@@ -124,39 +95,61 @@ class Checkpointer:
         The memory of the draft before is used again, so that one must have been written.
         """
         tree, tensors = taken_apart(dict(learned))
-        return Draft(state.state_dict(), self._snapshot.take(tensors), {TREE: tree, PROMISED: promised}, facts)
+        texts, pieces = {TREE: tree, PROMISED: promised}, None
+        if self.crowd is not None:
+            tensors = [(name, one) for name, one in tensors if is_ours(one, is_main=self.crowd.rank == 0)]
+            pieces = dict(tensors)
+            tensors = [(name, piece(one)) for name, one in tensors]
+        return Draft(state.state_dict(), self._snapshot.take(tensors), texts, facts, pieces)
 
-    def write(self, draft: Draft, *, give_up: Callable[[], bool] = lambda: False) -> Saved:
+    def write(
+        self, draft: Draft, *, give_up: Callable[[], bool] = lambda: False, before: Callable[[], None] = lambda: None
+    ) -> Saved | None:
         """Commit a checkpoint, then delete what is no longer to be kept.
 
         Args:
+            draft: what this process has of it; of several that save together every one takes part.
             give_up: asked between operations whether to stop.
+            before: done before anything is written, on the main process.
+
+        Returns:
+            The checkpoint; None on other processes than the main one.
 
         Raises:
             SaveError: the file system refused; path, reason and bytes are in the message, and the checkpoints
                 before it are untouched.
             Unfinished: it was given up.
         """
-        facts = replace(draft.facts, healthy=draft.facts.healthy and not has_nan(draft.tensors, LEARNED))
         try:
-            self.storage.make_folder(self.root)
-            saved = commit(
-                self.storage,
-                self.root,
-                {TENSORS: draft.tensors, **draft.texts},
-                lambda files: Manifest(FORMAT, self._sequence + 1, self.run, self.parent, draft.state, files, facts),
-                give_up=give_up,
-            )
+            saved = self._commit(draft, give_up, before)
         except OSError as error:
             raise self._refused(draft, error) from error
+        if saved is None:
+            return None
         self._sequence += 1
         self._verified.add(saved.name)
-        if not facts.healthy:
+        if not saved.manifest.facts.healthy:
             self.say(
                 f"{self.root}/{saved.name}: model or loss holds values that are no numbers; a resume passes it over"
             )
         self._tidy(saved)
         return saved
+
+    def _commit(self, draft: Draft, give_up: Callable[[], bool], before: Callable[[], None]) -> Saved | None:
+        def describe(files: dict[str, FileRecord], healthy: bool) -> Manifest:  # noqa: FBT001 - passed on by name
+            facts = replace(draft.facts, healthy=draft.facts.healthy and healthy)
+            layout = FORMAT if draft.pieces is None else SHARDED
+            return Manifest(layout, self._sequence + 1, self.run, self.parent, draft.state, files, facts)
+
+        if self.crowd is not None:
+            from phasetrain.checkpoint.sharded import save
+
+            return save(self.storage, self.root, draft, self.crowd, describe, give_up=give_up, before=before)
+        before()
+        healthy = not has_nan(draft.tensors, LEARNED)
+        self.storage.make_folder(self.root)
+        contents: Contents = {TENSORS: draft.tensors, **draft.texts}
+        return commit(self.storage, self.root, contents, lambda files: describe(files, healthy), give_up=give_up)
 
     def _tidy(self, saved: Saved) -> None:
         """Point to a checkpoint and clear away what is no longer wanted; one that fails does not keep the others."""
@@ -257,6 +250,8 @@ class Checkpointer:
             time.sleep(0.2)
 
     def _load(self, path: str, manifest: Manifest) -> Loaded:
+        if INDEX in manifest.files:
+            return self._load_sharded(path, manifest)
         contents = read_files(self.storage, path, manifest, self.verify)
         if not contents.keys() >= {TREE, TENSORS}:
             raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
@@ -267,6 +262,52 @@ class Checkpointer:
         if not isinstance(state, dict) or not isinstance(promised, dict):
             raise InvalidCheckpointError(f"{TREE} or {PROMISED} does not hold what it should")
         return Loaded(path, manifest, promised, state)
+
+    def examine(self, world: World) -> None:
+        """Check the newest checkpoints that several processes wrote, each process some of the files.
+
+        Every process takes part. Those after the first that is whole, or that is in one file, are left to `newest`.
+        """
+        if world.is_alone:
+            return
+        for saved in world.on_main(self._sharded):
+            problems = world.shared(self._problem(saved, world))
+            problem = next(filter(None, problems), "")
+            self._examined[f"{self.root}/{saved.name}"] = problem
+            if not problem:
+                return
+
+    def _sharded(self) -> list[Saved]:
+        """Return the checkpoints of several files that `newest` would try before any other kind."""
+        found = committed(self.storage, self.root)[0][::-1]
+        tried = sorted(found, key=lambda saved: not saved.manifest.facts.healthy)
+        return list(takewhile(lambda saved: INDEX in saved.manifest.files, tried))
+
+    def _problem(self, saved: Saved, world: World) -> str:
+        """Return what is wrong with this process's share of the files of a checkpoint, or nothing."""
+        for name, record in list(saved.manifest.files.items())[world.rank :: world.size]:
+            try:
+                read_file(self.storage, f"{self.root}/{saved.name}", name, record, self.verify)
+            except InvalidCheckpointError as error:
+                return str(error)
+        return ""
+
+    def _load_sharded(self, path: str, manifest: Manifest) -> Loaded:
+        from phasetrain.checkpoint.sharded import Shards
+
+        if problem := self._examined.get(path):
+            raise InvalidCheckpointError(problem)
+        if not manifest.files.keys() >= {TREE, PROMISED}:
+            raise InvalidCheckpointError(f"{TREE} or {PROMISED} is missing from its manifest")
+        texts = {
+            name: read_file(self.storage, path, name, manifest.files[name], self.verify)
+            for name in (TREE, PROMISED, INDEX)
+        }
+        shards = Shards(self.storage, path, manifest, self.verify, texts[INDEX])
+        loaded = Loaded(path, manifest, _json(texts[PROMISED]), lambda places: shards.state(texts[TREE], places))
+        if path not in self._examined:
+            assert loaded.state  # reads and checks all of it
+        return loaded
 
     def _report(self, rejected: Mapping[str, str]) -> None:
         for name, reason in rejected.items():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, tensors_in
+from phasetrain.distributed.pieces import piece
 from phasetrain.errors import InvalidCheckpointError
 
 DEPTH = 64
@@ -36,7 +38,7 @@ def encode(state: Any) -> tuple[bytes, bytes]:
 
 
 def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
-    """Return `state` as (JSON, named tensors); the tensors are those of the state, not copies.
+    """Return `state` as (JSON, named tensors); the tensors are those of the state, not copies, and may be divided.
 
     Raises:
         TypeError: see `encode`.
@@ -46,15 +48,15 @@ def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
 
     def put(value: Tensor, path: str) -> dict[str, str]:
         _check_tensor(value, path)
-        flat = value.detach()
-        same = (flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride(), flat.is_neg(), str(flat.device))
-        if flat.numel() and same in seen:
+        own = piece(value)
+        same = (own.data_ptr(), own.dtype, tuple(own.shape), own.stride(), own.is_neg(), str(own.device))
+        if own.numel() and same in seen:
             return {TENSOR: seen[same]}
         name = path
         while name in tensors:  # the key "a.b" and the keys "a", "b" make the same path
             name += "+"
         seen[same] = name
-        tensors[name] = flat
+        tensors[name] = value.detach()
         return {TENSOR: name}
 
     tree = _encode(state, "", put, 0)
@@ -82,8 +84,19 @@ def decode(tree: bytes | bytearray, tensors: bytes | bytearray) -> Any:
         InvalidCheckpointError: the bytes are not of that form.
     """
     try:
-        memory = tensors if isinstance(tensors, bytearray) else bytearray(tensors)
-        return _decode(json.loads(tree), tensors_in(memory), 0)
+        return put_together(tree, tensors_in(tensors if isinstance(tensors, bytearray) else bytearray(tensors)))
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise InvalidCheckpointError(f"its state cannot be read ({type(error).__name__}: {error})") from error
+
+
+def put_together(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that `taken_apart` took apart.
+
+    Raises:
+        InvalidCheckpointError: the text is not of that form, or names a tensor that is not there.
+    """
+    try:
+        return _decode(json.loads(tree), tensors, 0)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, RuntimeError) as error:
         raise InvalidCheckpointError(f"its state cannot be read ({type(error).__name__}: {error})") from error
 
@@ -129,7 +142,7 @@ def _below(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _decode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
     if depth > 2 * DEPTH:
         raise ValueError(f"nested more than {DEPTH} levels deep")
     if isinstance(value, list):

@@ -11,8 +11,8 @@ from phasetrain.errors import InvalidCheckpointError
 from phasetrain.state import RunState
 from phasetrain.storage import FileRecord, Storage, Unfinished
 
-FORMAT = 2
-"""Version of the layout of a checkpoint folder; format 1 is read as well."""
+FORMAT, SHARDED = 2, 3
+"""Versions of the layout of a checkpoint folder: tensors in one file, or in one of each process; 1 is read as well."""
 
 NAME = re.compile(r"(?P<position>p\d{4,}-s\d{8,})(-c\d+)?")
 MANIFEST, LATEST = "manifest.json", "latest"
@@ -81,8 +81,8 @@ class Manifest:
             body = content["body"]
             if content["digest"] != _digest(body):
                 raise InvalidCheckpointError(f"{MANIFEST} was altered: its digest does not fit its content")
-            if body["format"] > FORMAT:
-                raise InvalidCheckpointError(f"{MANIFEST} has format {body['format']}; this version reads {FORMAT}")
+            if body["format"] > SHARDED:
+                raise InvalidCheckpointError(f"{MANIFEST} has format {body['format']}; this version reads {SHARDED}")
             RunState().load_state_dict(body["state"])
             files = {_base_name(name): FileRecord(**record) for name, record in body["files"].items()}
             facts = _facts(body.get("facts", {}))
@@ -127,26 +127,49 @@ def commit(
         OSError: the write failed; nothing of it is left, and what was there before is still there.
         Unfinished: it was given up; nothing of it is left either.
     """
-    manifest = describe({})
-    state = RunState()
-    state.load_state_dict(manifest.state)
-    name = _free_name(storage, root, folder_name(state), manifest.sequence)
-    final, working = f"{root}/{name}", ""
+    opened = Opened(storage, root, describe({}))
     try:
-        working = storage.begin(final)
         files = {}
         for file, data in contents.items():
             if give_up():
-                raise Unfinished(name)
-            files[file] = storage.create(f"{working}/{file}", data, give_up=give_up)
-        manifest = describe(files)
-        storage.create(f"{working}/{MANIFEST}", manifest.encode())
-        storage.publish(working, final)
+                raise Unfinished(opened.name)
+            files[file] = storage.create(f"{opened.working}/{file}", data, give_up=give_up)
+        return opened.publish(describe(files))
     except (OSError, Unfinished):
-        if working:
-            storage.abandon(working, final)
+        opened.abandon()
         raise
-    return Saved(name, manifest)
+
+
+class Opened:
+    """A checkpoint folder that is being written.
+
+    Args:
+        storage: the door to files.
+        root: folder of the checkpoints.
+        manifest: tells the position.
+
+    Attributes:
+        name: of the folder once it is published.
+        working: path to write files to until then.
+    """
+
+    def __init__(self, storage: Storage, root: str, manifest: Manifest) -> None:
+        state = RunState()
+        state.load_state_dict(manifest.state)
+        self._storage = storage
+        self.name = _free_name(storage, root, folder_name(state), manifest.sequence)
+        self._final = f"{root}/{self.name}"
+        self.working = storage.begin(self._final)
+
+    def publish(self, manifest: Manifest) -> Saved:
+        """Write the manifest, the last of the files, and make the folder exist."""
+        self._storage.create(f"{self.working}/{MANIFEST}", manifest.encode())
+        self._storage.publish(self.working, self._final)
+        return Saved(self.name, manifest)
+
+    def abandon(self) -> None:
+        """Delete what was written."""
+        self._storage.abandon(self.working, self._final)
 
 
 def committed(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
@@ -180,22 +203,24 @@ def read_files(storage: Storage, folder: str, manifest: Manifest, verify: Verify
     Raises:
         InvalidCheckpointError: a file is missing, or its size or digest is not what the manifest says.
     """
-    contents = {}
-    for name, record in manifest.files.items():
-        try:
-            size = storage.size(f"{folder}/{name}")
-            if verify != "off" and size not in (None, record.size):  # before memory is taken for it
-                raise InvalidCheckpointError(f"{name} has {size} bytes, the manifest says {record.size}")
-            data, digest = storage.load(f"{folder}/{name}")
-        except (OSError, MemoryError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-            raise InvalidCheckpointError(f"{name} cannot be read ({reason})") from error
-        if verify != "off" and len(data) != record.size:
-            raise InvalidCheckpointError(f"{name} has {len(data)} bytes, the manifest says {record.size}")
-        if verify == "full" and digest != record.digest:
-            raise InvalidCheckpointError(f"{name} has digest {digest}, the manifest says {record.digest}")
-        contents[name] = data
-    return contents
+    return {name: read_file(storage, folder, name, record, verify) for name, record in manifest.files.items()}
+
+
+def read_file(storage: Storage, folder: str, name: str, record: FileRecord, verify: Verify) -> bytearray:
+    """Return the content of one file of a checkpoint, see `read_files`."""
+    try:
+        size = storage.size(f"{folder}/{name}")
+        if verify != "off" and size not in (None, record.size):  # before memory is taken for it
+            raise InvalidCheckpointError(f"{name} has {size} bytes, the manifest says {record.size}")
+        data, digest = storage.load(f"{folder}/{name}")
+    except (OSError, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        raise InvalidCheckpointError(f"{name} cannot be read ({reason})") from error
+    if verify != "off" and len(data) != record.size:
+        raise InvalidCheckpointError(f"{name} has {len(data)} bytes, the manifest says {record.size}")
+    if verify == "full" and digest != record.digest:
+        raise InvalidCheckpointError(f"{name} has digest {digest}, the manifest says {record.digest}")
+    return data
 
 
 def sweep(storage: Storage, root: str) -> list[str]:

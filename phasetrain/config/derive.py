@@ -1,9 +1,10 @@
 """Values that follow from others: pure rules, each of which says what it did."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
@@ -12,8 +13,12 @@ from phasetrain.config.check import raise_all, shown
 from phasetrain.config.compose import Composed
 from phasetrain.config.layers import leaves, lookup, origin_of
 from phasetrain.config.schema import Schema
+from phasetrain.errors import did_you_mean
 
 LENGTHS = ("epochs", "updates", "samples")  # of PHASES, of which one is set
+
+COMPILE: Mapping[str, Any] = MappingProxyType({"backend": "inductor", "mode": None, "fullgraph": False, "options": {}})
+"""Keys of MACHINE.compile, with what they are when not given."""
 
 _NAME = re.compile(r"[\w.+-]+")
 
@@ -43,12 +48,16 @@ def derive(composed: Composed, schema: Schema, *, device: str, processes: int = 
             the batch, a name that cannot be a folder's.
     """
     rules = _Rules(composed, schema)
+    learns = rules.config["RUN"]["engine"] != "test"  # a test takes any number of processes
     rules.length()
-    rules.micro_batches()
+    rules.micro_batches(processes if learns else None)
     rules.test_micro_batches()
     rules.device(device)
+    rules.compile()
     rules.folder()
-    if not rules.problems:
+    rules.launch()
+    rules.communication(processes)
+    if not rules.problems and (learns or processes == 1):
         rules.processes(processes)
     raise_all(rules.problems)
     return Derived(AttrDict(rules.config), tuple(rules.lines))
@@ -90,15 +99,20 @@ class _Rules:
             winner = f"PHASES.{highest[0]} = {phases[highest[0]]} ({self._layer(f'PHASES.{highest[0]}')})"
             self._set(f"PHASES.{key}", None, f"{winner} comes above {self._layer(f'PHASES.{key}')}")
 
-    def micro_batches(self) -> None:
-        """DATA.TRAIN.batch_size = micro_batch_size x OPTIMIZER.accumulate."""
+    def micro_batches(self, processes: int | None) -> None:
+        """DATA.TRAIN.batch_size = micro_batch_size x OPTIMIZER.accumulate, and x processes where both are given."""
         batch, micro = self.config["DATA"]["TRAIN"]["batch_size"], self.config["DATA"]["TRAIN"]["micro_batch_size"]
         accumulate = self.config["OPTIMIZER"]["accumulate"]
         if micro is not None and accumulate is not None:
-            if micro * accumulate != batch:
+            if processes is not None and micro * accumulate * processes != batch:
+                times, rest = "", ""
+                if processes > 1:
+                    times = f" times {processes} processes"
+                    rest = ", and the other one follows from the number of processes"
                 self.problems.append(
-                    f"DATA.TRAIN.micro_batch_size = {micro} times OPTIMIZER.accumulate = {accumulate} is "
-                    f"{micro * accumulate}, not DATA.TRAIN.batch_size = {batch}; set only one of the two"
+                    f"DATA.TRAIN.micro_batch_size = {micro} times OPTIMIZER.accumulate = {accumulate}{times} is "
+                    f"{micro * accumulate * processes}, not DATA.TRAIN.batch_size = {batch}; set only one of the "
+                    f"two{rest}"
                 )
         elif accumulate is not None:
             if self._divides("OPTIMIZER.accumulate", accumulate, "DATA.TRAIN.batch_size", batch):
@@ -136,27 +150,16 @@ class _Rules:
             )
         train, optimizer = self.config["DATA"]["TRAIN"], self.config["OPTIMIZER"]
         batch, micro, accumulate = train["batch_size"], train["micro_batch_size"], optimizer["accumulate"]
-        given = self._composed.config
-        if given["DATA"]["TRAIN"]["micro_batch_size"] is not None:
-            if accumulate % size:
-                sizes = ", ".join(str(n) for n in nearest_divisors(accumulate, size))
-                micros = ", ".join(str(n) for n in nearest_divisors(batch // size, micro)) if batch % size == 0 else ""
-                instead = f", or take DATA.TRAIN.micro_batch_size={micros}" if micros else ""
-                self.problems.append(
-                    f"DATA.TRAIN.batch_size = {batch} = DATA.TRAIN.micro_batch_size {micro} x {accumulate}, which "
-                    f"{size} processes cannot share evenly; numbers of processes that work: {sizes}{instead}"
-                )
-                return
+        keys = ("DATA.TRAIN.micro_batch_size", "OPTIMIZER.accumulate")
+        micro_given, accumulate_given = (lookup(self._composed.config, key) is not None for key in keys)
+        if micro_given and accumulate_given:
+            return  # `micro_batches` has seen that they fit
+        whole, each = (accumulate, micro) if micro_given else (micro, accumulate)
+        if whole % size:
+            self.problems.append(_uneven(batch, size, whole, each, micro_given=micro_given))
+        elif micro_given:
             why = f"batch_size {batch} / micro_batch_size {micro} / {size} processes"
             self._set("OPTIMIZER.accumulate", accumulate // size, why)
-        elif micro % size:
-            sizes = ", ".join(str(n) for n in nearest_divisors(micro, size))
-            batches = ", ".join(str(n * size * accumulate) for n in (micro // size, micro // size + 1) if n)
-            self.problems.append(
-                f"DATA.TRAIN.batch_size = {batch} / OPTIMIZER.accumulate {accumulate} = {micro}, which {size} "
-                f"processes cannot share evenly; nearest numbers of processes that work: {sizes}; nearest batch "
-                f"sizes: {batches}"
-            )
         else:
             why = f"batch_size {batch} / accumulate {accumulate} / {size} processes"
             self._set("DATA.TRAIN.micro_batch_size", micro // size, why)
@@ -188,6 +191,70 @@ class _Rules:
         if self.config["MACHINE"]["device"] == "auto":
             self._set("MACHINE.device", device, "what this machine has")
 
+    def compile(self) -> None:
+        """MACHINE.compile: a bare backend is spelled out; what makes bits depend on what came before is refused."""
+        machine, path = self.config["MACHINE"], "MACHINE.compile"
+        if machine["compile"] is None:
+            return
+        given = {"backend": machine["compile"]} if isinstance(machine["compile"], str) else machine["compile"]
+        spelled = {**COMPILE, **given}
+        if problems := _compile_problems(given, spelled):
+            self.problems += [f"{path}.{problem}" for problem in problems]
+            return
+        if spelled != machine["compile"]:
+            self._set(path, spelled, "spelled out")
+        if (spelled["mode"] or "").startswith("max-autotune") and machine["deterministic"]:
+            self.problems.append(
+                f"{path}.mode = {spelled['mode']!r} and MACHINE.deterministic = true: it takes the kernels that are "
+                "the fastest in this very attempt, and others have other bits; take another mode, or "
+                "MACHINE.deterministic=false"
+            )
+        train, distributed = self.config["DATA"]["TRAIN"], self.config["DISTRIBUTED"]
+        for key, value, wanted in (("drop_last", False, "true"), ("on_bad_sample", "drop", "substitute")):
+            if train[key] == value:
+                self.problems.append(
+                    f"{path} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for one size of batches, and "
+                    f"this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or leave out {path}"
+                )
+        if distributed["strategy"] in ("ddp", "zero") and distributed.get("bucket_cap_mb", 25) < 1:
+            self.problems.append(
+                f"{path} and DISTRIBUTED.bucket_cap_mb = {distributed['bucket_cap_mb']}: torch.compile expects buckets "
+                "of at least 1 MiB"
+            )
+
+    def communication(self, size: int) -> None:
+        """DISTRIBUTED: what several processes cannot do on this device, or not in this order, is refused."""
+        section, device = self.config["DISTRIBUTED"], self.config["MACHINE"]["device"]
+        how, path = section["communication"], "DISTRIBUTED.communication"
+        if how == "powersgd":
+            self.problems.append(
+                f"{path} = 'powersgd': each process keeps what the others have not been sent, a tensor as large as the "
+                "gradient, which no checkpoint holds, so no resume would be exact; take fp16 or bf16"
+            )
+        elif how not in ("none", "fp16", "bf16"):
+            self.problems.append(f"{path} = {how!r} ({self._layer(path)}): expected none, fp16 or bf16")
+        elif how == "bf16" and size > 1 and device != "cuda":
+            self.problems.append(
+                f"{path} = 'bf16' and MACHINE.device = {device!r}: only NCCL, between CUDA devices, adds bf16 "
+                "gradients; take fp16 or none"
+            )
+        for key, given in (("communication", how != "none"), ("sync_batch_norm", section["sync_batch_norm"])):
+            if given and section["reduction"] == "ordered":
+                self.problems.append(
+                    f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = 'ordered': bits would "
+                    "depend on the number of processes, which ordered promises they do not; leave one of them out"
+                )
+        if self.config["MACHINE"]["compile"] is not None and size > 1 and section["strategy"] == "sharded_ddp":
+            self.problems.append(
+                "MACHINE.compile and DISTRIBUTED.strategy = 'sharded_ddp': fairscale knows nothing of torch.compile; "
+                "take the strategy zero or ddp, or leave out MACHINE.compile"
+            )
+        if section["sync_batch_norm"] and size > 1 and device != "cuda":
+            self.problems.append(
+                f"DISTRIBUTED.sync_batch_norm = true and MACHINE.device = {device!r}: torch synchronises batch norm "
+                "over several processes on CUDA devices only; leave it out here"
+            )
+
     def folder(self) -> None:
         """RUN.name is the experiment's name, RUN.dir is runs/{name}-{digest of what shapes the trajectory}."""
         run = self.config["RUN"]
@@ -202,6 +269,20 @@ class _Rules:
         if run["dir"] is None:
             digest = trajectory_digest(self.config, self._schema)
             self._set("RUN.dir", f"runs/{run['name']}-{digest}", "RUN.name and the digest of what shapes the run")
+
+    def launch(self) -> None:
+        """LAUNCH: the warning comes before the time limit, and a local job is one of this machine."""
+        launch = self.config["LAUNCH"]
+        if launch["lead_seconds"] >= 60 * launch["minutes"]:
+            self.problems.append(
+                f"LAUNCH.lead_seconds = {launch['lead_seconds']} and LAUNCH.minutes = {launch['minutes']}: the run is "
+                f"to be warned before its time is up; set LAUNCH.lead_seconds below {60 * launch['minutes']}"
+            )
+        if launch["cluster"] == "local" and launch["nodes"] > 1:
+            self.problems.append(
+                f"LAUNCH.cluster = 'local' and LAUNCH.nodes = {launch['nodes']}: a local job has this machine only; "
+                "set LAUNCH.nodes=1, and LAUNCH.processes to the number of processes"
+            )
 
     def _divides(self, path: str, part: int, whole_path: str, whole: int) -> bool:
         if whole % part == 0:
@@ -225,6 +306,42 @@ class _Rules:
     def _rank(self, path: str) -> int:
         layers: Sequence[str] = self._composed.layers
         return len(layers) - 1 - layers[::-1].index(self._layer(path))
+
+
+def _compile_problems(given: dict[str, Any], spelled: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the mapping MACHINE.compile, key by key."""
+    found = [
+        f"{key}: no such key{did_you_mean(key, COMPILE) or '.'} It takes: {', '.join(COMPILE)}"
+        for key in given.keys() - COMPILE.keys()
+    ]
+    expected = {"backend": str, "mode": str | None, "fullgraph": bool, "options": dict}
+    words = {"backend": "a name", "mode": "a name or null", "fullgraph": "true or false", "options": "a mapping"}
+    found += [
+        f"{key} = {shown(spelled[key])}: expected {words[key]}"
+        for key in COMPILE
+        if not isinstance(spelled[key], expected[key])
+    ]
+    if not found and spelled["mode"] is not None and spelled["options"]:
+        found.append(f"mode = {spelled['mode']!r} and options are both set; torch.compile takes one of the two")
+    return found
+
+
+def _uneven(batch: int, size: int, whole: int, each: int, *, micro_given: bool) -> str:
+    """Return what to say of a batch of `whole` x `each` samples where processes cannot share the `whole` evenly."""
+    sizes = _listed(nearest_divisors(whole, size))
+    batches = _listed([n * size * each for n in (whole // size, whole // size + 1) if n])
+    near = f"nearest numbers of processes that work: {sizes}; nearest batch sizes: {batches}"
+    if not micro_given:
+        given = f"DATA.TRAIN.batch_size = {batch} / OPTIMIZER.accumulate {each} = {whole}"
+        return f"{given}, which {size} processes cannot share evenly; {near}"
+    if batch % size == 0:
+        near += f"; nearest DATA.TRAIN.micro_batch_size: {_listed(nearest_divisors(batch // size, each))}"
+    given = f"DATA.TRAIN.batch_size = {batch} = DATA.TRAIN.micro_batch_size {each} x {whole}"
+    return f"{given}, which {size} processes cannot share evenly; {near}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def nearest_divisors(whole: int, part: int) -> list[int]:

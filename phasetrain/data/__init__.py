@@ -6,6 +6,7 @@ from phasetrain.data.datasets import DATASETS
 from phasetrain.data.loader import LoaderSettings, PhaseLoader
 from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import SAMPLERS, Draw, Order, PhaseSampler
+from phasetrain.data.streams import Sharded, Stream, Streamed
 from phasetrain.data.transforms import TRANSFORMS
 
 __all__ = [
@@ -23,4 +24,7 @@ __all__ = [
     "PhaseSampler",
     "Reader",
     "SampleError",
+    "Sharded",
+    "Stream",
+    "Streamed",
 ]

@@ -88,14 +88,32 @@ class PhaseLoader:
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of `phase` from step `start` on.
 
-        A micro-batch all of whose samples were dropped is left out.
+        A micro-batch all of whose samples were dropped is left out, or, where other processes make as many,
+        replaced by one of which none counts.
 
         Raises:
             SampleError: a sample could not be read, bad samples are more than the budget or all that a step has, or
                 a worker died or did not answer in time.
         """
         steps = self._read_by_workers(phase, start) if self.settings.workers else self._read_here(phase, start)
-        return steps if self.bad is None else map(partial(self._counted, phase.split, self.bad), steps)
+        if self.bad is None:
+            return steps
+        if self.bad.policy == "drop" and self.sampler.in_step:
+            return map(partial(self._filled, phase.split, self.bad), steps, self.sampler.steps(phase, start))
+        return map(partial(self._counted, phase.split, self.bad), steps)
+
+    def read(self, draw: Draw) -> Batch:
+        """Return the batch of a draw, read in this process; one of which none counts where all samples are dropped."""
+        batch = self._read(draw)
+        return batch if batch.input is not None else self._read(draw, self.reader.stand_in)
+
+    def _filled(self, split: str, bad: BadSamples, batches: list[Batch], draws: list[Draw]) -> list[Batch]:
+        """Count the bad samples of a step that is about to be used, and keep as many micro-batches as it has draws."""
+        bad.add(split, [pair for batch in batches for pair in batch.bad])
+        return [
+            batch if batch.input is not None else self._read(draw, self.reader.stand_in)
+            for batch, draw in zip(batches, draws, strict=True)
+        ]
 
     def _counted(self, split: str, bad: BadSamples, batches: list[Batch]) -> list[Batch]:
         """Count the bad samples of a step that is about to be used: what was only read ahead does not count."""
@@ -113,7 +131,7 @@ class PhaseLoader:
         return filled
 
     def _read_here(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
-        read = self._read_as_workers_do if self.reader.draws_at_random else self.reader.__getitem__
+        read = self._read if self.reader.draws_at_random else self.reader.__getitem__
         for draws in self.sampler.steps(phase, start):
             yield [read(draw) for draw in draws]
 
@@ -124,14 +142,15 @@ class PhaseLoader:
             self._next = (phase.index, step)
             yield batches
 
-    def _read_as_workers_do(self, draw: Draw) -> Batch:
-        """Read with one thread: torch's sums over large tensors have other last bits with more."""
+    def _read(self, draw: Draw, read: Callable[[Draw], Batch] | None = None) -> Batch:
+        """Read with one thread, as workers do: torch's sums over large tensors have other last bits with more."""
+        read = read or self.reader.__getitem__
         threads = torch.get_num_threads()
         if threads == 1:
-            return self.reader[draw]
+            return read(draw)
         torch.set_num_threads(1)
         try:
-            return self.reader[draw]
+            return read(draw)
         finally:
             torch.set_num_threads(threads)
 

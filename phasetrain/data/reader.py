@@ -83,6 +83,15 @@ class Reader(Dataset[Batch]):
             raise SampleError(_no_batch(draw.split, draw.indices.tolist(), error)) from error
         return Batch(inputs, targets, ids, len(draw.indices))
 
+    def stand_in(self, draw: Draw) -> Batch:
+        """Return a batch of which nothing counts, in place of one that has lost all its samples.
+
+        Raises:
+            SampleError: no other samples that were tried can be read either.
+        """
+        others = Reader(self.dataset, self.pipeline, self._collate, seed=self._seed, on_bad_sample="substitute")
+        return others[draw._replace(counts=True)].as_stand_in()
+
     def keys(self, draw: Draw) -> Keys:
         """Return the key material of each sample of a draw."""
         base = np.uint64(seed_of(self._seed, "sample", draw.split, draw.epoch))

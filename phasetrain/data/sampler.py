@@ -46,6 +46,13 @@ class Order(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchOrder(Protocol):
+    """An order that is made for batches of one size, so that a pass cannot go on with batches of another."""
+
+    batch_size: int
+
+
 SAMPLERS: Registry[Order] = Registry("sampler", "DATA.*.sampler")
 
 
@@ -118,11 +125,17 @@ class PhaseSampler:
         self._world = world
         self._pass: tuple[tuple[str, int], Pass] | None = None
 
+    @property
+    def in_step(self) -> bool:
+        """Whether others make the same number of draws for each step, so that none of them may be left out."""
+        return self._fixed or not self._world.is_alone
+
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:
         """Yield the draws of each step of `phase` from step `start` on.
 
         Raises:
-            ChangedError: the phase, planned before the data was changed, goes beyond its end.
+            ChangedError: the phase, planned before the data was changed, goes beyond its end, or the batch size of an
+                order that is made for one was changed in the middle of a pass.
             ValueError: the order function did not give one index of the split per sample; what makes indices when they
                 are asked for is looked at then.
         """
@@ -131,6 +144,8 @@ class PhaseSampler:
                 f"DATA.{phase.split.upper()} has {self._length} samples now, and the phase under way goes up to "
                 f"{phase.offset + phase.samples}; bring the data back, or start anew in another folder with RUN.dir=..."
             )
+        if start < phase.steps and isinstance(self._order, BatchOrder):
+            _check_batches(phase, self._order.batch_size)
         indices = self._indices(phase)
         for step in range(start, phase.steps):
             first, samples = phase.offset + step * phase.batch_size, phase.samples_in(step)
@@ -178,6 +193,16 @@ class PhaseSampler:
         raise ValueError(
             f"{where} gave {given} for a pass, expected an int64 array ({self._length},), or an object of that length "
             "whose slices are int64 arrays"
+        )
+
+
+def _check_batches(phase: Phase, batch_size: int) -> None:
+    if (phase.batch_size, phase.offset) != (batch_size, phase.first * batch_size):
+        where = f"DATA.{phase.split.upper()}"
+        raise ChangedError(
+            f"{where}.batch_size = {batch_size}: the order that {where}.sampler gives depends on it, and "
+            f"{phase.offset} samples of the pass under way were taken in the order for another size; take the old "
+            "one back, and change it at the end of an epoch"
         )
 
 

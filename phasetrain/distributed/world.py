@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ class World:
         local_rank: number of this process on its machine, from 0.
         control: group for decisions; None where there is one process, or where only shares are looked at.
         failures: who failed first; None as above.
+        timeout_seconds: how long one process waits for another.
     """
 
     rank: int = 0
@@ -34,6 +36,7 @@ class World:
     local_rank: int = field(default=0, compare=False)
     control: Any = field(default=None, compare=False, repr=False)
     failures: Failures | None = field(default=None, compare=False, repr=False)
+    timeout_seconds: float = field(default=600.0, compare=False, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -89,8 +92,9 @@ class World:
             return found  # type: ignore[return-value]
         try:
             found = function()
-        except PhasetrainError as error:
-            self.told((None, error.exit_code, f"{type(error).__name__}: {error}"))
+        except Exception as error:
+            code = error.exit_code if isinstance(error, PhasetrainError) else 1
+            self.told((None, code, f"{type(error).__name__}: {error}"))
             raise
         self.told((found, 0, ""))
         return found
@@ -103,6 +107,14 @@ class World:
         dist.all_reduce(sum_of_all, group=self._control())
         return int(sum_of_all)
 
+    def largest(self, value: float) -> float:
+        """Return the largest of a number over all processes."""
+        if self.is_alone:
+            return value
+        found = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._control())
+        return float(found)
+
     def summed(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes, on the device where it is."""
         if self.is_alone:
@@ -110,6 +122,10 @@ class World:
         found = tensor.clone()
         dist.all_reduce(found)
         return found
+
+    def new_group(self) -> Any:
+        """Return another group of all processes between CPUs, for a thread of its own; every process takes part."""
+        return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_seconds))
 
     def _control(self) -> Any:
         assert self.control is not None, "these processes have not been joined into a group"

@@ -77,10 +77,12 @@ class Hook:
     Attributes:
         main_only: run on the main process only.
         single: at most one of its kind in a run, because two would write to the same place.
+        several_only: left out of a run of one process.
     """
 
     main_only: bool = True
     single: bool = False
+    several_only: bool = False
 
     def on_start(self, run: Run) -> None:
         """The run is about to begin or to go on."""
@@ -143,11 +145,16 @@ class Hooks:
 
     Args:
         hooks: label -> hook, in the order of opening events.
-        world: hooks with `main_only` are left out on other processes than the main one.
+        world: hooks with `main_only` are left out on other processes than the main one, those with `several_only` where
+            there is one process.
     """
 
     def __init__(self, hooks: Mapping[str, Hook], world: World) -> None:
-        self.by_label = {label: hook for label, hook in hooks.items() if world.is_main or not hook.main_only}
+        self.by_label = {
+            label: hook
+            for label, hook in hooks.items()
+            if (world.is_main or not hook.main_only) and not (world.is_alone and hook.several_only)
+        }
         self._absent: dict[str, Any] = {}
         _refuse_second(self.by_label)
         opening: Sequence[Hook] = list(self.by_label.values())

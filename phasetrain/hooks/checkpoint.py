@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from phasetrain.batch import StepOutput
-from phasetrain.checkpoint import Checkpointer, Facts, Loaded, Saved, check
+from phasetrain.checkpoint import Checkpointer, Crowd, Draft, Facts, Loaded, Saved, check
 from phasetrain.checkpoint.background import Background
+from phasetrain.distributed import is_lost_peer
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError, did_you_mean
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.whole import restore, state_of
@@ -78,7 +80,7 @@ class CheckpointHook(Hook):
         self._loaded = loaded
         self._checked = self._ending = False
         self._saved_at: tuple[int, int, str] | None = None
-        self._writing: Background[Saved] = Background()
+        self._writing: Background[Saved | None] = Background()
         self._took = 0.0
         self._due = math.inf
         self._measured: tuple[int, dict[str, float]] = (0, {})
@@ -87,6 +89,8 @@ class CheckpointHook(Hook):
         """Restore everything that learns, accumulates or watches."""
         self._check_monitor(run)
         self._wait_minutes()
+        if run.task.divides:
+            self.checkpointer.crowd = Crowd(run.world.new_group(), run.world.rank, run.world.size)
         if self._loaded is None:
             return
         restore(run, self._loaded)
@@ -165,6 +169,9 @@ class CheckpointHook(Hook):
             pass
         elif isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data":
             self.save(run, "exception")
+        if run.task.divides and is_lost_peer(error):
+            # The others may wait for this process before they can go on with the save: it can only leave them.
+            self._writing.leave()
         self._settle(run)
 
     def close(self) -> None:
@@ -174,6 +181,10 @@ class CheckpointHook(Hook):
                 self._writing.take()
             except (SaveError, Unfinished) as error:
                 log.warning("%s", error)
+            except RuntimeError as error:
+                if not is_lost_peer(error):
+                    raise
+                log.debug("the save under way was lost with another process: %s", error)
 
     def save(self, run: Run, why: str = "", *, epochs: int | None = None) -> None:
         """Save the run as it is now, unless that was done at this very position.
@@ -195,31 +206,36 @@ class CheckpointHook(Hook):
         facts = Facts(why, epochs, metrics=metrics if updates == run.state.updates else {})
         self._saved_at = position
         self._wait_minutes()
-        state = state_of(run)
-        if not run.world.is_main:
-            run.clock.turn(before)
-            return
-        try:
-            draft = self.checkpointer.draft(run.state, state, self._promised, facts)
-        except TypeError as error:  # at the start all could be saved
-            self._failed(run, SaveError(f"the checkpoint at update {run.state.updates} could not be made: {error}"))
-            run.clock.turn(before)
-            return
-
-        def write() -> Saved:
-            began = time.perf_counter()
-            if run.folder is not None:
-                self._sync_logs(run)
-            saved = self.checkpointer.write(draft, give_up=self._writing.cancelled)
-            self._took = time.perf_counter() - began
-            if run.folder is not None:
-                run.folder.note(checkpoint=saved.name)
-            return saved
-
-        self._writing.start(write)
-        if not self.settings.background:
-            self._settle(run)
+        draft = self._draft(run, facts)
+        if draft is not None:
+            self._writing.start(lambda: self._write(run, draft))
+            if not self.settings.background:
+                self._settle(run)
         run.clock.turn(before)
+
+    def _draft(self, run: Run, facts: Facts) -> Draft | None:
+        """Return what this process writes; None where it writes nothing."""
+        state, draft, trouble = state_of(run), None, ""
+        if run.world.is_main or run.task.divides:
+            try:
+                draft = self.checkpointer.draft(run.state, state, self._promised, facts)
+            except TypeError as error:  # at the start all could be saved
+                trouble = f"the checkpoint at update {run.state.updates} could not be made: {error}"
+        if run.task.divides:  # they write together or not at all
+            trouble = next(filter(None, run.world.shared(trouble)), "")
+        if not trouble:
+            return draft
+        self._failed(run, SaveError(trouble))
+        return None
+
+    def _write(self, run: Run, draft: Draft) -> Saved | None:
+        began = time.perf_counter()
+        before = partial(self._sync_logs, run)
+        saved = self.checkpointer.write(draft, give_up=self._writing.cancelled, before=before)
+        self._took = time.perf_counter() - began
+        if run.folder is not None and saved is not None:
+            run.folder.note(checkpoint=saved.name)
+        return saved
 
     def _see_saved(self, run: Run) -> None:
         if self._saved_at != _position(run):
@@ -241,7 +257,8 @@ class CheckpointHook(Hook):
             log.warning("the save under way was given up")
         else:
             self.saves += 1
-            log.debug("checkpoint %s", saved.name)
+            if saved is not None:
+                log.debug("checkpoint %s", saved.name)
         run.clock.turn(before)
 
     def _failed(self, run: Run, error: SaveError) -> None:
@@ -255,7 +272,8 @@ class CheckpointHook(Hook):
         log.warning("%s%s", error, goes_on)
 
     def _sync_logs(self, run: Run) -> None:
-        assert run.folder is not None
+        if run.folder is None:
+            return
         try:
             run.folder.sync_logs()
         except OSError as error:

@@ -179,10 +179,11 @@ class LedgerHook(Hook):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Write what there is, for whoever looks for the cause."""
+        if not run.world.is_alone:  # several do not all hear of it at the same place
+            return
         with suppress(NumericsError):  # the one that is being raised, perhaps
             run.task.updater.resolve()
-        if run.world.is_alone:  # several do not all hear of it at the same place
-            self._flush(run, settled=True)
+        self._flush(run, settled=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many records a checkpoint covers."""

@@ -26,6 +26,7 @@ class Metrics(Hook):
         every_updates: log a train step after each so many updates.
     """
 
+    main_only = False  # how long a process waits for data is asked of all; the main one writes
     single = True
 
     def __init__(self, every_updates: int = 10) -> None:
@@ -35,12 +36,14 @@ class Metrics(Hook):
         self._file: LogFile | None = None
         self._warned = False
         self._offset = 0
-        self._since: tuple[float, int] = (0.0, 0)
+        self._since: tuple[float, int, float] = (0.0, 0, 0.0)
         self._phase_began = 0.0
 
     def on_start(self, run: Run) -> None:
         """Open the file and cut off what lies beyond the checkpoint."""
         assert run.folder is not None, "the metrics hook needs a run folder"
+        if not run.world.is_main:
+            return
         self._file = run.folder.log("metrics.jsonl")
         size, path = self._file.size, self._file.path
         if size < self._offset:
@@ -51,16 +54,20 @@ class Metrics(Hook):
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""
         self._phase_began = time.perf_counter()
-        self._since = (self._phase_began, run.state.samples)
+        self._since = (self._phase_began, run.state.samples, run.clock.seconds()["data"])
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Log the step if it is due; the only moment at which the loss is read from the device."""
         state = run.state
         if not phase.is_train or state.updates % self.every_updates:
             return
-        now, (then, samples) = time.perf_counter(), self._since
-        self._since = now, state.samples
-        self._write(
+        now, waited, (then, samples, before) = time.perf_counter(), run.clock.seconds()["data"], self._since
+        self._since = now, state.samples, waited
+        longest = run.world.largest(waited - before)
+        if self._file is None:
+            return
+        spent = {"samples_per_second": (state.samples - samples) / max(now - then, 1e-9), "data_seconds": longest}
+        self.record(
             {
                 "kind": "step",
                 "updates": state.updates,
@@ -72,13 +79,13 @@ class Metrics(Hook):
                 "loss": _number(float(out.loss)),
                 "lr": run.task.updater.lr,
                 **({"logs": {name: _number(float(value)) for name, value in out.logs.items()}} if out.logs else {}),
-                "time": {"at": time.time(), "samples_per_second": (state.samples - samples) / max(now - then, 1e-9)},
+                "time": {"at": time.time(), **spent},
             }
         )
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Log the metrics of the phase."""
-        self._write(
+        self.record(
             {
                 "kind": "phase",
                 "phase": phase.index,
@@ -106,8 +113,10 @@ class Metrics(Hook):
         """Take over the offset; the file is cut at `on_start`."""
         self._offset = int(state["offset"])
 
-    def _write(self, record: dict[str, Any]) -> None:
-        assert self._file is not None
+    def record(self, record: dict[str, Any]) -> None:
+        """Append a record of a kind of its own; what may differ between equal runs belongs under `time`."""
+        if self._file is None:  # another process writes
+            return
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
         self._offset += len(line)

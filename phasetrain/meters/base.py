@@ -1,21 +1,27 @@
 """What a meter is, and the registry of meters (section METERS)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from importlib.util import find_spec
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from phasetrain.batch import StepOutput
-from phasetrain.registry import Registry
+from phasetrain.distributed import World, gather_rows, reduce
+from phasetrain.errors import ConfigError
+from phasetrain.registry import Factory, Registry
 
 
 class Meter(nn.Module, ABC):
     """A metric that accumulates over a phase in summed buffers.
 
-    Its state is its buffers and nothing else: `state_dict` holds a half-finished phase, and the sum of the
-    buffers of all processes is the state of the whole. `update` runs in every step and must not wait for the
-    device: no `.item()`, no branch on a tensor's value. In training, outputs carry a graph; what is added is detached.
+    Its state is its buffers and nothing else: `state_dict` holds a half-finished phase, and the sum of the buffers of
+    all processes (of rows: all of them, one process after the other) is the state of the whole. `update` runs in every
+    step and must not wait for the device: no `.item()`, no branch on a tensor's value. In training, outputs carry a
+    graph; what is added is detached.
 
     Sums are float64 by default, which the MPS device does not have; a meter for it asks for float32.
 
@@ -32,9 +38,68 @@ class Meter(nn.Module, ABC):
         ...         return float(self.total / self.count)
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: set[str] = set()
+        self._room: dict[str, Tensor] = {}
+
     def add_sum(self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64) -> None:
         """Add the buffer `name`, zeros of `shape`, to which `update` adds and which is summed over processes."""
         self.register_buffer(name, torch.zeros(tuple(shape), dtype=dtype))
+
+    def add_rows(self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> None:
+        """Add the buffer `name`, `(0, *shape)`, to which `keep` appends rows: for what needs all scores at once.
+
+        A shape of `()` is settled by the first rows; `(0,)` until then.
+        """
+        self._rows.add(name)
+        self.register_buffer(name, torch.zeros((0, *shape), dtype=dtype))
+
+    def keep(self, name: str, rows: Tensor, mask: Tensor | None = None) -> None:
+        """Append rows `(N, ...)` to a buffer made by `add_rows`, those whose mask is False left out.
+
+        The buffer is the filled part of a memory that doubles when it is full, so that a phase of many steps costs as
+        much as its rows. With a mask it waits for the device; only the last steps of a pass have one.
+
+        Raises:
+            ValueError: the rows have another shape than those before.
+        """
+        held = self.get_buffer(name)
+        kept = (rows.detach() if mask is None else rows.detach()[mask]).to(held)
+        begin, end = len(held), len(held) + len(kept)
+        if begin and kept.shape[1:] != held.shape[1:]:
+            raise ValueError(f"{name}: rows of shape {tuple(kept.shape[1:])} after rows of {tuple(held.shape[1:])}")
+        room = self._room.get(name)
+        if room is None or len(room) < end or room.data_ptr() != held.data_ptr():
+            room = self._room[name] = kept.new_empty((max(2 * begin, end), *kept.shape[1:]))
+            if begin:
+                room[:begin] = held
+        room[begin:end] = kept
+        self._buffers[name] = room[:end]
+
+    def of_all(self, world: World) -> "Meter":
+        """Return a meter that has seen what those of all processes have; every process takes part."""
+        if world.is_alone:
+            return self
+        whole = deepcopy(self)
+        for name, buffer in self.named_buffers():
+            found = gather_rows(world, buffer.clone()) if name in self._rows else reduce(world, buffer)
+            whole.fill({name: found})
+        return whole
+
+    def fill(self, values: Mapping[str, Tensor]) -> None:
+        """Take over buffers by their names; rows may be more or fewer than there were."""
+        for name, value in values.items():
+            if name in self._rows:
+                self._buffers[name] = value.to(self.get_buffer(name), copy=True)
+            else:
+                self.get_buffer(name).copy_(value)
+
+    def merge(self, processes: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take over what the meters of several processes have seen together."""
+        for name in processes[0]:
+            parts = [one[name] for one in processes]
+            self.fill({name: torch.cat(parts) if name in self._rows else torch.stack(parts).sum(0).to(parts[0].dtype)})
 
     @abstractmethod
     def update(self, out: StepOutput) -> None:
@@ -44,10 +109,92 @@ class Meter(nn.Module, ABC):
     def compute(self) -> float | dict[str, float]:
         """Return the metric of what was added so far (or several by name); NaN when nothing was."""
 
+    def table(self) -> dict[str, dict[str, float]]:
+        """Return what is more than a few numbers, as row -> column -> value, for a report; most meters have none.
+
+        Of all processes: `meter.of_all(world).table()`, where every process takes part.
+        """
+        return {}
+
     def reset(self) -> None:
-        """Set all sums to zero."""
-        for buffer in self.buffers():
-            buffer.zero_()
+        """Set all sums to zero, and drop all rows."""
+        self._room.clear()
+        for name, buffer in list(self.named_buffers()):
+            if name in self._rows:
+                self._buffers[name] = buffer[:0].clone()
+            else:
+                buffer.zero_()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for name in self._rows:
+            if (given := state_dict.get(prefix + name)) is not None:
+                self._buffers[name] = torch.empty_like(given, device=self.get_buffer(name).device)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-METERS: Registry[Meter] = Registry("meter", "METERS")
+Adapter = Callable[[Factory[Any]], Factory[Any]]
+"""Makes of a library's own class a callable that returns a meter; what is not the library's it returns as it is."""
+
+
+class Meters(Registry[Meter]):
+    """Meters by name, and metrics of other libraries by dotted path, each through the bridge to its library."""
+
+    def __init__(self) -> None:
+        super().__init__("meter", "METERS")
+        self._bridges: dict[str, tuple[str, Adapter]] = {}
+
+    def bridge(self, library: str, extra: str) -> Callable[[Adapter], Adapter]:
+        """Return a decorator that files the bridge to a library, which comes with an extra of this package."""
+
+        def decorate(adapter: Adapter) -> Adapter:
+            self._bridges[library] = (extra, adapter)
+            return adapter
+
+        return decorate
+
+    def find(self, name: str, where: str | None = None) -> Factory[Meter]:
+        """Return the callable behind `name`, see `Registry.find`.
+
+        Raises:
+            ConfigError: also where the library that the name begins with cannot be imported; it says what to install.
+        """
+        try:
+            found = super().find(name, where)
+        except ConfigError as error:
+            library = name.partition(".")[0]
+            if library in self._bridges and "torchvision::" in str(error):
+                raise ConfigError(
+                    f"{error}; torchvision is installed for another build of torch: install the one that fits, or "
+                    "remove it"
+                ) from error
+            if library in self._bridges and find_spec(library) is None:
+                raise ConfigError(f"{error}; pip install 'phasetrain[{self._bridges[library][0]}]'") from error
+            raise
+        for _, adapter in self._bridges.values():
+            found = adapter(found)
+        return found
+
+    def build(
+        self,
+        name: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        where: str | None = None,
+        facts: Mapping[str, Any] | None = None,
+        used: dict[str, Any] | None = None,
+    ) -> Meter:
+        """Make a meter, see `Registry.build`.
+
+        Raises:
+            ConfigError: also where what was made is no meter.
+        """
+        made = super().build(name, params, where=where, facts=facts, used=used)
+        if not isinstance(made, Meter):
+            raise ConfigError(
+                f"{where or self.section}.name = {name!r}: it makes a {type(made).__name__}, which is no meter; "
+                f"expected a phasetrain.meters.Meter, or a metric of {' or '.join(self._bridges)}"
+            )
+        return made
+
+
+METERS = Meters()

@@ -1,9 +1,10 @@
 """Optimizers, schedules, scalers and the update (section OPTIMIZER)."""
 
 from phasetrain.optim.guard import GuardSettings, NonFinite
+from phasetrain.optim.large_batch import LAMB, LARS
 from phasetrain.optim.optimizers import OPTIMIZERS, fusable
 from phasetrain.optim.scalers import SCALERS
 from phasetrain.optim.schedules import SCHEDULES
 from phasetrain.optim.updater import Updater
 
-__all__ = ["OPTIMIZERS", "SCALERS", "SCHEDULES", "GuardSettings", "NonFinite", "Updater", "fusable"]
+__all__ = ["LAMB", "LARS", "OPTIMIZERS", "SCALERS", "SCHEDULES", "GuardSettings", "NonFinite", "Updater", "fusable"]

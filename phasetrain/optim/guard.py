@@ -229,18 +229,24 @@ class FiniteCheck:
 
     Args:
         device: of most of the tensors to come.
+        any_process: makes a flag that of all processes, where each looks at tensors of its own.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, any_process: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._any_process = any_process
         self._flag = torch.zeros((), device=device)
         self._one = torch.ones((), device=device)
         self._way: Callable[[list[Tensor]], object] = partial(_mark, flag=self._flag, one=self._one)
         self._others = [self._by_kind, self._by_norm]
 
-    def mark(self, tensors: list[Tensor]) -> Tensor:
+    def mark(self, tensors: list[Tensor], *, everywhere: bool = False) -> Tensor:
         """Return a flag, float32 and 0-d, that is 1 where an entry of `tensors` is not finite.
 
         It is the same tensor each time and stays 1 until `reset`.
+
+        Args:
+            tensors: what to look at.
+            everywhere: of any process; all of them take part.
         """
         try:
             self._way(tensors)
@@ -248,12 +254,14 @@ class FiniteCheck:
             if not self._others:
                 raise
             self._way = self._others.pop(0)
-            return self.mark(tensors)
+            self.mark(tensors)
+        if everywhere and self._any_process is not None:
+            self._any_process(self._flag)
         return self._flag
 
     def finite(self, tensors: list[Tensor]) -> bool:
-        """Tell whether every entry of `tensors` is finite; waits for the device."""
-        if self.mark(tensors).item():
+        """Tell whether every entry of `tensors` is finite, on all processes; waits for the device."""
+        if self.mark(tensors, everywhere=True).item():
             self.reset()
             return False
         return True

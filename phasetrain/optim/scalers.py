@@ -1,6 +1,10 @@
 """Gradient scalers for fp16 by name (`OPTIMIZER.scaler`)."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
+import torch.distributed as dist
 from torch.amp import GradScaler
 
 from phasetrain.registry import Registry
@@ -20,8 +24,12 @@ def grad(
     growth_factor: float = 2.0,
     backoff_factor: float = 0.5,
     growth_interval: int = 2000,
+    *,
+    shards: bool = False,
 ) -> GradScaler:
     """Return torch's GradScaler: the loss is scaled up, and an update with a non-finite gradient is skipped.
+
+    Where each process has gradients of its own it is torch's ShardedGradScaler: all skip where one has to.
 
     Args:
         device: fact; without it torch would mean CUDA and switch the scaler off on a CPU.
@@ -29,8 +37,14 @@ def grad(
         growth_factor: the factor grows so much after `growth_interval` good updates in a row.
         backoff_factor: and shrinks so much after a skipped one.
         growth_interval: updates.
+        shards: fact; the strategy spreads gradients over processes.
     """
-    return GradScaler(
+    kind: Callable[..., GradScaler] = GradScaler
+    if shards:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # slow to import
+
+        kind = partial(ShardedGradScaler, process_group=dist.group.WORLD)
+    return kind(
         device.type,
         init_scale=init_scale,
         growth_factor=growth_factor,
@@ -40,6 +54,6 @@ def grad(
 
 
 @SCALERS.register("auto")
-def auto(device: torch.device, precision: str) -> GradScaler | None:
+def auto(device: torch.device, precision: str, *, shards: bool = False) -> GradScaler | None:
     """Return the scaler `grad` for fp16, and none for other precisions, whose range is wide enough."""
-    return grad(device) if precision == "fp16" else None
+    return grad(device, shards=shards) if precision == "fp16" else None

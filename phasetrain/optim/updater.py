@@ -74,7 +74,9 @@ class Updater:
         ]
         self._zeroes = type(optimizer).zero_grad is not Optimizer.zero_grad  # it has a way of its own
         self._device = self._trained[0].device
-        self._check = FiniteCheck(self._device)
+        # A norm is that of the whole gradient; gradients themselves may lie with one process each.
+        asks = self.strategy.shards and not self._norm_tells
+        self._check = FiniteCheck(self._device, self.strategy.any if asks else None)
         self.lag = self._lag(guard.lag) if self._watches else 0
         self._losses: list[Tensor] = []
         self._loss: Tensor | None = None
@@ -144,6 +146,7 @@ class Updater:
             NumericsError: the run has to stop, see `GuardSettings`; the weights have not moved.
         """
         self.norm = None
+        self.strategy.collect()
         if self._losses:
             self._loss = (self._mean or self.strategy.mean(self._losses)).wait()
             self._mean, self._losses = None, []
@@ -203,7 +206,7 @@ class Updater:
             return
         loss = torch.zeros((), device=self._device) if self._loss is None else self._loss.detach()
         self._check.reset()
-        flag = self._check.mark([loss, *self._evidence()])
+        flag = self._check.mark([loss, *self._evidence()], everywhere=True)
         if self._clips:
             self.clip()
         gate = vars(self.optimizer)
@@ -264,8 +267,10 @@ class Updater:
 
     def _names(self) -> tuple[str, ...]:
         names = self._guard.settings.names
-        bad = [n for n, p in enumerate(self.parameters) if p.grad is not None and not_finite(p.grad)][:NAMES]
-        return tuple(names[n] if n < len(names) else f"parameter {n}" for n in bad)
+        bad = [n for n, p in enumerate(self.parameters) if p.grad is not None and not_finite(p.grad)]
+        if self.strategy.shards:
+            bad = sorted({n for one in self.strategy.world.shared(bad) for n in one})
+        return tuple(names[n] if n < len(names) else f"parameter {n}" for n in bad[:NAMES])
 
     def _scale(self, scaler: GradScaler) -> Tensor:
         """Return the scale where it is, without waiting for the device."""
@@ -302,10 +307,11 @@ class Updater:
         """Take over what `state_dict` returned; the counts of skipped updates may be missing."""
         self._guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
         self._stepped = set()
-        self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
-        for number, saved in state["optimizer"].items():
+        optimizer = self.strategy.own_optimizer_state(state["optimizer"])
+        self.strategy.load_optimizer_state(self.optimizer, optimizer)
+        for number, saved in optimizer.items():
             parameter = self._trained[int(number)]
-            kept = self.optimizer.state.get(parameter, {})
+            kept = self.strategy.kept(self.optimizer).get(parameter, {})
             for name, value in saved.items():
                 now = kept.get(name)
                 if not isinstance(value, Tensor) or not isinstance(now, Tensor) or now.shape != value.shape:

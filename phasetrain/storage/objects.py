@@ -82,7 +82,7 @@ class ObjectStorage(Storage):
         self._put(path, data)
         return FileRecord(size=memoryview(data).nbytes, digest=tree_digest(data))
 
-    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+    def replace(self, path: str, data: Data, *, durable: bool = True) -> None:
         """Write an object, in place of the one that is there."""
         self._put(path, data)
 

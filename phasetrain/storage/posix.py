@@ -118,7 +118,7 @@ class Storage:
                 os.fsync(file.fileno())
             return FileRecord(size=memoryview(data).nbytes, digest=hasher.digest())
 
-    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+    def replace(self, path: str, data: Data, *, durable: bool = True) -> None:
         """Write a file so that a reader sees the old content or the new, and nothing between.
 
         Args:

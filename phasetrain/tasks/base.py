@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from phasetrain.batch import Batch, StepOutput
-from phasetrain.data import BadSamples, PhaseLoader
+from phasetrain.data import BadSamples, PhaseLoader, SampleError
 from phasetrain.distributed import Strategy, World
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.machine import Machine, mixed, reseed, seed_of
@@ -47,8 +46,10 @@ class Parts:
         world: the processes.
         seed: the run's seed.
         facts: what was known only when the parts were built, by the config key it stands for.
+        train_meters: whether meters look at train phases too.
         strategy: how processes share an update; None does not ask how.
         network, criterion: model and loss as the strategy wraps them for training; None where it does not.
+        weights: what of the model started from MODEL.weights, as JSON data; None where nothing did.
     """
 
     model: nn.Module
@@ -60,9 +61,11 @@ class Parts:
     world: World
     seed: int
     facts: Mapping[str, Any] = field(default_factory=dict)
+    train_meters: bool = True
     strategy: Strategy | None = None
     network: nn.Module | None = None
     criterion: nn.Module | None = None
+    weights: Mapping[str, Any] | None = None
 
 
 class Position(NamedTuple):
@@ -130,7 +133,7 @@ class Task(ABC):
         self.model = parts.model
         self.loss = parts.loss
         self.meters = parts.meters
-        self._meters = tuple(parts.meters.values())
+        self._measures = bool(parts.meters)
         self._trained = (
             parts.model if parts.network is None else parts.network,
             parts.loss if parts.criterion is None else parts.criterion,
@@ -158,8 +161,9 @@ class Task(ABC):
         self.loss.train(phase.is_train)
         if not phase.is_train:
             self._strategy.begin_test(self.model, self.loss)
+        self._measures = bool(self.meters) and (self.parts.train_meters or not phase.is_train)
         if fresh:
-            for meter in self._meters:
+            for meter in self.meters.values():
                 meter.reset()
 
     def batches(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
@@ -183,7 +187,7 @@ class Task(ABC):
                 updater.backward(out.loss, micro.size / total, last=number == last)
             events.on_backward(out)
             outputs.append(self._measured(out))
-        updater.step(partial(_skipped, used, at, events))
+        updater.step(partial(_skipped, self._world, used, at, events))
         events.on_update()
         if updater.loss is None:
             return merged(outputs)
@@ -192,11 +196,16 @@ class Task(ABC):
     def _weighed(self, batches: list[Batch], at: Position) -> float:
         """Return what the sizes of micro-batches are divided by for their shares of the update."""
         own = sum(batch.size for batch in batches)
-        if self._world.is_alone or not at.samples:
+        if own and (self._world.is_alone or not at.samples):
             return own
         loader = self.parts.loaders.get(at.split)
         drops = loader is not None and loader.bad is not None and loader.bad.policy == "drop"
         total = self._world.total(own) if drops else at.samples
+        if not total:
+            raise SampleError(
+                f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves nothing of a step on any process, as none of "
+                "its samples can be read; mend the data, take larger batches, or set it to substitute"
+            )
         return total / self._world.size if self._strategy.spreads else total
 
     def warm_up(self, phase: Phase) -> None:
@@ -211,7 +220,7 @@ class Task(ABC):
         kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
         loader = self.parts.loaders[phase.split]
         draws = next(iter(loader.sampler.steps(phase, 0)))
-        batch = loader.reader[draws[0]].to(self._device)
+        batch = loader.read(draws[0]).to(self._device)
         for _ in range(2):
             self.reseed(Position(phase.split, 0, phase.first, 0.0))
             with self._strategy.step(last=True):
@@ -245,8 +254,8 @@ class Task(ABC):
         if self.parts.updater is not None:
             self.parts.updater.resolve()
         metrics: dict[str, float] = {}
-        for label, meter in self.meters.items():
-            found = _of_all(meter, self._world).compute()
+        for label, meter in self.meters.items() if self._measures else ():
+            found = meter.of_all(self._world).compute()
             if isinstance(found, dict):
                 metrics |= {f"{label}_{name}": float(value) for name, value in found.items()}
             else:
@@ -289,6 +298,11 @@ class Task(ABC):
             except (RuntimeError, ValueError, KeyError) as error:
                 raise ChangedError(f"the state of {name!r} does not fit this run: {error}") from error
 
+    @property
+    def divides(self) -> bool:
+        """Whether each process has a piece of each weight, and saves it."""
+        return self._strategy.divides
+
     def own_state(self) -> dict[str, Any]:
         """Return what this one of several processes has for itself: buffers, sums of meters, bad samples met."""
         modules = {name: part for name, part in self.stateful().items() if isinstance(part, nn.Module)}
@@ -301,7 +315,9 @@ class Task(ABC):
         stateful = self.stateful()
         for name in own.keys() & stateful.keys():
             part = stateful[name]
-            if isinstance(part, nn.Module):
+            if isinstance(part, Meter):
+                part.fill(own[name])
+            elif isinstance(part, nn.Module):
                 _fill_buffers(part, own[name])
             else:
                 part.load_state_dict(own[name])
@@ -314,7 +330,7 @@ class Task(ABC):
                 if not is_main:
                     part.reset()
                 elif found:
-                    _fill_buffers(part, {key: sum(one[key] for one in found) for key in found[0]})
+                    part.merge(found)
             elif isinstance(part, BadSamples) and found:
                 met = {index: reason for one in found for index, reason in one["samples"]}
                 part.load_state_dict({"samples": [[index, met[index]] for index in sorted(met)]})
@@ -333,7 +349,7 @@ class Task(ABC):
     def _measured(self, out: StepOutput) -> StepOutput:
         """Show an output to the meters and return what is kept of it, without graph."""
         out.loss = out.loss.detach()
-        if self._meters:
+        if self._measures:
             with torch.no_grad():
                 for label, meter in self.meters.items():
                     try:
@@ -344,9 +360,10 @@ class Task(ABC):
         return out
 
 
-def _skipped(batches: list[Batch], at: Position, events: StepEvents, found: NonFinite) -> None:
+def _skipped(world: World, batches: list[Batch], at: Position, events: StepEvents, found: NonFinite) -> None:
     found.updates, found.split, found.step, found.where = at.updates + 1, at.split, at.step, at.where
-    found.ids = tuple(number for batch in batches for number in batch.ids.tolist())
+    own = [number for batch in batches for number in batch.ids.tolist()]
+    found.ids = tuple(number for ids in world.shared(own) for number in ids)
     events.on_skip(batches, found)
 
 
@@ -355,16 +372,6 @@ def _fill_buffers(module: nn.Module, values: Mapping[str, Any]) -> None:
     for name, buffer in module.named_buffers():
         if name in values:
             buffer.copy_(values[name])
-
-
-def _of_all(meter: Meter, world: World) -> Meter:
-    """Return a meter that has seen what those of all processes have: every sum is the sum of theirs."""
-    if world.is_alone:
-        return meter
-    whole = deepcopy(meter)
-    for buffer in whole.buffers():
-        buffer.copy_(world.summed(buffer))
-    return whole
 
 
 def merged(outputs: list[StepOutput]) -> StepOutput:

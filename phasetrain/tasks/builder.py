@@ -8,7 +8,17 @@ import torch
 from torch import nn
 
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.data import COLLATES, DATASETS, SAMPLERS, TRANSFORMS, LoaderSettings, PhaseLoader, PhaseSampler, Reader
+from phasetrain.data import (
+    COLLATES,
+    DATASETS,
+    SAMPLERS,
+    TRANSFORMS,
+    LoaderSettings,
+    PhaseLoader,
+    PhaseSampler,
+    Reader,
+    Sharded,
+)
 from phasetrain.data.datasets import Described, Samples
 from phasetrain.data.sampler import Order
 from phasetrain.data.transforms import Pipeline
@@ -18,6 +28,9 @@ from phasetrain.losses import LOSSES
 from phasetrain.machine import Machine, reseed_all, seed_of
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS
+from phasetrain.models.prepare import Compiled, CompileSettings, check_compilable, checkpoint_activations, synchronized
+from phasetrain.models.sources import sources_of
+from phasetrain.models.weights import Report, start_from
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, GuardSettings, Updater, fusable
 from phasetrain.plan import TRAIN, Plan, Split
 from phasetrain.registry import Registry, parameter_types, parameters
@@ -29,8 +42,13 @@ DATA_KEYS = frozenset(
 )
 """Keys of a split that are the section's own; all others are parameters of the data set."""
 
-DISTRIBUTED_KEYS = frozenset({"strategy", "reduction", "virtual_shards", "timeout_seconds", "debug"})
+DISTRIBUTED_KEYS = frozenset(
+    {"strategy", "reduction", "virtual_shards", "sync_batch_norm", "communication", "timeout_seconds", "debug"}
+)
 """Keys of DISTRIBUTED that are the section's own; all others are parameters of the strategy."""
+
+MODEL_KEYS = frozenset({"name", "weights"})
+"""Keys of MODEL that are the section's own; all others are parameters of the model."""
 
 OPTIMIZER_KEYS = frozenset(
     {"name", "lr", "accumulate", "clip_norm", "clip_value", "scaler", "on_nonfinite", "skip_budget", "SCHEDULES"}
@@ -96,13 +114,19 @@ class Builder:
             for name, split in data.items()
         }
 
-    def parts(self, data: Mapping[str, SplitData], plan: Plan, *, train: bool = True) -> Parts:
-        """Return all parts; without `train`, those that a test needs."""
+    def parts(self, data: Mapping[str, SplitData], plan: Plan, *, train: bool = True, fresh: bool = True) -> Parts:
+        """Return all parts; without `train`, those that a test needs.
+
+        Args:
+            data: of every split.
+            plan: every phase.
+            train: make what only training needs too.
+            fresh: no checkpoint will be loaded, so training starts from MODEL.weights.
+        """
         facts = self.facts(data, plan)
-        model = self.build_model(facts)
-        loss = self.build_loss(facts)
-        model.to(self.machine.device)
-        loss.to(self.machine.device)
+        built = self.build_model(facts)
+        weights = self.load_weights(built) if train and fresh else None
+        model, loss, forgetting = self.prepare(built, self.build_loss(facts), train=train)
         meters = {label: meter.to(self.machine.device) for label, meter in self.build_meters(facts).items()}
         strategy = self.build_strategy()
         strategy.prepare(model, loss)
@@ -117,9 +141,11 @@ class Builder:
             world=self.world,
             seed=self.seed,
             facts=dict(self.used),
+            train_meters=self.config.PHASES.train_meters,
             strategy=strategy,
-            network=strategy.wrap(model, updater.optimizer) if updater else None,
+            network=self.compiled(strategy.wrap(model, updater.optimizer), model, forgetting) if updater else None,
             criterion=strategy.wrap(loss, updater.optimizer) if updater else None,
+            weights=weights.plain() if weights else None,
         )
 
     def task(self, parts: Parts) -> Task:
@@ -148,6 +174,28 @@ class Builder:
             "precision": self.machine.precision,
         }
 
+    def prepare(self, model: nn.Module, loss: nn.Module, *, train: bool) -> tuple[nn.Module, nn.Module, list[str]]:
+        """Return model and loss as the strategy takes them, and which modules compute their activations twice.
+
+        The order is fixed: device, SyncBatchNorm, activation checkpointing; then come the strategy, the optimizer,
+        the strategy's wrapper and compilation. Parameters that do not require a gradient stay so.
+        """
+        model.to(self.machine.device)
+        loss.to(self.machine.device)
+        if self.config.DISTRIBUTED.sync_batch_norm and not self.world.is_alone:
+            model, loss = synchronized(model), synchronized(loss)
+        rules = self.config.MACHINE.activation_checkpointing
+        return model, loss, checkpoint_activations(model, rules) if train and rules else []
+
+    def compiled(self, network: nn.Module, model: nn.Module, forgetting: list[str]) -> nn.Module:
+        """Return what is called in training: the network as the strategy wraps it, compiled where that is asked for."""
+        section = self.config.MACHINE.compile
+        if section is None:
+            return network
+        settings = CompileSettings(**section)
+        check_compilable(model, forgetting, settings)
+        return Compiled(network, settings)
+
     def build_split(self, name: str, section: AttrDict, facts: Mapping[str, Any]) -> SplitData:
         """Return the data of one split.
 
@@ -172,7 +220,9 @@ class Builder:
         pipeline = Pipeline(transforms)
         collate = self._named(COLLATES, section.collate, f"{where}.collate")
         reader = Reader(dataset, pipeline, collate, seed=self.seed, on_bad_sample=section.on_bad_sample)
-        order = self._named(SAMPLERS, section.sampler, f"{where}.sampler")
+        size: dict[str, Any] = {"batch_size": section.batch_size}
+        sharded = {"shard_lengths": dataset.shard_lengths} if isinstance(dataset, Sharded) else {}
+        order = self._named(SAMPLERS, section.sampler, f"{where}.sampler", size | sharded)
         known = dict(dataset.facts()) if isinstance(dataset, Described) else {}
         if "input_shape" in known:
             shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
@@ -203,10 +253,15 @@ class Builder:
         """Return the model, its weights drawn from the run's seed."""
         reseed_all(seed_of(self.seed, "init", "model"))
         section = self.config.MODEL
-        model = MODELS.build(section.name, _rest(section, {"name"}), facts=facts, used=self.used)
+        model = MODELS.build(section.name, _rest(section, MODEL_KEYS), facts=facts, used=self.used)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"MODEL.name = {section.name!r} gave {type(model).__name__}, expected a torch.nn.Module")
         return model
+
+    def load_weights(self, model: nn.Module) -> Report | None:
+        """Give a fresh model the weights that MODEL.weights names; every process takes part."""
+        sources = sources_of(self.config.MODEL.weights)
+        return start_from(model, sources, self.world) if sources else None
 
     def build_loss(self, facts: Mapping[str, Any]) -> nn.Module:
         """Return the loss as a module; a plain function is wrapped in one."""
@@ -245,7 +300,13 @@ class Builder:
         if self.world.control is None:
             return Strategy(self.world)
         params = _rest(section, DISTRIBUTED_KEYS)
-        return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts={"world": self.world})
+        facts = {"world": self.world, "communication": section.communication, "precision": self.machine.precision}
+        if section.communication != "none" and "communication" not in parameters(STRATEGIES.find(section.strategy)):
+            raise ConfigError(
+                f"DISTRIBUTED.communication = {section.communication!r} and DISTRIBUTED.strategy = "
+                f"{section.strategy!r}: it has no such choice; take DISTRIBUTED.communication=none, or the strategy ddp"
+            )
+        return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts=facts)
 
     def build_updater(
         self, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any], strategy: Strategy | None = None
@@ -257,7 +318,8 @@ class Builder:
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
         params = _rest(section, OPTIMIZER_KEYS)
-        scaler = self._named(SCALERS, section.scaler, "OPTIMIZER.scaler", facts)
+        shards = {"shards": strategy.shards}
+        scaler = self._named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
         own: dict[str, Any] = {"lr": section.lr}
         if "fused" not in params:
             own["fused"] = fusable(section.name, params, scaled=scaler is not None)

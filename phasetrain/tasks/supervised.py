@@ -79,7 +79,7 @@ class Supervised(Task):
 
 def _pass_on(error: Exception) -> None:
     """Raise again what is no misfit: a worker or another process that has gone shows in whatever line comes next."""
-    if "DataLoader worker" in str(error) or is_lost_peer(error):
+    if isinstance(error, ConfigError) or "DataLoader worker" in str(error) or is_lost_peer(error):
         raise error
 
 

@@ -1,4 +1,4 @@
-"""Whether the samples of an update depend on the number of processes."""
+"""Whether the samples of an update, or of a test, depend on the number of processes."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from phasetrain.testing.build import Built, built
 from phasetrain.testing.compare import differences
 
 FIRST_STEPS = 3
-"""Steps from the start of an epoch that are read, besides its last one."""
+"""Steps from the start of a phase that are read, besides its last one."""
 
 EPOCHS = 2
 """Epochs of which steps are read."""
@@ -25,7 +25,7 @@ Sample = dict[str, Any]
 def assert_world_size_invariant(
     overrides: Sequence[str], *, sizes: Sequence[int] = (1, 2, 3, 4), config_dir: str | None = None
 ) -> None:
-    """See that each update gets the same samples, content and order included, on any number of processes.
+    """See that updates and tests get the same samples, content and order included, on any number of processes.
 
     The batches of every process are read one after another, at the batch size that the overrides give; no process is
     started. Sizes that do not divide the batch size take part as well. `RANK` and `WORLD_SIZE` are set as torchrun
@@ -47,7 +47,6 @@ def assert_world_size_invariant(
         "PHASES.updates=null",
         "PHASES.samples=null",
         f"PHASES.epochs={EPOCHS}",
-        "DATA.TRAIN.workers=0",
     ]
     expected = _updates(words, sizes[0], config_dir)
     for size in sizes[1:]:
@@ -68,15 +67,19 @@ def _updates(words: Sequence[str], size: int, config_dir: str | None) -> dict[st
 
 def _steps(made: Built) -> Iterator[tuple[str, list[Batch]]]:
     for phase in made.plan.phases:
-        if phase.is_train and phase.steps:
+        if phase.steps:
             loader = made.task.parts.loaders[phase.split]
-            for step, batches in enumerate(islice(loader.batches(phase, 0), FIRST_STEPS)):
-                yield _name(phase, step), batches
-            yield _name(phase, phase.steps - 1), next(iter(loader.batches(phase, phase.steps - 1)))
+            for step, draws in enumerate(islice(loader.sampler.steps(phase, 0), FIRST_STEPS)):
+                yield _name(phase, step), [loader.reader[draw] for draw in draws]
+            if phase.steps > FIRST_STEPS:
+                [draws] = loader.sampler.steps(phase, phase.steps - 1)
+                yield _name(phase, phase.steps - 1), [loader.reader[draw] for draw in draws]
 
 
 def _name(phase: Phase, step: int) -> str:
-    return f"update {phase.first + step + 1} of epoch {phase.epoch}"
+    if phase.is_train:
+        return f"update {phase.first + step + 1} of epoch {phase.epoch}"
+    return f"step {step + 1} of {phase.split} after epoch {phase.epoch}"
 
 
 def _samples(batch: Batch) -> list[Sample]:

@@ -108,7 +108,7 @@ class TestHostileManifests:
         assert self.refused(body) == f"manifest.json names the file {name!r}, which is no plain file name"
 
     def test_a_later_format(self) -> None:
-        assert self.refused(asdict(replace(self.SOUND, format=3))) == "manifest.json has format 3; this version reads 2"
+        assert self.refused(asdict(replace(self.SOUND, format=4))) == "manifest.json has format 4; this version reads 3"
 
     @pytest.mark.parametrize(
         "change",

@@ -97,11 +97,12 @@ def loader(
     order: str = "shuffled",
     micro: int = 3,
     on_bad_sample: OnBadSample = "raise",
+    world: World = World(),  # noqa: B008 - frozen
     **known: Any,
 ) -> PhaseLoader:
     collate = COLLATES["stack"]()
     reader = Reader(dataset or Samples(), Pipeline(transforms), collate, seed=0, on_bad_sample=on_bad_sample)
-    sampler = PhaseSampler(SAMPLERS[order](), LENGTH, seed=0, micro_batch_size=micro, world=World())
+    sampler = PhaseSampler(SAMPLERS[order](), LENGTH, seed=0, micro_batch_size=micro, world=world)
     return PhaseLoader(reader, sampler, plan, LoaderSettings(workers=workers, **known))
 
 
@@ -307,6 +308,20 @@ class TestBadSamples:
     def test_an_empty_micro_batch_is_left_out(self) -> None:
         made = loader(0, Faulty(), order="sequential", on_bad_sample="drop", micro=1)
         assert ids(read(made, 0)) == [[[0], [1], [3]], [[5], [6]], [[8], [9]]]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_beside_other_processes_a_step_keeps_its_micro_batches(self, workers: int) -> None:
+        alike = {"order": "sequential", "on_bad_sample": "drop", "micro": 1}
+        made = loader(workers, Faulty(), world=World(0, 2), **alike)  # 0 and 1 of four, 4 and 5, 8
+        steps = read(made, 0)
+        made.close()
+        assert ids(steps) == [[[0], [1]], [[], [5]], [[8]]]
+        empty = steps[1][0]
+        assert (empty.size, len(empty.input)) == (0, 1)
+        assert made.bad is not None
+        assert made.bad.state_dict()["samples"][0][0] == 4
+        other = loader(0, Faulty(), world=World(1, 2), **alike)  # 2 and 3, 6 and 7, 9
+        assert ids(read(other, 0)) == [[[], [3]], [[6], []], [[9]]]
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_a_step_without_any_sample_is_refused(self, workers: int) -> None:

@@ -213,6 +213,14 @@ class TestDrop:
         assert (batch.size, batch.ids.tolist(), batch.input) == (0, [], None)
         assert [index for index, _ in batch.bad] == [1, 3, 7]
 
+    def test_what_stands_in_for_it_is_the_same_each_time_and_does_not_count(self) -> None:
+        batch = reader(Faulty(), noise(), on_bad_sample="drop").stand_in(draw(1, 3, 7))
+        again = reader(Faulty(), noise(), on_bad_sample="drop").stand_in(draw(1, 3, 7))
+        assert (len(batch.input), batch.size, batch.ids.tolist(), batch.bad) == (3, 0, [], ())
+        assert batch.mask is not None
+        assert batch.mask.tolist() == [False] * 3
+        assert torch.equal(batch.input, again.input)
+
     def test_samples_that_can_be_read_do_not_feel_it(self) -> None:
         alone = reader(Faulty(), noise(), on_bad_sample="drop")[draw(2, ordinal=1)]
         beside = reader(Faulty(), noise(), on_bad_sample="drop")[draw(1, 2)]

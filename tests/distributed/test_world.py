@@ -1,8 +1,11 @@
-"""Processes share a global batch in contiguous slices, even to within one sample."""
+"""Processes share a global batch in contiguous slices, even to within one sample, and tell each other things."""
 
 import pytest
+import torch
+from forked import together
 
 from phasetrain.distributed import World
+from phasetrain.errors import ConfigError, PhasetrainError
 
 
 def test_alone() -> None:
@@ -28,3 +31,57 @@ def test_fewer_samples_than_processes_leave_some_without() -> None:
     shares = [World(rank, 4).share(0, 2) for rank in range(4)]
     assert [end - begin for begin, end in shares] == [0, 1, 0, 1]
     assert shares[-1][1] == 2
+
+
+def exchanged(world: World) -> list[object]:
+    """Return what each kind of exchange gives, and what it leaves of the tensor that was summed."""
+    mine = torch.tensor([world.rank, 1.5])
+    return [
+        world.told(f"from {world.rank}"),
+        world.gathered(world.rank * 10),
+        world.shared((world.rank, "x" * world.rank)),
+        world.total(world.rank + 1),
+        world.summed(mine).tolist(),
+        mine.tolist(),
+        world.on_main(lambda: world.rank + 7),
+    ]
+
+
+def test_three_processes_tell_each_other() -> None:
+    shared = [(0, ""), (1, "x"), (2, "xx")]
+    assert together(3, exchanged) == [
+        ["from 0", [0, 10, 20] if rank == 0 else None, shared, 6, [3.0, 4.5], [float(rank), 1.5], 7]
+        for rank in range(3)
+    ]
+
+
+def test_one_process_tells_itself() -> None:
+    assert exchanged(World()) == ["from 0", [0], [(0, "")], 1, [0.0, 1.5], [0.0, 1.5], 7]
+
+
+def refused(world: World) -> object:
+    """Fail on the main process alone."""
+
+    def fail() -> None:
+        raise ConfigError("RUN.dir cannot be written")
+
+    try:
+        world.on_main(fail)
+    except PhasetrainError as error:
+        return type(error).__name__, str(error), error.exit_code
+    return None
+
+
+def test_an_error_on_the_main_process_is_one_on_all() -> None:
+    told = ("PeerError", "ConfigError: RUN.dir cannot be written", 2)
+    assert together(3, refused) == [("ConfigError", "RUN.dir cannot be written", 2), told, told]
+
+
+def broken(world: World) -> object:
+    """Fail on the main process alone with an error that is none of ours."""
+    return world.on_main(lambda: 1 / 0)
+
+
+def test_any_error_on_the_main_process_is_one_on_all() -> None:
+    told = "PeerError: ZeroDivisionError: division by zero"
+    assert together(3, broken) == ["ZeroDivisionError: division by zero", told, told]

@@ -25,7 +25,7 @@ def test_content(tmp_path: Path) -> None:
     assert {key: step[key] for key in ("kind", "updates", "phase", "split", "epoch", "step", "samples")} == {
         "kind": "step", "updates": 2, "phase": 0, "split": "train", "epoch": 0, "step": 2, "samples": 48,
     }  # fmt: skip
-    assert step["time"].keys() == {"at", "samples_per_second"}
+    assert step["time"].keys() == {"at", "samples_per_second", "data_seconds"}
     assert {key: phase[key] for key in ("kind", "phase", "split", "epoch", "updates")} == {
         "kind": "phase", "phase": 1, "split": "test", "epoch": 0, "updates": 5,
     }  # fmt: skip

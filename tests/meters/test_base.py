@@ -1,13 +1,56 @@
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.batch import StepOutput
+from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
+from phasetrain.testing.sync import READS
 
-OUTPUTS = [
-    StepOutput(torch.tensor(float(i)), 4.0, 4, torch.eye(4)[torch.tensor([i, 0, 1, 2])], torch.tensor([0, 0, 1, 3]))
-    for i in range(4)
+RANDOM = torch.Generator().manual_seed(5)
+CLASSES = {"classes": 4, "class_names": ("cat", "dog", "cow", "hen")}
+
+
+def step(output, target):
+    return StepOutput(torch.rand((), generator=RANDOM), 4.0, len(output), output, target)
+
+
+SINGLE = [
+    step(torch.randn(6, 4, generator=RANDOM), torch.randint(4, (6,), generator=RANDOM, dtype=torch.int64))
+    for _ in range(4)
 ]
+LABELS = [
+    step(torch.randn(6, 4, generator=RANDOM), torch.randint(2, (6, 4), generator=RANDOM, dtype=torch.int64))
+    for _ in range(4)
+]
+NUMBERS = [step(torch.randn(6, 2, generator=RANDOM), torch.randn(6, 2, generator=RANDOM)) for _ in range(4)]
+GROUPS = [
+    step(
+        torch.randn(6, generator=RANDOM),
+        {"label": torch.tensor([0, 1, 1, 0, 1, 0]), "group": torch.tensor([0, 0, 1, 1, 2, 2])},
+    )
+    for _ in range(4)
+]
+OTHERS = {"regression": NUMBERS, "grouped_auroc": GROUPS, "multilabel_accuracy": LABELS}
+
+
+def made(name):
+    """Return a meter and the outputs that it takes."""
+    return METERS.build(name, facts=CLASSES), OTHERS.get(name, SINGLE)
+
+
+def values(meter):
+    found = meter.compute()
+    return torch.tensor(list(found.values()) if isinstance(found, dict) else [found], dtype=torch.float64)
+
+
+def same(one, other, tolerance=0.0):
+    torch.testing.assert_close(values(one), values(other), rtol=tolerance, atol=tolerance, equal_nan=True)
+    return True
 
 
 class MeanOutput(Meter):
@@ -48,35 +91,194 @@ def test_it_is_abstract():
 
 @pytest.mark.parametrize("name", sorted(METERS))
 def test_state_in_the_middle_of_a_phase_is_the_whole_state(name):
-    through, first, second = (METERS.build(name) for _ in range(3))
-    for out in OUTPUTS:
+    (through, outputs), (first, _), (second, _) = (made(name) for _ in range(3))
+    for out in outputs:
         through.update(out)
-    for out in OUTPUTS[:2]:
+    for out in outputs[:2]:
         first.update(out)
-    second.update(OUTPUTS[3])  # what loading has to replace
+    second.update(outputs[3])  # what loading has to replace
     second.load_state_dict(first.state_dict())
-    for out in OUTPUTS[2:]:
+    for out in outputs[2:]:
         second.update(out)
-    assert second.compute() == through.compute()
-    assert second.compute() != first.compute()
+    assert same(second, through)
+    assert not torch.equal(values(second), values(first))
 
 
 @pytest.mark.parametrize("name", sorted(METERS))
 def test_processes_add_up(name):
-    whole, left, right = (METERS.build(name) for _ in range(3))
-    for i, out in enumerate(OUTPUTS):
+    (whole, outputs), (left, _), (right, _), (idle, _), (all_of_them, _) = (made(name) for _ in range(5))
+    for number, out in enumerate(outputs):
         whole.update(out)
-        (left if i < 1 else right).update(out)
-    for buffer, other in zip(left.buffers(), right.buffers(), strict=True):
-        buffer += other
-    assert left.compute() == whole.compute()
+        (left if number < 1 else right).update(out)
+    all_of_them.update(outputs[0])  # what merging has to replace
+    all_of_them.merge([dict(one.named_buffers()) for one in (left, idle, right)])
+    assert same(all_of_them, whole, 0.0 if name not in ("loss", "perplexity", "regression") else 1e-14)
+    assert not torch.equal(values(left), values(whole))
+
+
+@pytest.mark.parametrize("name", sorted(METERS))
+def test_the_order_of_processes_does_not_matter(name):
+    (left, outputs), (right, _), (one, _), (other, _) = (made(name) for _ in range(4))
+    for number, out in enumerate(outputs):
+        (left if number < 3 else right).update(out)
+    one.merge([dict(meter.named_buffers()) for meter in (left, right)])
+    other.merge([dict(meter.named_buffers()) for meter in (right, left)])
+    assert same(one, other, 1e-14)
+
+
+@pytest.mark.parametrize("name", sorted(set(METERS) - {"loss", "perplexity"}))  # the loss has its mask in it
+def test_samples_that_only_stand_in_do_not_count(name):
+    (meter, outputs), (masked, _) = made(name), made(name)
+    first, last = outputs[0], outputs[1]
+    meter.update(first)
+    masked.update(first)
+    masked.update(replace(last, mask=torch.zeros(6, dtype=torch.bool)))
+    assert same(masked, meter)
+    masked.update(last)
+    assert not torch.equal(values(masked), values(meter))
 
 
 @pytest.mark.parametrize("name", sorted(METERS))
 def test_an_empty_phase_has_no_value(name):
-    meter = METERS.build(name)
-    assert meter.compute() != meter.compute()  # NaN
-    meter.update(OUTPUTS[0])
-    assert meter.compute() == meter.compute()
+    meter, outputs = made(name)
+    assert values(meter)[0].isnan()
+    meter.update(outputs[0])
+    assert not values(meter)[0].isnan()
     meter.reset()
-    assert meter.compute() != meter.compute()
+    assert values(meter)[0].isnan()
+    meter.update(outputs[1])  # and goes on after it
+    alone, _ = made(name)
+    alone.update(outputs[1])
+    assert same(meter, alone)
+
+
+class Reads(TorchDispatchMode):
+    """Notes the operators whose result depends on values that lie on the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.found += [name] if name in READS else []
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", sorted(METERS))
+def test_an_update_does_not_wait_for_the_device(name):
+    meter, outputs = made(name)
+    with Reads() as reads:
+        for out in outputs:
+            meter.update(out)
+    assert reads.found == []
+    with Reads() as reads:
+        meter.compute()
+    assert reads.found != []
+
+
+@pytest.mark.parametrize("name", sorted(METERS))
+def test_a_graph_is_not_kept(name):
+    meter, outputs = made(name)
+    out = outputs[0]
+    meter.update(replace(out, loss=out.loss.clone().requires_grad_(), output=out.output.clone().requires_grad_()))
+    assert not any(buffer.requires_grad for buffer in meter.buffers())
+
+
+class Median(Meter):
+    """Median of the first score: needs all of them at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_rows("scores", dtype=torch.float64)
+        self.add_sum("steps", dtype=torch.int64)
+
+    def update(self, out):
+        self.keep("scores", out.output[:, 0], out.mask)
+        self.steps.add_(1)
+
+    def compute(self):
+        return {"median": float(self.scores.median()), "rows": len(self.scores), "steps": int(self.steps)}
+
+
+def scores(*values, mask=None):
+    output = torch.tensor(values)[:, None]
+    return StepOutput(torch.tensor(0.0), 1.0, len(values), output, None, None if mask is None else torch.tensor(mask))
+
+
+class TestRows:
+    def seen(self, *outputs):
+        meter = Median()
+        for out in outputs:
+            meter.update(out)
+        return meter
+
+    def test_they_are_kept_but_those_that_do_not_count(self):
+        meter = self.seen(scores(5.0, 1.0), scores(9.0, 7.0, mask=[False, True]))
+        assert meter.scores.tolist() == [5.0, 1.0, 7.0]
+        assert meter.compute() == {"median": 5.0, "rows": 3, "steps": 2}
+
+    def test_state_of_any_length_is_taken_over(self):
+        first, second = self.seen(scores(5.0, 1.0), scores(7.0)), self.seen(scores(0.0))
+        second.load_state_dict(first.state_dict())
+        second.update(scores(8.0))
+        assert second.scores.tolist() == [5.0, 1.0, 7.0, 8.0]
+        assert first.scores.tolist() == [5.0, 1.0, 7.0]
+
+    def test_several_processes_come_together(self):
+        merged = Median()
+        merged.merge(
+            [dict(one.named_buffers()) for one in (self.seen(scores(5.0)), self.seen(scores(1.0), scores(2.0)))]
+        )
+        assert merged.scores.tolist() == [5.0, 1.0, 2.0]
+        assert merged.steps.item() == 3
+
+    def test_one_process_is_all(self):
+        meter = self.seen(scores(5.0))
+        assert meter.of_all(World()) is meter
+
+    def test_a_new_phase_begins_without(self):
+        meter = self.seen(scores(5.0))
+        meter.reset()
+        assert (len(meter.scores), meter.steps.item(), meter.scores.dtype) == (0, 0, torch.float64)
+
+    def test_many_steps_cost_as_much_as_their_rows(self):
+        meter, seen = Median(), []
+        places = set()
+        for number in range(100):
+            meter.update(scores(float(number), float(-number)))
+            seen += [float(number), float(-number)]
+            places.add(meter.scores.data_ptr())
+        assert meter.scores.tolist() == seen
+        assert len(places) <= 8  # a copy of all rows at each step would be 100
+
+    def test_a_copy_goes_its_own_way(self):
+        first = self.seen(scores(5.0), scores(1.0, 2.0), scores(3.0))
+        second = deepcopy(first)
+        first.update(scores(7.0))
+        second.update(scores(9.0))
+        assert (first.scores.tolist()[-1], second.scores.tolist()[-1]) == (7.0, 9.0)
+
+    def test_loaded_rows_are_not_those_of_the_checkpoint(self):
+        first, second = self.seen(scores(5.0), scores(1.0, 2.0), scores(3.0)), Median()
+        second.fill(dict(first.named_buffers()))
+        second.update(scores(9.0))
+        first.update(scores(7.0))
+        assert (first.scores.tolist()[-1], second.scores.tolist()[-1]) == (7.0, 9.0)
+
+    def test_rows_of_another_shape_are_refused(self):
+        meter = Median()
+        meter.keep("scores", torch.zeros(2, 3))
+        with pytest.raises(ValueError, match=r"scores: rows of shape \(1,\) after rows of \(3,\)"):
+            meter.keep("scores", torch.zeros(2, 1))
+
+
+def test_what_is_no_meter_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"METERS.x.name = 'collections.Counter': it makes a Counter, which is no meter"
+    ):
+        METERS.build("collections.Counter", where="METERS.x")
+
+
+def test_most_meters_have_no_table():
+    assert METERS.build("accuracy").table() == {}

@@ -51,6 +51,16 @@ class TestFiniteCheck:
         check.reset()
         assert check.mark(good()).item() == 0.0
 
+    @pytest.mark.parametrize(("elsewhere", "finite"), [(0.0, True), (1.0, False)])
+    def test_what_another_process_has_seen_counts(self, elsewhere: float, finite: bool) -> None:
+        def any_process(flag: Tensor) -> Tensor:
+            return flag.fill_(max(flag.item(), elsewhere))
+
+        check = FiniteCheck(CPU, any_process)
+        assert check.finite(good()) is finite
+        assert check.mark(good()).item() == 0.0  # lowered again, and nobody else was asked
+        assert not check.finite([torch.tensor(math.nan)])
+
     def test_nothing_is_finite(self) -> None:
         assert FiniteCheck(CPU).finite([])
 

@@ -20,6 +20,14 @@ def test_grad_is_switched_on_for_a_cpu() -> None:
     assert scaler.get_growth_interval() == 3
 
 
+@pytest.mark.parametrize(("shards", "name"), [(False, "GradScaler"), (True, "ShardedGradScaler")])
+def test_grad_asks_other_processes_where_gradients_are_spread(shards: bool, name: str) -> None:
+    scaler = SCALERS.build("grad", {"init_scale": 8.0}, facts={"device": CPU, "shards": shards})
+    assert type(scaler).__name__ == name
+    assert scaler is not None
+    assert scaler.scale(torch.tensor(2.0)).item() == 16.0
+
+
 @pytest.mark.parametrize(("precision", "scaled"), [("fp16", True), ("bf16", False), ("fp32", False)])
 def test_auto_scales_for_fp16_alone(precision: str, scaled: bool) -> None:
     scaler = SCALERS.build("auto", facts={"device": CPU, "precision": precision})

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from phasetrain.config.schema import Schema, default_schema
-from phasetrain.tasks.builder import DATA_KEYS, OPTIMIZER_KEYS
+from phasetrain.tasks.builder import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS
 
 RESUME = {"forbidden", "adjustable", "free"}
 
@@ -60,13 +60,13 @@ def test_sections_are_upper_case_and_keys_lower_case() -> None:
 
 @pytest.mark.parametrize(
     ("section", "keys"),
-    [("DATA.TRAIN", DATA_KEYS), ("DATA.TEST", DATA_KEYS), ("OPTIMIZER", OPTIMIZER_KEYS)],
+    [("DATA.TRAIN", DATA_KEYS), ("DATA.TEST", DATA_KEYS), ("MODEL", MODEL_KEYS), ("OPTIMIZER", OPTIMIZER_KEYS)],
 )
 def test_the_builder_takes_out_just_the_keys_of_the_section(section: str, keys: frozenset[str]) -> None:
     assert own_keys(default_schema(), section) == keys
 
 
-@pytest.mark.parametrize("section", ["MODEL", "LOSS", "TASK"])
+@pytest.mark.parametrize("section", ["LOSS", "TASK"])
 def test_other_sections_have_only_a_name(section: str) -> None:
     assert own_keys(default_schema(), section) == {"name"}
 

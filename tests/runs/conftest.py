@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from damaged import NEWEST, OLDEST, PREVIOUS
 from faulty import ONE, Starter
-from harness import KillAfter, SaveEachStep, die, train
+from harness import SMALL, KillAfter, SaveEachStep, die, train
 from processes import Launcher
 
 
@@ -45,3 +45,12 @@ def mine(killed: Path, tmp_path: Path) -> Path:
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     with Launcher(tmp_path_factory.mktemp("launcher")) as launcher:
         yield launcher
+
+
+@pytest.fixture(scope="session")
+def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of three processes that met no fault."""
+    folder = tmp_path_factory.mktemp("calm3") / "run"
+    done = launcher.run(folder, 3, *SMALL, ONE)
+    assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
+    return folder

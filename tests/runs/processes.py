@@ -12,12 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from faulty import GONE_SECONDS, HERE, obey, wait_for_threads
+from faulty import GONE_SECONDS, HERE, Fault, obey, wait_for_threads
 from kill_findings import session
+
+NO_FAULTS: Mapping[int, Fault] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,27 @@ class Launcher:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def run(self, folder: Path, size: int, *words: str, limit: float = 120.0, **environment: str) -> Finished:
+    def run(
+        self,
+        folder: Path,
+        size: int,
+        *words: str,
+        limit: float = 120.0,
+        faults: Mapping[int, Fault] = NO_FAULTS,
+        **environment: str,
+    ) -> Finished:
         """Run the command line with RUN.dir=`folder` on `size` processes to its end."""
-        self.start(folder, size, *words, **environment)
+        self.start(folder, size, *words, faults=faults, **environment)
         return self.wait(limit)
 
-    def start(self, folder: Path, size: int, *words: str, **environment: str) -> list[int]:
-        """Start it and return the ids of the processes, each of which leads a session of its own."""
+    def start(
+        self, folder: Path, size: int, *words: str, faults: Mapping[int, Fault] = NO_FAULTS, **environment: str
+    ) -> list[int]:
+        """Start it and return the ids of the processes, each of which leads a session of its own.
+
+        Args:
+            faults: number of a process -> system call that fails there; needs the library of `faulty` in LD_PRELOAD.
+        """
         self._outputs = [folder.with_name(f"{folder.name}-{rank}.txt") for rank in range(size)]
         shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         orders = [
@@ -77,7 +95,7 @@ class Launcher:
                 "words": [f"RUN.dir={folder}", *words],
                 "output": str(output),
                 "cwd": str(folder.parent),
-                "faults": [],
+                "faults": [asdict(faults[rank]) | {"number": faults[rank].number}] if rank in faults else [],
                 "environment": shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | environment,
             }
             for rank, output in enumerate(self._outputs)
@@ -144,6 +162,9 @@ def serve() -> None:
     torch.set_num_threads(1)  # a pool of threads would not live on in a fork
     assert phasetrain.run
     for line in sys.stdin:
+        if "strategy=fsdp" in line:  # a second or two, once
+            import torch.distributed.checkpoint
+            import torch.distributed.fsdp
         wait_for_threads()
         ranks = {}
         for rank, order in enumerate(json.loads(line)):

@@ -1,5 +1,6 @@
 """A task turns micro-batches into one update, measures, and draws its randomness from the position alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,6 +181,16 @@ class TestPhases:
         made.begin(TEST, fresh=True)
         assert (made.model.training, made.loss.training) == (False, False)
         assert made.measure(TEST) != first
+
+    def test_meters_may_look_at_tests_only(self) -> None:
+        made = task()
+        made.parts = replace(made.parts, train_meters=False)
+        made.begin(TRAIN, fresh=True)
+        made.train_step([batch()], AT, Silent())
+        assert made.measure(TRAIN) == {}
+        made.begin(TEST, fresh=True)
+        made.test_step([batch()], AT._replace(split="test"), Silent())
+        assert made.measure(TEST).keys() == {"accuracy", "loss"}
 
     def test_a_meter_with_several_values(self) -> None:
         class Both(Meter):

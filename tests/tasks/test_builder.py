@@ -10,9 +10,11 @@ from torch import nn
 
 from phasetrain.data import COLLATES, SAMPLERS, Reader
 from phasetrain.data.transforms.base import Pipeline
-from phasetrain.distributed import World
+from phasetrain.distributed import Strategy, World
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
+from phasetrain.models import SmallCNN
+from phasetrain.models.prepare import Compiled
 from phasetrain.plan import Plan, Split, interleave
 from phasetrain.setup import settle
 from phasetrain.tasks import Builder, Parts, SplitData, Supervised
@@ -231,3 +233,83 @@ class TestLoaders:
         assert (bad.policy, bad.budget) == ("drop", 7)
         assert [name for name in builder().task(parts).stateful() if name.startswith("data.")] == ["data.train"]
         assert not any(name.startswith("data.") for name in builder().task(built()[0]).stateful())
+
+
+class Witness(Strategy):
+    """Notes what a model is like when the strategy gets hold of it."""
+
+    def __init__(self) -> None:
+        super().__init__(World(0, 2))
+        self.seen: list[tuple[Any, ...]] = []
+
+    def look(self, event: str, module: nn.Module) -> None:
+        if not isinstance(module, SmallCNN):
+            return
+        parameters = list(module.parameters())
+        self.seen.append(
+            (
+                event,
+                parameters[0].device.type,
+                any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()),
+                sum(not parameter.requires_grad for parameter in parameters),
+                "forward" in vars(module.head),
+                module._compiled_call_impl is not None,
+            )
+        )
+
+    def prepare(self, model: nn.Module, loss: nn.Module) -> None:
+        self.look("prepare", model)
+        self.model = model
+
+    def optimizer(self, make: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        self.look("optimizer", self.model)
+        return super().optimizer(make, parameters)
+
+    def wrap(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+        self.look("wrap", module)
+        return nn.Sequential(module)
+
+
+class TestPrepare:
+    def test_the_order_is_device_sync_batch_norm_freezing_checkpointing_strategy_optimizer_wrapping_compilation(
+        self,
+    ) -> None:
+        witness = Witness()
+
+        class Own(Builder):
+            def build_strategy(self) -> Strategy:
+                return witness
+
+            def build_model(self, facts: Any) -> nn.Module:
+                model = super().build_model(facts)
+                model.get_submodule("features.0").requires_grad_(False)
+                return model
+
+        words = ("MODEL={name: small_cnn, width: 4}", "DISTRIBUTED.sync_batch_norm=true", "MACHINE.compile=aot_eager")
+        setup = settle([*words, "MACHINE.activation_checkpointing=[head]", "MACHINE.device=cpu"])
+        made = Own(setup.config, setup.machine, World(0, 2))
+        data = made.data()
+        parts = made.parts(data, interleave(made.splits(data), setup.phases))
+
+        assert witness.seen == [(event, "cpu", True, 1, True, False) for event in ("prepare", "optimizer", "wrap")]
+        assert isinstance(parts.network, Compiled)
+        assert isinstance(parts.network.network, nn.Sequential)
+        assert parts.network.network[0] is parts.model
+        assert isinstance(parts.model, SmallCNN)
+
+    def test_one_process_has_nothing_to_synchronise(self) -> None:
+        parts = built("MODEL={name: small_cnn, width: 4}", "DISTRIBUTED.sync_batch_norm=true")[0]
+        assert not any(isinstance(part, nn.SyncBatchNorm) for part in parts.model.modules())
+
+    def test_a_test_alone_compiles_nothing_and_keeps_forward_as_it_is(self) -> None:
+        parts = built("MACHINE.compile=aot_eager", "MACHINE.activation_checkpointing=['layers.1']", train=False)[0]
+        assert parts.network is None
+        assert not any("forward" in vars(module) for module in parts.model.modules())
+
+    def test_a_strategy_that_cannot_round_gradients(self) -> None:
+        setup = settle([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
+        joined = World(0, 2, control=object())
+        with pytest.raises(
+            ConfigError, match=r"^DISTRIBUTED\.communication = 'fp16' and DISTRIBUTED\.strategy = 'shard"
+        ):
+            Builder(setup.config, setup.machine, joined).build_strategy()

@@ -61,7 +61,13 @@ DATASET_WORDS = {
     "synthetic": ["DATA.TRAIN.samples=100", "DATA.TRAIN.transforms=[]", "DATA.TEST.samples=64", "MODEL.name=mlp"]
 }
 NEED_FILES = {"idx", "image_folder"}
-HOOK_WORDS = {"metrics": "every_updates: 1"}
+OTHER_TARGETS = {
+    "grouped_auroc": (torch.arange(8.0), {"label": torch.arange(8) % 2, "group": torch.arange(8) // 4}),
+    "multilabel_accuracy": (torch.arange(80.0).view(8, 10) - 40, torch.arange(80).view(8, 10) % 2),
+    "regression": (torch.arange(8.0), torch.arange(8.0) * 2),
+}
+"""Outputs and targets of meters that do not take those of classification."""
+HOOK_WORDS = {"metrics": "every_updates: 1", "reload_weights": "folder: weights, every_updates: 1"}
 
 
 def transform(name: str) -> str:
@@ -137,10 +143,11 @@ def test_losses_say_all(name: str) -> None:
 @pytest.mark.parametrize("name", own(METERS))
 def test_meters_say_all(name: str) -> None:
     def step(meter: Any) -> Any:
-        meter.update(StepOutput(torch.rand(()), 8.0, 8, torch.randn(8, 10), torch.arange(8), ids=torch.arange(8)))
+        output, target = OTHER_TARGETS.get(name, (torch.randn(8, 10), torch.arange(8)))
+        meter.update(StepOutput(torch.rand(()), 8.0, 8, output, target, ids=torch.arange(8)))
         return meter.compute()
 
-    assert_state_round_trip(METERS.build(name), step)
+    assert_state_round_trip(METERS.build(name, facts={"classes": 10}), step)
 
 
 @pytest.mark.parametrize("name", own(TRANSFORMS))
@@ -154,7 +161,7 @@ def test_orders_do_not_depend_on_processes(name: str, sampler: str) -> None:
     assert_world_size_invariant([*BATCHES, *data(name), f"DATA.TRAIN.sampler={sampler}"])
 
 
-@pytest.mark.parametrize("name", own(METERS))
+@pytest.mark.parametrize("name", own(METERS, OTHER_TARGETS))
 def test_meters_do_not_wait(name: str) -> None:
     assert_no_device_sync([*BATCHES, f"METERS={{{name}: {{}}}}"])
 
@@ -185,7 +192,7 @@ RESUMED = [
     *(data(name) for name in own(DATASETS, NEED_FILES)),
     *([hook(name)] for name in own(HOOKS)),
     *([f"LOSS.name={name}"] for name in own(LOSSES)),
-    *([f"METERS.{name}={{}}"] for name in own(METERS)),
+    *([f"METERS.{name}={{}}"] for name in own(METERS, OTHER_TARGETS)),
     *([f"DATA.TRAIN.sampler={name}"] for name in own(SAMPLERS)),
 ]
 

@@ -1,6 +1,8 @@
 """The check of the number of processes passes our own data, and names what depends on it."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,30 @@ WORDS = ["DATA.TRAIN.batch_size=25", "DATA.TRAIN.drop_last=false"]
 
 
 def test_a_good_run_passes_at_sizes_that_do_not_divide() -> None:
-    before = dict(os.environ)
+    def places() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if "RANK" in name or "WORLD" in name}
+
+    before = places()
     words = ["DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}]", "OPTIMIZER.accumulate=5"]
     assert_world_size_invariant([*WORDS, *words])
-    assert dict(os.environ) == before
+    assert places() == before
+
+
+def test_so_do_splits_smaller_than_the_number() -> None:
+    few = "{dataset: synthetic, samples: 3, input_shape: [1, 8, 8], classes: 10, batch_size: 2, workers: 1}"
+    assert_world_size_invariant([*WORDS, f"DATA.FEW={few}"], sizes=(1, 4, 5))
+
+
+def test_so_do_streams_read_in_lanes(tmp_path: Path) -> None:
+    for shard in range(4):
+        samples = [{"input": [shard, at], "target": at % 3} for at in range(9 + shard)]
+        (tmp_path / f"{shard}.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    split = f"{{dataset: lines, files: '{tmp_path}/*.jsonl', classes: 3, batch_size: 12}}"
+    train = ["DATA.TRAIN.sampler={name: lanes, lanes: 4}", "DATA.TRAIN.transforms=[]", "DATA.TRAIN.drop_last=false"]
+    test = ["DATA.TEST.sampler={name: lanes, lanes: 6, shuffle: false}"]
+    assert_world_size_invariant(
+        ["MODEL=mlp", f"DATA.TRAIN={split}", f"DATA.TEST={split}", *train, *test], sizes=(1, 2, 3, 4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,8 +50,12 @@ def test_a_good_run_passes_at_sizes_that_do_not_divide() -> None:
             r"update 1 of epoch 0, 2 processes instead of 1: sample \d+\.input has another content",
         ),
         (["DATA.TRAIN.transforms=[planted_parts.LateNoise]"], r"sample \d+\.input has another content"),
+        (
+            ["DATA.TEST.sampler=planted_parts.by_rank"],
+            r"step 1 of test after epoch 0, 2 processes instead of 1: other samples, 353, 354, 0",
+        ),
     ],
-    ids=["order", "batch mean", "generator"],
+    ids=["order", "batch mean", "generator", "test"],
 )
 def test_what_depends_on_the_number_is_named(words: list[str], message: str) -> None:
     with pytest.raises(AssertionError, match=message):

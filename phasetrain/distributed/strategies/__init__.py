@@ -2,6 +2,9 @@
 
 from phasetrain.distributed.strategies.base import STRATEGIES, Mean, Strategy
 from phasetrain.distributed.strategies.ddp import DataParallel
+from phasetrain.distributed.strategies.fsdp import FullyShard
 from phasetrain.distributed.strategies.ordered import Ordered
+from phasetrain.distributed.strategies.sharded_ddp import ShardedDataParallel
+from phasetrain.distributed.strategies.zero import Zero
 
-__all__ = ["STRATEGIES", "DataParallel", "Mean", "Ordered", "Strategy"]
+__all__ = ["STRATEGIES", "DataParallel", "FullyShard", "Mean", "Ordered", "ShardedDataParallel", "Strategy", "Zero"]

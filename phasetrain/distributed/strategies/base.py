@@ -30,8 +30,10 @@ class Strategy:
         warms_up: the first passes differ from later ones; two go before everything else.
         shards: no process holds all gradients, or not all state of the optimizer.
         reports: the loss of an update is known to be that of all processes.
+        divides: each process has a piece of each weight, and saves it.
     """
 
+    divides = False
     spreads = False
     reports = False
     warms_up = False
@@ -76,7 +78,7 @@ class Strategy:
         return get_total_norm(gradients)
 
     def any(self, flag: Tensor) -> Tensor:
-        """Return 1 where the flag of any process is, for what only one of them may know."""
+        """Return 1 where the flag of any process is, for what only one of them may know; may change it in place."""
         return flag
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
@@ -87,9 +89,28 @@ class Strategy:
         """Take over what `model_state` returned, perhaps under another strategy."""
         module.load_state_dict(state)
 
+    def kept(self, optimizer: Optimizer) -> Mapping[Tensor, Any]:
+        """Return what an optimizer keeps of the parameters that this process updates."""
+        return optimizer.state
+
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of an optimizer by number of parameter; every process takes part."""
         state: dict[str, Any] = optimizer.state_dict()["state"]
+        return state
+
+    def collect(self) -> None:
+        """Bring the gradients of an update to where the optimizer looks for them."""
+
+    def places(self, module: nn.Module, state: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return for tensors of a saved state where this process takes its pieces of them; none: it takes all whole."""
+        return []
+
+    def optimizer_places(self, state: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return the same for the state of the optimizer."""
+        return []
+
+    def own_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return what this process has of a saved state of the optimizer; all of it where weights are whole."""
         return state
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:

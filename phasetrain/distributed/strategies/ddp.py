@@ -1,14 +1,22 @@
 """Every process holds the whole model; gradients are averaged (torch's DistributedDataParallel)."""
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from phasetrain.distributed.strategies.base import _NOTHING, STRATEGIES, Spreading, device_of, trains
 from phasetrain.distributed.world import World
+
+COMMUNICATION: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+)
+"""How gradients are made smaller on their way, beside `none`; none of these keeps a state."""
 
 
 @STRATEGIES.register("ddp")
@@ -25,6 +33,7 @@ class DataParallel(Spreading):
         find_unused_parameters: look for parameters that a loss does not depend on; costs a walk through the graph.
         static_graph: the graph is the same in every update; allows torch to save work.
         gradient_as_bucket_view: gradients lie in the buckets, which saves a copy and as much memory.
+        communication: fact; what gradients are rounded to while they go round (`DISTRIBUTED.communication`).
     """
 
     warms_up = True
@@ -38,6 +47,7 @@ class DataParallel(Spreading):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
+        communication: str = "none",
     ) -> None:
         super().__init__(world)
         if bucket_cap_mb <= 0:
@@ -49,6 +59,7 @@ class DataParallel(Spreading):
             "static_graph": static_graph,
             "gradient_as_bucket_view": gradient_as_bucket_view,
         }
+        self._communication = communication
         self._wrapped: list[DistributedDataParallel] = []
 
     def wrap(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
@@ -57,6 +68,8 @@ class DataParallel(Spreading):
             return module
         devices = [device_of(module)] if device_of(module).type == "cuda" else None
         wrapped = DistributedDataParallel(module, device_ids=devices, **self._options)
+        if self._communication != "none" and not self.world.is_alone:
+            wrapped.register_comm_hook(None, COMMUNICATION[self._communication])
         self._wrapped.append(wrapped)
         return wrapped
 

@@ -1,0 +1,208 @@
+"""Files with a sample in each line, read forward."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from glob import glob
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+import numpy as np
+import torch
+
+from phasetrain.data.datasets.base import DATASETS
+from phasetrain.data.streams import Streamed
+from phasetrain.errors import ConfigError
+
+STRIDE = 1024
+"""Lines between two places that the index knows."""
+
+BLOCK_BYTES = 2**20
+FORMAT = 1
+
+TYPES = {"float32": torch.float32, "int64": torch.int64}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What is known of a file.
+
+    Attributes:
+        path: where it is.
+        size, time: bytes, and when it was last changed, in nanoseconds.
+        lines: number of lines; the last one may lack its end.
+        places: byte at which each `STRIDE`-th line begins.
+    """
+
+    path: str
+    size: int
+    time: int
+    lines: int
+    places: tuple[int, ...]
+
+
+class LineFiles:
+    """The lines of files as a stream, each file a shard.
+
+    Args:
+        shards: the files.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = tuple(shards)
+
+    def shard_lengths(self) -> Sequence[int]:
+        """Return the number of lines of each file."""
+        return [shard.lines for shard in self.shards]
+
+    def read(self, shard: int, start: int) -> Iterator[bytes]:
+        """Yield the lines of a file from the `start`-th on, their ends included."""
+        one = self.shards[shard]
+        with open(one.path, "rb") as file:
+            file.seek(one.places[start // STRIDE])
+            for _ in range(start % STRIDE):
+                file.readline()
+            yield from file
+
+
+@DATASETS.register("lines")
+class Lines(Streamed):
+    """A sample in each line of files, in the order of the files' names; with `sampler: lanes` they are read forward.
+
+    Of JSON lines, lists of numbers become tensors, decimal numbers as targets float32. A line of text is the input
+    itself, with the target None; a collate function of one's own makes tensors of both.
+
+    Args:
+        files: a pattern such as `data/*.jsonl`, where `**` stands for any folders, or a list of patterns.
+        form: what a line is: a JSON object, or text.
+        input_key, target_key: where a JSON object has them; a target_key of None gives the target None.
+        dtype: of inputs: `float32` or `int64`.
+        classes: number of classes, for parts that ask for it.
+        index: path of a file that keeps how many lines there are, and where; it is written when it is not there, and
+            checked by size and time of each file. None counts them at each start, in every process.
+
+    Raises:
+        ValueError: no file of the pattern, or no lines; on access, a line that is not what it is to be.
+        OSError: a file cannot be read, or the index not written.
+    """
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        *,
+        form: Literal["json", "text"] = "json",
+        input_key: str = "input",
+        target_key: str | None = "target",
+        dtype: Literal["float32", "int64"] = "float32",
+        classes: int | None = None,
+        index: str | None = None,
+    ) -> None:
+        if form not in ("json", "text") or dtype not in TYPES:
+            raise ValueError(f"form = {form!r}, dtype = {dtype!r}: expected json or text, float32 or int64")
+        self.form, self.input_key, self.target_key, self.dtype = form, input_key, target_key, dtype
+        self.classes = classes
+        self.shards = indexed(_matching(files), index)
+        super().__init__(LineFiles(self.shards))
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        line: bytes = super().__getitem__(index)
+        text = line.rstrip(b"\r\n").decode()
+        if self.form == "text":
+            return text, None
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError(f"its line is {type(found).__name__}, expected a JSON object")  # noqa: TRY004 - bad data
+        for key in (self.input_key, self.target_key):
+            if key is not None and key not in found:
+                raise ValueError(f"its line has no {key!r}; it has {', '.join(map(repr, found)) or 'nothing'}")
+        value = found[self.input_key]
+        if isinstance(value, list | int | float):
+            value = torch.tensor(value, dtype=TYPES[self.dtype])
+        return value, None if self.target_key is None else _target(found[self.target_key])
+
+    def facts(self) -> dict[str, Any]:
+        """Return `classes` where they are set; `input_shape` and `channels` as the first line has them."""
+        found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
+        try:
+            first = self[0][0]
+        except (ValueError, TypeError):  # it will be told, or put up with, where the sample is read
+            return found
+        if not isinstance(first, torch.Tensor):
+            return found
+        shape = tuple(first.shape)
+        return found | {"input_shape": shape} | ({"channels": shape[0]} if len(shape) == 3 else {})
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 over the files in order: name below their common folder, size, number of lines."""
+        root = os.path.commonpath([Path(shard.path).parent for shard in self.shards])
+        digest = sha256()
+        for shard in self.shards:
+            digest.update(f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.lines}\n".encode())
+        return digest.hexdigest()
+
+
+def indexed(paths: Sequence[str], index: str | None) -> tuple[Shard, ...]:
+    """Return what is known of files, from an index where it fits, and keep there what was not.
+
+    Raises:
+        OSError: a file cannot be read, or the index not written.
+    """
+    known = _read(index)
+    shards = []
+    for path in paths:
+        status, shard = Path(path).stat(), known.get(path)
+        if shard is None or (shard.size, shard.time) != (status.st_size, status.st_mtime_ns):
+            shard = _counted(path, status.st_size, status.st_mtime_ns)
+        shards.append(shard)
+    if index is not None and any(known.get(shard.path) != shard for shard in shards):
+        content = {"format": FORMAT, "stride": STRIDE, "files": [asdict(shard) for shard in shards]}
+        temporary = Path(f"{index}.tmp-{uuid4().hex[:8]}")  # several processes may be at it at once
+        temporary.write_text(json.dumps(content))
+        temporary.replace(index)
+    return tuple(shards)
+
+
+def _read(index: str | None) -> Mapping[str, Shard]:
+    if index is None or not Path(index).exists():
+        return {}
+    try:
+        content = json.loads(Path(index).read_text())
+        if (content["format"], content["stride"]) != (FORMAT, STRIDE):
+            return {}
+        return {one["path"]: Shard(**{**one, "places": tuple(one["places"])}) for one in content["files"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"index = {index!r} is no index of lines ({error}); delete it, or name another file"
+        ) from error
+
+
+def _counted(path: str, size: int, time: int) -> Shard:
+    """Go through a file and note its lines."""
+    places, lines, offset, last = [0], 0, 0, b"\n"
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            begins = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10) + 1  # of the lines after each end
+            first = STRIDE - 1 - lines % STRIDE
+            places += (begins[first::STRIDE] + offset).tolist()
+            lines, offset, last = lines + len(begins), offset + len(block), block[-1:]
+    return Shard(path, size, time, lines + (last != b"\n"), tuple(places))
+
+
+def _matching(files: str | Sequence[str]) -> list[str]:
+    found = []
+    for pattern in [files] if isinstance(files, str) else files:
+        paths = sorted(path for path in glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207 - `**` of any path
+        if not paths:
+            raise ValueError(f"files = {pattern!r}: no file is of this name or pattern")
+        found += paths
+    return list(dict.fromkeys(found))
+
+
+def _target(value: Any) -> Any:
+    if isinstance(value, float) or (isinstance(value, list) and value):
+        found = torch.tensor(value)
+        return found.float() if found.is_floating_point() else found
+    return value

@@ -1,0 +1,180 @@
+"""Parameter groups by rule: which options of the optimizer hold for which weights (OPTIMIZER.groups)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from phasetrain.errors import ConfigError, did_you_mean
+
+SELECTORS = ("match", "types", "max_ndim")
+"""Keys of a rule that choose weights; all others but `lr_scale` are options of the optimizer."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A trained parameter and where it stands.
+
+    Attributes:
+        name: as in the model's state, such as `trunk.0.weight`.
+        parameter: the parameter itself.
+        kind: class name of the module that holds it.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    kind: str
+
+
+@dataclass
+class Group:
+    """Weights with the same options.
+
+    Attributes:
+        options: of the optimizer, beside its defaults.
+        weights: in the order of the model.
+    """
+
+    options: dict[str, Any]
+    weights: list[Weight] = field(default_factory=list)
+
+    @property
+    def entries(self) -> int:
+        """Number of scalars."""
+        return sum(weight.parameter.numel() for weight in self.weights)
+
+    def as_given(self) -> dict[str, Any]:
+        """Return the group as optimizers of torch take it."""
+        return {"params": [weight.parameter for weight in self.weights], **self.options}
+
+
+def weights_of(*modules: nn.Module) -> list[Weight]:
+    """Return the parameters of modules that require a gradient, each once."""
+    seen: set[int] = set()
+    found = []
+    for module in modules:
+        for path, part in module.named_modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                if parameter.requires_grad and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found.append(Weight(f"{path}.{name}" if path else name, parameter, type(part).__name__))
+    return found
+
+
+def grouped(
+    weights: Sequence[Weight],
+    rules: Sequence[Mapping[str, Any]],
+    *,
+    lr: float,
+    layer_decay: float | None = None,
+    where: str = "OPTIMIZER.groups",
+) -> list[Group]:
+    """Return the weights sorted into groups.
+
+    Every rule that chooses a weight adds its options, a later one over an earlier one; `lr_scale` factors multiply.
+    Weights with the same options are one group, and groups stand in the order of their first weight.
+
+    Args:
+        weights: what is trained.
+        rules: mappings with `match` (patterns over names, as a shell has them), `types` (class names of modules) or
+            `max_ndim` (dimensions at most, 1 for biases and norms), all of which must hold where several are given;
+            `lr_scale`, a factor of the learning rate; and options of the optimizer.
+        lr: learning rate that factors multiply.
+        layer_decay: each layer's learning rate is so many times that of the layer after it, the last one has `lr`
+            (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list with most entries, what comes before
+            the list is one more, what comes after it is the last.
+        where: config path, for messages.
+
+    Raises:
+        ConfigError: a rule that chooses nothing, or that has no selector or no effect.
+    """
+    layers = _layers(weights) if layer_decay is not None else {}
+    last = max(layers.values(), default=0)
+    chosen = [_checked(rule, weights, f"{where}[{number}]") for number, rule in enumerate(rules)]
+    groups: dict[str, Group] = {}
+    for weight in weights:
+        options: dict[str, Any] = {}
+        scale = 1.0 if layer_decay is None else layer_decay ** (last - layers[weight.name])
+        for rule, names in zip(rules, chosen, strict=True):
+            if weight.name in names:
+                options |= {key: value for key, value in rule.items() if key not in (*SELECTORS, "lr_scale")}
+                scale *= rule.get("lr_scale", 1.0)
+        if scale != 1.0:
+            options["lr"] = options.get("lr", lr) * scale
+        groups.setdefault(repr(sorted(options.items(), key=lambda item: item[0])), Group(options)).weights.append(
+            weight
+        )
+    return list(groups.values())
+
+
+def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each group: its options, how many weights, how many scalars, and the first few names."""
+    for group in groups:
+        options = ", ".join(
+            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in group.options.items()
+        )
+        names = ", ".join(weight.name for weight in group.weights[:3]) + (", ..." if len(group.weights) > 3 else "")
+        yield options or "defaults", str(len(group.weights)), f"{group.entries:,}", names
+
+
+def patterns(value: str | Sequence[str]) -> list[str]:
+    """Return one pattern or several as a list."""
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _checked(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
+    """Return the names of the weights that a rule chooses."""
+    if not any(key in rule for key in SELECTORS):
+        raise ConfigError(f"{where} = {dict(rule)}: expected one of {', '.join(SELECTORS)}, which choose weights")
+    if not any(key not in SELECTORS for key in rule):
+        raise ConfigError(
+            f"{where} = {dict(rule)}: it chooses weights and says nothing about them; add lr_scale or an option of the "
+            "optimizer, such as weight_decay: 0.0"
+        )
+    for pattern in patterns(rule.get("match", [])):
+        names = [weight.name for weight in weights]
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = did_you_mean(pattern.strip("*."), {part for name in names for part in (name, *name.split("."))})
+            raise ConfigError(f"{where}.match = {pattern!r} matches none of the {len(names)} trained weights{near}")
+    kinds = {weight.kind for weight in weights}
+    for kind in patterns(rule.get("types", [])):
+        if kind not in kinds:
+            known = ", ".join(sorted(kinds))
+            raise ConfigError(
+                f"{where}.types = {kind!r}{did_you_mean(kind, kinds) or ':'} modules with weights are {known}"
+            )
+    found = {weight.name for weight in weights if _chooses(rule, weight)}
+    if not found:
+        raise ConfigError(f"{where} = {dict(rule)}: no weight has all that it asks for")
+    return found
+
+
+def _chooses(rule: Mapping[str, Any], weight: Weight) -> bool:
+    if "match" in rule and not any(fnmatchcase(weight.name, pattern) for pattern in patterns(rule["match"])):
+        return False
+    if "types" in rule and weight.kind not in patterns(rule["types"]):
+        return False
+    return "max_ndim" not in rule or weight.parameter.ndim <= rule["max_ndim"]
+
+
+def _layers(weights: Sequence[Weight]) -> dict[str, int]:
+    """Return the number of the layer that each weight is in."""
+    lists: dict[str, set[int]] = {}
+    for weight in weights:
+        parts = weight.name.split(".")
+        for place, part in enumerate(parts):
+            if part.isdigit():
+                lists.setdefault(".".join(parts[:place]), set()).add(int(part))
+    prefix = max(lists, key=lambda one: (len(lists[one]), -len(one)), default=None)
+    found, latest = {}, 0
+    for weight in weights:
+        if prefix is not None and weight.name.startswith(f"{prefix}." if prefix else ""):
+            rest = weight.name[len(prefix) + 1 if prefix else 0 :].split(".")[0]
+            if rest.isdigit():
+                latest = 1 + sorted(lists[prefix]).index(int(rest))
+                found[weight.name] = latest
+                continue
+        found[weight.name] = 0 if latest == 0 else len(lists[prefix or ""]) + 1
+    return found

@@ -1,0 +1,159 @@
+"""Optimizers for large batches, whose steps are scaled layer by layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from phasetrain.optim.optimizers import OPTIMIZERS, Betas, Parameters
+
+SCALED_NDIM = 2
+"""Dimensions from which on a weight is scaled: biases and norms are not."""
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling of SGD (You, Gitman and Ginsburg 2017, arXiv:1708.03888).
+
+    With weight w, gradient g and weight decay d, each matrix moves at `lr * trust * |w| / (|g| + d |w|)`; biases and
+    the weights of norms, which have one dimension, move at `lr` and do not decay.
+
+    Args:
+        params: weights, or groups of them.
+        lr: learning rate per update.
+        momentum: decay of the velocity per update, in [0, 1).
+        weight_decay: L2 penalty, added to the gradient.
+        trust: how far a layer is trusted to move, relative to the size of its weights.
+        clip: never move faster than SGD at `lr` would, which is called LARC.
+        nesterov: look ahead along the velocity.
+
+    Raises:
+        ValueError: a negative number, or a momentum outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        *,
+        clip: bool = False,
+        nesterov: bool = False,
+    ) -> None:
+        _check(lr=lr, weight_decay=weight_decay, trust=trust)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum = {momentum}: expected a number in [0, 1)")
+        options = {"momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, {"lr": lr, **options, "clip": clip, "nesterov": nesterov})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one update from the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+
+    def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        lr, momentum = group["lr"], group["momentum"]
+        if weight.ndim >= SCALED_NDIM:
+            decay, size = group["weight_decay"], torch.linalg.vector_norm(weight)
+            scale = _ratio(group["trust"] * size, torch.linalg.vector_norm(gradient) + decay * size)
+            if group["clip"]:
+                scale = (scale / lr).clamp(max=1.0) if lr else torch.zeros_like(scale)
+            gradient = gradient.add(weight, alpha=decay) * scale
+        if momentum:
+            state = self.state[weight]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            velocity = state["momentum_buffer"].mul_(momentum).add_(gradient)
+            gradient = gradient.add(velocity, alpha=momentum) if group["nesterov"] else velocity
+        weight.add_(gradient, alpha=-lr)
+
+
+class LAMB(Optimizer):
+    """Layer-wise adaptive moments (You et al. 2020, arXiv:1904.00962): Adam whose steps are as large as the weights.
+
+    Args:
+        params: weights, or groups of them.
+        lr: learning rate per update.
+        betas: decay per update of the running mean and of the running square of the gradient.
+        eps: added to the denominator.
+        weight_decay: share of a weight that is taken off, as a part of the step that is scaled.
+
+    Raises:
+        ValueError: a negative number, or betas outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        _check(lr=lr, weight_decay=weight_decay, eps=eps)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas = {tuple(betas)}: expected two numbers in [0, 1)")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one update from the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+
+    def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, (first, second) = self.state[weight], group["betas"]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        state["step"] += 1
+        steps = state["step"].item()  # on the CPU, so nothing waits
+        mean = state["exp_avg"].lerp_(gradient, 1 - first) / (1 - first**steps)
+        square = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second) / (1 - second**steps)
+        move = mean / (square.sqrt() + group["eps"])
+        if weight.ndim >= SCALED_NDIM:
+            move = move.add(weight, alpha=group["weight_decay"])
+            move = move * _ratio(torch.linalg.vector_norm(weight), torch.linalg.vector_norm(move))
+        weight.add_(move, alpha=-group["lr"])
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """Return above / below, and 1 where either is 0: a layer at zero moves as it would without scaling."""
+    return torch.where((above > 0) & (below > 0), above / below, torch.ones_like(above))
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise ValueError(f"{name} = {value}: expected at least 0")
+
+
+@OPTIMIZERS.register("lars")
+def lars(
+    params: Parameters,
+    lr: float,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    trust: float = 0.001,
+    *,
+    clip: bool = False,
+    nesterov: bool = False,
+) -> Optimizer:
+    """Return `LARS`; with `clip`, LARC."""
+    return LARS(params, lr, momentum, weight_decay, trust, clip=clip, nesterov=nesterov)
+
+
+@OPTIMIZERS.register("lamb")
+def lamb(
+    params: Parameters, lr: float, betas: Betas = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0
+) -> Optimizer:
+    """Return `LAMB`."""
+    return LAMB(params, lr, (betas[0], betas[1]), eps, weight_decay)

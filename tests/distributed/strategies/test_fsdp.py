@@ -1,0 +1,98 @@
+"""Weights in pieces, in a world of one process: rules, the optimizer, the norm, and state in either form."""
+
+import pytest
+import torch
+from torch import nn
+
+from phasetrain.distributed import World
+from phasetrain.distributed.pieces import is_divided, is_ours, piece, whole
+from phasetrain.distributed.strategies import FullyShard
+from phasetrain.errors import ConfigError
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Sequential(nn.Linear(5, 2)))
+
+
+@pytest.fixture
+def strategy(world: World) -> FullyShard:
+    return FullyShard(world, wrap=["2.*"])
+
+
+def test_weights_are_divided_and_all_there(strategy: FullyShard) -> None:
+    network = model()
+    strategy.prepare(network, nn.CrossEntropyLoss())
+
+    assert all(is_divided(parameter) for parameter in network.parameters())
+    assert {name: whole(one).tolist() for name, one in network.state_dict().items()} == {
+        name: one.tolist() for name, one in model().state_dict().items()
+    }
+    assert not is_divided(torch.ones(2))
+    assert [is_ours(torch.ones(2), is_main=main) for main in (True, False)] == [True, False]
+
+
+def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
+    network, plain = model(), model()
+    strategy.prepare(network, nn.CrossEntropyLoss())
+    made = strategy.optimizer(lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), list(network.parameters()))
+    other = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    batch, norms = torch.arange(6.0).view(2, 3), dict[nn.Module, torch.Tensor]()
+    for _ in range(3):
+        for one, optimizer in ((network, made), (plain, other)):
+            optimizer.zero_grad()
+            one(batch).square().sum().backward()
+            strategy.collect()
+            norms[one] = strategy.norm([p.grad for group in optimizer.param_groups for p in group["params"]])
+            optimizer.step()
+    assert norms[network].item() == pytest.approx(norms[plain].item(), rel=1e-6)
+    for own, expected in zip(network.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(piece(own), expected.detach(), rtol=1e-6, atol=1e-6)
+    state = strategy.optimizer_state(made)
+    assert all(is_divided(kept["momentum_buffer"]) for kept in state.values())
+    assert strategy.own_optimizer_state(state)[0]["momentum_buffer"].shape == (5, 3)
+
+
+def test_whole_weights_are_loaded_into_pieces(strategy: FullyShard) -> None:
+    network = model()
+    strategy.prepare(network, nn.CrossEntropyLoss())
+
+    strategy.load_model_state(network, {name: torch.full_like(one, 3.0) for name, one in model().state_dict().items()})
+
+    assert {value for one in network.parameters() for value in piece(one).unique().tolist()} == {3.0}
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        (
+            ["Linaer"],
+            r"wrap = \[Linaer\]: no module .*did you mean 'Linear'\? Its classes are Linear, Sequential, Tanh",
+        ),
+        (["2.*", "3.*"], r"wrap = \[3\.\*\]"),
+    ],
+)
+def test_a_rule_that_fits_nothing_is_refused(world: World, rules: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        FullyShard(world, wrap=rules).prepare(model(), nn.CrossEntropyLoss())
+
+
+def test_a_module_that_is_never_called_cannot_be_wrapped(world: World) -> None:
+    network = nn.Sequential()
+    network.blocks = nn.ModuleList([nn.Linear(1, 1)])
+
+    with pytest.raises(ConfigError, match="module 'blocks' cannot be wrapped"):
+        FullyShard(world, wrap=["blocks"]).prepare(network, nn.CrossEntropyLoss())
+
+
+def test_an_optimizer_that_looks_at_whole_weights_is_refused(strategy: FullyShard) -> None:
+    network = model()
+    strategy.prepare(network, nn.CrossEntropyLoss())
+
+    with pytest.raises(ConfigError, match="Adafactor is not known to treat each entry of a weight for itself"):
+        strategy.optimizer(torch.optim.Adafactor, list(network.parameters()))
+
+
+def test_replicas_that_do_not_divide_the_processes_are_refused() -> None:
+    with pytest.raises(ValueError, match="replicas = 2: expected a divisor of the number of processes, which is 3"):
+        FullyShard(World(0, 3), replicas=2)

@@ -1,0 +1,98 @@
+"""Fairscale's ShardedDataParallel, and what it needs around it."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from phasetrain.distributed import World
+from phasetrain.distributed.strategies import ShardedDataParallel
+from phasetrain.optim import GuardSettings, Updater
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+class Scaled(nn.Module):
+    """A loss with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, output: torch.Tensor) -> torch.Tensor:
+        return self.weight * output.sum()
+
+
+def test_one_wrapper_sees_to_model_and_loss(world: World) -> None:
+    strategy, model, loss = ShardedDataParallel(world), nn.Linear(2, 1), Scaled()
+    optimizer = strategy.optimizer(sgd, [*model.parameters(), *loss.parameters()])
+    wrapped = strategy.wrap(model, optimizer)
+    assert wrapped is not model
+    assert strategy.wrap(loss, optimizer) is loss
+    with strategy.step(last=True):
+        loss(wrapped(torch.ones(1, 2))).backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
+    assert loss.weight.grad is not None
+    assert loss.weight.grad.item() == model(torch.ones(1, 2)).item()
+
+
+def test_a_loss_alone_may_train(world: World) -> None:
+    strategy, model, loss = ShardedDataParallel(world), nn.Linear(2, 1).requires_grad_(False), Scaled()
+    optimizer = strategy.optimizer(sgd, list(loss.parameters()))
+    assert strategy.wrap(model, optimizer) is model
+    assert strategy.wrap(loss, optimizer) is not loss
+
+
+def test_gradients_of_micro_batches_add_up(world: World) -> None:
+    strategy, model = ShardedDataParallel(world), nn.Linear(2, 1)
+    wrapped = strategy.wrap(model, strategy.optimizer(sgd, list(model.parameters())))
+    for last in (False, False, True):
+        with strategy.step(last=last):
+            wrapped(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[3.0, 3.0]]
+
+
+def test_the_norm_has_the_bits_of_torch_and_leaves_out_what_has_no_gradient(world: World) -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(n)) for n in (7, 300, 1, 65)]
+    strategy = ShardedDataParallel(world)
+    strategy.optimizer(sgd, parameters)
+    for parameter in parameters[:1] + parameters[2:]:
+        parameter.grad = torch.randn_like(parameter)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    assert torch.equal(strategy.norm(gradients), get_total_norm(gradients))
+
+
+def test_a_process_without_any_gradient_has_the_norm_of_the_others(world: World) -> None:
+    strategy = ShardedDataParallel(world)
+    strategy.optimizer(sgd, [nn.Parameter(torch.ones(2))])
+    assert strategy.norm([]).item() == 0.0
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_what_is_not_finite_is_left_out(world: World, clip_norm: float | None) -> None:
+    strategy, model = ShardedDataParallel(world), nn.Linear(2, 1, bias=False)
+    optimizer = strategy.optimizer(sgd, list(model.parameters()))
+    wrapped = strategy.wrap(model, optimizer)
+    updater = Updater(optimizer, clip_norm=clip_norm, guard=GuardSettings("skip", names=["weight"]), strategy=strategy)
+    before = model.weight.detach().clone()
+    for scale in (torch.inf, 1.0):
+        with strategy.step(last=True):
+            updater.backward((wrapped(torch.ones(1, 2)) * 0.0 * scale + wrapped(torch.ones(1, 2))).sum(), last=True)
+        updater.step()
+        assert torch.equal(model.weight.detach(), before) is (scale == torch.inf)
+    assert updater.skipped == 1
+
+
+def test_buckets_are_off_and_the_log_of_the_process_is_left_alone(world: World) -> None:
+    handlers = list(logging.getLogger().handlers)
+    strategy, model = ShardedDataParallel(world), nn.Linear(2, 1)
+    strategy.wrap(model, strategy.optimizer(sgd, list(model.parameters())))
+    assert strategy.bucket_entries == 0
+    assert logging.getLogger().handlers == handlers

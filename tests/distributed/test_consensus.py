@@ -1,0 +1,70 @@
+"""What one process asks for holds on all of them at the same boundary."""
+
+from typing import Any
+
+from forked import together
+
+from phasetrain.distributed import Consensus, World
+
+
+def of(world: World, boundaries: int, ask: Any) -> list[tuple[str, bool, bool, bool]]:
+    """Return what holds after each boundary: reason, for now, a save by signal, a save by minutes."""
+    consensus, found = Consensus(world), []
+    for number in range(boundaries):
+        ask(consensus, world, number)
+        consensus.turn(wait=number == boundaries - 1)
+        wishes = (consensus.take("signal"), consensus.take("minutes"))
+        found.append((consensus.stopping, consensus.interrupted, *wishes))
+    return found
+
+
+class TestAlone:
+    def test_a_wish_holds_at_once_and_is_fulfilled_once(self) -> None:
+        consensus = Consensus(World())
+        consensus.ask("signal")
+        assert [consensus.take("signal"), consensus.take("signal"), consensus.take("minutes")] == [True, False, False]
+
+    def test_the_first_reason_to_stop_stands(self) -> None:
+        consensus = Consensus(World())
+        assert not consensus.turn()
+        consensus.ask_stop("SIGTERM", interrupted=True)
+        consensus.ask_stop("target reached", interrupted=False)
+        assert consensus.turn()
+        assert (consensus.stopping, consensus.interrupted) == ("SIGTERM", True)
+
+
+class TestThree:
+    def test_a_wish_to_stop_holds_one_boundary_later(self) -> None:
+        def ask(consensus: Consensus, world: World, number: int) -> None:
+            if (world.rank, number) == (2, 1):
+                consensus.ask_stop("SIGTERM", interrupted=True)
+
+        no, yes = ("", False, False, False), ("SIGTERM", True, False, False)
+        assert together(3, lambda world: of(world, 5, ask)) == [[no, no, yes, yes, yes]] * 3
+
+    def test_at_the_end_of_a_phase_it_holds_at_once(self) -> None:
+        def ask(consensus: Consensus, world: World, number: int) -> None:
+            if (world.rank, number) == (1, 2):
+                consensus.ask_stop("SIGINT", interrupted=True)
+
+        no, yes = ("", False, False, False), ("SIGINT", True, False, False)
+        assert together(3, lambda world: of(world, 3, ask)) == [[no, no, yes]] * 3
+
+    def test_of_two_reasons_that_of_the_lower_number_stands_on_all(self) -> None:
+        def ask(consensus: Consensus, world: World, number: int) -> None:
+            if number == 0 and world.rank:
+                consensus.ask_stop(f"reason {world.rank}", interrupted=world.rank == 2)
+
+        assert [found[-1] for found in together(3, lambda world: of(world, 3, ask))] == [
+            ("reason 1", False, False, False)
+        ] * 3
+
+    def test_saves_are_asked_for_beside_each_other_and_made_once(self) -> None:
+        def ask(consensus: Consensus, world: World, number: int) -> None:
+            if number == 0 and world.rank == 1:
+                consensus.ask("signal")
+            if number == 1 and world.rank == 2:
+                consensus.ask("minutes")
+
+        signal, minutes, no = ("", False, True, False), ("", False, False, True), ("", False, False, False)
+        assert together(3, lambda world: of(world, 4, ask)) == [[no, signal, minutes, no]] * 3

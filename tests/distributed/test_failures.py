@@ -1,0 +1,83 @@
+"""The error of the process that failed first is what all end with."""
+
+import os
+import socket
+import subprocess
+
+import pytest
+import torch.distributed as dist
+
+from phasetrain.distributed import Failures, is_lost_peer
+from phasetrain.errors import ConfigError, NumericsError, PeerError
+
+LOST = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:54149. gloo")
+HERE = socket.gethostname()
+
+
+def dead() -> int:
+    """Return the id of a process that is no more."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def board(*pids: int) -> list[Failures]:
+    """Return the processes of a run on one board, each with the id of a process that stands for it."""
+    store = dist.HashStore()
+    return [Failures(store, rank, len(pids), [(HERE, pid) for pid in pids]) for rank in range(len(pids))]
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (LOST, True),
+        (RuntimeError("NCCL error: remote process exited"), True),
+        (PeerError("process 1 of 2 failed first"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ConfigError("the process group of a gloo of config"), False),
+        (ConnectionResetError("Connection reset by peer"), False),
+    ],
+)
+def test_what_only_tells_of_a_lost_process(error: Exception, lost: bool) -> None:
+    assert is_lost_peer(error) is lost
+
+
+def test_an_error_of_its_own_stays_and_others_end_with_it() -> None:
+    alive = os.getpid()
+    one, two, three = board(alive, alive, dead())
+    first = NumericsError("loss is nan")
+    assert three.cause(first) is first
+    for other in (one, two):
+        found = other.cause(LOST)
+        assert isinstance(found, PeerError)
+        assert str(found) == "process 2 of 3 failed first: NumericsError: loss is nan"
+
+
+def test_the_exit_code_is_that_of_the_first() -> None:
+    one, two = board(os.getpid(), dead())
+    two.cause(ConfigError("no such loss"))
+    found = one.cause(LOST)
+    assert isinstance(found, PeerError)
+    assert found.exit_code == 2
+
+
+def test_the_first_word_stands() -> None:
+    gone = dead()
+    one, two, three = board(os.getpid(), gone, gone)
+    two.cause(ValueError("first"))
+    three.cause(ValueError("second"))
+    assert str(one.cause(LOST)) == "process 1 of 3 failed first: ValueError: first"
+
+
+def test_what_came_of_a_lost_process_is_not_a_cause() -> None:
+    one, two = board(os.getpid(), dead())
+    two.cause(ValueError("first"))
+    error = AssertionError("on the way out")
+    error.__cause__ = LOST
+    assert str(one.cause(error)) == "process 1 of 2 failed first: ValueError: first"
+
+
+def test_a_killed_process_is_named() -> None:
+    gone = dead()
+    one, *_ = board(os.getpid(), os.getpid(), gone)
+    assert str(one.cause(LOST)) == f"process 2 of 3 (pid {gone} on {HERE}) is gone without a word: killed, or crashed"

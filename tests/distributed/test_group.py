@@ -1,0 +1,81 @@
+"""Processes join, each attempt anew, and say so where nobody comes."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import free_port
+
+from phasetrain.distributed import Placement, World, joined
+from phasetrain.distributed.group import _store, agreed_word
+from phasetrain.errors import PeerError
+
+CPU = torch.device("cpu")
+
+
+def test_one_process_joins_nobody() -> None:
+    with joined(Placement(), CPU, timeout_seconds=1) as world:
+        assert world == World()
+        assert not dist.is_initialized()
+
+
+def test_one_process_makes_a_group_where_it_is_asked_to() -> None:
+    with joined(Placement(), CPU, timeout_seconds=10, alone=True) as world:
+        assert dist.is_initialized()
+        assert (world.rank, world.size) == (0, 1)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_comes(rank: int) -> None:
+    place = Placement(rank=rank, size=2, address="127.0.0.1", port=free_port())
+    began = time.monotonic()
+    with pytest.raises(PeerError) as caught, joined(place, CPU, timeout_seconds=1):
+        pass
+    assert time.monotonic() - began < 10
+    told = (
+        f"process {rank} of 2 has not met the others at 127.0.0.1:{place.port} within DISTRIBUTED.timeout_seconds = 1"
+    )
+    assert str(caught.value).startswith(told)
+    assert not dist.is_initialized()
+
+
+def test_each_attempt_on_a_machine_has_keys_of_its_own() -> None:
+    """torchrun's store outlives an attempt, and addresses of former processes would be taken for those of now."""
+    with_torchrun = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+    facts = {"size": 3, "address": "127.0.0.1", "port": with_torchrun.port, "hosted": True}
+    first, again, second = (_store(Placement(attempt=n, **facts), timedelta(seconds=5)) for n in (0, 0, 1))
+    first.set("address", "old")
+    assert again.get("address") == b"old"
+    assert second.check(["address"]) is False
+
+
+def test_attempts_on_several_machines_agree_on_a_word_of_their_own() -> None:
+    """Three processes of an attempt share a word; what former attempts have left behind is not believed."""
+    served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)
+    words = [attempt(served.port, late) for late in (0, 2, 0, 1)]
+    assert [len(set(one)) for one in words] == [1, 1, 1, 1]
+    assert len({one[0] for one in words}) == 4
+
+
+def test_a_word_of_a_former_attempt_is_not_enough() -> None:
+    served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)
+    attempt(served.port, 0)
+    client = dist.TCPStore("127.0.0.1", served.port, is_master=False)
+    with pytest.raises(dist.DistNetworkError, match="process 0 of this attempt has not come"):
+        agreed_word(client, 1, 3, timedelta(seconds=1))
+
+
+def attempt(port: int, late: int) -> list[str]:
+    """Return the words of three processes, of which one comes later than the others."""
+
+    def meet(rank: int) -> str:
+        time.sleep(0.7 * (rank == late))
+        client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
+        return agreed_word(client, rank, 3, timedelta(seconds=20))
+
+    with ThreadPoolExecutor(3) as threads:
+        return list(threads.map(meet, range(3)))

@@ -1,0 +1,79 @@
+"""A run ends when its metric has stopped getting better, at the same place after any kill."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import KillAfter, SaveEachStep, die, parted, status, train
+
+from phasetrain.hooks import EarlyStopping
+from phasetrain.plan import Phase
+
+TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
+NEVER_BETTER = "HOOKS.early_stopping={monitor: -test/loss, patience: 1, min_delta: 100.0}"
+
+
+class Stopped:
+    """As much of a run as the hook talks to."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def stop(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def measured(hook: EarlyStopping, *values: float) -> list[str]:
+    run: Any = Stopped()
+    for value in values:
+        hook.on_phase_end(run, TEST, {"loss": value})
+    return run.reasons
+
+
+def test_patience_is_spent_by_measurements_that_bring_nothing() -> None:
+    hook = EarlyStopping("-test/loss", patience=2)
+    assert measured(hook, 3.0, 2.0, 2.0, 1.9, 1.9) == []
+    assert (hook.best, hook.spent) == (-1.9, 1)
+    assert measured(hook, 5.0) == ["early stopping: test/loss was not better than 1.9 2 times in a row"]
+
+
+def test_it_has_to_be_better_by_so_much() -> None:
+    assert len(measured(EarlyStopping("test/loss", patience=1, min_delta=0.5), 1.0, 1.5)) == 1
+    assert measured(EarlyStopping("test/loss", patience=1, min_delta=0.5), 1.0, 1.6) == []
+
+
+def test_what_is_no_number_spends_patience() -> None:
+    assert measured(EarlyStopping("test/loss", patience=1), float("nan")) == [
+        "early stopping: test/loss was not a number 1 times in a row"
+    ]
+
+
+def test_state() -> None:
+    hook, other = EarlyStopping("-test/loss", patience=2), EarlyStopping("-test/loss", patience=2)
+    measured(hook, 2.0, 3.0)
+    other.load_state_dict(hook.state_dict())
+    assert (other.best, other.spent) == (-2.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({"patience": 0}, "patience = 0"), ({"min_delta": -1.0}, "min_delta = -1.0")]
+)
+def test_settings_are_checked(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        EarlyStopping("test/loss", **options)
+
+
+def test_a_killed_run_stops_where_an_unbroken_one_does(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", NEVER_BETTER)
+    assert (whole.state, whole.updates) == ("finished", 10)
+    assert whole.reason.startswith("early stopping: test/loss was not better than ")
+    assert status(tmp_path / "whole")["reason"] == whole.reason
+
+    die(tmp_path / "run", NEVER_BETTER, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    assert train(tmp_path / "run", NEVER_BETTER).updates == 10
+    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    assert train(tmp_path / "run", NEVER_BETTER).reason == whole.reason  # finished for good
+
+
+def test_without_it_the_run_goes_on(tmp_path: Path) -> None:
+    assert train(tmp_path).updates == 15

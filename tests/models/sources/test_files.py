@@ -1,0 +1,108 @@
+"""Files are read as data: nothing in one is executed, and damage is noticed."""
+
+import pickle
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from phasetrain.errors import ConfigError
+from phasetrain.models.sources import Source, read
+from phasetrain.models.sources.files import flat
+
+STATE = {"a": torch.arange(6.0).reshape(2, 3), "b.c": torch.tensor(7, dtype=torch.bfloat16)}
+
+
+class Hostile:
+    """What creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.path,)
+
+
+def equal(found: object, expected: dict[str, torch.Tensor]) -> bool:
+    assert isinstance(found, dict)
+    assert found.keys() == expected.keys()
+    return all(torch.equal(found[name], one) and found[name].dtype == one.dtype for name, one in expected.items())
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_torch_file(tmp_path: Path, *, legacy: bool) -> None:
+    torch.save(STATE, tmp_path / "a.bin", _use_new_zipfile_serialization=not legacy)
+    content = read(Source(str(tmp_path / "a.bin")))
+    assert (content.format, len(content.digest)) == ("torch", 64)
+    assert equal(content.tensors, STATE)
+
+
+def test_a_safetensors_file_is_known_by_its_content(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "weights.bin")
+    content = read(Source(str(tmp_path / "weights.bin")))
+    assert content.format == "safetensors"
+    assert equal(content.tensors, STATE)
+    assert equal(read(Source(str(tmp_path / "weights.bin"), format="safetensors")).tensors, STATE)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_hostile_file_has_no_effect(tmp_path: Path, *, legacy: bool) -> None:
+    mark, path = tmp_path / "executed", tmp_path / "a.pt"
+    torch.save({"state_dict": STATE, "more": Hostile(mark)}, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(ConfigError, match="reading it would execute code; where you trust it, write its weights alone"):
+        read(Source(str(path)))
+    assert not mark.exists()
+    torch.load(path, weights_only=False)  # the control: it is hostile
+    assert mark.exists()
+
+
+def test_a_plain_pickle_has_no_effect(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    path.write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
+    with pytest.raises(ConfigError, match=r"MODEL.weights.path = '.*a.pt': "):
+        read(Source(str(path)))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_options_of_a_program_beside_the_weights_are_data(tmp_path: Path) -> None:
+    torch.save({"state_dict": STATE, "args": Namespace(lr=0.1), "epoch": 3}, tmp_path / "a.pt")
+    assert equal(read(Source(str(tmp_path / "a.pt"))).tensors, STATE)
+
+
+@pytest.mark.parametrize("where", [0.3, 0.6])
+def test_a_flipped_bit_in_a_torch_file_is_seen(tmp_path: Path, where: float) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"a": torch.arange(4096.0)}, path)
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content))] ^= 1
+    path.write_bytes(content)
+    assert not torch.equal(torch.load(path)["a"], torch.arange(4096.0))  # torch itself says nothing
+    with pytest.raises(ConfigError, match=r"is damaged: the checksum of .* does not fit; get it again"):
+        read(Source(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is neither a safetensors file nor one that torch.save wrote"),
+        (b"PK\3\4" + b"x" * 40, "is neither a safetensors file nor one that torch.save wrote"),
+        (b"\x20\0\0\0\0\0\0\0{" + b"x" * 40, "is no whole safetensors file"),
+    ],
+)
+def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read(Source(str(tmp_path / "a")))
+
+
+def test_a_list_is_no_mapping(tmp_path: Path) -> None:
+    torch.save([torch.ones(1)], tmp_path / "a.pt")
+    with pytest.raises(ConfigError, match="holds no mapping of names to tensors, but list"):
+        read(Source(str(tmp_path / "a.pt")))
+
+
+def test_nested_mappings_have_dotted_names() -> None:
+    found = flat({"a": {"b": torch.ones(1), "epoch": 3}, "c": torch.zeros(2), 0: {"d": torch.ones(3)}})
+    assert {name: one.shape[0] for name, one in found.items()} == {"a.b": 1, "c": 2, "0.d": 3}

@@ -1,0 +1,230 @@
+"""What is done to a model before it is trained leaves its weights, their names and its bits alone."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from phasetrain.errors import ConfigError
+from phasetrain.models import MLP, SmallCNN
+from phasetrain.models.prepare import (
+    Compiled,
+    CompileSettings,
+    check_compilable,
+    checkpoint_activations,
+    synchronized,
+)
+
+IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Counting(nn.Module):
+    """Adds the number of its calls, which it keeps in a buffer without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        self.calls += 1
+        mixed: Tensor = self.linear(batch) * self.calls
+        return mixed.tanh()
+
+
+def cnn() -> nn.Module:
+    torch.manual_seed(1)
+    return SmallCNN(10, width=4, dropout=0.3)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(1)
+    return MLP(10, (1, 8, 8), hidden=(32, 32), dropout=0.3)
+
+
+def counting() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), Counting(), nn.Linear(64, 10))
+
+
+def step(call: Callable[[Tensor], Tensor], model: nn.Module, seed: int = 3) -> tuple[list[Tensor], int]:
+    """Return gradients and buffers after a step, and the bytes that were kept for the backward pass."""
+    kept = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    torch.manual_seed(seed)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = call(IMAGES).square().mean()
+    loss.backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    return found + [buffer.clone() for buffer in model.buffers()], kept
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class TestCheckpointing:
+    @pytest.mark.parametrize(
+        ("make", "rules", "chosen"),
+        [
+            (cnn, ["features"], ["features"]),
+            (cnn, ["head", "Dropout"], ["dropout", "head"]),
+            (mlp, ["layers.[0-2]", "layers.3"], ["layers.0", "layers.1", "layers.2", "layers.3"]),
+            (mlp, ["Lin*"], ["layers.1", "layers.4", "layers.7"]),
+            (counting, ["Counting"], ["1"]),
+        ],
+    )
+    def test_bits_and_names_are_those_of_the_model_without(
+        self, make: Callable[[], nn.Module], rules: list[str], chosen: list[str]
+    ) -> None:
+        plain, again = make(), make()
+        assert checkpoint_activations(again, rules) == chosen
+        assert list(plain.state_dict()) == list(again.state_dict())
+        assert [name for name, _ in plain.named_parameters()] == [name for name, _ in again.named_parameters()]
+        for seed in (1, 2):
+            assert equal(step(plain, plain, seed)[0], step(again, again, seed)[0])
+
+    def test_less_is_kept_for_the_backward_pass(self) -> None:
+        again = cnn()
+        checkpoint_activations(again, ["features"])
+        plain = cnn()
+        before, after = step(plain, plain)[1], step(again, again)[1]
+        assert 0 < after < before / 4
+
+    def test_the_outermost_module_is_taken(self) -> None:
+        assert checkpoint_activations(cnn(), ["features*", "Linear"]) == ["features", "head"]
+
+    def test_a_list_of_modules_computes_nothing_and_is_passed_over(self) -> None:
+        model = nn.Sequential()
+        model.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        assert checkpoint_activations(model, ["blocks*"]) == ["blocks.0", "blocks.1"]
+
+    def test_frozen_parts_and_inputs_without_gradient(self) -> None:
+        plain, again = cnn(), cnn()
+        for model in (plain, again):
+            model.get_submodule("features").requires_grad_(False)
+        checkpoint_activations(again, ["features", "head"])
+        assert equal(step(plain, plain)[0], step(again, again)[0])
+
+    def test_running_statistics_would_be_counted_twice_without_care(self) -> None:
+        """Negative control: torch's own checkpoint alone."""
+        plain, naive = cnn(), cnn()
+        features = naive.get_submodule("features")
+        forward = features.forward
+        features.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
+        assert not equal(step(plain, plain)[0], step(naive, naive)[0])
+
+    def test_a_copy_computes_with_its_own_weights(self) -> None:
+        model = mlp()
+        checkpoint_activations(model, ["Linear"])
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        assert not twin(IMAGES).any()
+
+    def test_in_a_test_nothing_is_kept_or_computed_again(self) -> None:
+        model = cnn().eval()
+        expected = model(IMAGES)
+        checkpoint_activations(model, ["features"])
+        with torch.no_grad():
+            assert torch.equal(model(IMAGES), expected)
+
+    def test_a_rule_that_chooses_nothing(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            checkpoint_activations(cnn(), ["head", "featurs"])
+        assert str(caught.value).startswith(
+            "MACHINE.activation_checkpointing[1] = 'featurs': no module of the model has such a name or class; did you "
+            "mean 'features'? Names: features, features.0, features.1,"
+        )
+        assert str(caught.value).endswith("classes: Sequential, Conv2d, BatchNorm2d, ReLU, Dropout, Linear")
+
+    def test_a_module_that_changes_its_input(self) -> None:
+        with pytest.raises(ConfigError, match=r"chooses features\.2 \(ReLU\), which changes its input in place"):
+            checkpoint_activations(cnn(), ["features.*"])
+
+
+class TestSynchronized:
+    def test_weights_names_and_frozen_ones_stay(self) -> None:
+        model = cnn()
+        model.get_submodule("features.1").requires_grad_(False)
+        before = {name: (id(p), p.requires_grad) for name, p in model.named_parameters()}
+        keys = list(model.state_dict())
+        found = synchronized(model)
+        assert {name: (id(p), p.requires_grad) for name, p in found.named_parameters()} == before
+        assert list(found.state_dict()) == keys
+        kinds = [type(module) for module in found.modules()]
+        assert (kinds.count(nn.SyncBatchNorm), kinds.count(nn.BatchNorm2d)) == (3, 0)
+
+    def test_a_single_process_computes_what_batch_norm_does(self) -> None:
+        plain, found = cnn(), synchronized(cnn())
+        assert equal(step(plain, plain)[0], step(found, found)[0])
+
+
+class TestCompiled:
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    def test_state_and_bits_are_those_of_the_network(self, backend: str) -> None:
+        plain, network = cnn(), cnn()
+        compiled = Compiled(network, CompileSettings(backend, fullgraph=True))
+        assert equal(step(plain, plain)[0], step(compiled, network)[0])
+        assert list(network.state_dict()) == list(plain.state_dict())
+        assert compiled.train(False).training is network.training is False
+
+    def test_with_activations_computed_again(self) -> None:
+        plain, network = mlp(), mlp()
+        checkpoint_activations(network, ["Linear", "Dropout"])
+        compiled = Compiled(network, CompileSettings("aot_eager", fullgraph=True))
+        for seed in (1, 2):
+            assert equal(step(plain, plain, seed)[0], step(compiled, network, seed)[0])
+
+    def test_many_shapes_are_refused_rather_than_left_uncompiled(self) -> None:
+        compiled = Compiled(mlp(), CompileSettings("eager"))
+        for size in range(2, 10):
+            compiled(IMAGES[:1].expand(size, 1, 8, 8))
+        with pytest.raises(ConfigError, match=r"^MACHINE\.compile: the model has been compiled for 8 shapes"):
+            compiled(IMAGES[:1].expand(10, 1, 8, 8))
+
+    def test_several_runs_of_one_process_do_not_use_up_the_shapes(self) -> None:
+        for size in range(2, 11):
+            assert Compiled(mlp(), CompileSettings("eager"))(IMAGES[:1].expand(size, 1, 8, 8)).shape == (size, 10)
+
+    def test_what_cannot_be_compiled(self) -> None:
+        class Breaks(nn.Module):
+            def forward(self, batch: Tensor) -> Any:
+                torch._dynamo.graph_break()
+                return batch + 1
+
+        compiled = Compiled(Breaks(), CompileSettings("eager", fullgraph=True))
+        with pytest.raises(ConfigError, match=r"^MACHINE\.compile \(backend 'eager'\): the model cannot be compiled"):
+            compiled(IMAGES)
+
+    def test_a_backend_that_is_none(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            Compiled(mlp(), CompileSettings("inductr"))
+        assert str(caught.value).startswith(
+            "MACHINE.compile.backend = 'inductr': torch has no backend of this name; did you mean 'inductor'? Known:"
+        )
+
+    @pytest.mark.parametrize("wrong", [{"mode": "quick"}, {"options": {"no_such_option": 1}}])
+    def test_modes_and_options_that_there_are_not(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=r"^MACHINE\.compile: torch\.compile refuses CompileSettings\("):
+            Compiled(mlp(), CompileSettings(**wrong))
+
+    def test_running_statistics_are_not_computed_again_in_a_compiled_graph(self) -> None:
+        with pytest.raises(ConfigError, match=r"features\.1 \(BatchNorm2d\) is among the modules that are computed"):
+            check_compilable(cnn(), ["features"], CompileSettings("aot_eager"))
+        check_compilable(cnn(), ["head"], CompileSettings("aot_eager"))
+
+    def test_a_backend_that_draws_other_numbers(self) -> None:
+        with pytest.raises(ConfigError, match="this backend draws other random numbers"):
+            check_compilable(mlp(), ["layers.1"], CompileSettings("eager"))
+        check_compilable(mlp(), [], CompileSettings("eager"))

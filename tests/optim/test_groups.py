@@ -1,0 +1,112 @@
+"""Which options hold for which weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from phasetrain.errors import ConfigError
+from phasetrain.optim.groups import Group, grouped, table, weights_of
+
+
+def model() -> nn.Module:
+    trunk = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3))
+    return nn.ModuleDict({"stem": nn.Conv2d(1, 1, 1), "trunk": trunk, "head": nn.Linear(2, 3)})
+
+
+def plain(groups: list[Group]) -> list[tuple[dict[str, object], list[str]]]:
+    return [(group.options, [weight.name for weight in group.weights]) for group in groups]
+
+
+WEIGHTS = weights_of(model())
+NAMES = [
+    "stem.weight", "stem.bias", "trunk.0.weight", "trunk.0.bias", "trunk.1.weight", "trunk.1.bias",
+    "trunk.2.weight", "trunk.2.bias", "head.weight", "head.bias",
+]  # fmt: skip
+
+
+def test_weights_are_found_once_with_their_modules() -> None:
+    assert [weight.name for weight in WEIGHTS] == NAMES
+    assert [weight.kind for weight in WEIGHTS[4:7]] == ["BatchNorm2d", "BatchNorm2d", "Conv2d"]
+    tied = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2, bias=False)})
+    tied["b"].weight = tied["a"].weight  # type: ignore[union-attr]
+    tied["a"].bias.requires_grad_(False)  # type: ignore[union-attr]
+    assert [weight.name for weight in weights_of(tied)] == ["a.weight"]
+
+
+def test_without_rules_there_is_one_group() -> None:
+    assert plain(grouped(WEIGHTS, [], lr=0.1)) == [({}, NAMES)]
+
+
+def test_no_decay_for_norms_and_biases() -> None:
+    rules = [{"max_ndim": 1, "weight_decay": 0.0}]
+    matrices = [name for name in NAMES if name.endswith("weight") and name != "trunk.1.weight"]
+    others = [name for name in NAMES if name not in matrices]
+    assert plain(grouped(WEIGHTS, rules, lr=0.1)) == [({}, matrices), ({"weight_decay": 0.0}, others)]
+
+
+def test_rules_add_up_and_later_ones_win() -> None:
+    rules = [
+        {"match": "head.*", "lr_scale": 10.0, "weight_decay": 0.1},
+        {"match": ["*.bias", "nothing*bias"][:1], "weight_decay": 0.0, "lr_scale": 2.0},
+        {"types": "BatchNorm2d", "momentum": 0.5},
+    ]
+    found = {
+        name: group.options for group in grouped(WEIGHTS, rules, lr=0.1) for name in [w.name for w in group.weights]
+    }
+    assert found["head.weight"] == {"weight_decay": 0.1, "lr": 1.0}
+    assert found["head.bias"] == {"weight_decay": 0.0, "lr": 2.0}
+    assert found["trunk.1.weight"] == {"momentum": 0.5}
+    assert found["trunk.1.bias"] == {"weight_decay": 0.0, "momentum": 0.5, "lr": 0.2}
+    assert found["stem.weight"] == {}
+
+
+def test_selectors_of_one_rule_must_all_hold() -> None:
+    [_, group] = grouped(WEIGHTS, [{"match": "trunk.*", "types": "Conv2d", "max_ndim": 1, "lr": 0.5}], lr=0.1)
+    assert plain([group]) == [({"lr": 0.5}, ["trunk.0.bias", "trunk.2.bias"])]
+
+
+def test_each_layer_learns_more_slowly_than_the_next() -> None:
+    found = {
+        w.name: group.options.get("lr", 0.1)
+        for group in grouped(WEIGHTS, [], lr=0.1, layer_decay=0.5)
+        for w in group.weights
+    }
+    assert found == pytest.approx(
+        {
+            name: 0.1 * 0.5 ** {"stem": 4, "trunk.0": 3, "trunk.1": 2, "trunk.2": 1, "head": 0}[name.rpartition(".")[0]]
+            for name in NAMES
+        }
+    )
+
+
+def test_groups_go_to_an_optimizer() -> None:
+    groups = grouped(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)
+    optimizer = torch.optim.SGD([group.as_given() for group in groups], lr=0.4, momentum=0.9)
+    assert [(group["lr"], group["momentum"], len(group["params"])) for group in optimizer.param_groups] == [
+        (0.4, 0.9, 8),
+        (0.2, 0.9, 2),
+    ]
+
+
+def test_the_table() -> None:
+    rows = list(table(grouped(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)))
+    assert rows[0][:2] == ("defaults", "8")
+    assert rows[1] == ("lr 0.2", "2", "9", "head.weight, head.bias")
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (
+            {"match": "heads.*", "lr": 1.0},
+            r"OPTIMIZER.groups\[0\].match = 'heads.\*' matches none of the 10 .* did you mean 'head'\?",
+        ),
+        ({"types": "BatchNorm1d", "lr": 1.0}, r"types = 'BatchNorm1d'; did you mean 'BatchNorm2d'\?"),
+        ({"lr": 1.0}, "expected one of match, types, max_ndim, which choose weights"),
+        ({"match": "head.*"}, "says nothing about them; add lr_scale or an option"),
+        ({"match": "head.*", "types": "Conv2d", "lr": 1.0}, "no weight has all that it asks for"),
+    ],
+)
+def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        grouped(WEIGHTS, [rule], lr=0.1)
