@@ -55,6 +55,7 @@ def described(setup: Setup, plan: Plan, parts: Parts) -> dict[str, Any]:
             "bytes_each": checkpoint_bytes(parts),
             "kept": setup.config.CHECKPOINT.keep_last,
         },
+        "groups": [list(row) for row in parts.groups],
         "facts": {key: _json(value) for key, value in parts.facts.items()},
         "differs": [[path, _json(value), layer] for path, value, layer in overview(setup.composed, setup.schema)],
         "notes": [*setup.dropped, *setup.derived, *_waits(parts)],
@@ -72,6 +73,8 @@ def show(setup: Setup, content: dict[str, Any]) -> None:
         terminal.say(f"{key} = {shown(value)} (from {source_of_fact(key)})")
     model = content["model"]
     terminal.say(f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them trained")
+    if content["groups"]:
+        terminal.table("groups of weights", ("options", "weights", "scalars", "names"), content["groups"])
     head = ("phase", "split", "epoch", "steps", "samples", "updates before", "lr at start")
     rows = [
         (

@@ -4,12 +4,31 @@ A loss is a torch.nn.Module, called as `loss(output, target)` with what the mode
 batch; it returns the mean over the samples of the batch (or over its tokens), a scalar with a graph.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import isclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from phasetrain.registry import Factory, Registry
+
+
+class FunctionLoss(nn.Module):
+    """A plain function `loss(output, target, ...)` as a module.
+
+    Args:
+        function: returns the mean over the batch.
+        params: its other parameters.
+    """
+
+    def __init__(self, function: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._function, self._params = function, dict(params)
+
+    def forward(self, output: Any, target: Any) -> Tensor:
+        """Return what the function returns."""
+        found: Tensor = self._function(output, target, **self._params)
+        return found
 
 
 def _losses_of_torch() -> Mapping[str, Factory[nn.Module]]:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
 
@@ -107,6 +108,21 @@ def grouped(
             weight
         )
     return list(groups.values())
+
+
+def check_options(groups: Sequence[Group], optimizer: Optimizer) -> None:
+    """Refuse options that the optimizer does not have: torch keeps them and never looks at them.
+
+    Raises:
+        ConfigError: there is one; near misses are named.
+    """
+    known = [name for name in optimizer.defaults if name not in ("params", "differentiable", "fused", "foreach")]
+    for group in groups:
+        for name in group.options.keys() - optimizer.defaults.keys():
+            raise ConfigError(
+                f"OPTIMIZER.groups: {name} = {group.options[name]!r} is no option of the optimizer"
+                f"{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
+            )
 
 
 def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:

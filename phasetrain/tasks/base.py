@@ -47,6 +47,7 @@ class Parts:
         seed: the run's seed.
         facts: what was known only when the parts were built, by the config key it stands for.
         train_meters: whether meters look at train phases too.
+        groups: a row for each of several groups of weights: options, weights, scalars, names.
         strategy: how processes share an update; None does not ask how.
         network, criterion: model and loss as the strategy wraps them for training; None where it does not.
         weights: what of the model started from MODEL.weights, as JSON data; None where nothing did.
@@ -62,6 +63,7 @@ class Parts:
     seed: int
     facts: Mapping[str, Any] = field(default_factory=dict)
     train_meters: bool = True
+    groups: Sequence[tuple[str, str, str, str]] = ()
     strategy: Strategy | None = None
     network: nn.Module | None = None
     criterion: nn.Module | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from phasetrain.data.sampler import Order
 from phasetrain.data.transforms import Pipeline
 from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World
 from phasetrain.errors import ConfigError
-from phasetrain.losses import LOSSES
+from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.machine import Machine, reseed_all, seed_of
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS
@@ -32,6 +32,7 @@ from phasetrain.models.prepare import Compiled, CompileSettings, check_compilabl
 from phasetrain.models.sources import sources_of
 from phasetrain.models.weights import Report, start_from
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, GuardSettings, Updater, fusable
+from phasetrain.optim.groups import check_options, grouped, table, weights_of
 from phasetrain.plan import TRAIN, Plan, Split
 from phasetrain.registry import Registry, parameter_types, parameters
 from phasetrain.tasks.base import TASKS, Parts, Task
@@ -51,7 +52,19 @@ MODEL_KEYS = frozenset({"name", "weights"})
 """Keys of MODEL that are the section's own; all others are parameters of the model."""
 
 OPTIMIZER_KEYS = frozenset(
-    {"name", "lr", "accumulate", "clip_norm", "clip_value", "scaler", "on_nonfinite", "skip_budget", "SCHEDULES"}
+    {
+        "name",
+        "lr",
+        "groups",
+        "layer_decay",
+        "accumulate",
+        "clip_norm",
+        "clip_value",
+        "scaler",
+        "on_nonfinite",
+        "skip_budget",
+        "SCHEDULES",
+    }
 )
 """Keys of OPTIMIZER that are the section's own; all others are parameters of the optimizer."""
 
@@ -98,6 +111,7 @@ class Builder:
         self.world = world
         self.seed: int = config.RUN.seed
         self.used: dict[str, Any] = {}
+        self.groups: list[tuple[str, str, str, str]] = []
 
     def data(self) -> dict[str, SplitData]:
         """Return the data of every split, `train` first; opens data sets, reads no sample."""
@@ -142,6 +156,7 @@ class Builder:
             seed=self.seed,
             facts=dict(self.used),
             train_meters=self.config.PHASES.train_meters,
+            groups=self.groups,
             strategy=strategy,
             network=self.compiled(strategy.wrap(model, updater.optimizer), model, forgetting) if updater else None,
             criterion=strategy.wrap(loss, updater.optimizer) if updater else None,
@@ -274,9 +289,9 @@ class Builder:
             key: torch.tensor(params[key], dtype=torch.float32) for key in tensors if params.get(key) is not None
         }
         if not isinstance(factory, type) and list(parameters(factory))[1:2] == ["target"]:  # loss(output, target, ...)
-            return _FunctionLoss(factory, params)
+            return FunctionLoss(factory, params)
         loss = LOSSES.build(section.name, params, facts=facts, used=self.used)
-        return loss if isinstance(loss, nn.Module) else _FunctionLoss(loss, {})
+        return loss if isinstance(loss, nn.Module) else FunctionLoss(loss, {})
 
     def build_meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
         """Return the meters by label, in the order of their keys."""
@@ -314,7 +329,7 @@ class Builder:
         """Return the updater over all parameters of model and loss that require a gradient."""
         strategy = strategy or Strategy(self.world)
         section = self.config.OPTIMIZER
-        trained = [p for module in (model, loss) for p in module.parameters() if p.requires_grad]
+        trained = weights_of(model, loss)
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
         params = _rest(section, OPTIMIZER_KEYS)
@@ -325,10 +340,15 @@ class Builder:
             own["fused"] = fusable(section.name, params, scaled=scaler is not None)
         used: dict[str, Any] = {}
 
-        def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            return OPTIMIZERS.build(section.name, params, facts={**facts, **own, "params": parameters}, used=used)
+        groups = grouped(trained, section.groups, lr=section.lr, layer_decay=section.layer_decay)
 
-        optimizer = strategy.optimizer(make, trained)
+        def make(given: list[dict[str, Any]]) -> torch.optim.Optimizer:
+            made = OPTIMIZERS.build(section.name, params, facts={**facts, **own, "params": given}, used=used)
+            check_options(groups, made)
+            return made
+
+        optimizer = strategy.optimizer(make, [group.as_given() for group in groups])
+        self.groups = list(table(groups)) if len(groups) > 1 else []
         self.used |= {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
         schedules = {
             option: self._named(SCHEDULES, item, f"OPTIMIZER.SCHEDULES.{option}", facts)
@@ -343,7 +363,7 @@ class Builder:
             guard=GuardSettings(
                 section.on_nonfinite,
                 section.skip_budget,
-                names=[name for module in (model, loss) for name, p in module.named_parameters() if p.requires_grad],
+                names=[weight.name for group in groups for weight in group.weights],
                 buffers=_buffers_of(model, loss),
             ),
             strategy=strategy,
@@ -354,15 +374,6 @@ class Builder:
         if isinstance(item, str):
             return registry.build(item, {}, where=where, facts=facts)
         return registry.build(item["name"], _rest(item, {"name"}), where=where, facts=facts)
-
-
-class _FunctionLoss(nn.Module):
-    def __init__(self, function: Any, params: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._function, self._params = function, dict(params)
-
-    def forward(self, output: Any, target: Any) -> torch.Tensor:
-        return cast(torch.Tensor, self._function(output, target, **self._params))
 
 
 def _buffers_of(*modules: nn.Module) -> Callable[[], list[torch.Tensor]]:

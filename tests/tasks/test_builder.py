@@ -19,6 +19,7 @@ from phasetrain.plan import Plan, Split, interleave
 from phasetrain.setup import settle
 from phasetrain.tasks import Builder, Parts, SplitData, Supervised
 from phasetrain.terminal import Terminal
+from phasetrain.testing.build import built as built_whole
 from phasetrain.train import digest_of
 
 WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
@@ -313,3 +314,34 @@ class TestPrepare:
             ConfigError, match=r"^DISTRIBUTED\.communication = 'fp16' and DISTRIBUTED\.strategy = 'shard"
         ):
             Builder(setup.config, setup.machine, joined).build_strategy()
+
+
+class TestGroupsOfWeights:
+    RULES = "OPTIMIZER.groups=[{max_ndim: 1, weight_decay: 0.0}, {match: 'head.*', lr_scale: 2.0}]"
+
+    def built(self, *words: str) -> Parts:
+        overrides = ["experiment=digits", "MODEL.name=small_cnn", "OPTIMIZER.name=adamw", "OPTIMIZER.lr=0.01", *words]
+        return built_whole(overrides).task.parts
+
+    def test_rules_reach_the_optimizer_and_the_plan(self) -> None:
+        parts = self.built(self.RULES, "OPTIMIZER.weight_decay=0.1", "OPTIMIZER.SCHEDULES={lr: {name: linear}}")
+        assert parts.updater is not None
+        groups = parts.updater.optimizer.param_groups
+        assert [(group["lr"], group["weight_decay"], len(group["params"])) for group in groups][:2] == [
+            (0.01, 0.1, len(groups[0]["params"])),
+            (0.01, 0.0, len(groups[1]["params"])),
+        ]
+        assert {row[0] for row in parts.groups} >= {"defaults", "weight_decay 0"}
+        parts.updater.schedule(0.5)
+        assert [group["lr"] for group in groups][:2] == [0.005, 0.005]
+
+    def test_without_rules_there_is_one_group_and_no_table(self) -> None:
+        parts = self.built()
+        assert parts.updater is not None
+        assert (len(parts.updater.optimizer.param_groups), list(parts.groups)) == (1, [])
+
+    def test_an_option_that_the_optimizer_does_not_have_is_refused(self) -> None:
+        with pytest.raises(
+            ConfigError, match=r"groups: weight_decy = 0.0 is no option .* did you mean 'weight_decay'\?"
+        ):
+            self.built("OPTIMIZER.groups=[{max_ndim: 1, weight_decy: 0.0}]")

@@ -13,8 +13,11 @@ from torch.optim import Optimizer
 from phasetrain.distributed.world import World
 from phasetrain.registry import Registry
 
-MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
-"""Makes the optimizer that OPTIMIZER describes over some parameters."""
+Groups = list[dict[str, Any]]
+"""Groups of trained parameters as optimizers of torch take them: `params` and options."""
+
+MakeOptimizer = Callable[[Groups], Optimizer]
+"""Makes the optimizer that OPTIMIZER describes over some groups of parameters."""
 
 _NOTHING = nullcontext()
 
@@ -45,9 +48,9 @@ class Strategy:
     def prepare(self, model: nn.Module, loss: nn.Module) -> None:
         """Change the modules in place, before the optimizer sees their parameters."""
 
-    def optimizer(self, make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    def optimizer(self, make: MakeOptimizer, groups: Groups) -> Optimizer:
         """Return the optimizer over the trained parameters."""
-        return make(parameters)
+        return make(groups)
 
     def wrap(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
         """Return what is called in place of a module in training; its state stays that of the module."""

@@ -12,7 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from phasetrain.distributed.pieces import cut, divided, is_divided, piece
-from phasetrain.distributed.strategies.base import _NOTHING, STRATEGIES, MakeOptimizer, Spreading, device_of
+from phasetrain.distributed.strategies.base import _NOTHING, STRATEGIES, Groups, MakeOptimizer, Spreading, device_of
 from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError, did_you_mean
 
@@ -129,14 +129,15 @@ class FullyShard(Spreading):
             if any(fnmatchcase(name, rule) or fnmatchcase(type(module).__name__, rule) for rule in self._rules):
                 yield name, module
 
-    def optimizer(self, make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    def optimizer(self, make: MakeOptimizer, groups: Groups) -> Optimizer:
         """Return the optimizer over this process's pieces of the parameters, which lie in their memory.
 
         Raises:
             ConfigError: it is not known to treat each entry of a weight for itself.
         """
-        self._pairs = [(one, nn.Parameter(piece(one))) for one in parameters]
-        made = make([own for _, own in self._pairs])
+        pairs = [[(one, nn.Parameter(piece(one))) for one in group["params"]] for group in groups]
+        self._pairs = [pair for group in pairs for pair in group]
+        made = make([group | {"params": [own for _, own in mine]} for group, mine in zip(groups, pairs, strict=True)])
         known = type(made).__module__.startswith("torch.optim") and type(made).__name__ in ENTRYWISE
         if not known and not self._entrywise:
             raise ConfigError(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from phasetrain.distributed.strategies.base import STRATEGIES, MakeOptimizer, Spreading, trains
+from phasetrain.distributed.strategies.base import STRATEGIES, Groups, MakeOptimizer, Spreading, trains
 from phasetrain.distributed.strategies.sharded_state import ShardedState, quiet, refuse_types
 from phasetrain.distributed.world import World
 
@@ -37,18 +37,18 @@ class ShardedDataParallel(ShardedState, Spreading):
         self._wrapped: Any = None
         self._begins = True
 
-    def optimizer(self, make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    def optimizer(self, make: MakeOptimizer, groups: Groups) -> Optimizer:
         """Return an optimizer whose state is spread over the processes.
 
         Raises:
             ValueError: the parameters are of several types.
         """
-        refuse_types("sharded_ddp", parameters)
+        refuse_types("sharded_ddp", groups)
         with quiet():
             from fairscale.optim.oss import OSS
 
             kind: Any = make
-            outer = OSS(parameters, optim=kind)
+            outer = OSS(groups, optim=kind)
         return self._divided(outer, outer.optim)
 
     def wrap(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
-from phasetrain.distributed.strategies.base import STRATEGIES, MakeOptimizer
+from phasetrain.distributed.strategies.base import STRATEGIES, Groups, MakeOptimizer
 from phasetrain.distributed.strategies.ddp import DataParallel
 from phasetrain.distributed.strategies.sharded_state import ShardedState, quiet, refuse_types
 from phasetrain.distributed.world import World
@@ -48,15 +47,15 @@ class Zero(ShardedState, DataParallel):
         )
         self._as_view = parameters_as_bucket_view
 
-    def optimizer(self, make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    def optimizer(self, make: MakeOptimizer, groups: Groups) -> Optimizer:
         """Return an optimizer whose state is spread over the processes.
 
         Raises:
             ValueError: the parameters are of several types.
         """
-        refuse_types("zero", parameters)
+        refuse_types("zero", groups)
         with quiet():  # importing it compiles with torch.jit, which torch itself warns of
             from torch.distributed.optim import ZeroRedundancyOptimizer
         kind: Any = make
-        outer = ZeroRedundancyOptimizer(parameters, optimizer_class=kind, parameters_as_bucket_view=self._as_view)
+        outer = ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=self._as_view)
         return self._divided(outer, outer.optim)

@@ -16,7 +16,9 @@ def test_the_names() -> None:
 class TestOneProcess:
     def test_nothing_is_wrapped_and_nothing_is_asked_of_others(self) -> None:
         strategy, model = Strategy(World()), nn.Linear(2, 1)
-        optimizer = strategy.optimizer(lambda parameters: torch.optim.SGD(parameters, lr=0.1), list(model.parameters()))
+        optimizer = strategy.optimizer(
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1), [{"params": list(model.parameters())}]
+        )
         assert strategy.wrap(model, optimizer) is model
         assert (strategy.spreads, strategy.shards, strategy.reports, strategy.warms_up) == (False,) * 4
         assert strategy.any(flag := torch.ones(())) is flag

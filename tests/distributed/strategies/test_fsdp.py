@@ -35,7 +35,9 @@ def test_weights_are_divided_and_all_there(strategy: FullyShard) -> None:
 def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
     network, plain = model(), model()
     strategy.prepare(network, nn.CrossEntropyLoss())
-    made = strategy.optimizer(lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), list(network.parameters()))
+    made = strategy.optimizer(
+        lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), [{"params": list(network.parameters())}]
+    )
     other = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     batch, norms = torch.arange(6.0).view(2, 3), dict[nn.Module, torch.Tensor]()
     for _ in range(3):
@@ -90,7 +92,7 @@ def test_an_optimizer_that_looks_at_whole_weights_is_refused(strategy: FullyShar
     strategy.prepare(network, nn.CrossEntropyLoss())
 
     with pytest.raises(ConfigError, match="Adafactor is not known to treat each entry of a weight for itself"):
-        strategy.optimizer(torch.optim.Adafactor, list(network.parameters()))
+        strategy.optimizer(torch.optim.Adafactor, [{"params": list(network.parameters())}])
 
 
 def test_replicas_that_do_not_divide_the_processes_are_refused() -> None:

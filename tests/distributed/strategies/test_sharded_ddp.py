@@ -29,7 +29,7 @@ class Scaled(nn.Module):
 
 def test_one_wrapper_sees_to_model_and_loss(world: World) -> None:
     strategy, model, loss = ShardedDataParallel(world), nn.Linear(2, 1), Scaled()
-    optimizer = strategy.optimizer(sgd, [*model.parameters(), *loss.parameters()])
+    optimizer = strategy.optimizer(sgd, [{"params": [*model.parameters(), *loss.parameters()]}])
     wrapped = strategy.wrap(model, optimizer)
     assert wrapped is not model
     assert strategy.wrap(loss, optimizer) is loss
@@ -43,14 +43,14 @@ def test_one_wrapper_sees_to_model_and_loss(world: World) -> None:
 
 def test_a_loss_alone_may_train(world: World) -> None:
     strategy, model, loss = ShardedDataParallel(world), nn.Linear(2, 1).requires_grad_(False), Scaled()
-    optimizer = strategy.optimizer(sgd, list(loss.parameters()))
+    optimizer = strategy.optimizer(sgd, [{"params": list(loss.parameters())}])
     assert strategy.wrap(model, optimizer) is model
     assert strategy.wrap(loss, optimizer) is not loss
 
 
 def test_gradients_of_micro_batches_add_up(world: World) -> None:
     strategy, model = ShardedDataParallel(world), nn.Linear(2, 1)
-    wrapped = strategy.wrap(model, strategy.optimizer(sgd, list(model.parameters())))
+    wrapped = strategy.wrap(model, strategy.optimizer(sgd, [{"params": list(model.parameters())}]))
     for last in (False, False, True):
         with strategy.step(last=last):
             wrapped(torch.ones(1, 2)).sum().backward()
@@ -62,7 +62,7 @@ def test_the_norm_has_the_bits_of_torch_and_leaves_out_what_has_no_gradient(worl
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(n)) for n in (7, 300, 1, 65)]
     strategy = ShardedDataParallel(world)
-    strategy.optimizer(sgd, parameters)
+    strategy.optimizer(sgd, [{"params": parameters}])
     for parameter in parameters[:1] + parameters[2:]:
         parameter.grad = torch.randn_like(parameter)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -71,14 +71,14 @@ def test_the_norm_has_the_bits_of_torch_and_leaves_out_what_has_no_gradient(worl
 
 def test_a_process_without_any_gradient_has_the_norm_of_the_others(world: World) -> None:
     strategy = ShardedDataParallel(world)
-    strategy.optimizer(sgd, [nn.Parameter(torch.ones(2))])
+    strategy.optimizer(sgd, [{"params": [nn.Parameter(torch.ones(2))]}])
     assert strategy.norm([]).item() == 0.0
 
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_what_is_not_finite_is_left_out(world: World, clip_norm: float | None) -> None:
     strategy, model = ShardedDataParallel(world), nn.Linear(2, 1, bias=False)
-    optimizer = strategy.optimizer(sgd, list(model.parameters()))
+    optimizer = strategy.optimizer(sgd, [{"params": list(model.parameters())}])
     wrapped = strategy.wrap(model, optimizer)
     updater = Updater(optimizer, clip_norm=clip_norm, guard=GuardSettings("skip", names=["weight"]), strategy=strategy)
     before = model.weight.detach().clone()
@@ -93,6 +93,6 @@ def test_what_is_not_finite_is_left_out(world: World, clip_norm: float | None) -
 def test_buckets_are_off_and_the_log_of_the_process_is_left_alone(world: World) -> None:
     handlers = list(logging.getLogger().handlers)
     strategy, model = ShardedDataParallel(world), nn.Linear(2, 1)
-    strategy.wrap(model, strategy.optimizer(sgd, list(model.parameters())))
+    strategy.wrap(model, strategy.optimizer(sgd, [{"params": list(model.parameters())}]))
     assert strategy.bucket_entries == 0
     assert logging.getLogger().handlers == handlers

@@ -40,7 +40,7 @@ def updated(network: nn.Module, optimizer: Optimizer, updates: int) -> list[Tens
 class TestShardedState:
     def made(self, world: World, kind: type[ShardedState]) -> tuple[ShardedState, nn.Module, Optimizer]:
         strategy, network = kind(world), model()
-        return strategy, network, strategy.optimizer(adamw, list(network.parameters()))
+        return strategy, network, strategy.optimizer(adamw, [{"params": list(network.parameters())}])
 
     def test_updates_state_and_options_are_those_of_the_optimizer_alone(
         self, world: World, kind: type[ShardedState]
@@ -89,13 +89,13 @@ class TestShardedState:
     def test_parameters_of_several_types_are_refused(self, world: World, kind: type[ShardedState]) -> None:
         mixed = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))]
         with pytest.raises(ValueError, match=r"are of several types \(bfloat16, float32\), and it needs one"):
-            kind(world).optimizer(adamw, mixed)
+            kind(world).optimizer(adamw, [{"params": mixed}])
 
 
 @pytest.mark.parametrize("as_view", [False, True])
 def test_parameters_may_lie_in_one_buffer(world: World, as_view: bool) -> None:
     strategy, network, plain = Zero(world, parameters_as_bucket_view=as_view), model(), model()
-    optimizer = strategy.optimizer(adamw, list(network.parameters()))
+    optimizer = strategy.optimizer(adamw, [{"params": list(network.parameters())}])
     places = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     assert len(places) == (1 if as_view else 4)
     assert differences(updated(plain, adamw(list(plain.parameters())), 3), updated(network, optimizer, 3)) == []

@@ -1,0 +1,41 @@
+"""Groups of weights: exact on a resume, and the same under every strategy."""
+
+from pathlib import Path
+
+import pytest
+from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, train
+from processes import Launcher
+from test_processes import ONE
+
+from phasetrain.testing import differences
+
+RULES = (
+    "OPTIMIZER.groups=[{max_ndim: 1, weight_decay: 0.0, momentum: 0.5}, {match: 'head.*', lr_scale: 3.0}]",
+    "OPTIMIZER.weight_decay=0.01",
+    "OPTIMIZER.SCHEDULES={lr: {name: cosine}}",
+    "OPTIMIZER.layer_decay=0.9",
+)
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    train(tmp_path / "whole", *RULES)
+    die(tmp_path / "run", *RULES, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    train(tmp_path / "run", *RULES)
+    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    train(tmp_path / "plain")
+    assert parted(tmp_path / "whole", tmp_path / "plain") != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
+def test_every_strategy_sees_them(launcher: Launcher, tmp_path: Path, strategy: str) -> None:
+    words = (*SMALL, ONE, *RULES, "DISTRIBUTED.bucket_cap_mb=0.00001")
+    assert launcher.run(tmp_path / "ddp", 3, *words).codes == [0, 0, 0]
+    words = (*words[:-1], *(words[-1:] if strategy == "zero" else ()))
+    ended = launcher.run(tmp_path / "run", 3, *words, f"DISTRIBUTED.strategy={strategy}")
+    assert ended.codes == [0, 0, 0], ended.outputs
+    one, other = (newest(tmp_path / name).state["task"]["model"] for name in ("ddp", "run"))
+    if strategy == "fsdp":
+        assert all((one[name].double() - other[name].double()).abs().max() < 1e-5 for name in one)
+    else:
+        assert differences(one, other, "model") == []
