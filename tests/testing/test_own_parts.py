@@ -35,6 +35,8 @@ OPTIMIZER_WORDS = {
     "adamw": ["OPTIMIZER.lr=0.01"],
     "RMSprop": ["OPTIMIZER.lr=0.001", "OPTIMIZER.momentum=0.5"],
     "NAdam": ["OPTIMIZER.lr=0.01"],
+    "lamb": ["OPTIMIZER.lr=0.01"],
+    "lars": ["OPTIMIZER.lr=1.0", "OPTIMIZER.weight_decay=1e-4"],
 }
 SCALER_WORDS = {
     "auto": ["MACHINE.precision=fp16"],
@@ -60,14 +62,20 @@ TRANSFORM_WORDS = {
 DATASET_WORDS = {
     "synthetic": ["DATA.TRAIN.samples=100", "DATA.TRAIN.transforms=[]", "DATA.TEST.samples=64", "MODEL.name=mlp"]
 }
-NEED_FILES = {"idx", "image_folder"}
+NEED_FILES = {"idx", "image_folder", "lines"}
+NEED_SHARDS = {"lanes"}
+"""Samplers for data sets that are read forward; `tests/runs/test_world_size.py` has runs of them."""
 OTHER_TARGETS = {
     "grouped_auroc": (torch.arange(8.0), {"label": torch.arange(8) % 2, "group": torch.arange(8) // 4}),
     "multilabel_accuracy": (torch.arange(80.0).view(8, 10) - 40, torch.arange(80).view(8, 10) % 2),
     "regression": (torch.arange(8.0), torch.arange(8.0) * 2),
 }
 """Outputs and targets of meters that do not take those of classification."""
-HOOK_WORDS = {"metrics": "every_updates: 1", "reload_weights": "folder: weights, every_updates: 1"}
+HOOK_WORDS = {
+    "early_stopping": "monitor: test/accuracy",
+    "metrics": "every_updates: 1",
+    "reload_weights": "folder: weights, every_updates: 1",
+}
 
 
 def transform(name: str) -> str:
@@ -155,7 +163,7 @@ def test_transforms_do_not_depend_on_processes(name: str) -> None:
     assert_world_size_invariant([*BATCHES, transform(name)], sizes=(1, 3))
 
 
-@pytest.mark.parametrize("sampler", own(SAMPLERS))
+@pytest.mark.parametrize("sampler", own(SAMPLERS, NEED_SHARDS))
 @pytest.mark.parametrize("name", own(DATASETS, NEED_FILES))
 def test_orders_do_not_depend_on_processes(name: str, sampler: str) -> None:
     assert_world_size_invariant([*BATCHES, *data(name), f"DATA.TRAIN.sampler={sampler}"])
@@ -193,7 +201,7 @@ RESUMED = [
     *([hook(name)] for name in own(HOOKS)),
     *([f"LOSS.name={name}"] for name in own(LOSSES)),
     *([f"METERS.{name}={{}}"] for name in own(METERS, OTHER_TARGETS)),
-    *([f"DATA.TRAIN.sampler={name}"] for name in own(SAMPLERS)),
+    *([f"DATA.TRAIN.sampler={name}"] for name in own(SAMPLERS, NEED_SHARDS)),
 ]
 
 
