@@ -36,6 +36,7 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/seek.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/resume.py
+	$(BIN)/python benchmarks/distributed.py
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(BIN)/python -m pytest tests/rules/test_docs.py $(ARGS)

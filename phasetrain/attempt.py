@@ -2,12 +2,14 @@
 
 import logging
 import os
+import time
+import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from phasetrain.clock import KINDS, Clock, goodput, young_interval
-from phasetrain.errors import NoProgressError
+from phasetrain.errors import ConfigError, NoProgressError, PhasetrainError
 from phasetrain.folder import RunFolder, count
 from phasetrain.state import RunState
 from phasetrain.storage import LogFile
@@ -98,10 +100,25 @@ class Attempt:
         return {kind: self._earlier[kind] + spent[kind] for kind in KINDS}
 
 
+def note_error(folder: RunFolder, error: BaseException) -> None:
+    """Write to the log of this process why it ends, with a traceback where the error is none of ours."""
+    text = str(error) if isinstance(error, PhasetrainError) else "".join(traceback.format_exception(error)).rstrip()
+    at = time.strftime("%Y-%m-%d %H:%M:%S")
+    with suppress(OSError, ConfigError):
+        file = folder.log(log_name(folder))
+        file.write(f"{at} ERROR {text}\n".encode(errors="backslashreplace"))
+        file.flush()
+
+
+def log_name(folder: RunFolder) -> str:
+    """Return the name of the log of this process."""
+    return f"log-{folder.rank}.txt" if folder.rank else "log.txt"
+
+
 @contextmanager
 def logged(folder: RunFolder) -> Iterator[None]:
     """Write what is logged to log.txt as well; other processes than the main one have files of their own."""
-    handler = _LogHandler(folder.log(f"log-{folder.rank}.txt" if folder.rank else "log.txt"))
+    handler = _LogHandler(folder.log(log_name(folder)))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("phasetrain")
     logger.addHandler(handler)

@@ -13,7 +13,7 @@ from phasetrain.config.changes import Change, differences
 from phasetrain.config.check import shown
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
-from phasetrain.ledger import COMPONENTS, FILE, FULL, SAMPLED, InvalidLedgerError, Ledger, different, read
+from phasetrain.ledger import COMPONENTS, FILE, FULL, SAMPLED, InvalidLedgerError, Ledger, comparable, different, read
 from phasetrain.storage import Storage, open_storage
 from phasetrain.terminal import Rows, plain_table
 
@@ -220,10 +220,9 @@ def _told(one: Ledger, other: Ledger, updates: int, component: str) -> bool:
     a, b = one[updates], other[updates]
     if component == "gradient norm":
         return a.told(component) != "not computed"
-    if component == "batch content":
-        kinds = SAMPLED | FULL
-        return bool(a.flags & kinds) and a.flags & kinds == b.flags & kinds
-    return True
+    if component == "batch content" and not a.flags & (SAMPLED | FULL):
+        return False
+    return comparable(a, b, component)
 
 
 def _remarks(one: Ledger, other: Ledger) -> Iterator[str]:
@@ -234,9 +233,8 @@ def _remarks(one: Ledger, other: Ledger) -> Iterator[str]:
         if ledger.damaged:
             yield f"{len(ledger.damaged)} records in the ledger of {name} are damaged."
     both = [updates for updates in one if updates in other]
-    kinds = SAMPLED | FULL
-    if any(one[updates].flags & kinds != other[updates].flags & kinds for updates in both[:1]):
-        yield "The content of batches was not compared: HOOKS.ledger.content differs."
+    if any(not comparable(one[updates], other[updates], "batch content") for updates in both[:1]):
+        yield "The content of batches was not compared: HOOKS.ledger.content or the number of processes differs."
     for updates in both:
         a, b = one[updates], other[updates]
         if (a.phase, a.step) != (b.phase, b.step):

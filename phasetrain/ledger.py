@@ -16,8 +16,11 @@ FILE = "steps.ledger"
 """Name of the file in a run folder."""
 
 MAGIC, VERSION = b"PHTLEDGR", 1
-SKIPPED, NORM, SAMPLED, FULL = 1, 2, 4, 8
-"""Flags: the update was skipped; the gradient's norm is there; a part of the content is hashed; all of it is."""
+SKIPPED, NORM, SAMPLED, FULL, PIECES = 1, 2, 4, 8, 16
+"""Flags: the update was skipped; the gradient's norm is there; a part of the content is hashed; all of it is; weights
+are those pieces that the main process has. The upper half holds the number of processes where there are several."""
+
+PROCESSES_SHIFT = 16
 
 _HEADER = struct.Struct("<8sII")
 _RECORD = struct.Struct("<QIIIIQQQddd")
@@ -51,7 +54,7 @@ class Record:
         updates: its number, as in metrics.jsonl: the first is 1.
         phase: index of its phase in the plan.
         step: its number in the phase; the first is 1.
-        samples: samples of the update on this process.
+        samples: samples of the update.
         flags: see SKIPPED, NORM, SAMPLED and FULL.
         ids: digest of the indices of its samples, in their order.
         content: digest of what its batches hold: of a part under SAMPLED, of all under FULL, else 0.
@@ -76,6 +79,11 @@ class Record:
     def encode(self) -> bytes:
         """Return the record as it stands in the file, with its CRC-32 at the end."""
         return encoded(*astuple(self))
+
+    @property
+    def processes(self) -> int:
+        """How many processes have made the update."""
+        return self.flags >> PROCESSES_SHIFT or 1
 
     @property
     def skipped(self) -> bool:
@@ -108,7 +116,8 @@ def encoded(*values: float) -> bytes:
 def different(one: Record, other: Record) -> list[str]:
     """Return the components in which two records of the same update differ, in the order of COMPONENTS.
 
-    Numbers are compared by their bits. What is hashed of the content has to be the same kind on both sides.
+    Numbers are compared by their bits. What is hashed of content and weights has to be the same kind on both sides:
+    that of the content depends on the number of processes, and that of weights in pieces too.
     """
     if one.encode() == other.encode():
         return []
@@ -116,10 +125,17 @@ def different(one: Record, other: Record) -> list[str]:
 
 
 def _differ(one: Record, other: Record, component: str) -> bool:
-    kinds = SAMPLED | FULL
-    if component == "batch content" and one.flags & kinds != other.flags & kinds:
-        return False
-    return one.told(component) != other.told(component)
+    return comparable(one, other, component) and one.told(component) != other.told(component)
+
+
+def comparable(one: Record, other: Record, component: str) -> bool:
+    """Tell whether what two records have of a component is of the same kind."""
+    kinds, shared = SAMPLED | FULL, one.processes == other.processes
+    if component == "batch content":
+        return shared and one.flags & kinds == other.flags & kinds
+    if component == "weights" and (one.flags | other.flags) & PIECES:
+        return shared and bool(one.flags & other.flags & PIECES)
+    return True
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ from phasetrain.wiring import checkpointer_of, hooks_of
 
 log = logging.getLogger(__name__)
 
+SHARED = ("samples", "lr")
+"""What a replay on one process has in common with an update that several have made."""
+
 WATCHERS = (ConsoleView, LedgerHook, Metrics, Numerics, TensorBoard, Watchdog)
 """Hooks of ours that write and leave the trajectory alone; a replay does without them."""
 
@@ -175,22 +178,33 @@ class _Replay:
         """Print the table of the update and which update is the first to differ; return the exit code."""
         if self.number not in found:
             raise ConfigError(f"RUN.step = {self.number}: the run ends before it, after update {found.last}")
-        self._table(found[self.number])
+        told = self._compared()
+        self._table(found[self.number], told)
         if self.ledger is None:
             log.warning("%s has no %s (HOOKS.ledger): nothing to check against", self.folder.path, FILE)
             return 0
         checked = [updates for updates in found if updates in self.ledger]
         for updates in checked:
-            if parts := different(self.ledger[updates], found[updates]):
+            parts = different(self.ledger[updates], found[updates])
+            if parts := [part for part in parts if part in told]:
                 log.error("update %d is the first that differs: %s", updates, ", ".join(parts))
                 return 1
         first = f"updates {checked[0]} to {checked[-1]} equal" if len(checked) > 1 else f"update {checked[0]} equals"
         log.info("%s the ledger, bit for bit", first)
         return 0
 
-    def _table(self, now: Record) -> None:
+    def _compared(self) -> tuple[str, ...]:
+        """Return what has to be equal to the ledger; of an update that several processes made, not every last bit."""
+        made_by = 1 if self.ledger is None else self.ledger[self.number].processes
+        if made_by == 1 or self.setup.config.DISTRIBUTED.reduction == "ordered":
+            return COMPONENTS
+        text = "%d processes made this update and one replays it: sums have other last bits, so only %s are compared"
+        log.warning(text, made_by, " and ".join(SHARED))
+        return SHARED
+
+    def _table(self, now: Record, told: tuple[str, ...]) -> None:
         then = None if self.ledger is None else self.ledger[self.number]
-        rows = [(name, *_cells(then, now, name)) for name in COMPONENTS]
+        rows = [(name, *_cells(then, now, name)) for name in told]
         self.setup.terminal.table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
 
 

@@ -150,12 +150,17 @@ def _check(overrides: Sequence[str], flags: argparse.Namespace) -> None:
 
 
 def told(error: PhasetrainError, environment: Mapping[str, str]) -> str:
-    """Return what a process prints of an error; of what another one has failed with, the main process tells."""
+    """Return what a process prints of an error; of what another one has failed with, the main process tells.
+
+    Where the main process is the one that is gone or stands still, process 1 tells.
+    """
     try:
         place = placed(environment)
     except ConfigError:
         place = Placement()
-    if isinstance(error, PeerError) and place.rank:
+    lost = str(error).startswith(("process 0 of", "one or more of the processes 0"))
+    main_is_lost = lost and "failed first" not in str(error)
+    if isinstance(error, PeerError) and place.rank and not (place.rank == 1 and main_is_lost):
         return ""
     text = "\n".join((str(error), *vars(error).get("__notes__", ())))
     return f"process {place.rank} of {place.size}: {text}\n" if place.rank else f"{text}\n"

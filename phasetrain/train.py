@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from phasetrain.attempt import Attempt, logged
+from phasetrain.attempt import Attempt, logged, note_error
 from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.clock import Clock
 from phasetrain.data.purity import check_pure
@@ -378,6 +378,7 @@ def _nothing_to_resume(folder: RunFolder) -> ConfigError:
 
 
 def _note_failure(folder: RunFolder, error: BaseException) -> None:
+    note_error(folder, error)
     code, reason = error.exit_code if isinstance(error, PhasetrainError) else 1, f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code, reason = error.code, "stopped at once; what came after the newest checkpoint will be done again"

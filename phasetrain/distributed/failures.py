@@ -40,13 +40,29 @@ _LOST = re.compile(
     r"|recvvector failed|connection was likely closed|process group",
     re.IGNORECASE,
 )
+"""What such errors say, where they come from code that talks to other processes."""
+
+_OURS = re.compile(
+    r"[/\\](torch[/\\](distributed|autograd|nn[/\\]parallel|_)|fairscale[/\\]|phasetrain[/\\]distributed[/\\])"
+)
+"""Such code; a backward pass talks to other processes as well."""
 
 
 def is_lost_peer(error: BaseException) -> bool:
     """Tell whether an error only says that another process is gone or does not answer."""
     if isinstance(error, PeerError | dist.DistError):
         return True
-    return isinstance(error, RuntimeError) and not isinstance(error, PhasetrainError) and bool(_LOST.search(str(error)))
+    if not isinstance(error, RuntimeError) or isinstance(error, PhasetrainError) or not _LOST.search(str(error)):
+        return False
+    return "gloo/transport" in str(error) or bool(_OURS.search(_raised_in(error)))
+
+
+def _raised_in(error: BaseException) -> str:
+    """Return the file in which an error was raised, empty where it was not raised at all."""
+    trace, file = error.__traceback__, ""
+    while trace is not None:
+        file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+    return file
 
 
 class Failures:
@@ -79,6 +95,8 @@ class Failures:
             return found
         code = error.exit_code if isinstance(error, PhasetrainError) else _code(error)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if isinstance(error, SystemExit):
+            text = f"it ended at once with code {code}" + (" (a second signal)" if code > 128 else "")
         self._write(self._rank, code, text[:4000])
         return error
 

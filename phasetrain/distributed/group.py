@@ -1,7 +1,10 @@
 """Joining the processes of a run, and parting again."""
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +20,9 @@ from phasetrain.distributed.failures import Failures
 from phasetrain.distributed.placement import Placement
 from phasetrain.distributed.world import World
 from phasetrain.errors import PeerError
+
+PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 
 LOOK_SECONDS, LOOK_AGAIN_SECONDS = 0.05, 0.5
 """How often a process looks whether process 0 has greeted it, and how long it believes in what it was told before."""
@@ -35,6 +41,8 @@ def joined(place: Placement, device: torch.device, *, timeout_seconds: float, al
     Raises:
         PeerError: the others have not come in time, or one of them has failed meanwhile.
     """
+    if place.hosted:
+        stop_with_parent()
     if place.size == 1 and not alone:
         yield World()
         return
@@ -70,6 +78,15 @@ def joined(place: Placement, device: torch.device, *, timeout_seconds: float, al
         if own:
             with suppress(RuntimeError, dist.DistError):
                 dist.destroy_process_group()
+
+
+def stop_with_parent() -> None:
+    """Let the kernel send SIGTERM to this process when the one that started it, torchrun, dies without a word.
+
+    Nobody would look after it any more. Linux only; elsewhere nothing happens.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, int(signal.SIGTERM))
 
 
 def _store(place: Placement, timeout: timedelta) -> Any:

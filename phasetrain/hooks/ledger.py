@@ -15,7 +15,19 @@ from torch import Tensor
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.errors import NumericsError
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, SKIPPED, encoded, recorded
+from phasetrain.ledger import (
+    FILE,
+    FULL,
+    HEADER,
+    NORM,
+    PIECES,
+    PROCESSES_SHIFT,
+    RECORD_BYTES,
+    SAMPLED,
+    SKIPPED,
+    encoded,
+    recorded,
+)
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.plan import Phase
 from phasetrain.storage import LogFile
@@ -152,7 +164,7 @@ class LedgerHook(Hook):
                 phase=phase.index,
                 step=state.step,
                 samples=out.samples,
-                flags=self._flags | (NORM if norm is not None else 0),
+                flags=self._flags | (NORM if norm is not None else 0) | (PIECES if run.task.divides else 0),
                 lr=updater.lr,
                 ids=self._ids,
                 content=digest_of(self._hasher) if self._hasher else self._pieces,
@@ -264,6 +276,7 @@ def together(processes: Sequence[Fields]) -> tuple[int, int, int, int, int, int,
     ids = digest(b"".join(one[5] for one in processes))
     if len(processes) > 1 and flags & (SAMPLED | FULL):
         content = digest(b"".join(one[6].to_bytes(8, "little") for one in processes))
+    flags |= (len(processes) << PROCESSES_SHIFT) if len(processes) > 1 else 0
     loss, norm, lr = numbers
     return updates, phase, step, samples, flags, ids, content, weights, loss, norm, lr
 

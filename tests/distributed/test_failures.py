@@ -10,8 +10,20 @@ import torch.distributed as dist
 from phasetrain.distributed import Failures, is_lost_peer
 from phasetrain.errors import ConfigError, NumericsError, PeerError
 
-LOST = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:54149. gloo")
 HERE = socket.gethostname()
+
+
+def raised(text: str, file: str) -> RuntimeError:
+    """Return an error as code in some file raises it."""
+    try:
+        exec(compile("raise RuntimeError(text)", file, "exec"), {"text": text})
+    except RuntimeError as error:
+        return error
+    raise AssertionError
+
+
+LIBRARY = "/site-packages/torch/distributed/distributed_c10d.py"
+LOST = raised("[pair.cc:553] Connection closed by peer [127.0.0.1]:54149", LIBRARY)
 
 
 def dead() -> int:
@@ -31,7 +43,12 @@ def board(*pids: int) -> list[Failures]:
     ("error", "lost"),
     [
         (LOST, True),
-        (RuntimeError("NCCL error: remote process exited"), True),
+        (raised("NCCL error: remote process exited", LIBRARY), True),
+        (raised("Connection reset by peer", "/site-packages/torch/autograd/graph.py"), True),
+        (raised("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "/home/me/hooks.py"), True),
+        (raised("Connection refused by my metrics server", "/home/me/hooks.py"), False),
+        (raised("broken pipe in my decoder", "/home/me/phasetrain/decoder.py"), False),
+        (RuntimeError("Connection closed by peer"), False),
         (PeerError("process 1 of 2 failed first"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ConfigError("the process group of a gloo of config"), False),

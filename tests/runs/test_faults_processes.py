@@ -145,9 +145,11 @@ class TestKilled:
         assert [done.codes[one] for one in others] == [1, 1], done.outputs
         assert max(done.ends[one] - done.ends[rank] for one in others) < WITHIN_SECONDS
         assert done.alive == []
+        teller = 0 if rank else 1  # where the main one is gone, the next one tells
+        named = (f"process {rank} of 3 (pid ", f"one or more of the processes {rank}, ")
+        assert any(name in done.outputs[teller] for name in named[: 2 - bool(rank)])
+        assert "is gone without a word" in done.outputs[teller]
         if rank:
-            assert f"process {rank} of 3 (pid " in done.outputs[0]
-            assert "is gone without a word" in done.outputs[0]
             assert status(folder)["state"] == "failed"
 
     @pytest.mark.slow
@@ -235,6 +237,8 @@ class TestFailing:
         assert is_clean(done, folder)
         assert (status(folder)["state"], status(folder)["exit_code"]) == ("failed", code)
         assert told in status(folder)["reason"]
+        assert " of 3 failed first: " in (folder / "log.txt").read_text()
+        assert sum(told in (folder / name).read_text() for name in ("log.txt", "log-1.txt", "log-2.txt")) == 3
         assert max(done.ends) - min(done.ends) < WITHIN_SECONDS
 
     def test_the_main_one_the_others_have_its_exit_code(self, launcher: Launcher, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from processes import Launcher
 from test_processes import ONE, STRIKE
 
 from phasetrain.checkpoint import Loaded
+from phasetrain.diff import diff
 from phasetrain.testing import differences
 
 # 1,442 samples in batches of 72: the last batch of an epoch has two, so that most shards are empty.
@@ -80,3 +81,21 @@ def test_what_does_not_fit_is_refused(
     ended = launcher.run(tmp_path / "run", size, *ORDERED, *words)
     assert ended.codes == [2] * size
     assert told in ended.outputs[0]
+
+
+def test_a_comparison_and_a_replay_look_past_the_number_of_processes(
+    launcher: Launcher, alone: Path, tmp_path: Path
+) -> None:
+    assert launcher.run(tmp_path / "run", 2, *ORDERED).codes == [0, 0]
+    found = diff(str(alone), str(tmp_path / "run"))
+    assert found.components == ("metrics",)  # sums of meters over processes: the last bit of a mean loss
+    assert found.updates == 21
+    ended = launcher.run(tmp_path / "run", 1, *ORDERED, "RUN.engine=replay", "RUN.step=16")
+    assert ended.codes == [0], ended.outputs
+
+
+def test_a_replay_of_a_sum_over_processes_compares_what_one_has_in_common(launcher: Launcher, tmp_path: Path) -> None:
+    assert launcher.run(tmp_path / "run", 2, *WORDS).codes == [0, 0]
+    ended = launcher.run(tmp_path / "run", 1, *WORDS, "RUN.engine=replay", "RUN.step=16")
+    assert ended.codes == [0], ended.outputs
+    assert "2 processes made this update and one replays it" in ended.outputs[0]
