@@ -157,7 +157,7 @@ def explained(setup: Setup, loaded: Loaded) -> list[str]:
     """Return a line for each difference since the checkpoint that a resume is free to have: config, packages, code."""
     changes = differences(loaded.promised["config"], setup.asked, setup.schema)
     lines = [
-        f"{change.path}: {shown(change.old)} -> {shown(change.new)} (free: the trajectory stays the same)"
+        f"{change.path}: {shown(change.old)} -> {shown(change.new)} ({_freely(change.path)})"
         for change in changes
         if change.resume == "free" and not change.path.startswith("RUN.")
     ]
@@ -167,6 +167,12 @@ def explained(setup: Setup, loaded: Loaded) -> list[str]:
     told, found = loaded.promised.get("code", {}), code(setup)
     changed = [name for name in told if name in found and told[name] != found[name]]
     return lines + [f"the source of {name} has changed; equal bits are promised for equal code" for name in changed]
+
+
+def _freely(path: str) -> str:
+    if path.startswith("DISTRIBUTED."):
+        return "free: the samples of each update stay the same, the last bits of sums may not"
+    return "free: the trajectory stays the same"
 
 
 def adopted(setup: Setup, loaded: Loaded) -> tuple[Machine, list[str]]:

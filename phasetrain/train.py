@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -171,7 +172,7 @@ class _Training:
                     with closing(engine):
                         loop(engine)
         finally:
-            if world.is_main:
+            if world.is_main and (world.is_alone or sys.exc_info()[0] is None):  # a cause of failure comes first
                 self.attempt.show(setup.terminal, save.saves, state.updates - updates)
         return self._ended(engine, latest)
 

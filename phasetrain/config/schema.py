@@ -41,6 +41,7 @@ WORDS = (  # where a plain word stands for {name: word}
 )
 LABELLED = ("METERS", "HOOKS", "OPTIMIZER.SCHEDULES")  # mappings from a label to a part; null empties them
 FREE = ("HOOKS", "DISTRIBUTED")  # sections whose parts leave the trajectory alone, or its samples at least
+ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")  # of fsdp: they change more than last bits
 DEFAULT_NAMES = ("METERS.*", "HOOKS.*")  # where the label is the name unless one is given
 
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*?)(?:\s#\s*(?P<comment>.*))?$")
@@ -128,6 +129,8 @@ class Schema:
     def resume(self, path: str) -> Resume:
         """Return the class for resume of any dotted path; parameters of parts are forbidden to change but in FREE."""
         section = path.partition(".")[0]
+        if path in ROUNDING:
+            return "adjustable"
         while path and section != "HOOKS":
             key = self.key(path)
             if key is not None:

@@ -1,5 +1,6 @@
 """The processes of a run and how they share its work (section DISTRIBUTED)."""
 
+from phasetrain.distributed.buffers import Kept, buffers_of, fill_buffers, places
 from phasetrain.distributed.collectives import gather_rows, gather_with_gradient, log_once, main_first, reduce
 from phasetrain.distributed.consensus import Consensus
 from phasetrain.distributed.failures import Failures, is_lost_peer
@@ -13,11 +14,14 @@ __all__ = [
     "STRATEGIES",
     "Consensus",
     "Failures",
+    "Kept",
     "Mean",
     "Ordered",
     "Placement",
     "Strategy",
     "World",
+    "buffers_of",
+    "fill_buffers",
     "gather_rows",
     "gather_with_gradient",
     "guarded",
@@ -26,5 +30,6 @@ __all__ = [
     "log_once",
     "main_first",
     "placed",
+    "places",
     "reduce",
 ]

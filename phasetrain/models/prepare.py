@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from phasetrain.distributed import places
 from phasetrain.errors import ConfigError, did_you_mean
 
 SHOWN = 12
@@ -180,32 +181,55 @@ def _passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractCo
 
     Without them batch norm would count each batch twice, and a module that reads what it has updated would differ.
     """
-    changed: list[tuple[Tensor, Tensor]] = []
-    return _noting(list(module.buffers()), changed), _rewound(changed)
+    changed: list[_Change] = []
+    return _noting(module, changed), _rewound(changed)
+
+
+class _Change(NamedTuple):
+    """A buffer that a pass has changed, or has put another tensor in the place of: `content` is None there."""
+
+    buffers: dict[str, Tensor | None]
+    name: str
+    tensor: Tensor
+    content: Tensor | None
 
 
 @contextmanager
-def _noting(buffers: list[Tensor], changed: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers]
+def _noting(module: nn.Module, changed: list[_Change]) -> Iterator[None]:
+    before = [
+        (buffers, name, tensor, tensor._version, tensor.detach().clone())
+        for buffers, name in places(module)
+        if (tensor := buffers[name]) is not None
+    ]
     yield
-    # Torch's batch norm updates running statistics, which are vectors, without counting a version of them.
-    changed += [(buffer, value) for buffer, version, value in before if buffer.ndim == 1 or buffer._version != version]
+    for buffers, name, tensor, version, content in before:
+        # Torch's batch norm updates running statistics, which are vectors, without counting a version of them.
+        if tensor._version != version or (tensor.ndim == 1 and buffers[name] is tensor):
+            changed.append(_Change(buffers, name, tensor, content))
+        elif buffers[name] is not tensor:
+            changed.append(_Change(buffers, name, tensor, None))
 
 
 @contextmanager
-def _rewound(changed: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    after = [buffer.detach().clone() for buffer, _ in changed]
-    _fill((buffer, value) for buffer, value in changed)
+def _rewound(changed: list[_Change]) -> Iterator[None]:
+    after = [
+        _Change(buffers, name, now, now.detach().clone())
+        for buffers, name, _, _ in changed
+        if (now := buffers[name]) is not None
+    ]
+    _fill(changed)
     try:
         yield
     finally:
-        _fill((buffer, value) for (buffer, _), value in zip(changed, after, strict=True))
+        _fill(after)
 
 
-def _fill(values: Iterator[tuple[Tensor, Tensor]]) -> None:
+def _fill(values: Sequence[_Change]) -> None:
     with torch.no_grad():
-        for buffer, value in values:
-            buffer.copy_(value)
+        for buffers, name, tensor, content in values:
+            buffers[name] = tensor
+            if content is not None:
+                tensor.copy_(content)
 
 
 def _computes(module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +12,7 @@ from torch import nn
 
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.data import BadSamples, PhaseLoader, SampleError
-from phasetrain.distributed import Strategy, World
+from phasetrain.distributed import Kept, Strategy, World, fill_buffers
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.machine import Machine, mixed, reseed, seed_of
 from phasetrain.meters import Meter
@@ -213,13 +214,15 @@ class Task(ABC):
     def warm_up(self, phase: Phase) -> None:
         """Make two passes whose gradients are dropped, where the strategy's first ones differ from all later ones.
 
-        Weights stay as they are, and buffers are put back; samples are those with which the phase begins.
+        Weights stay as they are, and all else that learns or accumulates is put back; samples are those with which the
+        phase begins.
         """
         if not self._strategy.warms_up or not phase.steps:
             return
         self.begin(phase, fresh=False)
-        modules = (self.parts.model, self.parts.loss)
-        kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+        kept = Kept(self.parts.model, self.parts.loss)
+        others = {name: part for name, part in self.stateful().items() if not _is_ours(name)}
+        states = {name: deepcopy(part.state_dict()) for name, part in others.items()}
         loader = self.parts.loaders[phase.split]
         draws = next(iter(loader.sampler.steps(phase, 0)))
         batch = loader.read(draws[0]).to(self._device)
@@ -228,9 +231,9 @@ class Task(ABC):
             with self._strategy.step(last=True):
                 self._forward(batch).loss.backward()  # type: ignore[no-untyped-call]
             self.updater.drop_gradients()
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
+        kept.restore()
+        for name, part in others.items():
+            part.load_state_dict(states[name])
 
     @torch.no_grad()
     def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
@@ -320,7 +323,7 @@ class Task(ABC):
             if isinstance(part, Meter):
                 part.fill(own[name])
             elif isinstance(part, nn.Module):
-                _fill_buffers(part, own[name])
+                fill_buffers(part, own[name])
             else:
                 part.load_state_dict(own[name])
 
@@ -369,11 +372,9 @@ def _skipped(world: World, batches: list[Batch], at: Position, events: StepEvent
     events.on_skip(batches, found)
 
 
-def _fill_buffers(module: nn.Module, values: Mapping[str, Any]) -> None:
-    """Give a module buffers by their names, those among them that it has."""
-    for name, buffer in module.named_buffers():
-        if name in values:
-            buffer.copy_(values[name])
+def _is_ours(name: str) -> bool:
+    """Tell whether an entry of `stateful` is one that passes without an update leave alone, but for buffers."""
+    return name in (*MODULES, "updater") or name.startswith(("meter.", "data."))
 
 
 def merged(outputs: list[StepOutput]) -> StepOutput:

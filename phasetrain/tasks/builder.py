@@ -1,6 +1,6 @@
 """From sections to parts: the one place that reads DATA, MODEL, LOSS, METERS, OPTIMIZER and TASK."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -22,7 +22,7 @@ from phasetrain.data import (
 from phasetrain.data.datasets import Described, Samples
 from phasetrain.data.sampler import Order
 from phasetrain.data.transforms import Pipeline
-from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World
+from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World, buffers_of
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.machine import Machine, reseed_all, seed_of
@@ -364,7 +364,7 @@ class Builder:
                 section.on_nonfinite,
                 section.skip_budget,
                 names=[weight.name for group in groups for weight in group.weights],
-                buffers=_buffers_of(model, loss),
+                buffers=buffers_of(model, loss),
             ),
             strategy=strategy,
         )
@@ -374,12 +374,6 @@ class Builder:
         if isinstance(item, str):
             return registry.build(item, {}, where=where, facts=facts)
         return registry.build(item["name"], _rest(item, {"name"}), where=where, facts=facts)
-
-
-def _buffers_of(*modules: nn.Module) -> Callable[[], list[torch.Tensor]]:
-    """Return what looks the buffers of modules up by their names, as a module may put others in their place."""
-    places = [(part._buffers, name) for module in modules for part in module.modules() for name in part._buffers]
-    return lambda: [buffer for buffers, name in places if (buffer := buffers.get(name)) is not None]
 
 
 def _rest(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[str, Any]:

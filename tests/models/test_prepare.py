@@ -35,6 +35,22 @@ class Counting(nn.Module):
         return mixed.tanh()
 
 
+class Averaging(nn.Module):
+    """Divides by a running size, a new tensor in each pass."""
+
+    size: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.register_buffer("size", torch.ones(()))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        mixed: Tensor = self.linear(batch)
+        self.size = 0.9 * self.size + 0.1 * mixed.detach().abs().mean()
+        return mixed / self.size
+
+
 def cnn() -> nn.Module:
     torch.manual_seed(1)
     return SmallCNN(10, width=4, dropout=0.3)
@@ -48,6 +64,11 @@ def mlp() -> nn.Module:
 def counting() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), Counting(), nn.Linear(64, 10))
+
+
+def averaging() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), Averaging(), nn.Linear(64, 10))
 
 
 def step(call: Callable[[Tensor], Tensor], model: nn.Module, seed: int = 3) -> tuple[list[Tensor], int]:
@@ -81,6 +102,7 @@ class TestCheckpointing:
             (mlp, ["layers.[0-2]", "layers.3"], ["layers.0", "layers.1", "layers.2", "layers.3"]),
             (mlp, ["Lin*"], ["layers.1", "layers.4", "layers.7"]),
             (counting, ["Counting"], ["1"]),
+            (averaging, ["Averaging"], ["1"]),
         ],
     )
     def test_bits_and_names_are_those_of_the_model_without(

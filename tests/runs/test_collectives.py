@@ -45,3 +45,10 @@ def test_rows_of_a_meter_are_all_there_after_a_kill_in_the_middle_of_a_test(
     if size == 3:
         assert resumed == whole
     assert abs(resumed[0]["exact_auc_value"] - whole[0]["exact_auc_value"]) < 1e-4
+
+
+@pytest.mark.parametrize("words", [(), ("DISTRIBUTED.reduction=ordered",)])
+def test_what_goes_before_a_start_leaves_no_trace(launcher: Launcher, tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = launcher.run(tmp_path / "run", 2, *SMALL, ONE, CHECKS, "LOSS.name=counting", "PHASES.epochs=1", *words)
+    assert ended.codes == [0, 0], ended.outputs
+    assert newest(tmp_path / "run").state["task"]["loss"]["count"].item() == 5

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +51,7 @@ class DataParallel(Spreading):
         communication: str = "none",
     ) -> None:
         super().__init__(world)
-        if bucket_cap_mb <= 0:
+        if not 0 < bucket_cap_mb < inf:
             raise ValueError(f"bucket_cap_mb = {bucket_cap_mb}: expected more than 0")
         self._options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,

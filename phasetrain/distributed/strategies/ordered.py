@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from phasetrain.distributed.buffers import buffers_of
 from phasetrain.distributed.strategies.base import Mean, Strategy
 from phasetrain.distributed.world import World
 
@@ -34,6 +35,7 @@ class Ordered(Strategy):
         super().__init__(world)
         self._own = shards // world.size
         self._modules: tuple[nn.Module, ...] = ()
+        self._buffers = buffers_of()
         self._parameters: list[nn.Parameter] = []
         self._tree = Tree()
         self._before: list[Tensor] = []
@@ -41,7 +43,7 @@ class Ordered(Strategy):
 
     def prepare(self, model: nn.Module, loss: nn.Module) -> None:
         """Note what gradients and running statistics belong to."""
-        self._modules = (model, loss)
+        self._modules, self._buffers = (model, loss), buffers_of(model, loss)
         self._parameters = [p for module in self._modules for p in module.parameters() if p.requires_grad]
 
     def place(self, micro: int) -> tuple[int, int]:
@@ -50,12 +52,12 @@ class Ordered(Strategy):
 
     @contextmanager
     def _shard(self, *, last: bool, counts: bool) -> Iterator[None]:
-        buffers = [buffer for module in self._modules for buffer in module.buffers()]
         if not self._tree:
-            self._before = [buffer.clone() for buffer in buffers]
+            self._before = [buffer.clone() for buffer in self._buffers()]
         else:
-            _copy(buffers, self._before)
+            _copy(self._buffers(), self._before)
         yield
+        buffers = self._buffers()  # looked up again: a module may have put others in their place
         if not self._tree:
             self._first = [buffer.clone() for buffer in buffers]
         self._tree.add(self._leaf(buffers, counts=counts))

@@ -41,6 +41,9 @@ class TestTree:
 class Counting(nn.Module):
     """Multiplies by a weight, and keeps a running mean of what it has seen and a count."""
 
+    seen: Tensor
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([2.0]))
@@ -55,9 +58,9 @@ class Counting(nn.Module):
         return self.weight * value
 
 
-def update(shards: int, values: list[float | None]) -> Counting:
+def update(shards: int, values: list[float | None], module: Counting | None = None) -> Counting:
     """Make one update; None stands for a shard without samples."""
-    module = Counting()
+    module = module or Counting()
     strategy = Ordered(World(), shards)
     strategy.prepare(module, nn.Module())
     for number, value in enumerate(values):
@@ -93,3 +96,17 @@ class TestUpdate:
     def test_the_loss_is_added_along_the_tree(self) -> None:
         losses = [torch.tensor(value) for value in (TINY, TINY, 1.0, 0.0)]
         assert Ordered(World(), 4).mean(losses).wait().item() == 1.0 + 2.0**-23
+
+
+class Assigning(Counting):
+    """Puts another tensor in the place of its running mean."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen = self.seen + value
+            self.count.add_(1)
+        return self.weight * value
+
+
+def test_buffers_may_be_assigned() -> None:
+    assert update(4, [1.0, 2.0, 3.0, 6.0], Assigning()).seen.item() == 13.0
