@@ -127,15 +127,17 @@ class Mean:
 
     Args:
         value: of this process.
-        size: number of processes; with one, the value is the mean.
+        world: the processes; with one, or without, the value is the mean.
     """
 
-    def __init__(self, value: Tensor, size: int = 1) -> None:
-        self._size, self._work = size, None
+    def __init__(self, value: Tensor, world: World | None = None) -> None:
+        self._size, self._work = 1 if world is None else world.size, None
         self._value = value
-        if size > 1:
+        if world is not None and world.size > 1:
             self._value = value.clone()
-            self._work = dist.all_reduce(self._value, async_op=True)
+            # On a CPU over the group for decisions: in the other one it would stand before the gradients.
+            group = None if value.device.type != "cpu" else world.control
+            self._work = dist.all_reduce(self._value, group=group, async_op=True)
 
     def wait(self) -> Tensor:
         """Return the mean."""
@@ -159,7 +161,7 @@ class Spreading(Strategy):
 
     def mean(self, losses: Sequence[Tensor]) -> Mean:
         """Begin to take the loss of an update, the mean over processes of what each has summed up."""
-        return Mean(total(losses), self.world.size)
+        return Mean(total(losses), self.world)
 
     def everywhere(self, value: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
         """Return a tensor reduced over all processes."""
