@@ -23,6 +23,9 @@ LENGTH, METRICS = "length", "metrics"
 OF_A_FOLDER = ("RUN.dir", "RUN.name", "RUN.engine", "RUN.step", "RUN.resume")
 """Keys that two runs may well have each their own way."""
 
+OF_PROCESSES = ("DATA.TRAIN.micro_batch_size", "OPTIMIZER.accumulate")
+"""Keys that follow from the number of processes."""
+
 MEANINGS = {
     "samples": "the order of the data, its length, the batch size or the seed differs",
     "batch content": "the data itself, a transform or its randomness differs",
@@ -133,13 +136,15 @@ def diff(one: str, other: str) -> Difference:
     updates, components, verdict, notes = _parting(a, b)
     schema = default_schema()
     changes = differences(a.config, b.config, schema) if a.config and b.config else []
+    other_number = a.environment.get("processes") != b.environment.get("processes")
+    own = (*OF_A_FOLDER, *(OF_PROCESSES if other_number else ()))
     return Difference(
         one=a,
         other=b,
         updates=updates,
         components=components,
         verdict=verdict,
-        config=tuple(change for change in changes if change.path not in OF_A_FOLDER),
+        config=tuple(change for change in changes if change.path not in own),
         environment=_unequal(a.environment, b.environment, skip=("folder", "executable")),
         data=_unequal(a.data, b.data),
         notes=tuple(notes),

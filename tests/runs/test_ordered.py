@@ -90,6 +90,7 @@ def test_a_comparison_and_a_replay_look_past_the_number_of_processes(
     found = diff(str(alone), str(tmp_path / "run"))
     assert found.components == ("metrics",)  # sums of meters over processes: the last bit of a mean loss
     assert found.updates == 21
+    assert found.config == ()
     ended = launcher.run(tmp_path / "run", 1, *ORDERED, "RUN.engine=replay", "RUN.step=16")
     assert ended.codes == [0], ended.outputs
 
