@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import SMALL, KillAfter, SaveEachStep, die, newest, records, train
 from processes import Launcher
 
@@ -34,6 +35,7 @@ def last_test(folder: Path) -> dict[str, float]:
     return dict(last["metrics"])
 
 
+@pytest.mark.slow
 def test_a_test_goes_on_with_three_processes(launcher: Launcher, tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert train(whole, *WORDS).state == "finished"

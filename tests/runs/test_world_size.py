@@ -312,6 +312,7 @@ class TestStreams:
         assert (calm / FILE).read_bytes() == (folder / FILE).read_bytes()
         assert all(torch.equal(tensor, weights(folder)[name]) for name, tensor in weights(calm).items())
 
+    @pytest.mark.slow
     def test_so_is_the_order_with_another_number_of_processes(
         self, launcher: Launcher, files: str, tmp_path: Path
     ) -> None:
