@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from phasetrain.distributed.failures import Failures
 from phasetrain.errors import PeerError, PhasetrainError
@@ -114,14 +113,6 @@ class World:
         found = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._control())
         return float(found)
-
-    def summed(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes, on the device where it is."""
-        if self.is_alone:
-            return tensor
-        found = tensor.clone()
-        dist.all_reduce(found)
-        return found
 
     def new_group(self) -> Any:
         """Return another group of all processes between CPUs, for a thread of its own; every process takes part."""

@@ -128,10 +128,13 @@ class Updater:
         """
         if share != 1.0:
             loss = loss * share
-        if self._watches or self._reports:
+        if self._reports:
             self._losses.append(loss.detach())
-            if last and self._reports:
+            if last:
                 self._mean = self.strategy.mean(self._losses)
+        elif self._watches:
+            detached = loss.detach()
+            self._loss = detached if self._loss is None else self._loss + detached
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -146,12 +149,8 @@ class Updater:
             NumericsError: the run has to stop, see `GuardSettings`; the weights have not moved.
         """
         self.norm = None
-        self.strategy.collect()
-        if self._losses:
-            self._loss = (self._mean or self.strategy.mean(self._losses)).wait()
-            self._mean, self._losses = None, []
-            if self._reports:
-                self.loss = self._loss
+        if self._reports:
+            self._gather()
         try:
             if self.scaler is not None:
                 self._step_scaled(self.scaler, tell)
@@ -162,6 +161,13 @@ class Updater:
         finally:
             self._loss = None
             self.drop_gradients()
+
+    def _gather(self) -> None:
+        """Take in what other processes have to do with this update: pieces of gradients, and its loss."""
+        self.strategy.collect()
+        if self._losses:
+            self.loss = self._loss = (self._mean or self.strategy.mean(self._losses)).wait()
+            self._mean, self._losses = None, []
 
     def clip(self) -> None:
         """Limit the gradients, once per update and after unscaling: values first, then the norm of the whole."""

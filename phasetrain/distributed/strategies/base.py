@@ -163,12 +163,6 @@ class Spreading(Strategy):
         """Begin to take the loss of an update, the mean over processes of what each has summed up."""
         return Mean(total(losses), self.world)
 
-    def everywhere(self, value: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Return a tensor reduced over all processes."""
-        found = value.detach().clone()
-        dist.all_reduce(found, how)
-        return found
-
 
 STRATEGIES: Registry[Strategy] = Registry("strategy", "DISTRIBUTED.strategy")
 
