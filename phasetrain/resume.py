@@ -22,7 +22,7 @@ from phasetrain.plan import Plan, Split, splice
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import SplitData
-from phasetrain.tasks.builder import DISTRIBUTED_KEYS
+from phasetrain.tasks.sections import DISTRIBUTED_KEYS
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "fvcore", "iopath", "fairscale", "safetensors", "rich")
 """Packages whose versions are noted."""

@@ -1,7 +1,9 @@
 """Tasks, and the builder that makes their parts (section TASK)."""
 
-from phasetrain.tasks.base import TASKS, Parts, Position, Stateful, StepEvents, Task
-from phasetrain.tasks.builder import Builder, SplitData
+from phasetrain.tasks.base import TASKS, Task
+from phasetrain.tasks.builder import Builder
+from phasetrain.tasks.data_builder import SplitData
+from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
 from phasetrain.tasks.supervised import Supervised
 
 __all__ = [

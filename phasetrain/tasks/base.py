@@ -3,115 +3,23 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from phasetrain.batch import Batch, StepOutput
-from phasetrain.data import BadSamples, PhaseLoader, SampleError
+from phasetrain.data import BadSamples, SampleError
 from phasetrain.distributed import Kept, Strategy, World, fill_buffers
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.machine import Machine, mixed, reseed, seed_of
+from phasetrain.machine import mixed, reseed, seed_of
 from phasetrain.meters import Meter
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.plan import Phase
 from phasetrain.registry import Registry
-
-
-class Stateful(Protocol):
-    """Anything whose state belongs in a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers, text, lists, tuples and dicts."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Take over what `state_dict` returned."""
-        ...
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the builder made from the config.
-
-    Attributes:
-        model: the network.
-        loss: called as `loss(output, target)`; returns a mean over samples.
-        meters: label -> meter.
-        updater: optimizer, schedules, scaler and clipping; None where nothing is trained.
-        loaders: split -> its batches.
-        machine: where it computes.
-        world: the processes.
-        seed: the run's seed.
-        facts: what was known only when the parts were built, by the config key it stands for.
-        train_meters: whether meters look at train phases too.
-        groups: a row for each of several groups of weights: options, weights, scalars, names.
-        strategy: how processes share an update; None does not ask how.
-        network, criterion: model and loss as the strategy wraps them for training; None where it does not.
-        weights: what of the model started from MODEL.weights, as JSON data; None where nothing did.
-    """
-
-    model: nn.Module
-    loss: nn.Module
-    meters: Mapping[str, Meter]
-    updater: Updater | None
-    loaders: Mapping[str, PhaseLoader]
-    machine: Machine
-    world: World
-    seed: int
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    train_meters: bool = True
-    groups: Sequence[tuple[str, str, str, str]] = ()
-    strategy: Strategy | None = None
-    network: nn.Module | None = None
-    criterion: nn.Module | None = None
-    weights: Mapping[str, Any] | None = None
-
-
-class Position(NamedTuple):
-    """Where a step stands, complete steps counted.
-
-    Attributes:
-        split: name of the split.
-        updates: updates before this step.
-        step: steps before it in its pass.
-        where: training progress in [0, 1).
-        samples: samples of the step, over all processes; 0 where it is not known.
-    """
-
-    split: str
-    updates: int
-    step: int
-    where: float
-    samples: int = 0
-
-
-class StepEvents(Protocol):
-    """What a step tells its watchers, and what they may put in place of a batch or an output."""
-
-    def on_batch(self, batch: Batch) -> Batch:
-        """A micro-batch is about to be used."""
-        ...
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        """The model and the loss have run."""
-        ...
-
-    def on_backward(self, out: StepOutput) -> None:
-        """The gradient of a micro-batch has been added."""
-        ...
-
-    def on_update(self) -> None:
-        """The weights have been updated, or the update was skipped."""
-        ...
-
-    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """An update was not made because it was not finite."""
-        ...
-
+from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
 
 MODULES = ("model", "loss")
 """Names of what is trained, whose state depends on the strategy."""

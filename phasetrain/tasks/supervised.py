@@ -8,7 +8,8 @@ from torch import Tensor
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import is_lost_peer
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.base import TASKS, Parts, Task
+from phasetrain.tasks.base import TASKS, Task
+from phasetrain.tasks.parts import Parts
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 ELEMENTWISE = (torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss)

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from phasetrain.config.schema import Schema, default_schema
-from phasetrain.tasks.builder import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS
+from phasetrain.tasks.sections import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS
 
 RESUME = {"forbidden", "adjustable", "free"}
 

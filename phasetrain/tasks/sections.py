@@ -1,0 +1,71 @@
+"""What the makers of parts have in common: the config, and how a section names a part."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.distributed import World
+from phasetrain.machine import Machine
+from phasetrain.registry import Registry
+
+DATA_KEYS = frozenset(
+    {"dataset", "batch_size", "micro_batch_size", "workers", "drop_last", "sampler", "transforms", "collate"}
+    | {"prefetch", "start_method", "timeout_seconds", "pin_memory", "on_bad_sample", "bad_sample_budget"}
+)
+"""Keys of a split that are the section's own; all others are parameters of the data set."""
+
+DISTRIBUTED_KEYS = frozenset(
+    {"strategy", "reduction", "virtual_shards", "sync_batch_norm", "communication", "timeout_seconds", "debug"}
+)
+"""Keys of DISTRIBUTED that are the section's own; all others are parameters of the strategy."""
+
+MODEL_KEYS = frozenset({"name", "weights"})
+"""Keys of MODEL that are the section's own; all others are parameters of the model."""
+
+OPTIMIZER_KEYS = frozenset(
+    {
+        "name",
+        "lr",
+        "groups",
+        "layer_decay",
+        "accumulate",
+        "clip_norm",
+        "clip_value",
+        "scaler",
+        "on_nonfinite",
+        "skip_budget",
+        "SCHEDULES",
+    }
+)
+"""Keys of OPTIMIZER that are the section's own; all others are parameters of the optimizer."""
+
+
+class Sections:
+    """Makes parts from sections of the config.
+
+    Args:
+        config: the checked config.
+        machine: where the run computes.
+        world: its processes.
+
+    Attributes:
+        used: facts that were passed to parts, by the config key that each stands for.
+    """
+
+    def __init__(self, config: AttrDict, machine: Machine, world: World) -> None:
+        self.config = config
+        self.machine = machine
+        self.world = world
+        self.seed: int = config.RUN.seed
+        self.used: dict[str, Any] = {}
+
+    def named(self, registry: Registry[Any], item: Any, where: str, facts: Mapping[str, Any] | None = None) -> Any:
+        """Build what is written as a bare name or as a mapping with `name` and parameters."""
+        if isinstance(item, str):
+            return registry.build(item, {}, where=where, facts=facts)
+        return registry.build(item["name"], rest(item, {"name"}), where=where, facts=facts)
+
+
+def rest(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[str, Any]:
+    """Return what a section says beside its own keys: the parameters of the part that it names."""
+    return {key: value for key, value in section.items() if key not in own}
