@@ -32,7 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phasetrain.distributed import Placement, joined
 from phasetrain.engine import PhaseEngine
-from phasetrain.plan import interleave
 from phasetrain.setup import settle
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder
@@ -67,7 +66,7 @@ def framework(world: Any, updates: int) -> Callable[[], float]:
     setup = settle([*words, "RUN.dir=unused"], terminal=Terminal(io.StringIO(), live=False), place=place)
     builder = Builder(setup.config, setup.machine, world)
     data = builder.data()
-    plan = interleave(builder.splits(data), setup.phases)
+    plan = builder.plan(data)
     task = builder.task(builder.parts(data, plan))
     task.warm_up(plan.phases[0])
 

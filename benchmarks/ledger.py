@@ -27,7 +27,7 @@ from phasetrain.engine import PhaseEngine
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import Hook, LedgerHook
 from phasetrain.ledger import FILE, HEADER
-from phasetrain.plan import Phase, interleave
+from phasetrain.plan import Phase
 from phasetrain.setup import settle
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder
@@ -81,7 +81,7 @@ class Training:
         setup = settle([*overrides, *words])
         builder = Builder(setup.config, setup.machine, setup.world)
         data = builder.data()
-        self.plan = interleave(builder.splits(data), setup.phases)
+        self.plan = builder.plan(data)
         self.task = builder.task(builder.parts(data, self.plan))
         self.setup, self.folder, self.updates = setup, folder, updates
         folder.mkdir()

@@ -32,7 +32,6 @@ from phasetrain.hooks import Hook
 from phasetrain.hooks.console import ConsoleView
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
-from phasetrain.plan import interleave
 from phasetrain.setup import Setup, settle
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder
@@ -142,7 +141,7 @@ def framework(
     setup = _settled(overrides, updates)
     builder = Builder(setup.config, setup.machine, setup.world)
     data = builder.data()
-    plan = interleave(builder.splits(data), setup.phases)
+    plan = builder.plan(data)
     task = builder.task(builder.parts(data, plan))
     run_folder = None if folder is None else RunFolder(str(folder))
 

@@ -1,11 +1,13 @@
 """What travels through a step: a batch on its way in, a step's output on its way out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from phasetrain.errors import did_you_mean
 
 
 @dataclass(slots=True)
@@ -21,6 +23,7 @@ class Batch:
             up while others have more gets a batch of which none counts, so that all make the same passes.
         bad: index and reason of each sample that could not be read while the batch was made; see
             `DATA.*.on_bad_sample`.
+        weight: what it counts in an update, for a task that does not count samples (tokens); None: its size.
     """
 
     input: Any
@@ -29,6 +32,7 @@ class Batch:
     size: int
     mask: Tensor | None = None
     bad: tuple[tuple[int, str], ...] = ()
+    weight: int | None = None
 
     def as_stand_in(self) -> "Batch":
         """Return the batch with none of its samples counting."""
@@ -56,6 +60,7 @@ class Batch:
             size=self.size,
             mask=mapped(self.mask, change),
             bad=self.bad,
+            weight=self.weight,
         )
 
 
@@ -93,6 +98,27 @@ def finished(out: StepOutput | None) -> StepOutput:
     if out is None:
         raise RuntimeError("a loop over engine.steps() calls engine.finish(out) for each step, and did not")
     return out
+
+
+def entry(value: Any, key: str | int | None, where: str) -> Any:
+    """Return an entry of a mapping or a list of outputs or targets; without a key, all of it.
+
+    Raises:
+        ValueError: there is no such entry; the message has `where`, the config key that asks for it.
+    """
+    if key is None:
+        return value
+    if isinstance(value, Mapping) and key in value:
+        return value[key]
+    if isinstance(value, list | tuple) and isinstance(key, int) and 0 <= key < len(value):
+        return value[key]
+    if isinstance(value, Mapping):
+        there = f"there are {', '.join(map(str, value))}{did_you_mean(str(key), list(map(str, value)))}"
+    elif isinstance(value, list | tuple):
+        there = f"there are {len(value)}, numbered from 0"
+    else:
+        there = f"it is one {type(value).__name__}, without entries; leave {where} out"
+    raise ValueError(f"{where} = {key!r}: no such entry; {there}")
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -32,6 +32,7 @@ The same command, started again, goes on from the newest checkpoint; on a finish
 | stacks.txt | what every thread was doing when SIGUSR2 came or no step completed for long; seldom there |
 | status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, time, heartbeat |
 | checkpoints/ | a folder per checkpoint: phases completed, steps in the next; weights in tensors.safetensors |
+| extract/ | features and predictions, a folder per checkpoint and split; there after RUN.engine=extract |
 | reproduce.sh | runs it again from the start, in a new folder |
 """
 

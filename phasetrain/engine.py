@@ -120,8 +120,8 @@ class PhaseEngine:
 
     def position(self) -> Position:
         """Return where the step under way stands."""
-        state, phase, step = self.state, self.plan.phases[self.state.phase], self.state.step
-        return Position(phase.split, state.updates, phase.first + step, self.plan.where(state), phase.samples_in(step))
+        state, phase = self.state, self.plan.phases[self.state.phase]
+        return Position(phase.split, state.updates, phase.first + state.step, *self.plan.at(state))
 
     def events(self) -> PhaseEvents:
         """Return the events of the phase under way, for `Task.train_step`."""

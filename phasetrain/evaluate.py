@@ -4,17 +4,19 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.data.purity import first_target
 from phasetrain.distributed import Strategy
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import Hook, Run
-from phasetrain.plan import TRAIN, Phase, Plan, interleave, one_test
+from phasetrain.plan import AVERAGED, TRAIN, Phase, Plan, one_test
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
-from phasetrain.tasks import Builder, Parts
+from phasetrain.tasks import Parts, SelfSupervised, Task
 from phasetrain.train import Result, digest_of
 from phasetrain.wiring import checkpointer_of
 
@@ -32,17 +34,22 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
     """
     began = time.perf_counter()
     folder = RunFolder(setup.config.RUN.dir)
-    loaded = _agreed(setup, folder)
-    builder = Builder(setup.config, setup.machine, setup.world)
+    loaded = agreed(setup, folder)
+    builder = setup.builder()
     data = builder.data()
     tests = [split for name, split in builder.splits(data).items() if name != TRAIN]
     if not tests:
         raise ConfigError("RUN.engine = 'test' and DATA has no test split; give it one, such as DATA.TEST.dataset=...")
-    trained = interleave(builder.splits(data), setup.phases)
-    parts = builder.parts(data, trained, train=False)
+    parts = builder.parts(data, builder.plan(data), train=False)
     _restore(parts, loaded)
-    plan = Plan(tuple(one_test(split, index=index, limit=setup.phases.limit_test) for index, split in enumerate(tests)))
+    phases = [one_test(split, limit=setup.config.PHASES.limit.test) for split in tests]
+    averages = [f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test]
+    each = [replace(phase, split=f"{phase.split}{weights}") for phase in phases for weights in ("", *averages)]
+    plan = Plan(tuple(replace(phase, index=index) for index, phase in enumerate(each)))
     task, found = builder.task(parts), _Collected()
+    _restore_teacher(task, loaded)
+    for split in tests:
+        task.check_targets(split.name, first_target(data[split.name].reader))
     engine = PhaseEngine(task, plan, RunState(), {"collected": found, **(hooks or {})}, world=setup.world)
     with setup.machine.applied():
         engine.run()
@@ -78,9 +85,18 @@ class _Collected(Hook):
 
 def _restore(parts: Parts, loaded: Loaded) -> None:
     strategy = parts.strategy or Strategy(parts.world)
-    for section, part in (("MODEL", parts.model), ("LOSS", parts.loss)):
+    learned = loaded.state["task"]
+    for name, average in parts.averages.items():
+        if name not in learned:
+            raise ChangedError(f"{loaded.path} was made without averaged weights; leave out MODEL.{name}")
+        for key, part in average.stateful().items():
+            if part is not average.module:
+                part.load_state_dict(learned[key])
+    modules = [("MODEL", "model", parts.model), ("LOSS", "loss", parts.loss)]
+    modules += [(f"MODEL.{name}", name, average.module) for name, average in parts.averages.items()]
+    for section, name, part in modules:
         try:
-            strategy.load_model_state(part, loaded.state["task"][section.lower()])
+            strategy.load_model_state(part, learned[name])
         except (RuntimeError, KeyError) as error:
             raise ChangedError(
                 f"{loaded.path} is of another {section} than the config describes; give the overrides of its run, "
@@ -88,7 +104,18 @@ def _restore(parts: Parts, loaded: Loaded) -> None:
             ) from error
 
 
-def _agreed(setup: Setup, folder: RunFolder) -> Loaded:
+def _restore_teacher(task: Task, loaded: Loaded) -> None:
+    """Give a task the teacher that its loss was measured with in the run."""
+    if isinstance(task, SelfSupervised) and task.teacher is not None:
+        try:
+            task.teacher.load_state_dict(loaded.state["task"]["teacher"])
+        except (RuntimeError, KeyError) as error:
+            raise ChangedError(
+                f"{loaded.path} has no teacher like that of this config; give the overrides of its run: {error}"
+            ) from error
+
+
+def agreed(setup: Setup, folder: RunFolder) -> Loaded:
     """Return the checkpoint that the main process chooses: a run under way may save meanwhile."""
     world, checkpointer = setup.world, checkpointer_of(setup, folder)
     found: list[Loaded] = []
@@ -104,7 +131,9 @@ def _agreed(setup: Setup, folder: RunFolder) -> Loaded:
 def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> Loaded:
     named = setup.config.RUN.checkpoint
     if named not in ("latest", "best"):
-        return checkpointer.load(named)
+        asked = (one.name for one in reversed(checkpointer.listed()) if one.manifest.facts.name == named)
+        name = next(asked, None)
+        return checkpointer.load(named if name is None else f"{checkpointer.root}/{name}")
     if named == "best" and checkpointer.retention.monitor is None:
         raise ConfigError(
             "RUN.checkpoint = 'best' needs CHECKPOINT.best.monitor, the metric that it is the best by, such as "

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,6 @@ from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.sources import Source
 from phasetrain.models.sources.files import flat
-from phasetrain.plan import interleave
 from phasetrain.setup import settle
 from phasetrain.storage import open_storage
 from phasetrain.tasks import Builder
@@ -116,7 +115,7 @@ def read_weights(source: Source) -> Weights:
     loaded = chosen(source, storage)
     learned = loaded.state["task"]
     if source.which not in learned:
-        raise source.refused(f"{loaded.path} was made without averaged weights; leave out which=ema")
+        raise source.refused(f"{loaded.path} was made without averaged weights; leave out which={source.which}")
     taken = _patterned(source, flat(learned[source.which]))
     config, manifest = loaded.promised["config"], loaded.manifest
     facts = {
@@ -139,9 +138,9 @@ def built(weights: Weights, overrides: Sequence[str], config_dir: str | None) ->
     """
     words = [*overrides, "MACHINE.device=cpu"]
     setup = settle(words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
-    builder = Builder(setup.config, setup.machine, World())
+    builder = Builder(setup.config, setup.machine, World(), setup.stages)
     data = builder.data()
-    plan = interleave(builder.splits(data), replace(setup.phases, epochs=1, updates=None, samples=None))
+    plan = builder.plan(data)
     parts = builder.parts(data, plan, train=False)
     try:
         parts.model.load_state_dict(dict(weights.tensors))
@@ -200,7 +199,7 @@ def _torch_export(model: nn.Module, example: Tensor) -> Exported:
 
 def _onnx(model: nn.Module, example: Tensor) -> Exported:
     try:
-        import onnxscript  # type: ignore[import-not-found]  # noqa: F401 - torch's exporter needs it
+        import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
         raise ConfigError(
             "the format onnx needs the package onnxscript, which is not installed: pip install 'phasetrain[onnx]'"

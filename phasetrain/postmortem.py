@@ -20,7 +20,6 @@ from phasetrain.hooks.ledger import tensors
 from phasetrain.hooks.numerics import StepDump, read_dump
 from phasetrain.machine import Machine
 from phasetrain.optim import NonFinite
-from phasetrain.plan import interleave
 from phasetrain.setup import Setup
 from phasetrain.storage import Storage
 from phasetrain.tasks import Builder, Task
@@ -66,9 +65,9 @@ def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
     Raises:
         ChangedError: it is of another model than the config describes.
     """
-    builder = Builder(setup.config, machine, setup.world)
+    builder = Builder(setup.config, machine, setup.world, setup.stages)
     data = builder.data()
-    parts = builder.parts(data, interleave(builder.splits(data), setup.phases), fresh=False)
+    parts = builder.parts(data, builder.plan(data), fresh=False)
     if len(dump.shares) > 1 and not isinstance(parts.strategy, Ordered):  # which counts shards of the whole batch
         parts = replace(parts, strategy=_InTurn(setup.world, dump.shares))
     task = builder.task(parts)

@@ -6,12 +6,15 @@ from typing import Any
 
 from torch import nn
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.check import shown
 from phasetrain.config.derive import overview
+from phasetrain.config.layers import leaves
+from phasetrain.config.stages import OWN
 from phasetrain.folder import RunFolder
-from phasetrain.plan import Phase, Plan, interleave
+from phasetrain.plan import Phase, Plan
 from phasetrain.setup import Setup
-from phasetrain.tasks import Builder, Parts
+from phasetrain.tasks import Parts
 
 ROWS = 40
 """Phases that are shown; of a longer plan the first and the last."""
@@ -22,9 +25,9 @@ def preview(setup: Setup) -> dict[str, Any]:
 
     Opens the data sets and builds the model; reads no sample of the training data.
     """
-    builder = Builder(setup.config, setup.machine, setup.world)
+    builder = setup.builder()
     data = builder.data()
-    plan = interleave(builder.splits(data), setup.phases)
+    plan = builder.plan(data)
     folder = RunFolder(setup.config.RUN.dir)
     fresh = not folder.storage.names(folder.file("checkpoints"))
     content = described(setup, plan, builder.parts(data, plan, fresh=fresh))
@@ -47,6 +50,7 @@ def described(setup: Setup, plan: Plan, parts: Parts) -> dict[str, Any]:
         "updates": plan.updates,
         "epochs": plan.epochs,
         "samples": plan.total_samples,
+        "stages": list(_stages(setup, plan)),
         "phases": list(_phases(plan, parts)),
         "model": {"name": setup.config.MODEL.name, "parameters": parameter_count(parts.model), "trained": trained},
         "weights": parts.weights,
@@ -75,11 +79,15 @@ def show(setup: Setup, content: dict[str, Any]) -> None:
     terminal.say(f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them trained")
     if content["groups"]:
         terminal.table("groups of weights", ("options", "weights", "scalars", "names"), content["groups"])
+    for stage in content["stages"]:
+        told = f"updates {stage['updates_before']} to {stage['updates_before'] + stage['updates']}"
+        changes = ", ".join(f"{key} = {shown(value)}" for key, value in stage["changes"].items())
+        terminal.say(f"stage {stage['index']} ({stage['name']}): {told}; {changes or 'no change'}")
     head = ("phase", "split", "epoch", "steps", "samples", "updates before", "lr at start")
     rows = [
         (
             str(phase["index"]),
-            phase["split"],
+            f"{phase['split']} ({phase['stage']})" if content["stages"] else phase["split"],
             str(phase["epoch"] + 1),
             str(phase["steps"]),
             str(phase["samples"]),
@@ -114,8 +122,9 @@ def checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
 
 
 def checkpoint_bytes(parts: Parts) -> int:
-    """Return about how large a checkpoint will be: weights, and for each trained one what the optimizer keeps."""
-    weights: int = sum(t.numel() * t.element_size() for t in parts.model.state_dict().values())
+    """Return about how large a checkpoint will be: weights, averages of them, and what the optimizer keeps."""
+    models = 1 + len(parts.averages)
+    weights: int = models * sum(t.numel() * t.element_size() for t in parts.model.state_dict().values())
     kept: int = 0
     if parts.updater is not None:
         per_weight = 2 if "betas" in parts.updater.optimizer.defaults else 1
@@ -150,6 +159,14 @@ def _waits(parts: Parts) -> Iterator[str]:
         )
 
 
+def _stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
+    for index, stage in enumerate(setup.config.PHASES.stages):
+        begin, count = plan.stages[index] if index < len(plan.stages) else (plan.updates, 0)
+        changes = leaves({key: value for key, value in AttrDict(stage).plain().items() if key not in OWN})
+        name = stage.get("name") or f"stage {index + 1}"
+        yield {"index": index, "name": name, "updates_before": begin, "updates": count, "changes": _json(changes)}
+
+
 def _phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
     updates = 0
     for phase in plan.phases:
@@ -164,7 +181,7 @@ def _phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
 def _lr(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:
     if parts.updater is None or not phase.is_train:
         return None
-    parts.updater.schedule(plan.where_at(updates))
+    parts.updater.schedule(plan.where_at(updates), phase.stage, plan.within(phase.stage, updates))
     return parts.updater.lr
 
 

@@ -3,20 +3,53 @@
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from phasetrain.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 Factory = Callable[..., T]
+Resolver = Callable[[str], Factory[T] | None]
+"""Finds a part of another library: takes its name without the library's, returns None for what is a dotted path."""
+
+
+@dataclass(frozen=True)
+class Bridge(Generic[T]):
+    """How the parts of another library are found by name.
+
+    Attributes:
+        extra: the extra of this package that installs the library.
+        resolve: finds a part; it is called once the library can be imported.
+    """
+
+    extra: str
+    resolve: Resolver[T]
+
+
+class UnknownNameError(Exception):
+    """A library has no part of this name.
+
+    Args:
+        name: what was asked for, without the library's name.
+        known: what there is.
+    """
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(name)
+        self.name = name
+        self.known = sorted(known)
 
 
 class Registry(Mapping[str, Factory[T]], Generic[T]):
     """Names of parts of one kind, and how to build them.
 
-    Three spellings of a name are understood: a registered one (`focal`), the exact class name of the
-    library behind the registry (`CrossEntropyLoss` from torch.nn), and a dotted path (`my.module.Thing`).
+    Four spellings of a name are understood: a registered one (`focal`), the exact class name of the library behind
+    the registry (`CrossEntropyLoss` from torch.nn), a name of a library that there is a bridge to (`timm.resnet18`),
+    and a dotted path (`my.module.Thing`).
 
     Args:
         kind: the word for one part in messages, such as `loss`.
@@ -35,6 +68,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         self.kind = kind
         self.section = section
         self._own: dict[str, Factory[T]] = {}
+        self._bridges: dict[str, Bridge[T]] = {}
         self._library = lru_cache(maxsize=1)(library or dict)
 
     def register(self, name: str) -> Callable[[Factory[T]], Factory[T]]:
@@ -65,11 +99,27 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
 
         return decorate
 
+    def bridge(self, library: str, extra: str) -> Callable[[Resolver[T]], Resolver[T]]:
+        """Return a decorator that files how names that begin with `library.` are found.
+
+        Args:
+            library: the module, imported only when a config names one of its parts.
+            extra: of this package, for the message where the library is not installed.
+
+        The decorated function raises UnknownNameError for a name that the library does not have.
+        """
+
+        def decorate(resolve: Resolver[T]) -> Resolver[T]:
+            self._bridges[library] = Bridge(extra, resolve)
+            return resolve
+
+        return decorate
+
     def find(self, name: str, where: str | None = None) -> Factory[T]:
         """Return the callable behind `name`.
 
         Args:
-            name: a registered name, a library class name or a dotted path.
+            name: a registered name, a library class name, a name behind a bridge or a dotted path.
             where: the config key that gave the name, for the message (`LOSS.name` by default).
 
         Raises:
@@ -79,15 +129,16 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         if name in self._own:
             return self._own[name]
         if "." in name:
-            return _import_path(name, where)
+            return self._beyond(name, where)
         library = self._library()
         if name in library:
             return library[name]
         known = ", ".join(sorted(self._own)) or "none"
         beyond = f", and {len(library)} of the library by class name" if library else ""
+        bridged = f", and so does a name after {' or '.join(f'{one}.' for one in self._bridges)}"
         raise ConfigError(
             f"{where} = {name!r}: no {self.kind} has this name{did_you_mean(name, [*self._own, *library]) or '.'} "
-            f"Known: {known}{beyond}; a dotted path works too."
+            f"Known: {known}{beyond}; a dotted path works too{bridged if self._bridges else '.'}"
         )
 
     def build(
@@ -137,6 +188,27 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             raise
         except (TypeError, ValueError, OSError) as error:
             raise ConfigError(f"{where} ({self.kind} {name!r}): {error}") from error
+
+    def _beyond(self, name: str, where: str) -> Factory[T]:
+        """Return what a name with a dot stands for: a part of a library that there is a bridge to, or a path."""
+        library, _, rest = name.partition(".")
+        if library not in self._bridges:
+            return _import_path(name, where)
+        bridge = self._bridges[library]
+        try:
+            _import(library, name, where)
+            found = _resolved(bridge, rest, name, where)
+            return _import_path(name, where) if found is None else found
+        except UnknownNameError as error:
+            near = did_you_mean(error.name, error.known) or f". It has {len(error.known)} others"
+            raise ConfigError(f"{where} = {name!r}: {library} has no {self.kind} {error.name!r}{near}") from error
+        except ConfigError as error:
+            if "torchvision::" in str(error):
+                advice = "torchvision is installed for another build of torch: install the one that fits, or remove it"
+                raise ConfigError(f"{error}; {advice}") from error
+            if find_spec(library) is None:
+                raise ConfigError(f"{error}; pip install 'phasetrain[{bridge.extra}]'") from error
+            raise
 
     def __getitem__(self, name: str) -> Factory[T]:
         return self._own[name]
@@ -204,13 +276,31 @@ def _only_stars(found: Mapping[str, inspect.Parameter]) -> bool:
 
 def _import_path(path: str, where: str) -> Factory[Any]:
     module_name, _, attribute = path.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything, even end the process
-        told = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{where} = {path!r}: module {module_name!r} cannot be imported ({told})") from error
+    module = _import(module_name, path, where)
     found = vars(module).get(attribute)
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(f"{where} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}")
     return found  # type: ignore[no-any-return]
+
+
+def _resolved(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] | None:
+    try:
+        return bridge.resolve(rest)
+    except (UnknownNameError, ConfigError):
+        raise
+    except Exception as error:  # libraries import more of themselves, and of others, when a part is asked for
+        causes: list[str] = []
+        cause: BaseException | None = error
+        while cause is not None:
+            causes.append(f"{type(cause).__name__}: {' '.join(str(cause).split())}")
+            cause = cause.__cause__
+        raise ConfigError(f"{where} = {name!r}: it cannot be loaded ({'; '.join(dict.fromkeys(causes))})") from error
+
+
+def _import(module_name: str, path: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, even end the process
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where} = {path!r}: module {module_name!r} cannot be imported ({told})") from error

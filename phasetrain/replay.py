@@ -23,13 +23,12 @@ from phasetrain.hooks.numerics import ROOT, folder_name
 from phasetrain.hooks.whole import restore
 from phasetrain.ledger import COMPONENTS, FILE, FULL, SAMPLED, InvalidLedgerError, Ledger, Record, different, read
 from phasetrain.machine import Machine
-from phasetrain.plan import Phase, interleave
+from phasetrain.plan import Phase
 from phasetrain.postmortem import examine, kept_step
 from phasetrain.resume import adopted, consented, position
 from phasetrain.setup import Setup, as_asked
 from phasetrain.state import RunState
 from phasetrain.storage import Storage
-from phasetrain.tasks import Builder
 from phasetrain.train import Result
 from phasetrain.wiring import checkpointer_of, hooks_of
 
@@ -127,19 +126,18 @@ class _Replay:
 
     def __init__(self, setup: Setup, folder: RunFolder, number: int, ledger: Ledger | None) -> None:
         self.setup, self.folder, self.number, self.ledger = setup, folder, number, ledger
-        self.builder = Builder(setup.config, setup.machine, setup.world)
+        self.builder = setup.builder()
 
     def run(self, extra: Mapping[str, Hook]) -> int:
         """Run up to the update, print its table, and return the exit code."""
         if self.ledger is not None and self.number not in self.ledger:
             raise ConfigError(f"RUN.step = {self.number}: {self.ledger.path} {_held(self.ledger)}")
         data = self.builder.data()
-        splits = self.builder.splits(data)
         loaded = self._before()
         if loaded is None:
-            machine, plan, state = compared(self.setup, self.folder), interleave(splits, self.setup.phases), RunState()
+            machine, plan, state = compared(self.setup, self.folder), self.builder.plan(data), RunState()
         else:
-            plan, state, _ = position(self.setup, loaded, data, splits)
+            plan, state, _ = position(self.setup, loaded, data, self.builder.stages(data))
             machine, warnings = adopted(self.setup, loaded)
             for line in warnings:
                 log.warning(line)

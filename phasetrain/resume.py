@@ -16,9 +16,10 @@ from phasetrain import __version__
 from phasetrain.checkpoint import Loaded
 from phasetrain.config.changes import Change, differences
 from phasetrain.config.check import shown
+from phasetrain.cutting import splice
 from phasetrain.errors import ChangedError
 from phasetrain.machine import Machine
-from phasetrain.plan import Plan, Split, splice
+from phasetrain.plan import Plan, Stage
 from phasetrain.setup import Setup
 from phasetrain.state import RunState
 from phasetrain.tasks import SplitData
@@ -129,7 +130,7 @@ def settled_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) ->
 
 
 def position(
-    setup: Setup, loaded: Loaded, data: Mapping[str, SplitData], splits: Mapping[str, Split]
+    setup: Setup, loaded: Loaded, data: Mapping[str, SplitData], stages: Sequence[Stage]
 ) -> tuple[Plan, RunState, list[str]]:
     """Return plan and position to go on from, and a line for each change.
 
@@ -148,7 +149,7 @@ def position(
     notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
     if other_data or any(change.path.startswith(PLANNED) for change in changes):
         state.finished = ""
-        plan = splice(plan, state, splits, setup.phases)
+        plan = splice(plan, state, stages)
         notes.append(f"the rest of the plan is cut anew; `where` goes on from {plan.where(state):.4f}")
     return plan, state, notes
 

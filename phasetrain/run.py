@@ -10,10 +10,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from omegaconf import OmegaConf
 
@@ -22,6 +23,8 @@ from phasetrain.distributed import Placement, guarded, joined, placed
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, PeerError, PhasetrainError
 from phasetrain.evaluate import evaluate
+from phasetrain.extract import extract
+from phasetrain.find import find_batch_size, find_lr
 from phasetrain.help import general_help, section_help
 from phasetrain.hooks import Hook
 from phasetrain.lock import process_age
@@ -35,6 +38,11 @@ log = logging.getLogger(__name__)
 
 LAUNCHER_SECONDS = 0.3
 """How long a process that ends with the error of another one lets torchrun see that one first: it looks every 0.1 s."""
+
+FINDERS: Mapping[str, Callable[[Setup], Result]] = MappingProxyType(
+    {"find_lr": find_lr, "find_batch_size": find_batch_size}
+)
+"""Engines that try something out before a run."""
 
 USAGE = "phasetrain [flags] [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]"
 
@@ -114,6 +122,8 @@ def run(
         if engine == "plan":
             preview(setup)
             return Result("planned", folder=setup.config.RUN.dir)
+        if engine in FINDERS:
+            return FINDERS[engine](setup)
         if engine == "replay":
             return replay(setup, hooks)
         launched = "WORLD_SIZE" in os.environ
@@ -122,6 +132,8 @@ def run(
             guarded(world, timeout_seconds=timeout, debug=setup.config.DISTRIBUTED.debug),
         ):
             setup = replace(setup, world=world)
+            if engine == "extract":
+                return extract(setup)
             return evaluate(setup, hooks) if engine == "test" else train(setup, hooks, loop, clock)
 
 
@@ -191,7 +203,7 @@ def recorded_failure(error: BaseException) -> None:
 
 def _refuse_many_processes(setup: Setup) -> None:
     engine, size = setup.config.RUN.engine, setup.place.size
-    if size > 1 and engine in ("plan", "replay"):
+    if size > 1 and engine in ("plan", "replay", *FINDERS):
         raise ConfigError(
             f"RUN.engine = {engine!r} and {size} processes: this is work for one; start it without torchrun or srun"
         )

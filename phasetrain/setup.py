@@ -3,41 +3,91 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.check import Slot, check, load_plugins, run_imports
 from phasetrain.config.compose import Composed, compose
 from phasetrain.config.derive import derive
-from phasetrain.config.schema import Schema, default_schema
-from phasetrain.data import COLLATES, DATASETS, SAMPLERS, TRANSFORMS
+from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
+from phasetrain.config.stages import staged
+from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
+from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
 from phasetrain.distributed import STRATEGIES, Placement, World
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import HOOKS
+from phasetrain.hooks.monitor import first_metric
 from phasetrain.losses import LOSSES
+from phasetrain.losses.weighted_sum import KEYS as LOSS_KEYS
 from phasetrain.machine import Machine, check_threads, resolve_device
-from phasetrain.meters import METERS
-from phasetrain.models import MODELS
+from phasetrain.meters import METERS, Meter
+from phasetrain.models import HEADS, MODELS
 from phasetrain.models.sources import sources_of
+from phasetrain.models.trunk_heads import HEAD_KEYS, TRUNK_KEYS
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
-from phasetrain.plan import PhaseSettings
-from phasetrain.tasks import TASKS
+from phasetrain.optim.average_settings import settings_of
+from phasetrain.tasks import TASKS, Builder
+from phasetrain.tasks.sections import METER_KEYS
 from phasetrain.terminal import Terminal
 
 log = logging.getLogger(__name__)
 
+OTHER = MappingProxyType(
+    {
+        "lr": "float >= 0",
+        "match": "str or list of str",
+        "types": "str or list of str",
+        "max_ndim": "int >= 0",
+        "groups": "list of mapping",
+        "SCHEDULES": "mapping",
+    }
+)
+"""Keys of an entry of OPTIMIZER.others that are no parameters of the optimizer."""
+
+ORDER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source", "dataset"})
+"""What the program passes to samplers."""
+
+LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
+"""Parameters of losses that no config sets."""
+
+TEACHER = MappingProxyType({"weights": "str or mapping or list"})
+"""Keys of TASK.teacher that are no parameters of the model."""
+
+LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
+"""What the program passes to a user's own loader."""
+
 SLOTS = (
-    Slot("TASK", TASKS, provided=frozenset({"parts"})),
-    Slot("MODEL", MODELS),
-    Slot("LOSS", LOSSES, provided=frozenset({"input", "output", "target"})),
-    Slot("METERS.*", METERS, label_is_name=True),
+    Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
+    Slot("TASK.teacher", MODELS, own=TEACHER, only=("TASK.name", "distillation")),
+    Slot("MODEL", MODELS, provided=frozenset({"make_model"})),
+    Slot("MODEL.trunk", MODELS, own=TRUNK_KEYS, only=("MODEL.name", "trunk_heads")),
+    Slot("MODEL.heads.*", MODELS, own=HEAD_KEYS, only=("MODEL.name", "trunk_heads")),
+    Slot("MODEL.trunk", MODELS, own=TRUNK_KEYS, only=("MODEL.name", "trunk_head")),
+    Slot("MODEL.head", HEADS, provided=frozenset({"features"}), only=("MODEL.name", "trunk_head")),
+    Slot("MODEL.predictor", HEADS, provided=frozenset({"features"}), only=("MODEL.name", "trunk_head")),
+    Slot("LOSS", LOSSES, provided=LOSS_FACTS),
+    Slot(
+        "LOSS.losses.*",
+        LOSSES,
+        label_is_name=True,
+        provided=LOSS_FACTS,
+        own=LOSS_KEYS,
+        only=("LOSS.name", "weighted_sum"),
+    ),
+    Slot("METERS.*", METERS, label_is_name=True, own=dict.fromkeys(METER_KEYS, "str or int or null")),
     Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
-    Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES),
+    Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
+    Slot("OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"}), own=OTHER),
+    Slot("OPTIMIZER.others.*.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
     Slot("OPTIMIZER.scaler", SCALERS),
     Slot("DATA.*", DATASETS, key="dataset"),
     Slot("DATA.*.transforms[]", TRANSFORMS),
-    Slot("DATA.*.sampler", SAMPLERS, provided=frozenset({"batch_size", "shard_lengths"})),
+    Slot("DATA.TRAIN.batch_transforms[]", BATCH_TRANSFORMS),
+    Slot("DATA.*.sampler", SAMPLERS, provided=ORDER_FACTS),
     Slot("DATA.*.collate", COLLATES),
+    Slot("DATA.*.loader", LOADERS, provided=LOADER_FACTS),
     Slot("DISTRIBUTED", STRATEGIES, key="strategy", provided=frozenset({"world", "communication", "precision"})),
     Slot("HOOKS.*", HOOKS, label_is_name=True, provided=frozenset({"terminal"})),
 )
@@ -63,6 +113,7 @@ class Setup:
         config_dir: the user's folder of configs.
         dropped: lines about parameters that a change of name dropped.
         derived: lines about values that follow from others.
+        stages: the config as it is in each stage of PHASES.stages; empty where there are none.
     """
 
     config: AttrDict
@@ -75,26 +126,19 @@ class Setup:
     config_dir: str | None = None
     dropped: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
+    stages: tuple[AttrDict, ...] = ()
+
+    def builder(self) -> Builder:
+        """Return what makes the parts of this run."""
+        return Builder(self.config, self.machine, self.world, self.stages)
 
     @property
     def asked(self) -> dict[str, Any]:
         """The config as far as it was asked for: what was left open and follows from other values is null again."""
-        return as_asked(self.config.plain(), self.composed.config)
-
-    @property
-    def phases(self) -> PhaseSettings:
-        """Section PHASES as the plan takes it."""
-        section = self.config.PHASES
-        return PhaseSettings(
-            epochs=section.epochs,
-            updates=section.updates,
-            samples=section.samples,
-            test_every_epochs=section.test_every.epochs,
-            test_every_updates=section.test_every.updates,
-            test_first=section.test_first,
-            limit_train=section.limit.train,
-            limit_test=section.limit.test,
-        )
+        found = as_asked(self.config.plain(), self.composed.config)
+        # Whoever takes weights from a checkpoint has to know by what they are the best.
+        found["CHECKPOINT"]["best"]["monitor"] = self.config.CHECKPOINT.best.monitor
+        return found
 
 
 def settle(
@@ -124,10 +168,15 @@ def settle(
     place = place or Placement()
     launch, away = composed.config["LAUNCH"], submitted(composed.config)
     size = launch["nodes"] * launch["processes"] if away else place.size
-    derived = derive(composed, schema, device=str(resolve_device("auto")), processes=size)
+    first = partial(first_monitor, composed.config)
+    derived = derive(composed, schema, device=str(resolve_device("auto")), processes=size, monitor=first)
+    stages = staged(composed, derived.config.plain(), schema)
+    for stage in stages:
+        check(stage, SLOTS, schema)
     config = derived.config
     check_consent(config.RUN.allow, schema)
     sources_of(config.MODEL.weights)
+    settings_of(config.MODEL)
     check_threads(config.MACHINE.threads)
     machine = Machine(
         resolve_device("cpu" if away else config.MACHINE.device, place.local_rank if place.size > 1 else None),
@@ -145,12 +194,28 @@ def settle(
         config_dir=config_dir,
         dropped=composed.notes,
         derived=derived.lines,
+        stages=tuple(
+            derive(stage, schema, device=derived.config.MACHINE.device, processes=size).config for stage in stages
+        ),
     )
+
+
+def first_monitor(config: Mapping[str, Any]) -> str:
+    """Return the first metric of the first test split, with a minus sign where smaller is better.
+
+    Raises:
+        ConfigError: there is none, or its meter does not say which of its values are better.
+    """
+    split = next((name.lower() for name in config["DATA"] if is_split(name) and name != "TRAIN"), "")
+    label = next(iter(config["METERS"]), "")
+    kind = METERS.find(config["METERS"][label].get("name", label), f"METERS.{label}.name") if label else None
+    known = kind if isinstance(kind, type) and issubclass(kind, Meter) else Meter  # one of a library says nothing
+    return first_metric(split, {label: known} if label else {})
 
 
 def submitted(config: Mapping[str, Any]) -> bool:
     """Tell whether the run is handed over to a cluster; what is only looked at is done here."""
-    return config["LAUNCH"]["cluster"] in ("slurm", "local") and config["RUN"]["engine"] in ("train", "test")
+    return config["LAUNCH"]["cluster"] in ("slurm", "local") and config["RUN"]["engine"] in ("train", "test", "extract")
 
 
 def as_asked(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +234,7 @@ def check_consent(allow: Sequence[str], schema: Schema) -> None:
     Raises:
         ConfigError: it is neither a word such as `data` nor an adjustable key, nor what such keys stand below.
     """
-    adjustable = [path for path, key in schema.keys.items() if key.resume == "adjustable"]
+    adjustable = [*(path for path, key in schema.keys.items() if key.resume == "adjustable"), *STEERING]
     for word in allow:
         known = any(p == word or p.startswith(f"{word}.") or word.startswith(f"{p}.") for p in adjustable)
         if word not in CONSENTS and not known:

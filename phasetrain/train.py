@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from phasetrain.attempt import Attempt, logged, note_error
 from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.clock import Clock
-from phasetrain.data.purity import check_pure
+from phasetrain.data.purity import check_pure, first_target
 from phasetrain.data.reader import reads_here
 from phasetrain.distributed import World
 from phasetrain.distributed.pieces import whole
@@ -26,7 +26,7 @@ from phasetrain.folder import RunFolder
 from phasetrain.hooks import CheckpointHook, Hook, Run
 from phasetrain.ledger import FILE, recorded
 from phasetrain.machine import Machine
-from phasetrain.plan import Phase, Plan, interleave
+from phasetrain.plan import Phase, Plan
 from phasetrain.preview import checkpoint_bytes, described, parameter_count
 from phasetrain.resume import adopted, explained, position, promise, settled_changes, settled_data
 from phasetrain.setup import Setup
@@ -44,13 +44,14 @@ class Result:
     """What came of a run.
 
     Attributes:
-        state: `finished`, `preempted`, `planned`, or `submitted`.
+        state: `finished`, `preempted`, `planned`, `tested`, `extracted`, `found`, or `submitted`.
         exit_code: what the process ends with.
         folder: the run folder.
         reason: why it ended.
         updates: optimizer updates done.
         metrics: latest value of every metric, by `split/name`.
         digest: SHA-256 over names and bytes of the model's state; empty where no model was trained.
+        best: path of the checkpoint whose weights were loaded at the end (CHECKPOINT.load_best), or empty.
         seconds: wall time of this attempt.
     """
 
@@ -61,6 +62,7 @@ class Result:
     updates: int = 0
     metrics: Mapping[str, float] | None = None
     digest: str = ""
+    best: str = ""
     seconds: float = 0.0
 
 
@@ -90,7 +92,7 @@ def train(
     with Signals() as signals:
         if world.is_alone:  # several processes leave a wait for data together or not at all
             signals.reads = lambda frame: clock.kind == "data" and reads_here(frame)
-        builder = Builder(setup.config, setup.machine, world)
+        builder = Builder(setup.config, setup.machine, world, setup.stages)
         data = builder.data()
         _same_everywhere(world, data)
         checkpointer = checkpointer_of(setup, folder)
@@ -147,7 +149,7 @@ class _Training:
         folder.watch = lambda: self.attempt.facts(state)
         parts = self.builder.parts(self.data, plan, fresh=loaded is None)
         task = self.builder.task(parts)
-        world.on_main(lambda: self._begin(plan, parts))
+        world.on_main(lambda: self._begin(plan, parts, task))
         self._header(machine, plan, state, task, loaded)
         trained = next((phase for phase in plan.phases if phase.is_train), None)
         save = CheckpointHook(
@@ -174,7 +176,7 @@ class _Training:
         finally:
             if world.is_main and (world.is_alone or sys.exc_info()[0] is None):  # a cause of failure comes first
                 self.attempt.show(setup.terminal, save.saves, state.updates - updates)
-        return self._ended(engine, latest)
+        return self._ended(engine, latest.metrics, *(save.best or ("", {})))
 
     def _stopped_before(self) -> bool:
         """Tell whether any process was asked to stop before the first step; then all of them were."""
@@ -202,11 +204,14 @@ class _Training:
         path = world.on_main(choose)
         return found[0] if world.is_main or not path else checkpointer.reached(path)
 
-    def _begin(self, plan: Plan, parts: Parts) -> None:
+    def _begin(self, plan: Plan, parts: Parts, task: Task) -> None:
         """See that data is a function of its index and that checkpoints have room, and say what will be done."""
         folder, setup = self.folder, self.setup
-        for split in self.data.values():
-            check_pure(split.reader, split.section.dataset)
+        ours = {name: split for name, split in self.data.items() if split.own is None}
+        for name, split in ours.items():
+            task.check_targets(name, first_target(split.reader))
+            for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
+                check_pure(reader, split.section.dataset)
         each = checkpoint_bytes(parts)
         folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
         with folder.writing():
@@ -226,10 +231,10 @@ class _Training:
             return None
 
     def _from(self, loaded: Loaded | None) -> tuple[Machine, Plan, RunState]:
-        setup, splits = self.setup, self.builder.splits(self.data)
+        setup = self.setup
         if loaded is None:
-            return setup.machine, interleave(splits, setup.phases), RunState()
-        plan, state, notes = position(setup, loaded, self.data, splits)
+            return setup.machine, self.builder.plan(self.data), RunState()
+        plan, state, notes = position(setup, loaded, self.data, self.builder.stages(self.data))
         machine, warnings = adopted(setup, loaded)
         for line in (*notes, *explained(setup, loaded)):
             log.info(line)
@@ -259,15 +264,18 @@ class _Training:
         elif not plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
-    def _ended(self, engine: PhaseEngine, latest: "_Latest") -> Result:
+    def _ended(
+        self, engine: PhaseEngine, latest: Mapping[str, float], best: str, measured: Mapping[str, float]
+    ) -> Result:
         state, folder = engine.state, self.folder
         result = Result(
             state="finished",
             folder=folder.path,
             reason=state.finished,
             updates=state.updates,
-            metrics=latest.metrics,
+            metrics={**latest, **measured},
             digest=digest_of_state(engine.task.whole_state()["model"]),
+            best=best,
             seconds=sum(self.clock.seconds().values()),
         )
         if not state.finished:
@@ -279,7 +287,7 @@ class _Training:
             log.info("stopped by %s at %s; go on with: %s", reason, at, command(self.setup))
         else:
             log.info("%s after %d updates; everything is in %s", state.finished, state.updates, folder.path)
-            log.info("weights sha256 %s", result.digest)
+            log.info("weights sha256 %s%s", result.digest, f" (of {best}, the best)" if best else "")
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
         try:
             folder.write_status(result.state, **facts, digest=result.digest)
@@ -353,14 +361,15 @@ def _finished(setup: Setup, checkpointer: Checkpointer, data: Mapping[str, Split
     loaded = checkpointer.newest()
     if loaded is None or not loaded.manifest.state["finished"]:
         return None
-    settled_data(setup, loaded, data)
-    if settled_changes(setup, loaded):
+    other = settled_data(setup, loaded, data)
+    if settled_changes(setup, loaded) or (other and any(split.windows for split in data.values())):
         return None
     state = loaded.manifest.state
     folder, reason, updates = setup.config.RUN.dir, state["finished"], state["updates"]
     log.info("%s is a finished run (%s after %d updates); nothing is left to do", folder, reason, updates)
-    digest = digest_of_state(loaded.state["task"]["model"])
-    return Result("finished", folder=folder, reason=reason, updates=updates, digest=digest)
+    best = checkpointer.best() if setup.config.CHECKPOINT.load_best else None
+    digest, path = digest_of_state((best or loaded).state["task"]["model"]), best.path if best else ""
+    return Result("finished", folder=folder, reason=reason, updates=updates, digest=digest, best=path)
 
 
 def _complete(folder: RunFolder, checkpointer: Checkpointer, done: Result) -> None:

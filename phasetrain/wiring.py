@@ -42,6 +42,7 @@ def save_settings(setup: Setup) -> SaveSettings:
         background=section.background,
         on_error=section.on_save_error,
         grace_seconds=section.grace_seconds,
+        load_best=section.load_best,
     )
 
 

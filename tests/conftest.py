@@ -1,38 +1,17 @@
 """What holds for every test: no test leaves a trace in the process, and a torchvision without its operators imports."""
 
-import importlib.util
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from operators import declared_operators
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
-
-def _declared_operators() -> torch.library.Library | None:
-    """Declare `torchvision::nms` where torchvision is installed for another build of torch.
-
-    Its compiled operators cannot be loaded then, and `import torchvision` fails on the missing name.
-    """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        for compiled in Path(spec.origin).parent.glob("_C*.so"):
-            torch.ops.load_library(str(compiled))
-            return None
-    except OSError:
-        pass
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
-
-
-_OPERATORS = _declared_operators()  # operators live as long as the library object
+_OPERATORS = declared_operators()  # operators live as long as the library object
 
 
 def global_state() -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Nested inputs keep their form when their tensors are changed."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 
-from phasetrain.batch import Batch, StepOutput, mapped
+from phasetrain.batch import Batch, StepOutput, entry, mapped
 
 
 class Pair(NamedTuple):
@@ -45,3 +46,31 @@ def test_an_output_has_logs_of_its_own() -> None:
     one, other = StepOutput(torch.zeros(()), 1.0, 1), StepOutput(torch.zeros(()), 1.0, 1)
     one.logs["x"] = 1
     assert other.logs == {}
+
+
+def test_a_weight_goes_along() -> None:
+    batch = Batch(torch.ones(2, 3), None, torch.arange(2), 2, weight=5)
+    assert batch.to(torch.device("cpu")).weight == 5
+    assert batch.as_stand_in().weight is None
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "found"), [({"a": 1}, "a", 1), ([3, 4], 1, 4), ((3, 4), 0, 3), ({"a": 1}, None, {"a": 1})]
+)
+def test_an_entry(value: Any, key: Any, found: Any) -> None:
+    assert entry(value, key, "METERS.x.output") == found
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "message"),
+    [
+        ({"digit": 1}, "dgit", "METERS.x.output = 'dgit': no such entry; there are digit; did you mean 'digit'?"),
+        ([1, 2], 2, "METERS.x.output = 2: no such entry; there are 2, numbered from 0"),
+        ([1, 2], "a", "METERS.x.output = 'a': no such entry; there are 2, numbered from 0"),
+        (1.5, "a", "METERS.x.output = 'a': no such entry; it is one float, without entries; leave METERS.x.output out"),
+    ],
+)
+def test_no_such_entry(value: Any, key: Any, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        entry(value, key, "METERS.x.output")
+    assert str(caught.value) == message

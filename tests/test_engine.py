@@ -12,7 +12,6 @@ from phasetrain.distributed import World
 from phasetrain.engine import PhaseEngine
 from phasetrain.hooks import Hook, on
 from phasetrain.hooks.base import Hooks
-from phasetrain.plan import interleave
 from phasetrain.setup import settle
 from phasetrain.state import RunState
 from phasetrain.tasks import Builder
@@ -32,7 +31,7 @@ def engine(hooks: Mapping[str, Hook] | None = None, *words: str, state: RunState
     setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
     builder = Builder(setup.config, setup.machine, World())
     data = builder.data()
-    plan = interleave(builder.splits(data), setup.phases)
+    plan = builder.plan(data)
     return PhaseEngine(builder.task(builder.parts(data, plan)), plan, state or RunState(), hooks)
 
 
@@ -373,9 +372,9 @@ def test_the_position_of_a_step() -> None:
 
     engine({"look": look}).run()
     assert seen[:6] == [
-        ("train", 0, 0, 0.0, 4), ("train", 1, 1, 1 / 6, 4), ("train", 2, 2, 2 / 6, 4),
-        ("test", 3, 0, 0.5, 3), ("test", 3, 1, 0.5, 2),
-        ("train", 3, 0, 0.5, 4),
+        ("train", 0, 0, 0.0, 4, 0, 0.0), ("train", 1, 1, 1 / 6, 4, 0, 1 / 6), ("train", 2, 2, 2 / 6, 4, 0, 2 / 6),
+        ("test", 3, 0, 0.5, 3, 0, 0.5), ("test", 3, 1, 0.5, 2, 0, 0.5),
+        ("train", 3, 0, 0.5, 4, 0, 0.5),
     ]  # fmt: skip
 
 

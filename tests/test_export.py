@@ -114,8 +114,8 @@ def test_onnx(folder: Path, expected: Tensor, tmp_path: Path) -> None:
     assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is not None, reason="the extra `onnx` is installed")
-def test_onnx_without_its_extra(folder: Path, tmp_path: Path) -> None:
+def test_onnx_without_its_extra(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"needs the package onnxscript, .*: pip install 'phasetrain\[onnx\]'"):
         export(str(folder), str(tmp_path / "a.onnx"), "onnx", overrides=WORDS)
     assert not (tmp_path / "a.onnx").exists()

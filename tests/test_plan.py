@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasetrain.cutting import interleave, splice
 from phasetrain.errors import ConfigError
-from phasetrain.plan import Phase, PhaseSettings, Plan, Split, interleave, one_test, splice
+from phasetrain.plan import Phase, PhaseSettings, Plan, Split, Stage, one_test
 from phasetrain.state import RunState
 
 TRAIN = Split("train", 20, 6, drop_last=True)
@@ -27,7 +28,7 @@ def shown(plan: Plan) -> list[str]:
 
 class TestInterleave:
     def test_epochs_with_a_test_after_each(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=2))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         assert plan.phases == (
             Phase(0, "train", epoch=0, first=0, steps=3, offset=0, end=18, batch_size=6),
             Phase(1, "test", epoch=0, first=0, steps=2, offset=0, end=5, batch_size=3),
@@ -37,17 +38,17 @@ class TestInterleave:
         assert (plan.updates, plan.epochs, plan.total_samples) == (6, 2, 36)
 
     def test_a_short_last_batch_is_kept_without_drop_last(self) -> None:
-        plan = interleave(splits(drop_last=False), PhaseSettings(epochs=1))
+        plan = interleave([Stage(splits(drop_last=False), PhaseSettings(epochs=1))])
         assert shown(plan) == ["train 0 0+4 [0, 20)", "test 0 0+2 [0, 5)"]
         assert [plan.phases[0].samples_in(step) for step in range(4)] == [6, 6, 6, 2]
         assert [plan.phases[1].samples_in(step) for step in range(2)] == [3, 2]
 
     def test_a_test_with_drop_last(self) -> None:
-        plan = interleave(splits(Split("test", 5, 3, drop_last=True)), PhaseSettings(epochs=1))
+        plan = interleave([Stage(splits(Split("test", 5, 3, drop_last=True)), PhaseSettings(epochs=1))])
         assert shown(plan)[1:] == ["test 0 0+1 [0, 3)"]
 
     def test_updates_end_in_the_middle_of_an_epoch(self) -> None:
-        plan = interleave(splits(), PhaseSettings(updates=4))
+        plan = interleave([Stage(splits(), PhaseSettings(updates=4))])
         assert shown(plan) == [
             "train 0 0+3 [0, 18)",
             "test 0 0+2 [0, 5)",
@@ -58,14 +59,14 @@ class TestInterleave:
 
     @pytest.mark.parametrize(("samples", "updates"), [(18, 3), (19, 4), (24, 4), (25, 5)])
     def test_samples_are_rounded_up_to_whole_updates(self, samples: int, updates: int) -> None:
-        assert interleave(splits(), PhaseSettings(samples=samples)).updates == updates
+        assert interleave([Stage(splits(), PhaseSettings(samples=samples))]).updates == updates
 
     def test_samples_count_short_batches_as_they_are(self) -> None:
-        plan = interleave(splits(drop_last=False), PhaseSettings(samples=22, test_every_epochs=None))
+        plan = interleave([Stage(splits(drop_last=False), PhaseSettings(samples=22, test_every_epochs=None))])
         assert shown(plan) == ["train 0 0+4 [0, 20)", "train 1 0+1 [0, 6)", "test 1 0+2 [0, 5)"]
 
     def test_tests_by_updates_go_on_counting_over_epochs(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=2, test_every_epochs=None, test_every_updates=2))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2, test_every_epochs=None, test_every_updates=2))])
         assert shown(plan) == [
             "train 0 0+2 [0, 12)",
             "test 0 0+2 [0, 5)",
@@ -77,26 +78,26 @@ class TestInterleave:
         ]
 
     def test_tests_by_epochs_and_updates(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=2, test_every_epochs=1, test_every_updates=2))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2, test_every_epochs=1, test_every_updates=2))])
         assert [(p.split, p.steps) for p in plan.phases if p.is_train] == [("train", s) for s in (2, 1, 1, 2)]
         assert [p.is_train for p in plan.phases] == [True, False] * 4
 
     def test_every_second_epoch_and_at_the_end(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=3, test_every_epochs=2))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=3, test_every_epochs=2))])
         assert [(p.split, p.epoch) for p in plan.phases] == [
             ("train", 0), ("train", 1), ("test", 1), ("train", 2), ("test", 2),
         ]  # fmt: skip
 
     def test_no_test_between(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=2, test_every_epochs=None))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2, test_every_epochs=None))])
         assert [p.split for p in plan.phases] == ["train", "train", "test"]
 
     def test_test_first(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=1, test_first=True))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=1, test_first=True))])
         assert shown(plan) == ["test 0 0+2 [0, 5)", "train 0 0+3 [0, 18)", "test 0 0+2 [0, 5)"]
 
     def test_limits(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=2, limit_train=2, limit_test=1))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2, limit_train=2, limit_test=1))])
         assert shown(plan) == [
             "train 0 0+2 [0, 12)",
             "test 0 0+1 [0, 3)",
@@ -107,58 +108,67 @@ class TestInterleave:
 
     def test_a_limit_beyond_the_split_changes_nothing(self) -> None:
         settings = PhaseSettings(epochs=1, limit_train=99, limit_test=99)
-        assert interleave(splits(drop_last=False), settings) == interleave(
-            splits(drop_last=False), PhaseSettings(epochs=1)
+        assert interleave([Stage(splits(drop_last=False), settings)]) == interleave(
+            [Stage(splits(drop_last=False), PhaseSettings(epochs=1))]
         )
 
     def test_several_test_splits_keep_their_order(self) -> None:
-        plan = interleave(splits(Split("hard", 4, 4, False), Split("easy", 2, 4, False)), PhaseSettings(epochs=1))
+        plan = interleave(
+            [Stage(splits(Split("hard", 4, 4, False), Split("easy", 2, 4, False)), PhaseSettings(epochs=1))]
+        )
         assert shown(plan) == ["train 0 0+3 [0, 18)", "hard 0 0+1 [0, 4)", "easy 0 0+1 [0, 2)"]
 
     def test_without_a_test_split(self) -> None:
-        assert shown(interleave({"train": TRAIN}, PhaseSettings(epochs=1, test_first=True))) == ["train 0 0+3 [0, 18)"]
+        assert shown(interleave([Stage({"train": TRAIN}, PhaseSettings(epochs=1, test_first=True))])) == [
+            "train 0 0+3 [0, 18)"
+        ]
 
     @pytest.mark.parametrize("settings", [PhaseSettings(epochs=0), PhaseSettings(updates=0), PhaseSettings(samples=0)])
     def test_nothing_to_train(self, settings: PhaseSettings) -> None:
-        plan = interleave(splits(), settings)
+        plan = interleave([Stage(splits(), settings)])
         assert (plan.phases, plan.updates, plan.epochs, plan.where(RunState())) == ((), 0, 0, 0.0)
 
     def test_an_empty_split_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"^DATA\.TEST: the split is empty"):
-            interleave(splits(Split("test", 0, 3, False)), PhaseSettings(epochs=1))
+            interleave([Stage(splits(Split("test", 0, 3, False)), PhaseSettings(epochs=1))])
 
     def test_a_batch_larger_than_the_split_is_refused_with_the_way_out(self) -> None:
         with pytest.raises(ConfigError) as caught:
-            interleave(splits(length=5), PhaseSettings(epochs=1))
+            interleave([Stage(splits(length=5), PhaseSettings(epochs=1))])
         assert str(caught.value) == (
             "DATA.TRAIN.batch_size = 6 is larger than the 5 samples of the split, and DATA.TRAIN.drop_last = true "
             "drops the only batch; set DATA.TRAIN.batch_size to 5 or less, or DATA.TRAIN.drop_last=false"
         )
-        assert interleave(splits(length=5, drop_last=False), PhaseSettings(epochs=1)).updates == 1
+        assert interleave([Stage(splits(length=5, drop_last=False), PhaseSettings(epochs=1))]).updates == 1
 
     @pytest.mark.parametrize("settings", [PhaseSettings(), PhaseSettings(epochs=1, updates=1)])
     def test_exactly_one_length(self, settings: PhaseSettings) -> None:
         with pytest.raises(ConfigError, match=r"PHASES\.epochs = .*: set exactly one of them$"):
-            interleave(splits(), settings)
+            interleave([Stage(splits(), settings)])
 
 
 class TestPlan:
     def test_where_is_the_share_of_updates_done(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=1))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=1))])
         assert [plan.where(RunState(updates=n)) for n in range(3)] == [0.0, 1 / 3, 2 / 3]
 
     def test_where_goes_on_from_an_anchor(self) -> None:
-        plan = Plan(interleave(splits(), PhaseSettings(epochs=2)).phases, anchor=(2, 0.5))
+        plan = Plan(interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases, anchor=(2, 0.5, 0.5))
         assert [plan.where_at(n) for n in range(2, 6)] == [0.5, 0.625, 0.75, 0.875]
 
     def test_following_phases_of_the_same_split(self) -> None:
-        plan = interleave(splits(), PhaseSettings(epochs=3))
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=3))])
         assert [phase.index for phase in plan.following(plan.phases[2])] == [2, 4]
         assert [phase.index for phase in plan.following(plan.phases[1])] == [1, 3, 5]
 
     def test_round_trip_through_json(self) -> None:
-        plan = Plan(interleave(splits(), PhaseSettings(epochs=2)).phases, anchor=(3, 1 / 3))
+        plan = Plan(interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases, anchor=(3, 1 / 3, 1 / 5))
         assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+    def test_a_plan_from_before_there_were_stages(self) -> None:
+        phase = {"index": 0, "split": "train", "epoch": 0, "first": 0, "steps": 3, "offset": 0, "end": 18}
+        plan = Plan.from_json({"anchor": [1, 0.25], "phases": [{**phase, "batch_size": 6}]})
+        assert (plan.anchor, plan.phases[0].stage, plan.stages) == ((1, 0.25, 0.25), 0, ((0, 3),))
 
     def test_one_test(self) -> None:
         assert one_test(TEST, index=4, epoch=2, limit=1) == Phase(4, "test", 2, 0, 1, 0, 3, 3)
@@ -191,7 +201,7 @@ def check_splice(
     before: Plan, state: RunState, given: Mapping[str, Split], settings: PhaseSettings, *, tail: int = 0
 ) -> Plan:
     """Splice and see that each epoch is covered in order, once, up to `tail` samples at its end, and tested last."""
-    after = splice(before, state, given, settings)
+    after = splice(before, state, [Stage(given, settings)])
     assert after.phases[: state.phase] == before.phases[: state.phase]
     assert [phase.index for phase in after.phases] == list(range(len(after.phases)))
     consumed: dict[int, int] = {}
@@ -219,7 +229,7 @@ def check_splice(
 
 
 class TestSplice:
-    BEFORE = interleave(splits(drop_last=False), PhaseSettings(epochs=3, test_every_updates=3))
+    BEFORE = interleave([Stage(splits(drop_last=False), PhaseSettings(epochs=3, test_every_updates=3))])
 
     @pytest.mark.parametrize("batch_size", [1, 4, 6, 9, 20, 50])
     @pytest.mark.parametrize("epochs", [3, 5])
@@ -237,9 +247,9 @@ class TestSplice:
             assert trained == set(range(epochs))
 
     def test_literally_in_the_middle_of_an_epoch(self) -> None:
-        before = interleave(splits(), PhaseSettings(epochs=2))
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         state = RunState(phase=2, step=1, updates=4, samples=24)
-        after = splice(before, state, splits(batch_size=4), PhaseSettings(epochs=3))
+        after = splice(before, state, [Stage(splits(batch_size=4), PhaseSettings(epochs=3))])
         assert shown(after) == [
             "train 0 0+3 [0, 18)",
             "test 0 0+2 [0, 5)",
@@ -249,12 +259,12 @@ class TestSplice:
             "train 2 0+5 [0, 20)",
             "test 2 0+2 [0, 5)",
         ]
-        assert (after.anchor, after.where(state)) == ((4, 4 / 6), 4 / 6)
+        assert (after.anchor, after.where(state)) == ((4, 4 / 6, 4 / 6), 4 / 6)
 
     def test_a_train_phase_all_of_whose_steps_are_done_keeps_its_test(self) -> None:
-        before = interleave(splits(), PhaseSettings(epochs=2))
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         state = RunState(phase=0, step=3, updates=3, samples=18)
-        after = splice(before, state, splits(batch_size=10), PhaseSettings(epochs=2))
+        after = splice(before, state, [Stage(splits(batch_size=10), PhaseSettings(epochs=2))])
         assert shown(after) == [
             "train 0 0+3 [0, 18)",
             "test 0 0+2 [0, 5)",
@@ -263,50 +273,52 @@ class TestSplice:
         ]
 
     def test_a_test_under_way_goes_on(self) -> None:
-        before = interleave(splits(), PhaseSettings(epochs=2))
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         state = RunState(phase=1, step=1, updates=3, samples=18)
-        after = splice(before, state, splits(batch_size=10), PhaseSettings(epochs=1))
+        after = splice(before, state, [Stage(splits(batch_size=10), PhaseSettings(epochs=1))])
         assert shown(after) == ["train 0 0+3 [0, 18)", "test 0 0+2 [0, 5)"]
 
     def test_an_end_that_lies_behind_is_followed_by_a_test(self) -> None:
-        before = interleave(splits(), PhaseSettings(epochs=2))
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         state = RunState(phase=2, step=1, updates=4, samples=24)
-        after = splice(before, state, splits(), PhaseSettings(epochs=1))
+        after = splice(before, state, [Stage(splits(), PhaseSettings(epochs=1))])
         assert shown(after)[2:] == ["train 1 0+1 [0, 6)", "test 1 0+2 [0, 5)"]
 
     def test_an_epoch_without_room_for_a_larger_batch_is_tested_all_the_same(self) -> None:
-        before = interleave(splits(), PhaseSettings(epochs=2))
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         for epoch, phase in ((0, 0), (1, 2)):
             state = RunState(phase=phase, step=2, updates=2 + 3 * epoch, samples=12 + 18 * epoch)
-            after = splice(before, state, splits(batch_size=10), PhaseSettings(epochs=2))
+            after = splice(before, state, [Stage(splits(batch_size=10), PhaseSettings(epochs=2))])
             tests = [p.epoch for p in after.phases if not p.is_train]
             assert tests == [0, 1]
 
     def test_a_finished_run_that_gets_more_epochs_never_reaches_where_one(self) -> None:
-        before = interleave(splits(), PhaseSettings(epochs=2))
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
         state = RunState(phase=4, updates=6, samples=36, finished="completed")
-        after = splice(before, state, splits(), PhaseSettings(epochs=4))
+        after = splice(before, state, [Stage(splits(), PhaseSettings(epochs=4))])
         assert [p.epoch for p in after.phases if p.is_train] == [0, 1, 2, 3]
         assert after.where(state) == 5 / 6
         assert after.where_at(after.updates - 1) < 1
 
     def test_twice(self) -> None:
-        before = interleave(splits(drop_last=False), PhaseSettings(epochs=4))
+        before = interleave([Stage(splits(drop_last=False), PhaseSettings(epochs=4))])
         first = splice(
-            before, RunState(phase=0, step=2, updates=2, samples=12), splits(batch_size=3), PhaseSettings(epochs=4)
+            before,
+            RunState(phase=0, step=2, updates=2, samples=12),
+            [Stage(splits(batch_size=3), PhaseSettings(epochs=4))],
         )
         state = RunState(phase=1, step=1, updates=3, samples=15)
         check_splice(first, state, splits(batch_size=5, drop_last=False), PhaseSettings(epochs=2))
 
     def test_test_first_does_not_come_again(self) -> None:
-        before = interleave(splits(), PhaseSettings(epochs=1, test_first=True))
+        before = interleave([Stage(splits(), PhaseSettings(epochs=1, test_first=True))])
         state = RunState(phase=1)
-        after = splice(before, state, splits(), PhaseSettings(epochs=2, test_first=True))
+        after = splice(before, state, [Stage(splits(), PhaseSettings(epochs=2, test_first=True))])
         assert [p.split for p in after.phases] == ["test", "train", "test", "train", "test"]
 
     def test_settings_are_checked(self) -> None:
         with pytest.raises(ConfigError, match="drops the only batch"):
-            splice(self.BEFORE, RunState(), splits(batch_size=30), PhaseSettings(epochs=1))
+            splice(self.BEFORE, RunState(), [Stage(splits(batch_size=30), PhaseSettings(epochs=1))])
 
     @given(
         length=st.integers(1, 30),
@@ -324,7 +336,7 @@ class TestSplice:
         at: int,
     ) -> None:
         old = splits(length=length, batch_size=sizes[0], drop_last=False)
-        before = interleave(old, PhaseSettings(epochs=epochs[0], test_every_updates=every[0]))
+        before = interleave([Stage(old, PhaseSettings(epochs=epochs[0], test_every_updates=every[0]))])
         states = list(positions(before))
         state = states[at % len(states)]
         new = splits(length=length, batch_size=sizes[1], drop_last=False)
@@ -342,7 +354,7 @@ def test_any_plan_covers_every_epoch_once_and_ends_with_a_test(
     length: int, batch_size: int, epochs: int, by_epochs: int | None, by_updates: int | None
 ) -> None:
     settings = PhaseSettings(epochs=epochs, test_every_epochs=by_epochs, test_every_updates=by_updates)
-    plan = interleave(splits(length=length, batch_size=batch_size, drop_last=False), settings)
+    plan = interleave([Stage(splits(length=length, batch_size=batch_size, drop_last=False), settings)])
     seen: dict[int, list[int]] = {epoch: [] for epoch in range(epochs)}
     for split, epoch, first, end in rest(plan, RunState()):
         if split == "train":

@@ -48,11 +48,11 @@ def test_content(tmp_path: Path) -> None:
     assert content["phases"][2:] == [
         {
             "index": 2, "split": "train", "epoch": 1, "first": 0, "steps": 5, "offset": 0, "end": 120, "batch_size": 24,
-            "samples": 120, "updates_before": 5,
+            "stage": 0, "samples": 120, "updates_before": 5,
         },
         {
             "index": 3, "split": "test", "epoch": 1, "first": 0, "steps": 2, "offset": 0, "end": 64, "batch_size": 32,
-            "samples": 64, "updates_before": 10,
+            "stage": 0, "samples": 64, "updates_before": 10,
         },
     ]  # fmt: skip
     assert content["model"] == {"name": "small_cnn", "parameters": 1030, "trained": 1030}

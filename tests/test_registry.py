@@ -1,4 +1,6 @@
 import collections
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,6 +8,7 @@ import pytest
 from phasetrain.errors import ConfigError
 from phasetrain.registry import (
     Registry,
+    UnknownNameError,
     free_parameters,
     parameter_types,
     parameters,
@@ -177,3 +180,63 @@ def test_a_class_without_an_init_of_its_own_takes_nothing() -> None:
     assert isinstance(losses.build("plain"), Plain)
     with pytest.raises(ConfigError, match="no such parameter"):
         losses.build("plain", {"gamma": 1})
+
+
+class TestBridges:
+    """Names of another library, here `collections`, whose parts are those that begin with C."""
+
+    @pytest.fixture
+    def bridged(self, losses: Registry[Any]) -> Registry[Any]:
+        @losses.bridge("collections", "more")
+        def resolve(name: str) -> Any:
+            if "." in name:
+                return None
+            if name != "Chain":
+                raise UnknownNameError(name, ["Chain", "Counter"])
+            return collections.ChainMap
+
+        return losses
+
+    def test_a_name_behind_a_bridge_and_a_path_beside_it(self, bridged: Registry[Any]) -> None:
+        assert bridged.find("collections.Chain") is collections.ChainMap
+        assert bridged.find("collections.abc.Mapping") is collections.abc.Mapping
+        assert bridged.find("json.loads") is json.loads
+
+    def test_a_near_miss(self, bridged: Registry[Any]) -> None:
+        with pytest.raises(
+            ConfigError, match=r"^M = 'collections\.Chian': collections has no loss 'Chian'; did you mean 'Ch"
+        ):
+            bridged.find("collections.Chian", "M")
+        with pytest.raises(ConfigError, match=r"collections has no loss 'zzzzz'\. It has 2 others$"):
+            bridged.find("collections.zzzzz")
+        with pytest.raises(ConfigError, match=r"a dotted path works too, and so does a name after collections\.$"):
+            bridged.find("zzzzz")
+
+    def test_a_library_that_is_not_installed(self, losses: Registry[Any]) -> None:
+        losses.bridge("no_such_library", "more")(lambda name: None)
+        with pytest.raises(
+            ConfigError, match=r"No module named 'no_such_library'\); pip install 'phasetrain\[more\]'$"
+        ):
+            losses.find("no_such_library.Thing")
+
+    def test_a_library_beside_a_torchvision_for_another_torch(
+        self, losses: Registry[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_bridge.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+        monkeypatch.syspath_prepend(tmp_path)
+        losses.bridge("broken_bridge", "more")(lambda name: None)
+        with pytest.raises(ConfigError, match=r"torchvision is installed for another build of torch: install the one"):
+            losses.find("broken_bridge.Thing")
+
+    def test_what_a_library_raises_on_the_way_is_told(self, losses: Registry[Any]) -> None:
+        @losses.bridge("collections", "more")
+        def resolve(_name: str) -> Any:
+            try:
+                raise RuntimeError("operator torchvision::nms does not exist")
+            except RuntimeError as error:
+                raise ModuleNotFoundError("no Bert") from error
+
+        with pytest.raises(
+            ConfigError, match=r"it cannot be loaded \(ModuleNotFoundError: no Bert; RuntimeErr.*another build"
+        ):
+            losses.find("collections.Thing")

@@ -7,6 +7,7 @@ import pytest
 from phasetrain.errors import ConfigError
 from phasetrain.plan import PhaseSettings
 from phasetrain.setup import SLOTS, settle
+from phasetrain.tasks.data_builder import phase_settings
 
 
 def test_the_default_experiment() -> None:
@@ -14,7 +15,7 @@ def test_the_default_experiment() -> None:
     assert setup.config.RUN.name == "digits"
     assert setup.config.MODEL.name == "small_cnn"
     assert (setup.machine.device.type, setup.machine.precision, setup.machine.threads) == ("cpu", "fp32", 1)
-    assert setup.phases == PhaseSettings(epochs=12, test_every_epochs=1)
+    assert phase_settings(setup.config) == PhaseSettings(epochs=12, test_every_epochs=1)
     assert (setup.world.rank, setup.world.size) == (0, 1)
 
 
@@ -47,16 +48,26 @@ def test_everything_wrong_at_once_with_broken_imports(tmp_path: Path, monkeypatc
 def test_every_section_that_names_a_part_has_a_slot() -> None:
     assert {slot.path for slot in SLOTS} == {
         "TASK",
+        "TASK.teacher",
         "MODEL",
+        "MODEL.trunk",
+        "MODEL.head",
+        "MODEL.heads.*",
+        "MODEL.predictor",
         "LOSS",
+        "LOSS.losses.*",
         "METERS.*",
         "OPTIMIZER",
         "OPTIMIZER.SCHEDULES.*",
+        "OPTIMIZER.others.*",
+        "OPTIMIZER.others.*.SCHEDULES.*",
         "OPTIMIZER.scaler",
         "DATA.*",
         "DISTRIBUTED",
         "DATA.*.transforms[]",
+        "DATA.TRAIN.batch_transforms[]",
         "DATA.*.sampler",
         "DATA.*.collate",
+        "DATA.*.loader",
         "HOOKS.*",
     }

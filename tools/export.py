@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("out", metavar="OUT", help="the file or folder to write; it must not exist")
     parser.add_argument("--format", default="safetensors", choices=FORMATS)
     parser.add_argument("--checkpoint", default="latest", choices=["latest", "best"], help="of a run folder")
-    parser.add_argument("--which", default="model", choices=["model", "ema"], help="whose weights")
+    parser.add_argument("--which", default="model", choices=["model", "ema", "swa"], help="whose weights")
     parser.add_argument("--include", action="append", default=[], metavar="PATTERN", help="names to write")
     parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="names to leave out")
     parser.add_argument("--config-dir", metavar="DIR", help="folder with configs of your own")

@@ -220,6 +220,13 @@ class Checkpointer:
                 self._report({saved.name: str(error)})
         return None
 
+    def point_to_best(self, path: str) -> None:
+        """Write the name of the checkpoint `path` into the file `best`: a hint that nothing relies on."""
+        try:
+            self.storage.replace(f"{self.root}/best", path.rpartition("/")[2].encode(), durable=False)
+        except OSError as error:
+            self.say(f"'best' could not be pointed to {path}: {error}")
+
     def load(self, path: str) -> Loaded:
         """Return the content of the checkpoint folder `path`.
 

@@ -29,12 +29,14 @@ class Facts:
         epochs: epochs complete, where it was made right at the end of one; else None.
         healthy: whether all numbers of the model are numbers; a resume prefers a checkpoint that is.
         metrics: values measured with these very weights, by `split/name`.
+        name: under which a hook asked for it; one with a name is kept for good.
     """
 
     why: str = ""
     epochs: int | None = None
     healthy: bool = True
     metrics: Mapping[str, float] = field(default_factory=dict)
+    name: str = ""
 
 
 @dataclass(frozen=True)

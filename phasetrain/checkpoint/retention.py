@@ -12,7 +12,7 @@ PINNED = ".pinned"
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept beside pinned checkpoints.
+    """What is kept beside pinned checkpoints and those with a name.
 
     Attributes:
         last: so many of the newest.
@@ -37,12 +37,17 @@ class Retention:
         kept = {*pinned, *(saved.name for saved in latest[-self.last :])}
         kept |= {saved.name for saved in [one for one in latest if one.manifest.facts.healthy][-2:]}
         kept |= {saved.name for saved in self.ranked(latest)[: self.best]}
+        kept |= {saved.name for saved in found if saved.manifest.facts.name}
         return kept | {saved.name for saved in latest if self._is_milestone(saved.manifest)}
 
     def ranked(self, found: Sequence[Saved]) -> list[Saved]:
-        """Return the checkpoints whose weights `monitor` has measured, the best first; of equals, the newest."""
-        scored = [(score, at, saved) for at, saved in enumerate(found) if (score := self.score(saved)) is not None]
-        return [saved for _, _, saved in sorted(scored, key=lambda entry: entry[:2], reverse=True)]
+        """Return the checkpoints whose weights `monitor` has measured, the best first; of equals, the first.
+
+        Of several with the same weights (of one number of updates) the newest stands for all. So what is the best
+        does not depend on when a run was stopped and saved in between.
+        """
+        latest = {saved.manifest.state["updates"]: saved for saved in found if self.score(saved) is not None}
+        return sorted(latest.values(), key=lambda saved: self.score(saved) or 0.0, reverse=True)
 
     def score(self, saved: Saved) -> float | None:
         """Return the value of `monitor`, greater is better; None where it was not measured or is no number."""

@@ -17,9 +17,6 @@ log = logging.getLogger(__name__)
 FOLDER = "checkpoints"
 """Name of the folder of checkpoints in a run folder."""
 
-AVERAGED = "ema"
-"""Name of the running mean of the weights in the state of a task."""
-
 
 @FORMATS.register("phasetrain")
 def read_checkpoint(source: Source, storage: Storage) -> Content:
@@ -32,9 +29,9 @@ def read_checkpoint(source: Source, storage: Storage) -> Content:
     """
     loaded = chosen(source, storage)
     learned = loaded.state["task"]
-    if source.which == "ema" and AVERAGED not in learned:
+    if source.which not in learned:
         raise source.refused(f"{loaded.path} was made without averaged weights; set {source.where}.which=model")
-    state = learned["model" if source.which == "model" else AVERAGED]
+    state = learned[source.which]
     digest = sha256(loaded.manifest.encode()).hexdigest()
     return Content(flat(state), "phasetrain", digest, loaded.path)
 

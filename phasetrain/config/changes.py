@@ -19,7 +19,7 @@ class _Absent(Enum):
 
 
 ABSENT: Final = _Absent.ABSENT
-_LABELS = ("DATA.*", "METERS.*", "HOOKS.*", "OPTIMIZER.SCHEDULES.*")  # there or not, as a whole
+_LABELS = ("DATA.*", "METERS.*", "HOOKS.*", "OPTIMIZER.SCHEDULES.*", "OPTIMIZER.others.*")  # there or not, as a whole
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from inspect import Parameter
 from pathlib import Path
@@ -15,7 +15,7 @@ from phasetrain.config.annotations import described, fits
 from phasetrain.config.compose import Composed
 from phasetrain.config.layers import leaves, lookup
 from phasetrain.config.nearmiss import KnownPaths
-from phasetrain.config.schema import DEFAULTS, LABELLED, WORDS, Schema, is_split, part_pattern
+from phasetrain.config.schema import DEFAULTS, LABELLED, WORDS, Schema, ValueType, is_split, part_pattern
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.registry import Registry, free_parameters, parameter_types, parameters
 
@@ -32,6 +32,8 @@ class Slot:
         key: the key that holds the name.
         label_is_name: the label is the name where none is given.
         provided: parameters that the program passes itself and a config must not set.
+        own: keys of the place that are no parameters of the part -> their types, as in defaults.yaml.
+        only: a key, and the value with which there is such a place; None: there always is.
     """
 
     path: str
@@ -39,6 +41,8 @@ class Slot:
     key: str = "name"
     label_is_name: bool = False
     provided: frozenset[str] = frozenset()
+    own: Mapping[str, str] = field(default_factory=dict)
+    only: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,9 @@ class _Checker:
         for part in parts:
             self._parameters(part)
         self._options_of_schedules(parts)
-        known = KnownPaths([*self._schema.keys, *(f"{part.path}.{name}" for part in parts for name in part.takes)])
+        known = KnownPaths(
+            [*self._schema.keys, *(f"{part.path}.{name}" for part in parts for name in (*part.takes, *part.slot.own))]
+        )
         for unknown in self._unknown:
             near = known.near(unknown.path)
             meant = f"; did you mean {near}?" if near is not None else "."
@@ -157,6 +163,8 @@ class _Checker:
     # -- parts
 
     def _places(self, slot: Slot) -> Iterator[tuple[str, Any]]:
+        if slot.only is not None and lookup(self._config, slot.only[0]) != slot.only[1]:
+            return
         names = slot.path.removesuffix("[]").split(".")
         for path, value in _expanded(self._config, "", names):
             if not slot.path.endswith("[]"):
@@ -190,13 +198,18 @@ class _Checker:
             here = f"{part.path}.{key}"
             if key == part.slot.key or self._schema.key(here) is not None or "." in key:
                 continue
-            if key in part.slot.provided:
+            if self._schema.children(here):  # a group of the section's own keys
+                continue
+            if key in part.slot.own:
+                if not ValueType.parse(part.slot.own[key]).fits(value):
+                    self._report(here, value, f"expected {part.slot.own[key]}")
+            elif key in part.slot.provided:
                 self._report(here, value, "the program passes this one itself; leave it out")
             elif part.free and key == "params":
                 if not isinstance(value, Mapping):
                     self._report(here, value, "expected a mapping")
             elif key not in part.takes:
-                takes = ", ".join(part.takes) or "no parameters"
+                takes = ", ".join([*part.takes, *part.slot.own]) or "no parameters"
                 more = f"{takes}, and others in one mapping `params`" if part.free else takes
                 self._unknown.append(_Unknown(here, value, f"{part.name!r} has no such parameter", f"It takes: {more}"))
             elif not _accepts(part.takes[key], part.types, value):

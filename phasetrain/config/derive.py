@@ -1,7 +1,7 @@
 """Values that follow from others: pure rules, each of which says what it did."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,10 +12,10 @@ from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.check import raise_all, shown
 from phasetrain.config.compose import Composed
 from phasetrain.config.layers import leaves, lookup, origin_of
+from phasetrain.config.scaling import lr_factor
 from phasetrain.config.schema import Schema
-from phasetrain.errors import did_you_mean
-
-LENGTHS = ("epochs", "updates", "samples")  # of PHASES, of which one is set
+from phasetrain.config.stages import LENGTHS
+from phasetrain.errors import ConfigError, did_you_mean
 
 COMPILE: Mapping[str, Any] = MappingProxyType({"backend": "inductor", "mode": None, "fullgraph": False, "options": {}})
 """Keys of MACHINE.compile, with what they are when not given."""
@@ -36,22 +36,27 @@ class Derived:
     lines: tuple[str, ...]
 
 
-def derive(composed: Composed, schema: Schema, *, device: str, processes: int = 1) -> Derived:
+def derive(
+    composed: Composed, schema: Schema, *, device: str, processes: int = 1, monitor: Callable[[], str] = lambda: ""
+) -> Derived:
     """Apply the rules to a checked config.
 
     Args:
         device: what `MACHINE.device: auto` means on this machine.
         processes: of the run; the folder's name does not depend on them.
+        monitor: returns what CHECKPOINT.best.monitor = auto stands for; asked where it is wanted.
 
     Raises:
         ConfigError: lists every rule that cannot be met: the length of training, micro-batches that do not divide
             the batch, a name that cannot be a folder's.
     """
     rules = _Rules(composed, schema)
-    learns = rules.config["RUN"]["engine"] != "test"  # a test takes any number of processes
+    learns = rules.config["RUN"]["engine"] not in ("test", "extract")  # those take any number of processes
     rules.length()
     rules.micro_batches(processes if learns else None)
     rules.test_micro_batches()
+    rules.learning_rate()
+    rules.monitor(monitor)
     rules.device(device)
     rules.compile()
     rules.folder()
@@ -84,9 +89,15 @@ class _Rules:
         self._schema = schema
 
     def length(self) -> None:
-        """PHASES: of epochs, updates and samples one is set; the highest layer wins over those below."""
+        """PHASES: of epochs, updates, samples and stages one is set; the highest layer wins over those below."""
         phases = self.config["PHASES"]
-        given = {key: self._rank(f"PHASES.{key}") for key in LENGTHS if phases[key] is not None}
+        given = {
+            key: self._rank(f"PHASES.{key}")
+            for key in (*LENGTHS, "stages")
+            if phases[key] is not None and phases[key] != []
+        }
+        if not given and self.config["RUN"]["engine"] == "extract":
+            return
         if not given:
             self.problems.append("PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10")
             return
@@ -97,7 +108,9 @@ class _Rules:
             return
         for key in given.keys() - set(highest):
             winner = f"PHASES.{highest[0]} = {phases[highest[0]]} ({self._layer(f'PHASES.{highest[0]}')})"
-            self._set(f"PHASES.{key}", None, f"{winner} comes above {self._layer(f'PHASES.{key}')}")
+            self._set(
+                f"PHASES.{key}", [] if key == "stages" else None, f"{winner} comes above {self._layer(f'PHASES.{key}')}"
+            )
 
     def micro_batches(self, processes: int | None) -> None:
         """DATA.TRAIN.batch_size = micro_batch_size x OPTIMIZER.accumulate, and x processes where both are given."""
@@ -185,6 +198,29 @@ class _Rules:
             why = f"{path} = {shards}, {size} process{'es' if size > 1 else ''}"
             self._set("DATA.TRAIN.micro_batch_size", batch // shards, why)
             self._set("OPTIMIZER.accumulate", shards // size, why)
+
+    def learning_rate(self) -> None:
+        """OPTIMIZER.lr is multiplied as auto_lr_scaling says, which is null then: the config goes on to hold once."""
+        optimizer = self.config["OPTIMIZER"]
+        if optimizer["auto_lr_scaling"] is None:
+            return
+        try:
+            factor, why = lr_factor(optimizer["auto_lr_scaling"], self.config["DATA"]["TRAIN"]["batch_size"])
+        except ConfigError as error:
+            self.problems.append(str(error))
+            return
+        self._set("OPTIMIZER.lr", optimizer["lr"] * factor, why)
+        self._set("OPTIMIZER.auto_lr_scaling", None, "it is in OPTIMIZER.lr")
+
+    def monitor(self, first: Callable[[], str]) -> None:
+        """CHECKPOINT.best.monitor: auto, and null with load_best, is the first metric of the first test split."""
+        section, path = self.config["CHECKPOINT"], "CHECKPOINT.best.monitor"
+        if section["best"]["monitor"] == "auto" or (section["best"]["monitor"] is None and section["load_best"]):
+            try:
+                self._set(path, first(), "the first metric of the first test split")
+            except ConfigError as error:
+                asked = f"{path} = 'auto'" if section["best"]["monitor"] else "CHECKPOINT.load_best = true"
+                self.problems.append(f"{asked}: {error}")
 
     def device(self, device: str) -> None:
         """MACHINE.device: auto is what the machine has."""

@@ -74,10 +74,10 @@ class Merged:
         data = self.get("DATA")
         for split, keys in data.items() if isinstance(data, dict) else ():
             if is_split(split) and split != "TRAIN" and isinstance(keys, dict):
-                data[split] = deepcopy(default.values["DATA"]["TEST"]) | keys
+                data[split] = _filled_up(keys, default.values["DATA"]["TEST"])
                 self.origins.pop(f"DATA.{split}", None)
-                for key in data[split].keys() - keys.keys():
-                    self.origins[f"DATA.{split}.{key}"] = default.name
+                for leaf in leaves(data[split], f"DATA.{split}"):
+                    self.origins.setdefault(leaf, default.name)
 
     def _merge(self, target: dict[str, Any], source: Mapping[Any, Any], path: str, layer: str) -> None:
         for key, new in source.items():
@@ -127,13 +127,17 @@ class Merged:
         new_name = new.get(name_key)
         if new_name is None or old_name is None or new_name == old_name:
             return
-        for parameter in [p for p in old if p != name_key and self._schema.key(f"{here}.{p}") is None]:
+        for parameter in [p for p in old if p != name_key and not self._is_own(f"{here}.{p}")]:
             path = f"{here}.{parameter}"
             self.notes.append(
                 f"{path} = {old.pop(parameter)!r} ({origin_of(self.origins, path)}) dropped: "
                 f"{here}.{name_key} is now {new_name!r} ({layer})"
             )
             self._forget(path)
+
+    def _is_own(self, path: str) -> bool:
+        """Tell whether a path is a key of defaults.yaml, or a group of such."""
+        return self._schema.key(path) is not None or bool(self._schema.children(path))
 
     def _restore(self, path: str, default: Layer) -> None:
         value = lookup(default.values, path)
@@ -147,6 +151,16 @@ class Merged:
     def _forget(self, path: str) -> None:
         for known in [p for p in self.origins if p == path or p.startswith(f"{path}.")]:
             del self.origins[known]
+
+
+def _filled_up(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a split with defaults for those that it lacks, within its groups of keys too."""
+    groups = {
+        key: deepcopy(dict(default)) | dict(keys[key])
+        for key, default in defaults.items()
+        if isinstance(default, Mapping) and isinstance(keys.get(key), Mapping)
+    }
+    return deepcopy(dict(defaults)) | dict(keys) | groups
 
 
 def lookup(values: Mapping[str, Any], path: str) -> Any:
@@ -179,5 +193,5 @@ def origin_of(origins: Mapping[str, str], path: str) -> str:
 
 
 def is_label(path: str) -> bool:
-    """Tell whether a path is a label of METERS, HOOKS or OPTIMIZER.SCHEDULES."""
+    """Tell whether a path is a label of METERS, HOOKS, OPTIMIZER.SCHEDULES or OPTIMIZER.others."""
     return path.rpartition(".")[0] in LABELLED

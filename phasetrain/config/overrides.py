@@ -1,6 +1,7 @@
 """The words of the command line: `SECTION=GROUP` selects a file, `A.b=c` sets a value, `~A.b` takes one back."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,6 +149,23 @@ def _unreadable(text: str, error: HydraException) -> str:
     reason = str(error).splitlines()[0].partition(" expecting {")[0]
     hint = "" if value[:1] in "[{'\"" else f"; a text with special characters is quoted twice: \"{key}='{value}'\""
     return f"{text!r} cannot be read: {reason}{hint}"
+
+
+def as_word(value: Any) -> str:
+    """Return a value as it stands behind the `=` of an override.
+
+    Example:
+        >>> as_word({"name": "step", "every": [1, None]})
+        "{name: 'step', every: [1, null]}"
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {as_word(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(as_word, value)) + "]"
+    if isinstance(value, str):
+        # Backslashes stand for themselves, but for those in front of a quote.
+        return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _no_override(text: str) -> str:

@@ -22,6 +22,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "DATA.*": "dataset",
         "DATA.*.sampler": "name",
         "DATA.*.collate": "name",
+        "DATA.*.loader": "name",
         "TASK": "name",
         "MODEL": "name",
         "LOSS": "name",
@@ -29,6 +30,8 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "OPTIMIZER": "name",
         "OPTIMIZER.scaler": "name",
         "OPTIMIZER.SCHEDULES.*": "name",
+        "OPTIMIZER.others.*": "name",
+        "OPTIMIZER.others.*.SCHEDULES.*": "name",
         "DISTRIBUTED": "strategy",
         "HOOKS.*": "name",
     }
@@ -36,11 +39,15 @@ PARTS: Mapping[str, str] = MappingProxyType(
 WORDS = (  # where a plain word stands for {name: word}
     "DATA.*.sampler",
     "DATA.*.collate",
+    "DATA.*.loader",
     "OPTIMIZER.scaler",
     "OPTIMIZER.SCHEDULES.*",
+    "OPTIMIZER.others.*.SCHEDULES.*",
 )
-LABELLED = ("METERS", "HOOKS", "OPTIMIZER.SCHEDULES")  # mappings from a label to a part; null empties them
+# Mappings from a label to a part; null empties them.
+LABELLED = ("METERS", "HOOKS", "OPTIMIZER.SCHEDULES", "OPTIMIZER.others")
 FREE = ("HOOKS", "DISTRIBUTED")  # sections whose parts leave the trajectory alone, or its samples at least
+STEERING = ("HOOKS.plateau",)  # hooks that do not watch alone: another one makes other weights
 ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")  # of fsdp: they change more than last bits
 DEFAULT_NAMES = ("METERS.*", "HOOKS.*")  # where the label is the name unless one is given
 
@@ -129,7 +136,7 @@ class Schema:
     def resume(self, path: str) -> Resume:
         """Return the class for resume of any dotted path; parameters of parts are forbidden to change but in FREE."""
         section = path.partition(".")[0]
-        if path in ROUNDING:
+        if path in ROUNDING or any(path == one or path.startswith(f"{one}.") for one in STEERING):
             return "adjustable"
         while path and section != "HOOKS":
             key = self.key(path)

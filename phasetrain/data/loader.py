@@ -24,6 +24,8 @@ from phasetrain.batch import Batch
 from phasetrain.data.bad_samples import BadSamples, SampleError, named
 from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw, PhaseSampler
+from phasetrain.data.staged import StagedReader, StagedSampler
+from phasetrain.data.transfer import to_cuda
 from phasetrain.plan import Phase, Plan
 from phasetrain.signals import Interrupted
 
@@ -45,6 +47,7 @@ class LoaderSettings:
         timeout_seconds: how long to wait for a batch from a worker; 0 waits for ever.
         pin_memory: copy batches to page-locked memory.
         bad_sample_budget: how many different bad samples are put up with where the reader does not raise.
+        device: CUDA device to which the batches of the next step are copied ahead; None leaves them where they are.
         stacks: path of a file to which a worker adds the stacks of its threads on SIGUSR2; None ignores the signal.
     """
 
@@ -55,6 +58,7 @@ class LoaderSettings:
     pin_memory: bool = False
     bad_sample_budget: int = 100
     stacks: str | None = None
+    device: torch.device | None = None
 
 
 class PhaseLoader:
@@ -74,7 +78,9 @@ class PhaseLoader:
         stop_asked: asked during a wait for workers who wants the run to stop, such as SIGTERM; nobody by default.
     """
 
-    def __init__(self, reader: Reader, sampler: PhaseSampler, plan: Plan, settings: LoaderSettings) -> None:
+    def __init__(
+        self, reader: Reader | StagedReader, sampler: PhaseSampler | StagedSampler, plan: Plan, settings: LoaderSettings
+    ) -> None:
         self.reader = reader
         self.sampler = sampler
         self.plan = plan
@@ -96,11 +102,17 @@ class PhaseLoader:
                 a worker died or did not answer in time.
         """
         steps = self._read_by_workers(phase, start) if self.settings.workers else self._read_here(phase, start)
+        if self.settings.device is not None:
+            steps = to_cuda(steps, self.settings.device)
         if self.bad is None:
             return steps
         if self.bad.policy == "drop" and self.sampler.in_step:
-            return map(partial(self._filled, phase.split, self.bad), steps, self.sampler.steps(phase, start))
-        return map(partial(self._counted, phase.split, self.bad), steps)
+            return map(partial(self._filled, phase.data, self.bad), steps, self.sampler.steps(phase, start))
+        return map(partial(self._counted, phase.data, self.bad), steps)
+
+    def stateful(self) -> dict[str, Any]:
+        """Return what has state, by what is added to the split's name in a checkpoint."""
+        return {} if self.bad is None else {"": self.bad}
 
     def read(self, draw: Draw) -> Batch:
         """Return the batch of a draw, read in this process; one of which none counts where all samples are dropped."""
@@ -138,7 +150,7 @@ class PhaseLoader:
     def _read_by_workers(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
         self._seek(phase, start)
         for step, draws in enumerate(self.sampler.steps(phase, start), start + 1):
-            batches = [self._received(phase.split) for _ in draws]
+            batches = [self._received(phase.data) for _ in draws]
             self._next = (phase.index, step)
             yield batches
 
@@ -174,7 +186,7 @@ class PhaseLoader:
                 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
                 self._stream = iter(loader)
             except OSError as error:
-                raise SampleError(_no_room(phase.split, error)) from error
+                raise SampleError(_no_room(phase.data, error)) from error
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             hear_of_workers_in_a_wait()
@@ -238,7 +250,7 @@ class PhaseLoader:
 class _Draws(Sampler[Draw]):
     """The draws of a phase from a step on, and of all later phases of its split."""
 
-    def __init__(self, sampler: PhaseSampler, plan: Plan, phase: Phase, start: int) -> None:
+    def __init__(self, sampler: PhaseSampler | StagedSampler, plan: Plan, phase: Phase, start: int) -> None:
         self._sampler, self._plan, self._phase, self._start = sampler, plan, phase, start
 
     def __iter__(self) -> Iterator[Draw]:
@@ -252,7 +264,7 @@ class _Draws(Sampler[Draw]):
 class _Guarded(torch.utils.data.Dataset[Any]):
     """A reader that hands a sample's error over as it is, instead of wrapped in a worker's traceback."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader | StagedReader) -> None:
         self._reader = reader
 
     def __getitem__(self, draw: Draw) -> Batch | SampleError:

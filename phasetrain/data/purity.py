@@ -44,6 +44,14 @@ def check_pure(reader: Reader, name: str) -> None:
     )
 
 
+def first_target(reader: Reader) -> Any:
+    """Return the target of a data set's first sample; `...` stands for that of one that cannot be read."""
+    if not reader.draws_at_random:
+        return reader.selection.pair(reader.dataset[0], 0)[1]
+    (first,) = _inputs(reader, [0])
+    return ... if isinstance(first, Unreadable) else first[1]
+
+
 def same(one: Any, other: Any) -> bool:
     """Tell whether two samples are equal bit for bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):

@@ -12,7 +12,9 @@ from phasetrain.batch import Batch
 from phasetrain.data.bad_samples import SHOWN, BadPairs, OnBadSample, SampleError, Unreadable, named
 from phasetrain.data.collate import Collate, common_form, form, stacked
 from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.data.permutation import Indices
 from phasetrain.data.sampler import Draw
+from phasetrain.data.selecting import Selection
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
 from phasetrain.machine import mixed, reseed_all, seed_of
 
@@ -38,6 +40,8 @@ class Reader(Dataset[Batch]):
         seed: the run's seed.
         on_bad_sample: what to do with a sample that cannot be read; one of a data set that is gathered by whole
             batches always raises.
+        selection: which values of a sample are input and target.
+        chosen: indices of the samples that take part, where not all do; others stand in for no bad one.
     """
 
     def __init__(
@@ -48,13 +52,18 @@ class Reader(Dataset[Batch]):
         *,
         seed: int,
         on_bad_sample: OnBadSample = "raise",
+        selection: Selection | None = None,
+        chosen: Indices | None = None,
     ) -> None:
         self.dataset = dataset
         self.pipeline = pipeline
         self.on_bad_sample = on_bad_sample
         self._collate = collate
         self._seed = seed
-        self._whole = _gathers(dataset) and pipeline.batched and collate is stacked
+        self.selection = selection or Selection()
+        self.chosen = chosen
+        self._whole = _gathers(dataset) and pipeline.batched and collate is stacked and self.selection.keeps_inputs
+        self._given = self.selection == Selection(where=self.selection.where)
         self._plain = not pipeline.transforms
         self._stacks = collate is stacked
 
@@ -81,6 +90,8 @@ class Reader(Dataset[Batch]):
                 inputs = self.pipeline(inputs, self.keys(draw))
         except MISFITS as error:
             raise SampleError(_no_batch(draw.split, draw.indices.tolist(), error)) from error
+        if not self._given:
+            targets = self.selection.of_batch(targets, ids)
         return Batch(inputs, targets, ids, len(draw.indices))
 
     def stand_in(self, draw: Draw) -> Batch:
@@ -89,8 +100,7 @@ class Reader(Dataset[Batch]):
         Raises:
             SampleError: no other samples that were tried can be read either.
         """
-        others = Reader(self.dataset, self.pipeline, self._collate, seed=self._seed, on_bad_sample="substitute")
-        return others[draw._replace(counts=True)].as_stand_in()
+        return self._like(self.pipeline, "substitute")[draw._replace(counts=True)].as_stand_in()
 
     def keys(self, draw: Draw) -> Keys:
         """Return the key material of each sample of a draw."""
@@ -112,7 +122,18 @@ class Reader(Dataset[Batch]):
 
     def with_pipeline(self, pipeline: Pipeline) -> "Reader":
         """Return a reader of the same samples with other transforms."""
-        return Reader(self.dataset, pipeline, self._collate, seed=self._seed, on_bad_sample=self.on_bad_sample)
+        return self._like(pipeline, self.on_bad_sample)
+
+    def _like(self, pipeline: Pipeline, on_bad_sample: OnBadSample) -> "Reader":
+        return Reader(
+            self.dataset,
+            pipeline,
+            self._collate,
+            seed=self._seed,
+            on_bad_sample=on_bad_sample,
+            selection=self.selection,
+            chosen=self.chosen,
+        )
 
     def _one_by_one(self, draw: Draw) -> Batch:
         ids, samples, bad = self._readable(draw)
@@ -151,11 +172,12 @@ class Reader(Dataset[Batch]):
         self, draw: Draw, ordinal: int, index: int, wanted: str | None, bad: dict[int, str]
     ) -> tuple[int, Sample]:
         """Return index and sample of what takes the place of a bad one; bad ones met on the way are added to `bad`."""
-        others = len(self.dataset) - 1
+        places = range(len(self.dataset)) if self.chosen is None else self.chosen
+        own, others = int(np.searchsorted(places, index)) if self.chosen is not None else index, len(places) - 1
         for attempt in range(SUBSTITUTES if others else 0):
             word = seed_of(self._seed, "substitute", draw.split, draw.epoch, ordinal, index, attempt)
             other = word % others
-            other += other >= index
+            other = int(places[other + (other >= own)])
             key = Keys([mixed(word, other)])
             sample = _fitting(self._sample(draw.split, other, key.seeds()[0], key), wanted)
             if not isinstance(sample, Unreadable):
@@ -171,7 +193,7 @@ class Reader(Dataset[Batch]):
     def _sample(self, split: str, index: int, seed: int, key: Keys) -> Sample | Unreadable:
         reseed_all(seed)
         try:
-            value, target = _pair(self.dataset[index])
+            value, target = self.selection.pair(self.dataset[index], index)
             return _filled(self.pipeline.one(value, key)), target
         except Exception as error:
             if self.on_bad_sample != "raise":
@@ -198,12 +220,6 @@ def _gathers(dataset: Any) -> bool:
         and kind.__getitem__ is TensorSamples.__getitem__
         and kind.__getitems__ is TensorSamples.__getitems__
     )
-
-
-def _pair(sample: Any) -> Sample:
-    if not isinstance(sample, list | tuple) or len(sample) != 2:
-        raise TypeError(f"the data set gives {form(sample)}, expected a pair (input, target)")
-    return sample[0], sample[1]
 
 
 def _filled(value: Any) -> Any:

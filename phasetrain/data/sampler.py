@@ -1,6 +1,7 @@
 """Which samples a step gets: a pure function of seed, phase, process and step, so that resuming is slicing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from math import ceil
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -53,6 +54,20 @@ class BatchOrder(Protocol):
     batch_size: int
 
 
+@runtime_checkable
+class OwnLength(Protocol):
+    """An order whose passes have another number of samples than the data set."""
+
+    def samples(self, length: int) -> int:
+        """Return the number of samples of a pass over a data set of `length` samples, the same for every pass."""
+        ...
+
+
+def pass_length(order: Order, length: int) -> int:
+    """Return the number of samples of a pass over `length` samples in an order."""
+    return order.samples(length) if isinstance(order, OwnLength) else length
+
+
 SAMPLERS: Registry[Order] = Registry("sampler", "DATA.*.sampler")
 
 
@@ -91,6 +106,7 @@ class Draw(NamedTuple):
         ordinal: place of the first sample within the pass; the others follow one by one.
         indices: their indices in the data set, int64 `(N,)`.
         counts: whether they do; a process whose share has run out while others have more gets samples that do not.
+        stage: number of the stage, which may have transforms of its own.
     """
 
     split: str
@@ -98,6 +114,15 @@ class Draw(NamedTuple):
     ordinal: int
     indices: Indices
     counts: bool = True
+    stage: int = 0
+
+
+@runtime_checkable
+class Windowed(Protocol):
+    """A data set that comes in windows, such as hours or files: every pass goes over the samples of one of them."""
+
+    window_lengths: Sequence[int]
+    """Samples of each window; those of the first come first in the data set."""
 
 
 class PhaseSampler:
@@ -112,11 +137,21 @@ class PhaseSampler:
             depend on their number.
         fixed: a short batch is cut where a full one would be, so that micro-batches do not depend on it either;
             those at its end are empty then.
+        windows: samples of successive passes, where each goes over a window of the data.
     """
 
     def __init__(
-        self, order: Order, length: int, *, seed: int, micro_batch_size: int, world: World, fixed: bool = False
+        self,
+        order: Order,
+        length: int,
+        *,
+        seed: int,
+        micro_batch_size: int,
+        world: World,
+        fixed: bool = False,
+        windows: Sequence[int] = (),
     ) -> None:
+        self._windows = [0, *accumulate(windows)]
         self._fixed = fixed
         self._order = order
         self._length = length
@@ -139,9 +174,10 @@ class PhaseSampler:
             ValueError: the order function did not give one index of the split per sample; what makes indices when they
                 are asked for is looked at then.
         """
-        if start < phase.steps and phase.offset + phase.samples > self._length:
+        length = pass_length(self._order, self._window(phase.epoch)[0])
+        if start < phase.steps and phase.offset + phase.samples > length:
             raise ChangedError(
-                f"DATA.{phase.split.upper()} has {self._length} samples now, and the phase under way goes up to "
+                f"DATA.{phase.data.upper()} has {length} samples now, and the phase under way goes up to "
                 f"{phase.offset + phase.samples}; bring the data back, or start anew in another folder with RUN.dir=..."
             )
         if start < phase.steps and isinstance(self._order, BatchOrder):
@@ -151,7 +187,7 @@ class PhaseSampler:
             first, samples = phase.offset + step * phase.batch_size, phase.samples_in(step)
             begin, end = self._share(first, samples, phase.batch_size)
             draws = [
-                Draw(phase.split, phase.epoch, at, indices[at : min(at + self._micro, end)])
+                Draw(phase.data, phase.epoch, at, indices[at : min(at + self._micro, end)], stage=phase.stage)
                 for at in range(begin, end, self._micro)
             ]
             if self._fixed or not self._world.is_alone:
@@ -171,34 +207,46 @@ class PhaseSampler:
         if drawn == most:
             return []
         stand_ins = indices[first : first + min(samples, self._micro)]
-        return [Draw(phase.split, phase.epoch, first, stand_ins, counts=False)] * (most - drawn)
+        return [Draw(phase.data, phase.epoch, first, stand_ins, counts=False, stage=phase.stage)] * (most - drawn)
 
     def _indices(self, phase: Phase) -> Pass:
-        key = (phase.split, phase.epoch)
+        key = (phase.data, phase.epoch)
         if self._pass is None or self._pass[0] != key:
-            found = self._order(self._length, seed_of(self._seed, "order", *key))
-            self._pass = key, self._checked(f"DATA.{phase.split.upper()}.sampler", found)
+            length, begin = self._window(phase.epoch)
+            found = self._order(length, seed_of(self._seed, "order", *key))
+            count = pass_length(self._order, length)
+            checked = _checked(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)
+            self._pass = key, _Shifted(checked, begin) if begin else checked
         return self._pass[1]
 
-    def _checked(self, where: str, found: Any) -> Pass:
-        """Return a pass whose indices are looked at: those of an array now, all others when they are made."""
-        if isinstance(found, np.ndarray):
-            _check(where, "a pass", found, self._length, below=self._length)
-            return found
-        given = type(found).__name__
-        if isinstance(found, Pass):
-            if len(found) == self._length:
-                return _CheckedPass(where, found)
-            given = f"{given} of length {len(found)}"
-        raise ValueError(
-            f"{where} gave {given} for a pass, expected an int64 array ({self._length},), or an object of that length "
-            "whose slices are int64 arrays"
-        )
+    def _window(self, epoch: int) -> tuple[int, int]:
+        """Return how many samples a pass has, and the first of them."""
+        count = len(self._windows) - 1
+        if not count:
+            return self._length, 0
+        begin, end = self._windows[epoch % count], self._windows[epoch % count + 1]
+        return end - begin, begin
+
+
+def _checked(where: str, found: Any, count: int, *, below: int) -> Pass:
+    """Return a pass whose indices are looked at: those of an array now, all others when they are made."""
+    if isinstance(found, np.ndarray):
+        _check(where, "a pass", found, count, below=below)
+        return found
+    given = type(found).__name__
+    if isinstance(found, Pass):
+        if len(found) == count:
+            return _CheckedPass(where, found, below)
+        given = f"{given} of length {len(found)}"
+    raise ValueError(
+        f"{where} gave {given} for a pass, expected an int64 array ({count},), or an object of that length "
+        "whose slices are int64 arrays"
+    )
 
 
 def _check_batches(phase: Phase, batch_size: int) -> None:
     if (phase.batch_size, phase.offset) != (batch_size, phase.first * batch_size):
-        where = f"DATA.{phase.split.upper()}"
+        where = f"DATA.{phase.data.upper()}"
         raise ChangedError(
             f"{where}.batch_size = {batch_size}: the order that {where}.sampler gives depends on it, and "
             f"{phase.offset} samples of the pass under way were taken in the order for another size; take the old "
@@ -206,16 +254,29 @@ def _check_batches(phase: Phase, batch_size: int) -> None:
         )
 
 
+class _Shifted:
+    """A pass over a window of the data."""
+
+    def __init__(self, indices: Pass, begin: int) -> None:
+        self._indices, self._begin = indices, begin
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, ordinals: slice) -> Indices:
+        return self._indices[ordinals] + self._begin
+
+
 class _CheckedPass:
-    def __init__(self, where: str, indices: Pass) -> None:
-        self._where, self._indices, self._length = where, indices, len(indices)
+    def __init__(self, where: str, indices: Pass, below: int) -> None:
+        self._where, self._indices, self._length, self._below = where, indices, len(indices), below
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, ordinals: slice) -> Indices:
         found, (begin, end, _) = self._indices[ordinals], ordinals.indices(self._length)
-        _check(self._where, f"samples {begin} to {end - 1} of a pass", found, end - begin, below=self._length)
+        _check(self._where, f"samples {begin} to {end - 1} of a pass", found, end - begin, below=self._below)
         return found
 
 

@@ -1,5 +1,6 @@
 """What one process asks for and all do at the same boundary between two steps."""
 
+import re
 from typing import Any, Literal
 
 import torch
@@ -7,9 +8,12 @@ import torch.distributed as dist
 
 from phasetrain.distributed.world import World
 
-Wish = Literal["stop", "signal", "minutes"]
-WISHES: tuple[Wish, ...] = ("stop", "signal", "minutes")
-"""What may be asked for: an end, a save because of a signal, a save because time has passed."""
+Wish = Literal["stop", "signal", "minutes", "save"]
+WISHES: tuple[Wish, ...] = ("stop", "signal", "minutes", "save")
+"""What may be asked for: an end, a save because of a signal or because time has passed, or one under a name."""
+
+
+_NAME = re.compile(r"[\w.-]+")
 
 
 class Consensus:
@@ -30,7 +34,7 @@ class Consensus:
         self._world = world
         self._wishes: set[Wish] = set()
         self._agreed: set[Wish] = set()
-        self._reason = ("", False)
+        self._reason, self._name = ("", False), ""
         self._round: tuple[Any, torch.Tensor] | None = None
         self.stopping, self.interrupted = "", False
 
@@ -41,6 +45,28 @@ class Consensus:
             self._wishes.add("stop")
         if self._world.is_alone:
             self.stopping, self.interrupted = self._reason
+
+    def ask_save(self, name: str) -> None:
+        """Ask for a checkpoint under a name, which is kept for good; it is made at a boundary between two steps.
+
+        Args:
+            name: letters, digits, dots, dashes and underscores; `latest` and `best` have a meaning of their own.
+
+        Raises:
+            ValueError: another name.
+        """
+        if _NAME.fullmatch(name) is None or name in ("latest", "best"):
+            raise ValueError(f"name = {name!r}: a checkpoint is named by letters, digits and . - _, not latest or best")
+        self._name = name
+        self.ask("save")
+
+    def take_save(self) -> str:
+        """Return the name under which a checkpoint is asked for, which is then made; empty for none."""
+        if not self.take("save"):
+            return ""
+        found = next((name for name in self._world.shared(self._name) if name), "")
+        self._name = ""
+        return found
 
     def ask(self, wish: Wish) -> None:
         """Ask for something else."""

@@ -7,6 +7,7 @@ from phasetrain.hooks.early_stopping import EarlyStopping
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.hooks.numerics import Numerics
+from phasetrain.hooks.plateau import Plateau
 from phasetrain.hooks.stragglers import Stragglers
 from phasetrain.hooks.tensorboard import TensorBoard
 from phasetrain.hooks.watchdog import Watchdog
@@ -22,6 +23,7 @@ __all__ = [
     "LedgerHook",
     "Metrics",
     "Numerics",
+    "Plateau",
     "ReloadWeights",
     "Run",
     "SaveSettings",

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,9 +13,10 @@ from phasetrain.batch import StepOutput
 from phasetrain.checkpoint import Checkpointer, Crowd, Draft, Facts, Loaded, Saved, check
 from phasetrain.checkpoint.background import Background
 from phasetrain.distributed import is_lost_peer
-from phasetrain.errors import ConfigError, FolderInUseError, SaveError, did_you_mean
+from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
-from phasetrain.hooks.whole import restore, state_of
+from phasetrain.hooks.monitor import Monitor
+from phasetrain.hooks.whole import restore, restore_modules, state_of
 from phasetrain.plan import Phase
 from phasetrain.signals import Signals
 from phasetrain.storage import Unfinished
@@ -36,6 +37,7 @@ class SaveSettings:
         background: write while training goes on, from a copy in memory.
         on_error: go on training after a save that failed, or stop.
         grace_seconds: a stop by a signal starts no save that is expected to take longer; None: it always saves.
+        load_best: give the modules the best weights once the run has finished and its last state is saved.
     """
 
     every_updates: int | None = None
@@ -46,6 +48,7 @@ class SaveSettings:
     background: bool = True
     on_error: Literal["continue", "stop"] = "continue"
     grace_seconds: float | None = None
+    load_best: bool = False
 
 
 class CheckpointHook(Hook):
@@ -60,6 +63,7 @@ class CheckpointHook(Hook):
 
     Attributes:
         saves, failures: checkpoints of this attempt that were written, and that could not be.
+        best: path and metrics of the checkpoint whose weights were loaded at the end; None where none were.
     """
 
     main_only = False
@@ -76,6 +80,9 @@ class CheckpointHook(Hook):
         self.settings = settings
         self.signals = signals
         self.saves = self.failures = 0
+        self.best: tuple[str, dict[str, float]] | None = None
+        monitor = checkpointer.retention.monitor
+        self._monitor = None if monitor is None else Monitor(monitor, "CHECKPOINT.best.monitor")
         self._promised = json.dumps(promised).encode()
         self._loaded = loaded
         self._checked = self._ending = False
@@ -87,7 +94,9 @@ class CheckpointHook(Hook):
 
     def on_start(self, run: Run) -> None:
         """Restore everything that learns, accumulates or watches."""
-        self._check_monitor(run)
+        if self._monitor is not None:
+            self._monitor = self._monitor.checked(run)
+            self.checkpointer.retention = replace(self.checkpointer.retention, monitor=self._monitor.name)
         self._wait_minutes()
         if run.task.divides:
             self.checkpointer.crowd = Crowd(run.world.new_group(), run.world.rank, run.world.size)
@@ -126,7 +135,9 @@ class CheckpointHook(Hook):
             run.consensus.ask("minutes")
             self._due = math.inf  # until it is saved
         asked, due = run.consensus.take("signal"), run.consensus.take("minutes")
-        if asked:
+        if name := run.consensus.take_save():
+            self.save(run, "hook", name=name)
+        elif asked:
             self.save(run, "signal")
         elif every is not None and phase.is_train and run.state.updates % every == 0:
             self.save(run, "update")
@@ -137,11 +148,12 @@ class CheckpointHook(Hook):
         """Save if an epoch is complete and it is due, or if the weights are among the best."""
         updates, measured = self._measured
         found = {f"{phase.split}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
+        score = None if self._monitor is None else self._monitor.found(phase, metrics)
         self._measured = run.state.updates, (measured if updates == run.state.updates else {}) | found
         every = self.settings.every_epochs
         if every is not None and phase.is_train and phase.ends_epoch and (phase.epoch + 1) % every == 0:
             self.save(run, "epoch", epochs=phase.epoch + 1)
-        elif self.checkpointer.retention.monitor is not None and run.world.on_main(lambda: self._is_best(found)):
+        elif self._monitor and self._monitor.split == phase.split and run.world.on_main(lambda: self._is_best(score)):
             self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)
 
     def on_end(self, run: Run) -> None:
@@ -160,6 +172,8 @@ class CheckpointHook(Hook):
         self._settle(run)
         if asked and not interrupted:
             run.world.on_main(lambda: self._see_saved(run))
+        if self.settings.load_best and not interrupted:
+            self._load_best(run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Save if all parts stand between two steps; let a save under way come to its end, or give it up."""
@@ -186,7 +200,7 @@ class CheckpointHook(Hook):
                     raise
                 log.debug("the save under way was lost with another process: %s", error)
 
-    def save(self, run: Run, why: str = "", *, epochs: int | None = None) -> None:
+    def save(self, run: Run, why: str = "", *, epochs: int | None = None, name: str = "") -> None:
         """Save the run as it is now, unless that was done at this very position.
 
         Training waits for the copy alone, and for the save before where that is still under way.
@@ -197,13 +211,13 @@ class CheckpointHook(Hook):
         """
         _refuse_lost(run)
         position = _position(run)
-        if run.world.told(position == self._saved_at):
+        if run.world.told(position == self._saved_at and not name):
             return
         before = run.clock.turn("save")
         self._settle(run)
         run.hooks.on_save(run)
         updates, metrics = self._measured
-        facts = Facts(why, epochs, metrics=metrics if updates == run.state.updates else {})
+        facts = Facts(why, epochs, metrics=metrics if updates == run.state.updates else {}, name=name)
         self._saved_at = position
         self._wait_minutes()
         draft = self._draft(run, facts)
@@ -287,35 +301,32 @@ class CheckpointHook(Hook):
         if self.settings.every_minutes is not None:
             self._due = time.monotonic() + 60 * self.settings.every_minutes
 
-    def _is_best(self, found: Mapping[str, float]) -> bool:
-        """Tell whether the values just measured bring these weights among the best that are kept."""
-        retention = self.checkpointer.retention
-        if retention.monitor is None or retention.monitor.removeprefix("-") not in found:
+    def _is_best(self, now: float | None) -> bool:
+        """Tell whether the score just measured brings these weights among the best that are kept."""
+        if now is None:
             return False
-        sign = -1.0 if retention.monitor.startswith("-") else 1.0
+        retention = self.checkpointer.retention
         scores = [retention.score(saved) for saved in retention.ranked(self.checkpointer.listed())[: retention.best]]
-        now = sign * found[retention.monitor.removeprefix("-")]
         return len(scores) < retention.best or any(score is not None and now > score for score in scores)
 
-    def _check_monitor(self, run: Run) -> None:
-        """See before the first step that the monitor is a metric that will be measured.
+    def _load_best(self, run: Run) -> None:
+        """Give the modules the best weights; what is on the disk stays as it is, and a file names the checkpoint."""
+        checkpointer, found = self.checkpointer, list[Loaded]()
 
-        Raises:
-            ConfigError: it is none.
-        """
-        monitor = self.checkpointer.retention.monitor
-        if monitor is None:
+        def choose() -> str:
+            found.extend([loaded] if (loaded := checkpointer.best()) is not None else [])
+            return found[0].path if found else ""
+
+        path = run.world.on_main(choose)
+        if not path:
+            text = "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights stay"
+            log.warning(text, checkpointer.retention.monitor)
             return
-        split, _, name = monitor.removeprefix("-").partition("/")
-        splits = {phase.split for phase in run.plan.phases}
-        if split in splits and any(name == label or name.startswith(f"{label}_") for label in run.task.meters):
-            return
-        known = [f"{one}/{label}" for one in sorted(splits) for label in run.task.meters]
-        raise ConfigError(
-            f"CHECKPOINT.best.monitor = {monitor!r}: no phase of this run measures it"
-            f"{did_you_mean(monitor.removeprefix('-'), known) or '.'} Known: {', '.join(known)}; a minus sign before "
-            "it means that smaller is better"
-        )
+        loaded = found[0] if found else checkpointer.reached(path)
+        restore_modules(run, loaded)
+        self.best = path, dict(loaded.manifest.facts.metrics)
+        log.info("the weights are those of %s, the best by %s", path, checkpointer.retention.monitor)
+        run.world.on_main(lambda: checkpointer.point_to_best(path))
 
 
 def _refuse_lost(run: Run) -> None:

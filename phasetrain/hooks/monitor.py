@@ -1,12 +1,20 @@
 """A metric by which weights are compared: `split/metric`, with a minus sign before it where smaller is better."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
+from phasetrain.meters import Meter
 from phasetrain.plan import Phase
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""Stands for the first metric of the first test split."""
 
 
 @dataclass(frozen=True)
@@ -26,30 +34,148 @@ class Monitor:
         """The metric without its sign."""
         return self.name.removeprefix("-")
 
+    @property
+    def split(self) -> str:
+        """The split whose phases measure it."""
+        return self.metric.partition("/")[0]
+
     def score(self, value: float) -> float:
         """Return a value so that more is better."""
         return -value if self.name.startswith("-") else value
 
     def found(self, phase: Phase, metrics: Mapping[str, float]) -> float | None:
-        """Return the score that a phase has brought; None where it does not measure it, or it is no number."""
-        split, _, name = self.metric.partition("/")
-        value = metrics.get(name) if phase.split == split else None
-        return None if value is None or not math.isfinite(value) else self.score(value)
-
-    def check(self, run: Run) -> None:
-        """See before the first step that some phase will measure it.
+        """Return the score that a phase has brought; None where it does not measure it, or it is no number.
 
         Raises:
-            ConfigError: none will; near misses are named.
+            ConfigError: a phase of its split has measured all but it.
         """
         split, _, name = self.metric.partition("/")
+        if phase.split != split:
+            return None
+        if name not in metrics:
+            raise ConfigError(
+                f"{self.where} = {self.name!r}: the phase has measured {', '.join(metrics) or 'nothing'} and not it"
+                f"{did_you_mean(name, metrics)}"
+            )
+        value = metrics[name]
+        return self.score(value) if math.isfinite(value) else None
+
+    def checked(self, run: Run) -> "Monitor":
+        """Return the monitor with `auto` replaced, seen before the first step to be measured in its direction.
+
+        Raises:
+            ConfigError: no phase will measure it (near misses are named), or smaller values are known to be better and
+                there is no minus sign before it.
+        """
+        if self.name == AUTO:
+            return self._first(run)
+        label, name = self._measured(run)
+        direction = run.task.meters[label].direction(name)
+        if direction == "smaller" and not self.name.startswith("-"):
+            raise ConfigError(
+                f"{self.where} = {self.name!r}: smaller values of it are better; write -{self.metric}, with a minus "
+                "sign before it"
+            )
+        if direction == "larger" and self.name.startswith("-"):
+            log.warning("%s = %r: larger values of it are better; this looks for the worst", self.where, self.name)
+        return self
+
+    def _first(self, run: Run) -> "Monitor":
+        split = next((phase.split for phase in run.plan.phases if not phase.is_train), "")
+        meters = {label: type(meter) for label, meter in run.task.meters.items()}
+        try:
+            chosen = first_metric(split, meters)
+        except ConfigError as error:
+            raise ConfigError(f"{self.where} = {AUTO!r}: {error}") from error
+        log.info("%s: %s -> %s (the first metric of the first test split)", self.where, AUTO, chosen)
+        return Monitor(chosen, self.where)
+
+    def _measured(self, run: Run) -> tuple[str, str]:
+        """Return the label of the meter that measures it, and which of its metrics it is."""
+        split, _, name = self.metric.partition("/")
+        meters = run.task.meters
         splits = sorted(
             {phase.split for phase in run.plan.phases if phase.split != "train" or run.task.parts.train_meters}
         )
-        if split in splits and any(name == label or name.startswith(f"{label}_") for label in run.task.meters):
-            return
-        known = [f"{one}/{label}" for one in splits for label in run.task.meters]
+        labels = [label for label in meters if name == label or name.startswith(f"{label}_")]
+        if split in splits and labels:
+            label = max(labels, key=len)
+            below, known = name[len(label) + 1 :], meters[label].metrics()
+            if known is None or below in (known or ("",)):
+                return label, below
+        measured = [f"{one}/{label}" for one in splits for label in _names(meters)]
+        near = did_you_mean(self.metric, measured) or "."
         raise ConfigError(
-            f"{self.where} = {self.name!r}: no phase of this run measures it{did_you_mean(self.metric, known) or '.'} "
-            f"Known: {', '.join(known)}; a minus sign before it means that smaller is better"
+            f"{self.where} = {self.name!r}: no phase of this run measures it{near} Known: {', '.join(measured)}; a "
+            "minus sign before it means that smaller is better"
         )
+
+
+class Patience:
+    """Counts measurements in a row that were not better than the best so far.
+
+    Args:
+        patience: so many of them are put up with, less one.
+        min_delta: by how much a value has to be better to count.
+
+    Attributes:
+        best: the best score so far, more is better; None before the first one.
+        spent: measurements since then.
+
+    Raises:
+        ValueError: a patience below 1, or a negative difference.
+    """
+
+    def __init__(self, patience: int, min_delta: float) -> None:
+        if patience < 1:
+            raise ValueError(f"patience = {patience}: expected at least 1")
+        if min_delta < 0:
+            raise ValueError(f"min_delta = {min_delta}: expected at least 0")
+        self.patience, self.min_delta = patience, min_delta
+        self.best: float | None = None
+        self.spent = 0
+
+    def hear(self, score: float | None) -> bool:
+        """Count a measurement, None for what is no number; return whether patience is at its end."""
+        if score is not None and (self.best is None or score > self.best + self.min_delta):
+            self.best, self.spent = score, 0
+        else:
+            self.spent += 1
+        return self.spent >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best score and the patience spent."""
+        return {"best": self.best, "spent": self.spent}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.best, self.spent = state["best"], int(state["spent"])
+
+
+def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
+    """Return the first metric of a split as a monitor, with the sign that its meter knows.
+
+    Args:
+        split: the first test split, or empty.
+        meters: label -> kind of meter, in their order.
+
+    Raises:
+        ConfigError: there is no split or no meter, or the first one does not say which of its values are better.
+    """
+    if not split or not meters:
+        raise ConfigError(
+            f"there is no {'meter' if split else 'test split'} to take it from; name a metric, such as train/accuracy"
+        )
+    label, kind = next(iter(meters.items()))
+    if kind.better is None or kind.first is None:
+        raise ConfigError(
+            f"the first meter, METERS.{label}, does not say which of its values are better; name a metric, such as "
+            f"{split}/{label}, with a minus sign before it where smaller is better"
+        )
+    name = f"{split}/{label}_{kind.first}" if kind.first else f"{split}/{label}"
+    return f"-{name}" if kind.better == "smaller" else name
+
+
+def _names(meters: Mapping[str, Meter]) -> list[str]:
+    """Return the names of all metrics, as far as they are known before there is data."""
+    return [f"{label}_{name}" if name else label for label, one in meters.items() for name in one.metrics() or ("",)]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from phasetrain.checkpoint import Loaded
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.base import Run
-from phasetrain.tasks.base import MODULES, Task
+from phasetrain.tasks.base import Task
+from phasetrain.tasks.state import MODULES
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -79,6 +80,23 @@ def restore(run: Run, loaded: Loaded) -> None:
     except ChangedError as error:
         raise ChangedError(f"{loaded.path}: {error}") from error.__cause__
     run.hooks.load_state_dict(hooks)
+
+
+def restore_modules(run: Run, loaded: Loaded) -> None:
+    """Give the modules of a run, and nothing else, the weights and buffers in a checkpoint; every process takes part.
+
+    Raises:
+        ChangedError: the run has a module of which the checkpoint knows nothing, or one of another shape.
+    """
+    state = loaded.state_in(lambda saved: _places(run.task, saved["task"]))
+    own: list[Mapping[str, Any]] = state.get("processes") or []
+    try:
+        run.task.load_modules(state["task"])
+    except ChangedError as error:
+        raise ChangedError(f"{loaded.path}: {error}") from error.__cause__
+    if len(own) == run.world.size:
+        mine = own[run.world.rank]["task"]
+        run.task.load_own_state({name: mine[name] for name in MODULES if name in mine})
 
 
 def _places(task: Task, learned: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:

@@ -13,6 +13,23 @@ from torch import Tensor, nn
 from phasetrain.registry import Factory, Registry
 
 
+class LoggingLoss(nn.Module):
+    """A loss of several parts.
+
+    Attributes:
+        logs: name -> value of each part in the last call, a scalar without graph. They are logged as `loss_NAME`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: dict[str, Tensor] = {}
+
+    def taken(self) -> dict[str, Tensor]:
+        """Return the parts of the last call by the names of their logs, and forget them."""
+        found, self.logs = {f"loss_{name}": value for name, value in self.logs.items()}, {}
+        return found
+
+
 class FunctionLoss(nn.Module):
     """A plain function `loss(output, target, ...)` as a module.
 

@@ -20,6 +20,8 @@ class Accuracy(Meter):
         ValueError: a topk below 1; on update: other shapes, targets that are not integers, or fewer than topk classes.
     """
 
+    better = "larger"
+
     correct: Tensor
     samples: Tensor
 

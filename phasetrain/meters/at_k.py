@@ -17,6 +17,9 @@ class _AtK(Meter):
     Takes outputs `(N, C)` and classes `(N,)` or labels `(N, C)`.
     """
 
+    better = "larger"
+    first = None
+
     hits: Tensor
     samples: Tensor
     positives: Tensor

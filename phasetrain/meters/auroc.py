@@ -66,6 +66,9 @@ class GroupedAUROC(Meter):
         ValueError: on update: targets without these keys, or other shapes.
     """
 
+    better = "larger"
+    first = "mean"
+
     scores: Tensor
     labels: Tensor
     groups: Tensor

@@ -3,8 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,12 @@ from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.errors import ConfigError
 from phasetrain.registry import Factory, Registry
 
+Better = Literal["larger", "smaller"]
+"""Which of two values of a metric is better."""
+
+COUNTS = frozenset({"absent", "groups", "left_out"})
+"""Names of metrics that tell what a metric was taken over; more of it is neither better nor worse."""
+
 
 class Meter(nn.Module, ABC):
     """A metric that accumulates over a phase in summed buffers.
@@ -22,6 +27,8 @@ class Meter(nn.Module, ABC):
     all processes (of rows: all of them, one process after the other) is the state of the whole. `update` runs in every
     step and must not wait for the device: no `.item()`, no branch on a tensor's value. In training, outputs carry a
     graph; what is added is detached.
+
+    One that does not look at `out.target` sets `needs_target` to False, and may be used in tests without targets.
 
     Sums are float64 by default, which the MPS device does not have; a meter for it asks for float32.
 
@@ -36,7 +43,17 @@ class Meter(nn.Module, ABC):
         ...         self.count += out.output.numel()
         ...     def compute(self) -> float:
         ...         return float(self.total / self.count)
+
+    Attributes:
+        better: whether larger or smaller values are better; None: nobody knows.
+        first: of a meter of several metrics, the name of the one that stands for all; empty where there is one metric;
+            None: which there are depends on parameters or data.
     """
+
+    better: ClassVar[Better | None] = None
+    first: ClassVar[str | None] = ""
+
+    needs_target = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,6 +126,20 @@ class Meter(nn.Module, ABC):
     def compute(self) -> float | dict[str, float]:
         """Return the metric of what was added so far (or several by name); NaN when nothing was."""
 
+    def direction(self, metric: str = "") -> Better | None:
+        """Return which values of a metric are better; `metric` is its name where there are several."""
+        return None if metric in COUNTS else self.better
+
+    def metrics(self) -> tuple[str, ...] | None:
+        """Return the names of several metrics, none where it is one; None where only the data tells them."""
+        empty = deepcopy(self)
+        empty.reset()
+        try:
+            found = empty.compute()
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # it needs data to compute
+            return None
+        return tuple(found) if isinstance(found, dict) else ()
+
     def table(self) -> dict[str, dict[str, float]]:
         """Return what is more than a few numbers, as row -> column -> value, for a report; most meters have none.
 
@@ -137,40 +168,26 @@ Adapter = Callable[[Factory[Any]], Factory[Any]]
 
 
 class Meters(Registry[Meter]):
-    """Meters by name, and metrics of other libraries by dotted path, each through the bridge to its library."""
+    """Meters by name, and metrics of other libraries by dotted path, each through an adapter to its library."""
 
     def __init__(self) -> None:
         super().__init__("meter", "METERS")
-        self._bridges: dict[str, tuple[str, Adapter]] = {}
+        self._adapters: list[Adapter] = []
 
-    def bridge(self, library: str, extra: str) -> Callable[[Adapter], Adapter]:
-        """Return a decorator that files the bridge to a library, which comes with an extra of this package."""
+    def adapter(self, library: str, extra: str) -> Callable[[Adapter], Adapter]:
+        """Return a decorator that files what makes meters of a library's metrics, see `Registry.bridge`."""
 
         def decorate(adapter: Adapter) -> Adapter:
-            self._bridges[library] = (extra, adapter)
+            self._adapters.append(adapter)
+            self.bridge(library, extra)(lambda _name: None)  # its metrics have dotted paths
             return adapter
 
         return decorate
 
     def find(self, name: str, where: str | None = None) -> Factory[Meter]:
-        """Return the callable behind `name`, see `Registry.find`.
-
-        Raises:
-            ConfigError: also where the library that the name begins with cannot be imported; it says what to install.
-        """
-        try:
-            found = super().find(name, where)
-        except ConfigError as error:
-            library = name.partition(".")[0]
-            if library in self._bridges and "torchvision::" in str(error):
-                raise ConfigError(
-                    f"{error}; torchvision is installed for another build of torch: install the one that fits, or "
-                    "remove it"
-                ) from error
-            if library in self._bridges and find_spec(library) is None:
-                raise ConfigError(f"{error}; pip install 'phasetrain[{self._bridges[library][0]}]'") from error
-            raise
-        for _, adapter in self._bridges.values():
+        """Return the callable behind `name`, see `Registry.find`."""
+        found = super().find(name, where)
+        for adapter in self._adapters:
             found = adapter(found)
         return found
 

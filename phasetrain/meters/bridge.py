@@ -13,7 +13,7 @@ from torch import Tensor
 from phasetrain.batch import StepOutput, mapped
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
-from phasetrain.meters.base import METERS, Meter
+from phasetrain.meters.base import METERS, Better, Meter
 from phasetrain.meters.scored import class_labels
 from phasetrain.registry import Factory
 
@@ -82,6 +82,15 @@ class TorchMetric(Meter):
         metric.update(**arguments)
         self._close(metric.metric_state)
         self.steps.add_(1)
+
+    def direction(self, metric: str = "") -> Better | None:
+        """Return which values are better, as the metric says of itself."""
+        larger = self.__dict__["_metric"].higher_is_better
+        return None if larger is None else "larger" if larger else "smaller"
+
+    def metrics(self) -> tuple[str, ...] | None:
+        """Return None: what a metric of torchmetrics gives, the data tells."""
+        return None
 
     def compute(self) -> float | dict[str, float]:
         """Return the value of the metric, several by name, or by class; NaN without samples."""
@@ -206,7 +215,7 @@ class TorchMetric(Meter):
         raise ConfigError(f"{self.name} gives {form}, and a meter gives numbers; take another metric, or an average")
 
 
-@METERS.bridge("torchmetrics", "metrics")
+@METERS.adapter("torchmetrics", "metrics")
 def metric_as_meter(found: Factory[Any]) -> Factory[Any]:
     """Return what makes a meter of a class of metrics, with the parameters of that class; anything else as it is.
 

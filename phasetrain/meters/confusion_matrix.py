@@ -33,6 +33,8 @@ class ConfusionMatrix(ByClass):
         ConfigError: on compute: a target is none of the classes.
     """
 
+    first = None
+
     counts: Tensor
 
     def __init__(

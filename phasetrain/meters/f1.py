@@ -30,6 +30,9 @@ class F1(ByClass):
         ConfigError: on compute: a target is none of the classes.
     """
 
+    better = "larger"
+    first = "macro"
+
     right: Tensor
     predicted: Tensor
     actual: Tensor

@@ -1,5 +1,6 @@
 """The mean loss of a phase."""
 
+import torch
 from torch import Tensor
 
 from phasetrain.batch import StepOutput
@@ -8,21 +9,41 @@ from phasetrain.meters.base import METERS, Meter
 
 @METERS.register("loss")
 class MeanLoss(Meter):
-    """Mean loss over the phase, each step weighted by what its own mean counts (samples or tokens)."""
+    """Mean loss over the phase, each step weighted by what its own mean counts (samples or tokens).
+
+    Args:
+        of: name of a number in the step's logs to take instead of the loss, such as `loss_LABEL` of a loss of several
+            parts.
+
+    Raises:
+        ValueError: on update: there is no such number.
+    """
+
+    better = "smaller"
+    needs_target = False
 
     total: Tensor
     weight: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, of: str | None = None) -> None:
         super().__init__()
+        self.of = of
         self.add_sum("total")
         self.add_sum("weight")
 
     def update(self, out: StepOutput) -> None:
         """Add the loss of one step; a step of weight 0 has a mean over nothing, NaN, and is left out."""
         if out.weight:
-            self.total.add_(out.loss.detach(), alpha=out.weight)
+            self.total.add_(self._value(out), alpha=out.weight)
             self.weight.add_(out.weight)
+
+    def _value(self, out: StepOutput) -> Tensor:
+        if self.of is None:
+            return out.loss.detach()
+        if self.of not in out.logs:
+            there = ", ".join(out.logs) or "no numbers"
+            raise ValueError(f"of = {self.of!r}: no such number in the step's logs; there are {there}")
+        return torch.as_tensor(out.logs[self.of], device=self.total.device).detach()
 
     def compute(self) -> float:
         """Return the mean loss, NaN without steps."""

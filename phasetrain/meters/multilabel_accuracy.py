@@ -21,6 +21,9 @@ class MultilabelAccuracy(Meter):
         ValueError: on update: other shapes.
     """
 
+    better = "larger"
+    first = "labels"
+
     right: Tensor
     exact: Tensor
     decisions: Tensor

@@ -28,6 +28,9 @@ class PerClassAccuracy(ByClass):
         ConfigError: on compute: a target is none of the classes.
     """
 
+    better = "larger"
+    first = "mean"
+
     correct: Tensor
     samples: Tensor
 

@@ -26,6 +26,9 @@ class PresentAccuracy(Meter):
         ConfigError: on compute: a target is none of the classes, or fewer than topk classes are present.
     """
 
+    better = "larger"
+    first = "accuracy"
+
     scores: torch.Tensor
     target: torch.Tensor
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.batch import StepOutput
-from phasetrain.meters.base import METERS, Meter
+from phasetrain.meters.base import METERS, Better, Meter
 
 
 @METERS.register("regression")
@@ -25,6 +25,9 @@ class Regression(Meter):
     Raises:
         ValueError: weights below 0, or all 0; on update: other shapes, or another number of columns than of weights.
     """
+
+    better = "smaller"
+    first = "mse"
 
     seen: Tensor
 
@@ -44,6 +47,10 @@ class Regression(Meter):
             self.seen[-1] = _together(self.seen[-1], step)
         else:
             self.keep("seen", step[None])
+
+    def direction(self, metric: str = "") -> Better | None:
+        """Return which values are better: larger ones of `r2`, smaller ones of the others."""
+        return "larger" if metric == "r2" else self.better
 
     def compute(self) -> dict[str, float]:
         """Return all errors, NaN without samples."""

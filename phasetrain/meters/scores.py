@@ -29,6 +29,9 @@ class AllScores(Meter):
         class_names: names of the classes.
     """
 
+    better = "larger"
+    first = "mean"
+
     scores: Tensor
     target: Tensor
     labels: Tensor
@@ -60,6 +63,10 @@ class AllScores(Meter):
         values = torch.tensor([self.value(*problem) for problem in problems.values()], dtype=torch.float64)
         present = torch.tensor([self.is_defined(positive) for _, positive in problems.values()], dtype=torch.bool)
         return mean_of_present(values, present) | (per_class(list(problems), values) if self.per_class else {})
+
+    def metrics(self) -> tuple[str, ...] | None:
+        """Return the names of the metrics; None with those of classes, which the data tells."""
+        return None if self.per_class else super().metrics()
 
     def table(self) -> dict[str, dict[str, float]]:
         """Return the value and the number of positives of each class."""

@@ -36,10 +36,12 @@ class Group:
     Attributes:
         options: of the optimizer, beside its defaults.
         weights: in the order of the model.
+        note: what else they have in common, in words.
     """
 
     options: dict[str, Any]
     weights: list[Weight] = field(default_factory=list)
+    note: str = ""
 
     @property
     def entries(self) -> int:
@@ -93,12 +95,12 @@ def grouped(
     """
     layers = _layers(weights) if layer_decay is not None else {}
     last = max(layers.values(), default=0)
-    chosen = [_checked(rule, weights, f"{where}[{number}]") for number, rule in enumerate(rules)]
+    found = [chosen(rule, weights, f"{where}[{number}]") for number, rule in enumerate(rules)]
     groups: dict[str, Group] = {}
     for weight in weights:
         options: dict[str, Any] = {}
         scale = 1.0 if layer_decay is None else layer_decay ** (last - layers[weight.name])
-        for rule, names in zip(rules, chosen, strict=True):
+        for rule, names in zip(rules, found, strict=True):
             if weight.name in names:
                 options |= {key: value for key, value in rule.items() if key not in (*SELECTORS, "lr_scale")}
                 scale *= rule.get("lr_scale", 1.0)
@@ -110,7 +112,7 @@ def grouped(
     return list(groups.values())
 
 
-def check_options(groups: Sequence[Group], optimizer: Optimizer) -> None:
+def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "OPTIMIZER") -> None:
     """Refuse options that the optimizer does not have: torch keeps them and never looks at them.
 
     Raises:
@@ -120,7 +122,7 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer) -> None:
     for group in groups:
         for name in group.options.keys() - optimizer.defaults.keys():
             raise ConfigError(
-                f"OPTIMIZER.groups: {name} = {group.options[name]!r} is no option of the optimizer"
+                f"{where}.groups: {name} = {group.options[name]!r} is no option of the optimizer"
                 f"{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
             )
 
@@ -132,7 +134,27 @@ def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in group.options.items()
         )
         names = ", ".join(weight.name for weight in group.weights[:3]) + (", ..." if len(group.weights) > 3 else "")
-        yield options or "defaults", str(len(group.weights)), f"{group.entries:,}", names
+        options = ", ".join(part for part in (options or "defaults", group.note) if part)
+        yield options, str(len(group.weights)), f"{group.entries:,}", names
+
+
+def apart(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Group]:
+    """Return groups with weights that have another note in groups of their own.
+
+    Fused kernels of torch take a group whose weights make their first update together, and no other.
+
+    Args:
+        groups: as `grouped` returns them.
+        notes: id of a parameter -> its note; none for those that are missing.
+    """
+    found: list[Group] = []
+    for group in groups:
+        parts: dict[str, Group] = {}
+        for weight in group.weights:
+            note = notes.get(id(weight.parameter), "")
+            parts.setdefault(note, Group(dict(group.options), note=note)).weights.append(weight)
+        found += parts.values()
+    return found
 
 
 def patterns(value: str | Sequence[str]) -> list[str]:
@@ -140,8 +162,12 @@ def patterns(value: str | Sequence[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _checked(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
-    """Return the names of the weights that a rule chooses."""
+def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
+    """Return the names of the weights that a rule chooses.
+
+    Raises:
+        ConfigError: none, or the rule has no selector or no effect.
+    """
     if not any(key in rule for key in SELECTORS):
         raise ConfigError(f"{where} = {dict(rule)}: expected one of {', '.join(SELECTORS)}, which choose weights")
     if not any(key not in SELECTORS for key in rule):

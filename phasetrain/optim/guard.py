@@ -305,6 +305,11 @@ class Buffers:
         self._now = tensors
         self._kept: list[Tensor] = []
 
+    def add(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        """Look after these tensors, too; they are looked up each time."""
+        before = self._now
+        self._now = lambda: [*before(), *tensors()]
+
     def keep(self) -> None:
         """Take a copy."""
         now = [tensor.detach() for tensor in self._now()]

@@ -2,9 +2,10 @@
 
 Every schedule is a `ParamScheduler` of fvcore: a pure function of `where`, updates done / updates planned, in
 [0, 1). It returns a multiplier of the option's configured value, so `OPTIMIZER.lr` stays the peak of a
-learning rate under `cosine`.
+learning rate under `cosine`. Updates done are those attempted: one that was skipped because it was not finite
+counts, so a schedule never depends on what a gradient scaler has found.
 
-**Durations** (`warmup`, `every`, `milestones`) are a fraction of the run (`0.05`) or a text with a unit:
+**Durations** (`warmup`, `every`, `milestones`, ...) are a fraction of the run (`0.05`) or a text with a unit:
 `"5 %"`, `"5 epochs"`, `"500 updates"`, `"10000 samples"`.
 
 **Warm-up**: for its duration the multiplier goes linearly from `warmup_start` to the schedule's first value. The
@@ -12,14 +13,13 @@ schedule itself then runs over the rest of the training, from its start to its e
 the exception: their durations count from the start of training, warm-up included, so that `"30 epochs"` is
 epoch 30 of the run with a warm-up as without (as in Goyal et al. 2017, arXiv:1706.02677).
 
-`updates`, `updates_per_epoch` and `batch_size` are facts of the run: the plan gives them, a config need not.
+`updates`, `updates_per_epoch` and `batch_size` are facts of the run: the plan gives them, a config need not. A stage
+of a run gives its own, and its schedule gets the progress within the stage.
 """
 
 import math
-import re
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from fvcore.common.param_scheduler import (
     CosineParamScheduler,
@@ -29,75 +29,25 @@ from fvcore.common.param_scheduler import (
     PolynomialDecayParamScheduler,
 )
 
-from phasetrain.errors import did_you_mean
+from phasetrain.errors import ConfigError
+from phasetrain.optim.curves import (
+    TOLERANCE,
+    Chain,
+    Cooldown,
+    InverseSqrt,
+    Milestones,
+    OneCycle,
+    Part,
+    Restarts,
+    Steps,
+)
+from phasetrain.optim.durations import RunLength, check_not_negative, check_positive
 from phasetrain.registry import Registry
 
 SCHEDULES: Registry[ParamScheduler] = Registry("schedule", "OPTIMIZER.SCHEDULES")
 
-UNITS = ("epochs", "updates", "samples", "%")
-DURATION = re.compile(r"\s*(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>%|[A-Za-z]*)\s*")
-# `where` and durations are quotients that may differ in their last bits (3 / 10 < 3 * 0.1): a milestone counts
-# as reached this much before it. One update is longer than that in all runs below a thousand million updates.
-TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class RunLength:
-    """What durations are measured against.
-
-    Args:
-        updates: updates of the run.
-        updates_per_epoch: updates in one pass over the training data.
-        batch_size: samples per update.
-    """
-
-    updates: int
-    updates_per_epoch: float
-    batch_size: int
-
-    def fraction(self, key: str, duration: float | str) -> float:
-        """Return a duration as a fraction of the run, above 1 when it is longer; 0 in a run without updates.
-
-        Args:
-            key: the parameter that gave it, for messages.
-            duration: a fraction, or a number and a unit: `"5 epochs"`, `"500 updates"`, `"10000 samples"`, `"5 %"`.
-
-        Raises:
-            ValueError: no number, an unknown unit, a negative duration, or a fraction above 1.
-        """
-        number, unit = _parsed(key, duration)
-        if not 0 <= number < math.inf:
-            raise ValueError(f"{key} = {duration!r}: expected a duration of at least 0")
-        if unit == "" and number > 1:
-            raise ValueError(
-                f"{key} = {duration!r}: a number without a unit is a fraction of the run, in [0, 1]; "
-                f"write '{duration} epochs' or '{duration} updates'"
-            )
-        if self.updates == 0:
-            return 0.0
-        updates = {
-            "": self.updates,
-            "%": self.updates / 100,
-            "epochs": self.updates_per_epoch,
-            "updates": 1,
-            "samples": 1 / self.batch_size,
-        }
-        return number * updates[unit] / self.updates
-
-    def warmed(self, main: ParamScheduler, warmup: float | str, warmup_start: float) -> ParamScheduler:
-        """Return `main` with a warm-up in front, see the head of this module.
-
-        Raises:
-            ValueError: a warm-up that leaves nothing of the run, or a negative start.
-        """
-        length = self.fraction("warmup", warmup)
-        _check_not_negative(warmup_start=warmup_start)
-        if length >= 1:
-            raise ValueError(
-                f"warmup = {warmup!r} is not shorter than the run, which has {self.updates} updates "
-                f"({self.updates / self.updates_per_epoch:.4g} epochs)"
-            )
-        return _Warmup(main, length, warmup_start) if length else main
+OWN = frozenset({"name", "length", "scaling"})
+"""Keys of a part of `composite`; all others are parameters of its schedule."""
 
 
 @SCHEDULES.register("constant")
@@ -121,7 +71,7 @@ def linear(
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
     """Return a straight line from `start` to `end`, both at least 0."""
-    _check_not_negative(start=start, end=end)
+    check_not_negative(start=start, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(LinearParamScheduler(start, end), warmup, warmup_start)
 
@@ -136,7 +86,7 @@ def cosine(
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
     """Return half a cosine wave from 1 to `end` (Loshchilov and Hutter 2016, arXiv:1608.03983, without restarts)."""
-    _check_not_negative(end=end)
+    check_not_negative(end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(CosineParamScheduler(1.0, end), warmup, warmup_start)
 
@@ -151,7 +101,7 @@ def exponential(
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
     """Return `end ** progress`: from 1 to `end`, which is above 0, by the same factor in every update."""
-    _check_positive(end=end)
+    check_positive(end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(ExponentialParamScheduler(1.0, end), warmup, warmup_start)
 
@@ -166,7 +116,7 @@ def polynomial(
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
     """Return `(1 - progress) ** power`, with a power above 0: from 1 to 0."""
-    _check_positive(power=power)
+    check_positive(power=power)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(PolynomialDecayParamScheduler(1.0, power), warmup, warmup_start)
 
@@ -182,12 +132,12 @@ def step(
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
     """Return 1, multiplied by `factor` (above 0) after each `every`, a duration above 0 from the start of training."""
-    _check_positive(factor=factor)
+    check_positive(factor=factor)
     run = RunLength(updates, updates_per_epoch, batch_size)
     width = run.fraction("every", every)
     if updates and width == 0:
         raise ValueError(f"every = {every!r}: expected a duration above 0")
-    return run.warmed(_Steps(factor, width), warmup, warmup_start)
+    return run.warmed(Steps(factor, width), warmup, warmup_start, rescaled=False)
 
 
 @SCHEDULES.register("multistep")
@@ -204,78 +154,169 @@ def multistep(
 
     A milestone after the end of the run is never reached, so a recipe can be tried out on a shorter run.
     """
-    _check_positive(factor=factor)
+    check_positive(factor=factor)
     run = RunLength(updates, updates_per_epoch, batch_size)
     places = [run.fraction("milestones", milestone) for milestone in milestones]
     if places != sorted(places):
         raise ValueError(f"milestones = {list(milestones)}: expected ascending order")
-    return run.warmed(_Milestones(factor, places), warmup, warmup_start)
+    return run.warmed(Milestones(factor, places), warmup, warmup_start, rescaled=False)
 
 
-class _Steps(ParamScheduler):
-    """`factor ** (number of whole widths passed)`; a width is a fraction of the run."""
+@SCHEDULES.register("inverse_sqrt")
+def inverse_sqrt(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    timescale: float | str | None = None,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return `1 / sqrt(1 + t / timescale)`, t being the time since the warm-up (Vaswani et al. 2017, arXiv:1706.03762).
 
-    def __init__(self, factor: float, width: float) -> None:
-        self.factor = factor
-        self.width = width
-
-    def __call__(self, where: float) -> float:
-        passed = math.floor((where + TOLERANCE) / self.width) if self.width else 0
-        return float(self.factor**passed)
-
-
-class _Milestones(ParamScheduler):
-    """`factor ** (number of milestones reached)`, places being fractions of the run.
-
-    Fvcore's MultiStepParamScheduler counts a milestone as reached a millionth of the run before it, which is many
-    updates of a long run.
+    `timescale` is a duration above 0; without one it is the warm-up's, which makes `sqrt(warmup / u)` at update u.
     """
-
-    def __init__(self, factor: float, places: Sequence[float]) -> None:
-        self.factor = factor
-        self.places = list(places)
-
-    def __call__(self, where: float) -> float:
-        return float(self.factor ** bisect_right(self.places, where + TOLERANCE))
-
-
-class _Warmup(ParamScheduler):
-    """A straight line from `start` to the first value of `main`, then `main` over the rest of the run."""
-
-    def __init__(self, main: ParamScheduler, length: float, start: float) -> None:
-        self.main = main
-        self.length = length
-        self.rescaled = not isinstance(main, _Steps | _Milestones)
-        self.line = LinearParamScheduler(start, main(0.0 if self.rescaled else length))
-
-    def __call__(self, where: float) -> float:
-        if where < self.length:
-            return float(self.line(where / self.length))
-        return float(self.main((where - self.length) / (1 - self.length) if self.rescaled else where))
-
-
-def _parsed(key: str, duration: float | str) -> tuple[float, str]:
-    if not isinstance(duration, str):
-        return float(duration), ""
-    found = DURATION.fullmatch(duration)
-    unit = found["unit"].lower() if found else ""
-    if unit.isalpha():
-        unit = unit.removesuffix("s") + "s"  # `1 epoch` is understood
-    if not found or (unit and unit not in UNITS):
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    scale = run.fraction("timescale", warmup if timescale is None else timescale)
+    if updates and scale == 0:
         raise ValueError(
-            f"{key} = {duration!r}: expected a fraction of the run such as 0.05, or a number with one of the units "
-            f"{', '.join(UNITS)}, such as '5 epochs'{did_you_mean(unit, UNITS)}"
+            f"timescale = {timescale!r} and warmup = {warmup!r}: expected one of them above 0, such as "
+            "warmup: 1000 updates"
         )
-    return float(found["number"]), unit
+    left = 1 - run.fraction("warmup", warmup)
+    return run.warmed(InverseSqrt(scale / left if left > 0 else scale), warmup, warmup_start)
 
 
-def _check_not_negative(**values: float) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise ValueError(f"{name} = {value}: expected a multiplier of at least 0")
+@SCHEDULES.register("one_cycle")
+def one_cycle(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    rise: float | str = 0.3,
+    start: float = 0.04,
+    peak: float = 1.0,
+    end: float = 4e-6,
+    shape: Literal["cosine", "linear"] = "cosine",
+) -> ParamScheduler:
+    """Return a way from `start` to `peak` in the duration `rise`, and on to `end` (Smith and Topin, arXiv:1708.07120).
+
+    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults are those of
+    torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
+    """
+    check_not_negative(start=start, peak=peak, end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    length = run.fraction("rise", rise)
+    if length >= 1:
+        raise ValueError(f"rise = {rise!r} is not shorter than {run}, and nothing is left for the way down")
+    return OneCycle(length, start, peak, end, cosine=shape == "cosine")
 
 
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name} = {value}: expected a number above 0")
+@SCHEDULES.register("wsd")
+def wsd(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    decay: float | str = 0.1,
+    end: float = 0.0,
+    shape: Literal["linear", "cosine", "sqrt"] = "linear",
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return 1 after the warm-up, and a way down to `end` over the last `decay`: warm-up, stable, decay.
+
+    `decay` is a duration up to the end of the run (Hu et al. 2024, arXiv:2404.06395); `shape: sqrt` is
+    `1 - sqrt(progress)` (Haegele et al. 2024, arXiv:2405.18392).
+    """
+    check_not_negative(end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    run.check_room(warmup=warmup, decay=decay)
+    return run.warmed(Cooldown(run.fraction("decay", decay), end, shape), warmup, warmup_start, rescaled=False)
+
+
+@SCHEDULES.register("cosine_restarts")
+def cosine_restarts(
+    period: float | str,
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    growth: float = 1.0,
+    decay: float = 1.0,
+    end: float = 0.0,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return half cosine waves down to `end`, the first one as long as `period` (SGDR, arXiv:1608.03983).
+
+    Each wave is `growth` (at least 1) times as long as the one before it, and begins at `decay` (above 0, at most 1)
+    times its peak. Waves begin after the warm-up; the last one ends with the run, wherever it is then.
+    """
+    check_not_negative(end=end)
+    if growth < 1:
+        raise ValueError(f"growth = {growth}: expected at least 1")
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay = {decay}: expected a factor above 0, at most 1")
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    run.check_room(warmup=warmup, period=period)
+    width, left = run.fraction("period", period), 1 - run.fraction("warmup", warmup)
+    if updates and width == 0:
+        raise ValueError(f"period = {period!r}: expected a duration above 0")
+    return run.warmed(Restarts(width / left if left > 0 else width, growth, decay, end), warmup, warmup_start)
+
+
+@SCHEDULES.register("composite")
+def composite(
+    parts: Sequence[Mapping[str, Any]], updates: int, updates_per_epoch: float, batch_size: int
+) -> ParamScheduler:
+    """Return schedules one after the other.
+
+    Each of `parts` has the `name` of a schedule, its `length` (a duration; the last part may leave it out and takes
+    what is left), its parameters, and `scaling`: `rescaled` (the default; it runs from its start to its end within its
+    part, and durations below it are measured against the part) or `fixed` (it goes by the whole run, so it is joined in
+    its middle).
+    """
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    if not parts:
+        raise ValueError("parts = []: expected at least one schedule")
+    ends = _ends(parts, run)
+    begins = [0.0, *ends[:-1]]
+    return Chain([_part(number, *one, run) for number, one in enumerate(zip(parts, begins, ends, strict=True))])
+
+
+def _ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
+    """Return where each of the parts ends, as a fraction of the run."""
+    ends = [0.0]
+    for number, part in enumerate(parts):
+        if part.get("length") is not None:
+            ends.append(ends[-1] + run.fraction(f"parts[{number}].length", part["length"]))
+        elif number == len(parts) - 1:
+            ends.append(max(1.0, ends[-1]))
+        else:
+            raise ValueError(f"parts[{number}].length: expected a duration; only the last part may leave it out")
+    told = " + ".join(str(part.get("length", "the rest")) for part in parts)
+    if ends[-1] > 1 + TOLERANCE:
+        raise ValueError(f"parts: {told} take {ends[-1] * run.updates:.6g} updates, more than {run}")
+    if run.updates and ends[-1] < 1 - TOLERANCE:
+        raise ValueError(
+            f"parts: {told} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out the length of the "
+            "last part"
+        )
+    if run.updates and ends[-2] > 1 - TOLERANCE:
+        raise ValueError(f"parts: {told} leave nothing for the last part of {run}")
+    return ends[1:]
+
+
+def _part(number: int, part: Mapping[str, Any], begin: float, end: float, run: RunLength) -> Part:
+    where, scaling = f"parts[{number}]", part.get("scaling", "rescaled")
+    if scaling not in ("rescaled", "fixed"):
+        raise ValueError(f"{where}.scaling = {scaling!r}: expected rescaled or fixed")
+    if "name" not in part:
+        raise ValueError(f"{where}: expected the name of a schedule. Known: {', '.join(SCHEDULES)}")
+    updates = run.updates * (end - begin) if scaling == "rescaled" else run.updates
+    if math.isclose(updates, round(updates), rel_tol=0, abs_tol=1e-6):
+        updates = round(updates)  # facts of a schedule are whole numbers wherever they can be
+    facts = {"updates": updates, "updates_per_epoch": run.updates_per_epoch, "batch_size": run.batch_size}
+    params = {key: value for key, value in part.items() if key not in OWN}
+    try:
+        schedule = SCHEDULES.build(part["name"], params, where=where, facts=facts)
+    except ConfigError as error:  # the place of the whole schedule comes in front
+        raise ValueError(str(error)) from error
+    return Part(schedule, begin, end, rescaled=scaling == "rescaled")

@@ -1,6 +1,7 @@
 """One optimizer update: schedules, backward, unscaling, the check for what is not finite, clipping, step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from math import isfinite
 from typing import Any
@@ -13,8 +14,11 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from phasetrain.distributed import Mean, Strategy, World
-from phasetrain.errors import ConfigError
+from phasetrain.optim.course import NO_SCHEDULES, Course, OwnSchedules, StageOptions
 from phasetrain.optim.guard import NAMES, STOP, FiniteCheck, Guard, GuardSettings, Tell, nobody, not_finite
+from phasetrain.optim.sam import SamSettings, SharpnessAware
+from phasetrain.optim.sparse import coalesce, holders
+from phasetrain.optim.state import changed, take_over
 
 
 class Updater:
@@ -24,14 +28,20 @@ class Updater:
         optimizer: over all trained parameters; the options of its groups are the values that schedules multiply.
         scaler: gradient scaler, or None.
         schedules: option of the optimizer -> factor as a function of `where`; options without one stay constant.
+        stages: what each stage of the run changes of them.
+        own_schedules: of groups of other optimizers than the main one, see `Course`.
         clip_norm: largest norm of the whole gradient, or None.
         clip_value: largest absolute value of a gradient's entry, or None.
         guard: what is done where loss or gradient is not finite.
         strategy: how several processes share an update; one process does without.
+        sam: the gradient is taken beside the weights, see `ascent`; None takes it where they are.
+        sparse: trained parameters whose gradients are sparse.
 
     Attributes:
         loss: mean loss of the last update over all processes, 0-d; only known with several.
         norm: Euclidean norm of the last update's gradient before it was limited, 0-d; None without `clip_norm`.
+        held: tensors of the optimizer that stand still in the update under way: their gradients are dropped.
+        withheld: whether the last update was not made; on a device with a lag, a 0-d tensor that is not 0 then.
         lag: updates by which the verdict on an update comes late: 1 where the device withholds it by itself, else 0.
 
     Raises:
@@ -45,10 +55,14 @@ class Updater:
         *,
         scaler: GradScaler | None = None,
         schedules: Mapping[str, ParamScheduler] | None = None,
+        stages: Sequence[StageOptions] = (),
+        own_schedules: OwnSchedules = NO_SCHEDULES,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         guard: GuardSettings = STOP,
         strategy: Strategy | None = None,
+        sam: SamSettings | None = None,
+        sparse: Sequence[Tensor] = (),
     ) -> None:
         self.strategy = strategy or Strategy(World())
         self.optimizer = optimizer
@@ -56,11 +70,9 @@ class Updater:
         self.clip_norm = clip_norm
         self.clip_value = clip_value
         self.norm: Tensor | None = None
-        self._schedules = [
-            (schedule, number, option, self._base(group, option))
-            for option, schedule in (schedules or {}).items()
-            for number, group in enumerate(optimizer.param_groups)
-        ]
+        self.held: Sequence[Tensor] = ()
+        self.withheld: bool | Tensor = False
+        self._course = Course(optimizer.param_groups, schedules or {}, stages, own_schedules)
         self._clips = clip_norm is not None or clip_value is not None
         # Limiting values would hide an infinity from a norm taken afterwards.
         self._norm_tells = clip_norm is not None and clip_value is None
@@ -84,6 +96,9 @@ class Updater:
         self._mean: Mean | None = None
         self.loss: Tensor | None = None
         self._stepped: set[int] = set()
+        self._sparse = list(sparse)
+        self._sam = SharpnessAware(sam, self._trained, guard.buffers) if sam is not None else None
+        self._again = False
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -94,6 +109,16 @@ class Updater:
     def lr(self) -> float:
         """Learning rate of the first parameter group, as the last update used it."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def factor(self) -> float:
+        """What all learning rates are multiplied by from the next update on, beside their schedules; it is state."""
+        return self._course.factor
+
+    @factor.setter
+    def factor(self, value: float) -> None:
+        """Multiply all learning rates by `value` from the next update on."""
+        self._course.factor = value
 
     @property
     def waits(self) -> bool:
@@ -110,25 +135,35 @@ class Updater:
         """Updates skipped since the last one that was made, as far as the device has reported."""
         return self._guard.in_row
 
-    def schedule(self, where: float) -> None:
-        """Begin an update: set every scheduled option to its value at `where` in [0, 1)."""
+    def keep_too(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        """Leave these tensors as they were before `schedule`, too, where an update is not made (a teacher's, say)."""
+        self._guard.buffers.add(tensors)
+        self._keeps = self._watches
+
+    def schedule(self, where: float, stage: int = 0, within: float = 0.0) -> None:
+        """Begin an update: set every scheduled option to its value, see `Course.follow`."""
         if self._keeps:
             self._guard.buffers.keep()
-        groups = self.optimizer.param_groups  # looked up each time: torch replaces them when it loads a state
-        for schedule, number, option, base in self._schedules:
-            groups[number][option] = base * schedule(where)
+        if self._sam is not None:
+            self._sam.begin()
+        self._course.follow(self.optimizer.param_groups, where, stage, within)
 
-    def backward(self, loss: Tensor, share: float = 1.0, *, last: bool = False) -> None:
+    def backward(
+        self, loss: Tensor, share: float = 1.0, *, last: bool = False, inputs: Sequence[Tensor] | None = None
+    ) -> None:
         """Add the gradient of `share * loss`.
 
         Args:
             loss: of a micro-batch, 0-d.
             share: of the update; all of them sum to 1, over processes whose gradients are averaged to their number.
             last: no other micro-batch follows, so that the loss can go round while the gradient is computed.
+            inputs: parameters that get the gradient; None: all on which the loss depends.
         """
         if share != 1.0:
             loss = loss * share
-        if self._reports:
+        if self._again:
+            pass  # the loss of an update is that of the first pass
+        elif self._reports:
             self._losses.append(loss.detach())
             if last:
                 self._mean = self.strategy.mean(self._losses)
@@ -137,7 +172,34 @@ class Updater:
             self._loss = detached if self._loss is None else self._loss + detached
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+
+    @property
+    def climbs(self) -> bool:
+        """Whether an update takes a second gradient, see `ascent`."""
+        return self._sam is not None
+
+    @contextmanager
+    def ascent(self) -> Iterator[bool]:
+        """Move the weights up along the gradient, drop it, and put them back afterwards, whatever happens there.
+
+        Yields:
+            whether they moved, and a gradient has to be taken there; not where the first one is not finite.
+        """
+        assert self._sam is not None, "there is no ascent without OPTIMIZER.sam"
+        if self._reports:
+            self._gather()
+        self._drop_held()
+        if not self._sam.climb(self.strategy.norm, reads=self._watches and not self.lag):
+            yield False
+            return
+        self.drop_gradients()
+        self._again = True
+        try:
+            yield True
+        finally:
+            self._again = False
+            self._sam.descend()
 
     def step(self, tell: Tell = nobody) -> None:
         """Update the weights once from the gradients, unless they or the loss are not finite; drop the gradients.
@@ -148,9 +210,14 @@ class Updater:
         Raises:
             NumericsError: the run has to stop, see `GuardSettings`; the weights have not moved.
         """
-        self.norm = None
+        self.norm, self.withheld = None, False
+        if self._sam is not None:
+            self._sam.check()
         if self._reports:
             self._gather()
+        self._drop_held()
+        if self._sparse:
+            coalesce(self._sparse)
         try:
             if self.scaler is not None:
                 self._step_scaled(self.scaler, tell)
@@ -162,6 +229,10 @@ class Updater:
             self._loss = None
             self.drop_gradients()
 
+    def _drop_held(self) -> None:
+        for tensor in self.held:
+            tensor.grad = None
+
     def _gather(self) -> None:
         """Take in what other processes have to do with this update: pieces of gradients, and its loss."""
         self.strategy.collect()
@@ -171,7 +242,7 @@ class Updater:
 
     def clip(self) -> None:
         """Limit the gradients, once per update and after unscaling: values first, then the norm of the whole."""
-        parameters = self.parameters
+        parameters = holders(self.parameters) if self._sparse else self.parameters
         if self.clip_value is not None:
             clip_grad_value_(parameters, self.clip_value)
         if self.clip_norm is not None:
@@ -192,6 +263,7 @@ class Updater:
         if self._watches:
             loss = 0.0 if self._loss is None else self._loss.item()
             if not self._check.finite(self._evidence()) or not isfinite(loss):
+                self.withheld = True
                 self._guard.buffers.restore()
                 self._guard.skip(loss, self._names(), tell)
                 return False
@@ -212,7 +284,7 @@ class Updater:
             return
         loss = torch.zeros((), device=self._device) if self._loss is None else self._loss.detach()
         self._check.reset()
-        flag = self._check.mark([loss, *self._evidence()], everywhere=True)
+        self.withheld = flag = self._check.mark([loss, *self._evidence()], everywhere=True)
         if self._clips:
             self.clip()
         gate = vars(self.optimizer)
@@ -229,6 +301,7 @@ class Updater:
         self._guard.resolve()
         if self._watches and not self.lag and self._loss is not None and not isfinite(loss := self._loss.item()):
             # No scale makes it finite: this is no overflow, and the forward pass has seen it already.
+            self.withheld = True
             self._guard.buffers.restore()
             self._guard.skip(loss, self._names(), tell)
             return
@@ -238,10 +311,10 @@ class Updater:
             self.clip()
         scaler.step(self.optimizer)
         scaler.update()
+        after, total = self._scale(scaler), torch.zeros(()) if self._loss is None else self._loss
+        self.withheld = skipped = (after < before) | (after == 0)
         if not self._watches:
             return
-        after, total = self._scale(scaler), torch.zeros(()) if self._loss is None else self._loss
-        skipped = (after < before) | (after == 0)
         if self.lag:
             self._guard.buffers.restore_where(skipped)
             self._guard.wait_for(skipped, total, tell, after)
@@ -269,7 +342,8 @@ class Updater:
             parameter.grad = None
 
     def _gradients(self) -> list[Tensor]:
-        return [grad for p in self._trained if (grad := p.grad) is not None]
+        trained = holders(self._trained) if self._sparse else self._trained
+        return [grad for p in trained if (grad := p.grad) is not None]
 
     def _names(self) -> tuple[str, ...]:
         names = self._guard.settings.names
@@ -305,55 +379,20 @@ class Updater:
         self._guard.resolve()
         counts = {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
         state = {"optimizer": self.strategy.optimizer_state(self.optimizer), **counts}
-        if any(moved := [self._moved(number) for number in range(len(self._options))]):
+        if any(moved := changed(self._options, self.optimizer.param_groups, self._course.options)):
             state["options"] = moved
+        if self.factor != 1.0:
+            state["factor"] = self.factor
         return state if self.scaler is None else state | {"scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned; the counts of skipped updates may be missing."""
         self._guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
         self._stepped = set()
-        optimizer = self.strategy.own_optimizer_state(state["optimizer"])
-        self.strategy.load_optimizer_state(self.optimizer, optimizer)
-        for number, saved in optimizer.items():
-            parameter = self._trained[int(number)]
-            kept = self.strategy.kept(self.optimizer).get(parameter, {})
-            for name, value in saved.items():
-                now = kept.get(name)
-                if not isinstance(value, Tensor) or not isinstance(now, Tensor) or now.shape != value.shape:
-                    continue  # no tensor, or the optimizer has made something else of it
-                if value.shape == parameter.shape:
-                    # Fused kernels walk raw memory: momentum has to lie as its parameter does (channels_last, say).
-                    kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-                elif now.dtype != value.dtype:  # torch gives it the type of the parameter, which may be coarser
-                    kept[name] = value.to(now.device, copy=True)
+        if (factor := state.get("factor", 1.0)) != self.factor:
+            self.factor = factor
+        take_over(self.strategy, self.optimizer, self._trained, state["optimizer"])
         for group, options in zip(self.optimizer.param_groups, state.get("options", ()), strict=False):
             group.update(options)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
-
-    def _moved(self, number: int) -> dict[str, Any]:
-        """Return the options of a group that were set or changed since it was made, by nobody but the optimizer."""
-        first, group = self._options[number], self.optimizer.param_groups[number]
-        scheduled = {option for _, at, option, _ in self._schedules if at == number}
-        return {
-            name: value
-            for name, value in group.items()
-            if name != "params" and name not in scheduled and not (name in first and _same(first[name], value))
-        }
-
-    @staticmethod
-    def _base(group: Mapping[str, Any], option: str) -> float:
-        value = group.get(option)
-        if isinstance(value, bool) or not isinstance(value, int | float | torch.Tensor):
-            options = ", ".join(name for name in group if name != "params")
-            raise ConfigError(
-                f"OPTIMIZER.SCHEDULES.{option}: the optimizer has no number of that name to schedule; it has {options}"
-            )
-        return float(value)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)

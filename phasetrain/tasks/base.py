@@ -1,7 +1,7 @@
 """What is learned: a task turns batches into losses, updates and metrics."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -11,23 +11,22 @@ import torch
 from torch import nn
 
 from phasetrain.batch import Batch, StepOutput
-from phasetrain.data import BadSamples, SampleError
-from phasetrain.distributed import Kept, Strategy, World, fill_buffers
-from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.data import SampleError
+from phasetrain.distributed import Kept, Strategy, World
+from phasetrain.errors import ConfigError
+from phasetrain.losses import LoggingLoss
 from phasetrain.machine import mixed, reseed, seed_of
-from phasetrain.meters import Meter
 from phasetrain.optim import NonFinite, Updater
-from phasetrain.plan import Phase
+from phasetrain.plan import TRAIN, Phase
 from phasetrain.registry import Registry
+from phasetrain.tasks.averaged import settle
 from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
-
-MODULES = ("model", "loss")
-"""Names of what is trained, whose state depends on the strategy."""
+from phasetrain.tasks.state import WholeState, is_ours
 
 TASKS: Registry["Task"] = Registry("task", "TASK")
 
 
-class Task(ABC):
+class Task(WholeState):
     """What is learned; holds parts, never progress.
 
     A task of your own overrides `forward`, and where one loss and one update are not enough, `train_step`.
@@ -53,11 +52,32 @@ class Task(ABC):
         self._moves = parts.machine.device.type != "cpu"
         self._casts = parts.machine.precision != "fp32"
         self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
+        self._mix = seed_of(parts.seed, "mix")
+        self._weighs, self._counted = type(self).weight_of is not Task.weight_of, 0
+        self._logged = _logging(parts.loss)
         self._world, self._strategy = parts.world, parts.strategy or Strategy(parts.world)
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
         """Return loss and output of a micro-batch; called under autocast where MACHINE.precision asks for it."""
+
+    def weight_of(self, batch: Batch) -> int:
+        """Return what a micro-batch counts in an update and in a mean loss; a task of tokens counts those instead.
+
+        Asked once for each micro-batch, on the CPU, where it is overridden; see `Batch.weight`.
+        """
+        return batch.size
+
+    def check_targets(self, split: str, target: object) -> None:
+        """Refuse a split of which a part of the run needs targets and that has none; asked before training.
+
+        Args:
+            split: its name.
+            target: of its first sample.
+
+        Raises:
+            ConfigError: the part is named.
+        """
 
     @property
     def updater(self) -> Updater:
@@ -67,9 +87,16 @@ class Task(ABC):
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
         """Get ready for a phase: the model's mode, and empty meters when the phase begins afresh."""
-        self.model, self.loss = self._trained if phase.is_train else (self.parts.model, self.parts.loss)
+        self.model, self.loss = self._trained if phase.is_train else (self.parts.tested(phase), self.parts.loss)
+        if self.parts.losses:
+            self.loss = self.parts.losses[phase.stage]
+            self._logged = _logging(self.loss)
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
+        if phase.is_train and self.parts.holds is not None:
+            self.parts.holds.begin(phase.stage)
+        if phase.weights:
+            settle(self.parts.averages[phase.weights], phase, self.parts.loaders[TRAIN], self._world, self._tried)
         if not phase.is_train:
             self._strategy.begin_test(self.model, self.loss)
         self._measures = bool(self.meters) and (self.parts.train_meters or not phase.is_train)
@@ -79,33 +106,67 @@ class Task(ABC):
 
     def batches(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of a phase from step `start` on, on the device."""
-        steps = self.parts.loaders[phase.split].batches(phase, start)
+        steps = self.parts.loaders[phase.data].batches(phase, start)
+        if self._weighs:
+            steps = map(self._with_weights, steps)
         if not self._moves:
             return steps
         return ([batch.to(self._device) for batch in batches] for batches in steps)
 
     def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
         """Make one update from the micro-batches of a step and return what `on_step` sees."""
-        updater = self.updater
-        updater.schedule(at.where)
+        self.updater.schedule(at.where, at.stage, at.within)
+        if self.parts.holds is not None:
+            self.updater.held = self.parts.holds.at(at.updates, at.stage)
+        outputs, used = self.gradient_pass(batches, at, events)
+        if self.updater.climbs:
+            with self.updater.ascent() as moved:
+                if moved:
+                    self.gradient_pass(used, at, events, first=False)
+        return self.update(outputs, used, at, events)
+
+    def gradient_pass(
+        self, batches: list[Batch], at: Position, events: StepEvents, *, first: bool = True
+    ) -> tuple[list[StepOutput], list[Batch]]:
+        """Add the gradient of each micro-batch; return what is kept of their outputs, and the batches as used.
+
+        Args:
+            batches: of the step.
+            at: where it stands; a pass at the same position draws the same random numbers.
+            events: hear of it.
+            first: meters see it, and hooks hear of all of it; of later passes over the batches that the first one has
+                used they hear `on_forward` alone, as they may put another output in place.
+        """
         total, last = self._weighed(batches, at), len(batches) - 1
         outputs, used = [], []
         for number, micro in enumerate(batches):
             self.reseed(at, number)
             with self._strategy.step(last=number == last, counts=micro.size > 0):
-                used.append(batch := events.on_batch(micro))
-                out = events.on_forward(self._forward(batch))
-                updater.backward(out.loss, micro.size / total, last=number == last)
-            events.on_backward(out)
-            outputs.append(self._measured(out))
+                used.append(batch := events.on_batch(micro) if first else micro)
+                out = events.on_forward(self._learned(batch, at, number))
+                weight = micro.size if micro.weight is None else micro.weight
+                self.updater.backward(out.loss, weight / total, last=number == last)
+            if first:
+                events.on_backward(out)
+                outputs.append(self._measured(out))
+        return outputs, used
+
+    def update(self, outputs: list[StepOutput], used: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        """Update the weights from the gradients, tell of it, and return the output of the whole step."""
+        updater = self.updater
         updater.step(partial(_skipped, self._world, used, at, events))
+        for average in self.parts.averages.values():
+            average.update(at.updates + 1, withheld=updater.withheld)
         events.on_update()
         if updater.loss is None:
             return merged(outputs)
-        return replace(merged(outputs), loss=updater.loss, weight=at.samples, samples=at.samples)
+        weight = self._counted if self._weighs else at.samples
+        return replace(merged(outputs), loss=updater.loss, weight=weight, samples=at.samples)
 
     def _weighed(self, batches: list[Batch], at: Position) -> float:
-        """Return what the sizes of micro-batches are divided by for their shares of the update."""
+        """Return what the sizes of micro-batches, or their weights, are divided by for their shares of the update."""
+        if self._weighs:
+            return self._weighed_otherwise(batches, at)
         own = sum(batch.size for batch in batches)
         if own and (self._world.is_alone or not at.samples):
             return own
@@ -119,6 +180,22 @@ class Task(ABC):
             )
         return total / self._world.size if self._strategy.spreads else total
 
+    def _weighed_otherwise(self, batches: list[Batch], at: Position) -> float:
+        """Return the same for weights; their sum over all processes is agreed on once, for the loss to tell, too."""
+        self._counted = total = self._world.total(sum(batch.weight or 0 for batch in self._with_weights(batches)))
+        if not total:
+            raise SampleError(
+                f"DATA.{at.split.upper()}: nothing of step {at.step + 1} of the pass counts in the loss, such as when "
+                "all of its targets are to be ignored; take larger batches, or mend the data"
+            )
+        return total / self._world.size if self._strategy.spreads else total
+
+    def _with_weights(self, batches: list[Batch]) -> list[Batch]:
+        for batch in batches:
+            if batch.weight is None:
+                batch.weight = self.weight_of(batch)
+        return batches
+
     def warm_up(self, phase: Phase) -> None:
         """Make two passes whose gradients are dropped, where the strategy's first ones differ from all later ones.
 
@@ -129,7 +206,7 @@ class Task(ABC):
             return
         self.begin(phase, fresh=False)
         kept = Kept(self.parts.model, self.parts.loss)
-        others = {name: part for name, part in self.stateful().items() if not _is_ours(name)}
+        others = {name: part for name, part in self.stateful().items() if not is_ours(name)}
         states = {name: deepcopy(part.state_dict()) for name, part in others.items()}
         loader = self.parts.loaders[phase.split]
         draws = next(iter(loader.sampler.steps(phase, 0)))
@@ -180,84 +257,46 @@ class Task(ABC):
         found: dict[str, Stateful] = {"model": self.parts.model, "loss": self.parts.loss}
         if self.parts.updater is not None:
             found["updater"] = self.parts.updater
-        loaders = self.parts.loaders.items()
-        found |= {f"data.{split}": loader.bad for split, loader in loaders if loader.bad is not None}
+        for average in self.parts.averages.values():
+            found |= average.stateful()
+        for split, loader in self.parts.loaders.items():
+            found |= {f"data.{split}{name}": part for name, part in loader.stateful().items()}
         return found | {f"meter.{label}": meter for label, meter in self.meters.items()}
-
-    def whole_state(self) -> dict[str, Any]:
-        """Return the state of everything in `stateful`, by name; every process takes part."""
-        strategy = self._strategy
-        return {
-            name: strategy.model_state(part) if name in MODULES and isinstance(part, nn.Module) else part.state_dict()
-            for name, part in self.stateful().items()
-        }
-
-    def load_whole_state(self, learned: Mapping[str, Any]) -> None:
-        """Take over what `whole_state` returned, perhaps with another number of processes.
-
-        Raises:
-            ChangedError: there is a part of which it knows nothing, or one of another shape.
-        """
-        # Bad samples are counted from here on where a resume is the first to put up with them.
-        parts = {name: part for name, part in self.stateful().items() if name in learned or name[:5] != "data."}
-        for name in parts.keys() - learned.keys():
-            raise ChangedError(f"it has no state of {name!r}; it was made by another version of the task")
-        for name, part in parts.items():
-            try:
-                if name in MODULES and isinstance(part, nn.Module):
-                    self._strategy.load_model_state(part, learned[name])
-                else:
-                    part.load_state_dict(learned[name])
-            except (RuntimeError, ValueError, KeyError) as error:
-                raise ChangedError(f"the state of {name!r} does not fit this run: {error}") from error
-
-    @property
-    def divides(self) -> bool:
-        """Whether each process has a piece of each weight, and saves it."""
-        return self._strategy.divides
-
-    def own_state(self) -> dict[str, Any]:
-        """Return what this one of several processes has for itself: buffers, sums of meters, bad samples met."""
-        modules = {name: part for name, part in self.stateful().items() if isinstance(part, nn.Module)}
-        found: dict[str, Any] = {name: dict(part.named_buffers()) for name, part in modules.items()}
-        bad = {name: part.state_dict() for name, part in self.stateful().items() if name.startswith("data.")}
-        return {name: state for name, state in (found | bad).items() if state}
-
-    def load_own_state(self, own: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned."""
-        stateful = self.stateful()
-        for name in own.keys() & stateful.keys():
-            part = stateful[name]
-            if isinstance(part, Meter):
-                part.fill(own[name])
-            elif isinstance(part, nn.Module):
-                fill_buffers(part, own[name])
-            else:
-                part.load_state_dict(own[name])
-
-    def load_merged_state(self, owns: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
-        """Take over what another number of processes had: the main one gets the sums of all, others begin at zero."""
-        for name, part in self.stateful().items():
-            found = [own[name] for own in owns if name in own]
-            if isinstance(part, Meter):
-                if not is_main:
-                    part.reset()
-                elif found:
-                    part.merge(found)
-            elif isinstance(part, BadSamples) and found:
-                met = {index: reason for one in found for index, reason in one["samples"]}
-                part.load_state_dict({"samples": [[index, met[index]] for index in sorted(met)]})
 
     def close(self) -> None:
         """Release what the task holds: the loaders' workers."""
         for loader in self.parts.loaders.values():
             loader.close()
 
+    def transformed(self, batch: Batch, at: Position, micro: int = 0) -> Batch:
+        """Return a micro-batch of a train step after DATA.TRAIN.batch_transforms: a function of the position."""
+        if not self.parts.batch_transforms:
+            return batch
+        rank, number = self._strategy.place(micro)
+        return self.parts.batch_transforms[at.stage](batch, mixed(self._mix, rank, at.updates, number))
+
+    def _learned(self, batch: Batch, at: Position, micro: int) -> StepOutput:
+        """Return loss and output of a micro-batch in training; meters see the target as the data set gave it."""
+        changed = self.transformed(batch, at, micro)
+        out = self._forward(changed)
+        if out.target is changed.target:
+            out.target = batch.target
+        return out
+
+    def _tried(self, batch: Batch, number: int) -> None:
+        """Make a forward pass for what it leaves in batch norms."""
+        self.reseed(Position(TRAIN, 0, number, 0.0))
+        self._forward(batch.to(self._device))
+
     def _forward(self, batch: Batch) -> StepOutput:
         if not self._casts:
-            return self.forward(batch)
-        with self.parts.machine.autocast():
-            return self.forward(batch)
+            out = self.forward(batch)
+        else:
+            with self.parts.machine.autocast():
+                out = self.forward(batch)
+        if self._logged is not None:
+            out.logs = self._logged.taken() | out.logs
+        return out
 
     def _measured(self, out: StepOutput) -> StepOutput:
         """Show an output to the meters and return what is kept of it, without graph."""
@@ -266,9 +305,12 @@ class Task(ABC):
             with torch.no_grad():
                 for label, meter in self.meters.items():
                     try:
-                        meter.update(out)
+                        choice = self.parts.choices.get(label)
+                        meter.update(out if choice is None else choice(out))
                     except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                        raise ConfigError(f"METERS.{label}: {error}") from error
+                        several = isinstance(out.output, Mapping) and (choice is None or choice.output is None)
+                        advice = f"; say with METERS.{label}.output which output it looks at" if several else ""
+                        raise ConfigError(f"METERS.{label}: {error}{advice}") from error
         out.output = out.target = out.mask = None
         return out
 
@@ -280,9 +322,8 @@ def _skipped(world: World, batches: list[Batch], at: Position, events: StepEvent
     events.on_skip(batches, found)
 
 
-def _is_ours(name: str) -> bool:
-    """Tell whether an entry of `stateful` is one that passes without an update leave alone, but for buffers."""
-    return name in (*MODULES, "updater") or name.startswith(("meter.", "data."))
+def _logging(loss: nn.Module) -> LoggingLoss | None:
+    return loss if isinstance(loss, LoggingLoss) else None
 
 
 def merged(outputs: list[StepOutput]) -> StepOutput:

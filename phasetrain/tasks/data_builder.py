@@ -1,28 +1,39 @@
 """From section DATA to data sets, readers and loaders."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.cutting import interleave
 from phasetrain.data import (
-    COLLATES,
     DATASETS,
-    SAMPLERS,
     TRANSFORMS,
     LoaderSettings,
+    OwnLoader,
     PhaseLoader,
     PhaseSampler,
     Reader,
-    Sharded,
+    StagedReader,
+    StagedSampler,
+    Windowed,
 )
 from phasetrain.data.datasets import Described, Samples
-from phasetrain.data.sampler import Order
+from phasetrain.data.overfit import Overfit
+from phasetrain.data.own_loader import Own
+from phasetrain.data.sampler import Order, OwnLength, pass_length
 from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError
 from phasetrain.machine import reseed_all, seed_of
-from phasetrain.plan import TRAIN, Plan, Split
-from phasetrain.tasks.sections import DATA_KEYS, Sections, rest
+from phasetrain.optim.average_settings import settings_of
+from phasetrain.optim.durations import UNITS
+from phasetrain.plan import TRAIN, PhaseSettings, Plan, Split, Stage
+from phasetrain.registry import Registry
+from phasetrain.tasks.reading_builder import ReadingBuilder, workers_of
+from phasetrain.tasks.sections import DATA_KEYS, rest
+
+PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
+"""Functions of a `phasetrain.plan.Progress` that tell whether to test there."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +44,12 @@ class SplitData:
         section: its config.
         reader: makes batches.
         order: order of the samples within a pass.
-        length: samples.
+        length: samples of a pass.
         facts: what the data set knows of itself, the shape of an input taken after the transforms.
         train: whether it is the split that is learned from.
+        windows: samples of successive passes, where the data set comes in windows; see `phasetrain.plan.Split`.
+        stages: the same split in each stage of PHASES.stages; empty where there are none.
+        own: the user's own loader, where there is one.
     """
 
     section: AttrDict
@@ -44,34 +58,88 @@ class SplitData:
     length: int
     facts: Mapping[str, Any]
     train: bool = False
+    windows: tuple[int, ...] = ()
+    stages: tuple["SplitData", ...] = ()
+    own: Own | None = None
+
+    def at(self, stage: int) -> "SplitData":
+        """Return the split as it is in a stage."""
+        return self.stages[stage] if self.stages else self
 
     def fingerprint(self) -> str:
         """Return a digest of the data: of its content where the data set can tell, else of its name and length."""
         if isinstance(self.reader.dataset, Described):
             return self.reader.dataset.fingerprint()
-        return f"{self.section.dataset}:{self.length}"
+        return f"{self.section.dataset}:{len(self.reader.dataset)}"
 
 
-class DataBuilder(Sections):
+class DataBuilder(ReadingBuilder):
     """Makes the data of every split."""
 
     def data(self) -> dict[str, SplitData]:
         """Return the data of every split, `train` first; opens data sets, reads no sample."""
         sections = self.config.DATA
-        train = self.build_split(TRAIN, sections.TRAIN, {})
-        names = {key: train.facts[key] for key in ("classes", "class_names") if key in train.facts}
-        tests = {key.lower(): self.build_split(key.lower(), sections[key], names) for key in sections if key != "TRAIN"}
-        return {TRAIN: train, **tests}
+        found = {TRAIN: self.build_split(TRAIN, sections.TRAIN, {})}
+        names = {key: found[TRAIN].facts[key] for key in ("classes", "class_names") if key in found[TRAIN].facts}
+        found |= {
+            key.lower(): self.build_split(key.lower(), sections[key], names) for key in sections if key != "TRAIN"
+        }
+        found = self._in_pairs(found)
+        return {name: self._staged(name, split, names) for name, split in found.items()}
 
-    def splits(self, data: Mapping[str, SplitData]) -> dict[str, Split]:
-        """Return what the plan needs to know of each split."""
+    def plan(self, data: Mapping[str, SplitData]) -> Plan:
+        """Return every phase of a run from its beginning."""
+        return interleave(self.stages(data))
+
+    def stages(self, data: Mapping[str, SplitData]) -> tuple[Stage, ...]:
+        """Return what the plan needs to know of each stage; of the only one where PHASES has no stages."""
+        names = [stage.get("name") or f"stage {number}" for number, stage in enumerate(self.config.PHASES.stages, 1)]
+        configs = self.stage_configs or (self.config,)
+        lengths = {unit: length for unit in UNITS if (length := self.config.PHASES.get(unit)) is not None}
+        averages = settings_of(self.config.MODEL).items()
+        averaged = {name: one.share(lengths) for name, one in averages if one.test}
+        return tuple(
+            Stage(self.splits(data, number), replace(phase_settings(config), averaged=averaged), name)
+            for number, (config, name) in enumerate(zip(configs, names or [""], strict=True))
+        )
+
+    def splits(self, data: Mapping[str, SplitData], stage: int = 0) -> dict[str, Split]:
+        """Return what the plan needs to know of each split in a stage."""
         return {
-            name: Split(name, split.length, split.section.batch_size, split.section.drop_last)
-            for name, split in data.items()
+            name: Split(name, at.length, at.section.batch_size, at.section.drop_last, at.windows)
+            for name, at in ((name, split.at(stage)) for name, split in data.items())
         }
 
-    def build_split(self, name: str, section: AttrDict, facts: Mapping[str, Any]) -> SplitData:
-        """Return the data of one split.
+    def _in_pairs(self, found: dict[str, SplitData]) -> dict[str, SplitData]:
+        """Return splits in windows with as many as the one that has the fewest, and as PHASES.limit.windows says."""
+        limit = self.config.PHASES.limit.windows
+        counts = [len(split.windows) for split in found.values() if split.windows]
+        count = min([*counts, *([limit] if limit is not None else [])], default=0)
+        return {
+            name: replace(split, windows=split.windows[:count], length=sum(split.windows[:count]))
+            if split.windows
+            else split
+            for name, split in found.items()
+        }
+
+    def _staged(self, name: str, split: SplitData, facts: Mapping[str, Any]) -> SplitData:
+        """Return a split that knows what it is in each stage; the data set is opened once."""
+        key = name.upper()
+        found: list[SplitData] = []
+        for config in self.stage_configs:
+            section, same = config.DATA[key], next((one for one in found if one.section == config.DATA[key]), None)
+            made = same or (
+                split
+                if section == self.config.DATA[key]
+                else self.build_split(name, section, facts if name != TRAIN else {}, split.reader.dataset)
+            )
+            found.append(replace(made, windows=split.windows))
+        return replace(split, stages=tuple(found))
+
+    def build_split(
+        self, name: str, section: AttrDict, facts: Mapping[str, Any], dataset: Samples | None = None
+    ) -> SplitData:
+        """Return the data of one split; `dataset` is one that is open already.
 
         Raises:
             ConfigError: the data set, a transform, the sampler or the collate function cannot be made.
@@ -81,47 +149,95 @@ class DataBuilder(Sections):
             seed_of(self.seed, "init", "data")
         )  # the same for all splits, so that random ones complete each other
         part = "train" if name == TRAIN else "test"  # a data set that has both gives the one that fits, unless told
-        dataset: Samples = DATASETS.build(
-            section.dataset,
-            rest(section, DATA_KEYS),
-            where=where,
-            facts={**facts, "split": part, "part": part},
-            used=self.used,
-        )
+        if dataset is None:
+            dataset = DATASETS.build(
+                section.dataset,
+                rest(section, DATA_KEYS),
+                where=where,
+                facts={**facts, "split": part, "part": part},
+                used=self.used,
+            )
         transforms = [
             self.named(TRANSFORMS, item, f"{where}.transforms[{i}]") for i, item in enumerate(section.transforms)
         ]
         pipeline = Pipeline(transforms)
-        collate = self.named(COLLATES, section.collate, f"{where}.collate")
-        reader = Reader(dataset, pipeline, collate, seed=self.seed, on_bad_sample=section.on_bad_sample)
-        size: dict[str, Any] = {"batch_size": section.batch_size}
-        sharded = {"shard_lengths": dataset.shard_lengths} if isinstance(dataset, Sharded) else {}
-        order = self.named(SAMPLERS, section.sampler, f"{where}.sampler", size | sharded)
+        source = self.build_source(where, section, dataset)
+        reader = Reader(
+            dataset,
+            pipeline,
+            self.build_collate(where, section.collate),
+            seed=self.seed,
+            on_bad_sample=section.on_bad_sample,
+            selection=self.build_selection(where, section),
+            chosen=source.chosen,
+        )
+        order = self.build_order(where, section, source)
+        if name == TRAIN and self.config.PHASES.overfit is not None:
+            count = self.config.PHASES.overfit * section.batch_size
+            order = Overfit(order, count, seed_of(self.seed, "order", name, 0))
         known = dict(dataset.facts()) if isinstance(dataset, Described) else {}
         if "input_shape" in known:
             shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
             known |= {} if shape is None else {"input_shape": shape}
-        return SplitData(section, reader, order, len(dataset), known, train=name == TRAIN)
+        windows = tuple(dataset.window_lengths) if isinstance(dataset, Windowed) else ()
+        if windows and isinstance(order, OwnLength):
+            raise ConfigError(
+                f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one pass: take a sampler "
+                "that draws each sample once, such as shuffled, and neither subset nor PHASES.overfit"
+            )
+        own = self.build_own_loader(where, section, source)
+        length = pass_length(order, len(dataset)) if own is None else own.pass_samples
+        return SplitData(section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own)
 
     def build_loader(self, split: SplitData, plan: Plan) -> PhaseLoader:
         """Return the batches of one split."""
         section = split.section
-        micro = section.micro_batch_size or section.batch_size
-        fixed = split.train and self.config.DISTRIBUTED.reduction == "ordered"
-        sampler = PhaseSampler(
-            split.order, split.length, seed=self.seed, micro_batch_size=micro, world=self.world, fixed=fixed
-        )
+        samplers, readers = [self._sampler(one) for one in split.stages or (split,)], split.stages
+        sampler = StagedSampler(samplers) if len(samplers) > 1 else samplers[0]
+        reader = StagedReader([one.reader for one in readers]) if len(readers) > 1 else split.at(0).reader
         folder = self.config.RUN.dir
         settings = LoaderSettings(
-            workers=section.workers,
+            workers=workers_of(section.workers, split.reader),
             prefetch=section.prefetch,
             start_method=section.start_method,
             timeout_seconds=section.timeout_seconds,
             pin_memory=section.pin_memory,
             bad_sample_budget=section.bad_sample_budget,
             stacks=None if "://" in folder else f"{folder}/stacks.txt",
+            device=self.machine.device if section.prefetch_to_device and self.machine.device.type == "cuda" else None,
         )
-        return PhaseLoader(split.reader, sampler, plan, settings)
+        if split.own is not None:
+            selection, known = split.reader.selection, (split.reader, self._sampler(split), plan, settings)
+            return OwnLoader(split.own, selection, self.seed, *known)
+        return PhaseLoader(reader, sampler, plan, settings)
+
+    def _sampler(self, split: SplitData) -> PhaseSampler:
+        return PhaseSampler(
+            split.order,
+            len(split.reader.dataset),
+            seed=self.seed,
+            micro_batch_size=split.section.micro_batch_size or split.section.batch_size,
+            world=self.world,
+            fixed=split.train and self.config.DISTRIBUTED.reduction == "ordered",
+            windows=split.windows,
+        )
+
+
+def phase_settings(config: AttrDict) -> PhaseSettings:
+    """Return section PHASES as the plan takes it."""
+    section = config.PHASES
+    when = section.test_every.when
+    return PhaseSettings(
+        epochs=section.epochs,
+        updates=section.updates,
+        samples=section.samples,
+        test_every_epochs=section.test_every.epochs,
+        test_every_updates=section.test_every.updates,
+        test_when=None if when is None else PREDICATES.find(when, "PHASES.test_every.when"),
+        test_first=section.test_first,
+        limit_train=section.limit.train,
+        limit_test=section.limit.test,
+    )
 
 
 def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:

@@ -1,30 +1,46 @@
 """From sections OPTIMIZER and DISTRIBUTED to what makes an update."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
+from fvcore.common.param_scheduler import ParamScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World, buffers_of
 from phasetrain.errors import ConfigError
 from phasetrain.machine import Machine
-from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES, GuardSettings, Updater, fusable
-from phasetrain.optim.groups import check_options, grouped, table, weights_of
+from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, Several, Updater
+from phasetrain.optim.course import OwnSchedules, StageOptions
+from phasetrain.optim.groups import apart, weights_of
+from phasetrain.optim.sam import sam_settings
+from phasetrain.optim.sparse import sparse_weights
 from phasetrain.registry import parameters
-from phasetrain.tasks.sections import DISTRIBUTED_KEYS, OPTIMIZER_KEYS, Sections, rest
+from phasetrain.tasks.sections import DISTRIBUTED_KEYS, rest
+from phasetrain.tasks.shares import Share, maker, rows, shares_of
+from phasetrain.tasks.weights_builder import WeightsBuilder, still
+
+WHOLE = (
+    "each process would have to know all gradients and weights as they are; take DISTRIBUTED.strategy=ddp with "
+    "DISTRIBUTED.reduction=native"
+)
+ASCENT = "in the ascent every weight moves, those of rows that a batch does not have among them; take one or the other"
+
+STAGED = ("lr", "momentum", "weight_decay")
+"""Options of an optimizer that a stage may change."""
 
 
-class OptimizerBuilder(Sections):
+class OptimizerBuilder(WeightsBuilder):
     """Makes the strategy and the updater.
 
     Attributes:
         groups: a row for each of several groups of weights, see `phasetrain.optim.groups.table`.
     """
 
-    def __init__(self, config: AttrDict, machine: Machine, world: World) -> None:
-        super().__init__(config, machine, world)
+    def __init__(self, config: AttrDict, machine: Machine, world: World, stages: Sequence[AttrDict] = ()) -> None:
+        super().__init__(config, machine, world, stages)
         self.groups: list[tuple[str, str, str, str]] = []
 
     def build_strategy(self) -> Strategy:
@@ -49,40 +65,40 @@ class OptimizerBuilder(Sections):
         return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts=facts)
 
     def build_updater(
-        self, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any], strategy: Strategy | None = None
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        facts: Mapping[str, Any],
+        strategy: Strategy | None = None,
+        stages: Sequence[Mapping[str, Any]] = (),
     ) -> Updater:
-        """Return the updater over all parameters of model and loss that require a gradient."""
+        """Return the updater over all parameters that require a gradient; `stages` are the facts of each stage."""
         strategy = strategy or Strategy(self.world)
         section = self.config.OPTIMIZER
         trained = weights_of(model, loss)
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
-        params = rest(section, OPTIMIZER_KEYS)
         shards = {"shards": strategy.shards}
         scaler = self.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
-        own: dict[str, Any] = {"lr": section.lr}
-        if "fused" not in params:
-            own["fused"] = fusable(section.name, params, scaled=scaler is not None)
+        spells, sparse = self.spells(model, facts), sparse_weights(model, loss)
+        shares = [replace(share, groups=apart(share.groups, spells)) for share in shares_of(section, trained)]
+        groups = [group for share in shares for group in share.groups]
+        self.refuse_together(strategy, shares, sparse)
         used: dict[str, Any] = {}
-
-        groups = grouped(trained, section.groups, lr=section.lr, layer_decay=section.layer_decay)
-
-        def make(given: list[dict[str, Any]]) -> torch.optim.Optimizer:
-            made = OPTIMIZERS.build(section.name, params, facts={**facts, **own, "params": given}, used=used)
-            check_options(groups, made)
-            return made
-
+        make = maker(shares, facts, scaled=scaler is not None, sparse={id(weight) for weight in sparse}, used=used)
         optimizer = strategy.optimizer(make, [group.as_given() for group in groups])
-        self.groups = list(table(groups)) if len(groups) > 1 else []
+        self.groups = [*(rows(shares) if len(groups) > 1 else ()), *still(model)]
         self.used |= {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
-        schedules = {
-            option: self.named(SCHEDULES, item, f"OPTIMIZER.SCHEDULES.{option}", facts)
-            for option, item in section.SCHEDULES.items()
-        }
+        schedules = self.schedules(section.SCHEDULES, "OPTIMIZER", facts, optimizer.defaults)
         return Updater(
             optimizer,
             scaler=scaler,
             schedules=schedules,
+            stages=[
+                self.stage_options(config, {**facts, **known}, number)
+                for number, (config, known) in enumerate(zip(self.stage_configs, stages, strict=False))
+            ],
+            own_schedules=self.own_schedules(shares, optimizer, facts),
             clip_norm=section.clip_norm,
             clip_value=section.clip_value,
             guard=GuardSettings(
@@ -92,4 +108,74 @@ class OptimizerBuilder(Sections):
                 buffers=buffers_of(model, loss),
             ),
             strategy=strategy,
+            sam=sam_settings(section.sam) if section.sam is not None else None,
+            sparse=sparse,
         )
+
+    def schedules(
+        self, section: Mapping[str, Any], where: str, facts: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> dict[str, ParamScheduler]:
+        """Return the schedules of options.
+
+        Args:
+            section: option -> schedule.
+            where: config path of what holds the section.
+            facts: of the run.
+            values: of the options, which schedules of other libraries work on.
+        """
+        return {
+            option: self.named(
+                SCHEDULES, item, f"{where}.SCHEDULES.{option}", {**facts, "base_value": values.get(option, 1.0)}
+            )
+            for option, item in section.items()
+        }
+
+    def own_schedules(self, shares: Sequence[Share], made: Optimizer, facts: Mapping[str, Any]) -> OwnSchedules:
+        """Return the schedules of their own that other optimizers than the main one have, by number of group."""
+        found, first = dict[int, Mapping[str, Any]](), 0
+        for share in shares:
+            if isinstance(made, Several) and share.label:
+                values = made.optimizers[share.label].defaults
+                own = self.schedules(share.schedules, share.where, facts, values)
+                found |= dict.fromkeys(range(first, first + len(share.groups)), own)
+            first += len(share.groups)
+        return found
+
+    def refuse_together(self, strategy: Strategy, shares: Sequence[Share], sparse: Sequence[Tensor]) -> None:
+        """Refuse what does not go together with gradients or weights in pieces, or with sparse gradients."""
+        section, distributed, rows = self.config.OPTIMIZER, self.config.DISTRIBUTED, "an embedding with sparse=True"
+        pieces = f"DISTRIBUTED.strategy = {distributed.strategy!r}" if strategy.shards else ""
+        ordered = "DISTRIBUTED.reduction = 'ordered'" if isinstance(strategy, Ordered) else ""
+        sends = "" if distributed.communication == "none" or self.world.is_alone else distributed.communication
+        nccl = "several processes on CUDA" if self.machine.device.type == "cuda" and not self.world.is_alone else ""
+        labels = ", ".join(share.label for share in shares[1:])
+        for what, other, why in (
+            (f"OPTIMIZER.others = {labels}" if labels else "", pieces, WHOLE),
+            (f"OPTIMIZER.sam = {dict(section.sam)}" if section.sam is not None else "", pieces, WHOLE),
+            (rows if sparse else "", pieces or ordered, WHOLE),
+            (rows if sparse else "", sends and f"DISTRIBUTED.communication = {sends!r}", "torch cannot round its rows"),
+            (rows if sparse else "", nccl, "NCCL cannot add sparse gradients; take one without it, or the CPU"),
+            (rows if sparse else "", "OPTIMIZER.sam" if section.sam is not None else "", ASCENT),
+        ):
+            if what and other:
+                raise ConfigError(f"{what} and {other}: {why}")
+
+    def stage_options(self, config: AttrDict, facts: Mapping[str, Any], stage: int) -> StageOptions:
+        """Return what a stage changes of the optimizer's options.
+
+        Args:
+            config: as it is in the stage.
+            facts: of the stage.
+            stage: its number.
+        """
+        whole, section, where = self.config.OPTIMIZER, config.OPTIMIZER, f"PHASES.stages[{stage}].OPTIMIZER"
+        given = self.config.PHASES.stages[stage].get("OPTIMIZER", {}).get("SCHEDULES", {})
+        own = {option: item for option, item in section.SCHEDULES.items() if option in given}
+        schedules = self.schedules(own, where, facts, section)
+        changed = {option: (whole.get(option), section[option]) for option in section if option in STAGED}
+        for option, (before, now) in changed.items():
+            if before is None and now is not None:
+                raise ConfigError(
+                    f"{where}.{option} = {now}: give OPTIMIZER.{option} a value for the whole run as well"
+                )
+        return StageOptions(schedules, {option: pair for option, pair in changed.items() if pair[0] != pair[1]})

@@ -1,17 +1,21 @@
 """What the builder makes and what a step is told: the values that tasks are written in."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-from phasetrain.batch import Batch, StepOutput
+from phasetrain.batch import Batch, StepOutput, entry
 from phasetrain.data import PhaseLoader
+from phasetrain.data.batch_transforms import PairPipeline
 from phasetrain.distributed import Strategy, World
 from phasetrain.machine import Machine
 from phasetrain.meters import Meter
+from phasetrain.models.freeze import Holds
 from phasetrain.optim import NonFinite, Updater
+from phasetrain.optim.averaging import Average
+from phasetrain.plan import Phase
 
 
 class Stateful(Protocol):
@@ -27,6 +31,28 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
+class Choice:
+    """At which of several outputs and targets a meter looks.
+
+    Attributes:
+        where: config path, for messages.
+        output, target: their entry; None takes all.
+    """
+
+    where: str
+    output: str | int | None = None
+    target: str | int | None = None
+
+    def __call__(self, out: StepOutput) -> StepOutput:
+        """Return a step's output with these alone; raises ValueError where there is no such entry."""
+        return replace(
+            out,
+            output=entry(out.output, self.output, f"{self.where}.output"),
+            target=entry(out.target, self.target, f"{self.where}.target"),
+        )
+
+
+@dataclass(frozen=True)
 class Parts:
     """What the builder made from the config.
 
@@ -34,6 +60,7 @@ class Parts:
         model: the network.
         loss: called as `loss(output, target)`; returns a mean over samples.
         meters: label -> meter.
+        choices: label -> at which of several outputs and targets that meter looks; the others look at all.
         updater: optimizer, schedules, scaler and clipping; None where nothing is trained.
         loaders: split -> its batches.
         machine: where it computes.
@@ -44,7 +71,11 @@ class Parts:
         groups: a row for each of several groups of weights: options, weights, scalars, names.
         strategy: how processes share an update; None does not ask how.
         network, criterion: model and loss as the strategy wraps them for training; None where it does not.
+        losses: the loss in each stage of PHASES.stages; empty where it is the same in all.
         weights: what of the model started from MODEL.weights, as JSON data; None where nothing did.
+        batch_transforms: what changes input and target of micro-batches in training, in each stage; empty: nothing.
+        holds: which weights stand still in which update; None where none ever do.
+        averages: averages of the model's weights by name.
     """
 
     model: nn.Module
@@ -56,12 +87,21 @@ class Parts:
     world: World
     seed: int
     facts: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
     train_meters: bool = True
     groups: Sequence[tuple[str, str, str, str]] = ()
     strategy: Strategy | None = None
     network: nn.Module | None = None
     criterion: nn.Module | None = None
     weights: Mapping[str, Any] | None = None
+    losses: Sequence[nn.Module] = ()
+    batch_transforms: Sequence[PairPipeline] = ()
+    holds: Holds | None = None
+    averages: Mapping[str, Average] = field(default_factory=dict)
+
+    def tested(self, phase: Phase) -> nn.Module:
+        """Return the model that a test phase tests: the one that is trained, or an average of it."""
+        return self.averages[phase.weights].module if phase.weights else self.model
 
 
 class Position(NamedTuple):
@@ -73,6 +113,8 @@ class Position(NamedTuple):
         step: steps before it in its pass.
         where: training progress in [0, 1).
         samples: samples of the step, over all processes; 0 where it is not known.
+        stage: number of the stage.
+        within: progress in the stage in [0, 1).
     """
 
     split: str
@@ -80,6 +122,8 @@ class Position(NamedTuple):
     step: int
     where: float
     samples: int = 0
+    stage: int = 0
+    within: float = 0.0
 
 
 class StepEvents(Protocol):

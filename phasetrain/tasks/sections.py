@@ -1,6 +1,6 @@
 """What the makers of parts have in common: the config, and how a section names a part."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
@@ -11,23 +11,34 @@ from phasetrain.registry import Registry
 DATA_KEYS = frozenset(
     {"dataset", "batch_size", "micro_batch_size", "workers", "drop_last", "sampler", "transforms", "collate"}
     | {"prefetch", "start_method", "timeout_seconds", "pin_memory", "on_bad_sample", "bad_sample_budget"}
+    | {"batch_transforms", "subset", "inputs", "targets", "label_type", "prefetch_to_device"}
+    | {"loader", "fast_forward"}
 )
 """Keys of a split that are the section's own; all others are parameters of the data set."""
+
+TRAIN_KEYS = frozenset({"batch_transforms"})
+"""Those of them that only DATA.TRAIN has."""
 
 DISTRIBUTED_KEYS = frozenset(
     {"strategy", "reduction", "virtual_shards", "sync_batch_norm", "communication", "timeout_seconds", "debug"}
 )
 """Keys of DISTRIBUTED that are the section's own; all others are parameters of the strategy."""
 
-MODEL_KEYS = frozenset({"name", "weights"})
+METER_KEYS = frozenset({"output", "target"})
+"""Keys of a label of METERS that are the section's own: which of several outputs and targets the meter looks at."""
+
+MODEL_KEYS = frozenset({"name", "weights", "freeze", "freeze_updates", "ema", "swa"})
 """Keys of MODEL that are the section's own; all others are parameters of the model."""
 
 OPTIMIZER_KEYS = frozenset(
     {
         "name",
         "lr",
+        "auto_lr_scaling",
         "groups",
         "layer_decay",
+        "others",
+        "sam",
         "accumulate",
         "clip_norm",
         "clip_value",
@@ -47,13 +58,15 @@ class Sections:
         config: the checked config.
         machine: where the run computes.
         world: its processes.
+        stages: the config as it is in each stage of PHASES.stages.
 
     Attributes:
         used: facts that were passed to parts, by the config key that each stands for.
     """
 
-    def __init__(self, config: AttrDict, machine: Machine, world: World) -> None:
+    def __init__(self, config: AttrDict, machine: Machine, world: World, stages: Sequence[AttrDict] = ()) -> None:
         self.config = config
+        self.stage_configs = tuple(stages)
         self.machine = machine
         self.world = world
         self.seed: int = config.RUN.seed

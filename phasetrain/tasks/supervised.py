@@ -1,5 +1,6 @@
 """Learning from pairs of input and target."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,16 +9,20 @@ from torch import Tensor
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import is_lost_peer
 from phasetrain.errors import ConfigError
+from phasetrain.losses import FromModel, WeightedSum
+from phasetrain.losses.pairs import check_pair
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.parts import Parts
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
-ELEMENTWISE = (torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss)
 
 
 @TASKS.register("supervised")
 class Supervised(Task):
-    """One input, one output, one target: `loss(model(input), target)`, weighted by samples.
+    """Learns `loss(model(input), target)`, weighted by samples.
+
+    Output and target are tensors, or mappings or lists of tensors: `LOSS.losses.LABEL.output` and `target`, and the
+    same keys of a meter, say which entries belong together.
 
     Raises:
         ConfigError: the input does not fit the model, or the output does not fit the loss; shapes are shown,
@@ -27,32 +32,66 @@ class Supervised(Task):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._checked = False
+        from_model = [one for one in parts.loss.modules() if isinstance(one, FromModel)]
+        self._with_target = any(one.with_target for one in from_model)
+        self._needs_target = self._with_target or not isinstance(parts.loss, FromModel)
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return mean loss and output of a micro-batch."""
+        output = self.output_of(batch)
+        return StepOutput(
+            self.loss_of(output, batch), batch.size, batch.size, output, batch.target, batch.mask, batch.ids
+        )
+
+    def output_of(self, batch: Batch) -> Any:
+        """Return what the model makes of a micro-batch.
+
+        Raises:
+            ConfigError: it does not take the input.
+        """
         try:
-            output = self.model(batch.input)
+            return self.model(batch.input, batch.target) if self._with_target else self.model(batch.input)
         except MISFITS as error:
             _pass_on(error)
             raise ConfigError(
                 f"MODEL: {_described(self.parts.model)} does not take the input {_shape(batch.input)} of samples "
                 f"{_first(batch)}: {error}"
             ) from error
+
+    def loss_of(self, output: Any, batch: Batch) -> Tensor:
+        """Return the mean loss of a micro-batch.
+
+        Raises:
+            ConfigError: output and target do not fit it, or it is no scalar.
+        """
         try:
             if not self._checked:
-                self._check_pairs(output, batch.target)
+                check_pair(self.loss, output, batch.target)
             loss = self.loss(output, batch.target)
             if not self._checked:
                 self._check_mean(loss)
         except MISFITS as error:
             _pass_on(error)
             raise ConfigError(self._misfit(output, batch, error)) from error
-        return StepOutput(loss, batch.size, batch.size, output, batch.target, batch.mask, batch.ids)
+        found: Tensor = loss
+        return found
 
-    def _check_pairs(self, output: Any, target: Any) -> None:
-        """Look once at what torch would only warn of."""
-        if isinstance(self.loss, ELEMENTWISE) and output.shape != target.shape:
-            raise ValueError("the shapes differ, so every output would be paired with every target")
+    def check_targets(self, split: str, target: object) -> None:
+        """Refuse a split without targets, unless the model computes the loss by itself and no meter needs them."""
+        if target is not None:
+            return
+        where, meters = f"DATA.{split.upper()}", [name for name, one in self.meters.items() if one.needs_target]
+        if self._needs_target:
+            needing = f"LOSS ({_described(self.parts.loss)})"
+        elif meters:
+            needing = f"METERS.{meters[0]}"
+        else:
+            return
+        advice = "" if split == "train" else f", or leave the split out with {where}=null"
+        raise ConfigError(
+            f"{where}: its samples have no targets (None), and {needing} needs them; give a data set that has "
+            f"targets{advice}"
+        )
 
     def _check_mean(self, loss: Any) -> None:
         """Look once at the form of the loss."""
@@ -65,22 +104,34 @@ class Supervised(Task):
         if isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim == 2 and target.ndim == 1:
             wrong = ((target < 0) | (target >= output.shape[1])).nonzero().flatten().tolist()
             if wrong and not target.is_floating_point():
-                split = "DATA.TRAIN" if self.model.training else "the test split"
-                classes = output.shape[1]
-                return (
-                    f"{split}: sample {int(batch.ids[wrong[0]])} has label {int(target[wrong[0]])}, and the model "
-                    f"gives {classes} classes, so labels go from 0 to {classes - 1}; set MODEL.classes to the number "
-                    "of classes, or mend the labels"
-                )
+                return self._label_outside(int(target[wrong[0]]), int(batch.ids[wrong[0]]), output.shape[1])
+        return self._unfit(output, target, error)
+
+    def _unfit(self, output: Any, target: Any, error: Exception) -> str:
+        several = isinstance(output, Mapping | list | tuple) or isinstance(target, Mapping | list | tuple)
+        advice = ""
+        if several and not isinstance(self.parts.loss, WeightedSum | FromModel):
+            advice = (
+                "; where there are several outputs or targets, say which of them belong to which loss: "
+                "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"
+            )
         return (
             f"LOSS: {_described(self.parts.loss)} does not fit the output {_shape(output)} of the model "
-            f"{_described(self.parts.model)} and the target {_shape(target)}: {error}"
+            f"{_described(self.parts.model)} and the target {_shape(target)}: {error}{advice}"
+        )
+
+    def _label_outside(self, label: int, sample: int, classes: int) -> str:
+        split = "DATA.TRAIN" if self.model.training else "the test split"
+        return (
+            f"{split}: sample {sample} has label {label}, and the model gives {classes} classes, so labels go from 0 "
+            f"to {classes - 1}; set MODEL.classes to the number of classes, or mend the labels"
         )
 
 
 def _pass_on(error: Exception) -> None:
-    """Raise again what is no misfit: a worker or another process that has gone shows in whatever line comes next."""
-    if isinstance(error, ConfigError) or "DataLoader worker" in str(error) or is_lost_peer(error):
+    """Raise again what is no misfit: memory is full, or a worker or process has gone, which any next line may show."""
+    known = isinstance(error, ConfigError | torch.OutOfMemoryError)
+    if known or "DataLoader worker" in str(error) or is_lost_peer(error):
         raise error
 
 

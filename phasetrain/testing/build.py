@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import World
 from phasetrain.optim import NonFinite
-from phasetrain.plan import Plan, interleave
+from phasetrain.plan import Plan
 from phasetrain.setup import Setup, settle
-from phasetrain.tasks import Builder, Task
+from phasetrain.tasks import Task
 from phasetrain.terminal import Terminal
 
 
@@ -57,7 +57,7 @@ def settled(overrides: Sequence[str], config_dir: str | None = None) -> Setup:
 def built(overrides: Sequence[str], config_dir: str | None = None, world: World | None = None) -> Built:
     """Return what the run of these overrides is made of, as one process of `world` sees it."""
     setup = replace(settled(overrides, config_dir), world=world or World())
-    builder = Builder(setup.config, setup.machine, setup.world)
+    builder = setup.builder()
     data = builder.data()
-    plan = interleave(builder.splits(data), setup.phases)
+    plan = builder.plan(data)
     return Built(setup, plan, builder.task(builder.parts(data, plan)))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from phasetrain.batch import StepOutput
+from phasetrain.config.overrides import as_word
+from phasetrain.config.stages import LENGTHS
 from phasetrain.hooks import Hook, Run
 from phasetrain.plan import Phase, Plan
 from phasetrain.testing.build import settled
@@ -150,7 +152,15 @@ def assert_exact_resume(
 def shortened(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
     """Return the overrides that cut a run down to two short epochs with tests, saved where the kit asks for it."""
     phases = settled(overrides, config_dir).config.PHASES
-    words = ["PHASES.updates=null", "PHASES.samples=null", f"PHASES.epochs={EPOCHS}", "PHASES.test_every.epochs=1"]
+    words = ["PHASES.updates=null", "PHASES.samples=null", "PHASES.test_every.epochs=1"]
+    if phases.stages:
+        stages = [
+            {key: value for key, value in stage.items() if key not in LENGTHS} | {"epochs": 1}
+            for stage in phases.plain()["stages"]
+        ]
+        words += ["PHASES.epochs=null", f"PHASES.stages={as_word(stages)}"]
+    else:
+        words.append(f"PHASES.epochs={EPOCHS}")
     if phases.test_every.updates is not None:
         words.append(f"PHASES.test_every.updates={min(phases.test_every.updates, TRAIN_STEPS - 1)}")
     for split, most in (("train", TRAIN_STEPS), ("test", TEST_STEPS)):
@@ -166,7 +176,7 @@ def usual_kills(plan: Plan) -> list[Kill]:
         before = steps_before(plan, phase.index)
         if phase.is_train and phase.epoch == 0 and phase.ends_epoch:
             found |= {Kill(before + phase.steps), Kill(before + phase.steps, phase_ends=True)}
-        elif phase.epoch <= 1:
+        elif phase.epoch <= 1 or (phase.is_train and len(plan.stages) > 1):
             found.add(Kill(before + 1))
     return sorted(kill for kill in found if 0 < kill.steps < total)
 

@@ -55,7 +55,7 @@ class TestBest:
     @pytest.mark.parametrize(
         ("monitor", "best", "steps"),
         [
-            ("test/accuracy", 1, [4, 6, 7]),  # of equals, the newest
+            ("test/accuracy", 1, [2, 6, 7]),  # of equals, the first
             ("test/accuracy", 2, [2, 4, 6, 7]),
             ("test/accuracy", 3, [2, 4, 5, 6, 7]),
             ("-test/accuracy", 1, [6, 7]),
@@ -76,7 +76,13 @@ class TestBest:
 
     def test_the_ranking(self) -> None:
         ranked = Retention(monitor="test/accuracy").ranked(self.FOUND)
-        assert [one.manifest.sequence for one in ranked] == [4, 2, 5, 1, 7, 3, 6]
+        assert [one.manifest.sequence for one in ranked] == [2, 4, 5, 1, 7, 3, 6]
+
+    def test_of_the_same_weights_the_newest_stands_for_all(self) -> None:
+        second = Manifest(2, 9, "r", None, self.FOUND[1].manifest.state, {}, Facts(metrics={"test/accuracy": 0.9}))
+        found = [*self.FOUND, Saved("p0001-s00000000", second)]
+        ranked = Retention(monitor="test/accuracy").ranked(found)
+        assert [one.manifest.sequence for one in ranked] == [9, 4, 5, 1, 7, 3, 6]
 
 
 def test_pinned_ones_stay() -> None:

@@ -144,7 +144,7 @@ def test_names_of_parts(slots: list[Slot], override: str, key: str, message: str
         ("OPTIMIZER.lr=fast", "OPTIMIZER.lr = 'fast' (command line): expected float >= 0"),
         ("DATA.TEST.workers=-1", "DATA.TEST.workers = -1 (command line): expected int >= 0"),
         ("DATA.TRAIN.drop_last=1", "DATA.TRAIN.drop_last = 1 (command line): expected bool"),
-        ("RUN.engine=trian", "RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'plan'"),
+        ("RUN.engine=trian", "RUN.engine = 'trian' (command line): expected 'train' or 'test' or"),
         ("RUN.imports=[{a: 1}]", "RUN.imports = [{'a': 1}] (command line): expected list of str"),
         ("RUN.imports=mine", "RUN.imports = 'mine' (command line): expected list of str"),
         ("MODEL.width=wide", "MODEL.width = 'wide' (command line): expected int"),
@@ -252,3 +252,33 @@ def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
         check(compose(overrides), slots, SCHEMA)
         times.append(time.process_time() - start)
     assert min(times) < 0.12, "seconds of CPU"
+
+
+class TestKeysBesideAPart:
+    def slots(self, slots: list[Slot]) -> list[Slot]:
+        places = [slot for slot in slots if slot.path not in ("METERS.*", "LOSS")]
+        meters, losses = (next(slot.registry for slot in slots if slot.path == path) for path in ("METERS.*", "LOSS"))
+        own = {"output": "str or null"}
+        return [
+            *places,
+            Slot("LOSS", losses),
+            Slot("LOSS.of.*", losses, label_is_name=True, own={"weight": "float"}, only=("LOSS.name", "focal")),
+            Slot("METERS.*", meters, label_is_name=True, own=own),
+        ]
+
+    def test_they_are_taken(self, slots: list[Slot]) -> None:
+        check(compose(["METERS.accuracy={output: head, top: 2}"]), self.slots(slots), SCHEMA)
+
+    def test_their_types_and_slips(self, slots: list[Slot]) -> None:
+        assert "METERS.accuracy.output = 3 (command line): expected str or null" in refused(
+            self.slots(slots), "METERS.accuracy.output=3"
+        )
+        found = refused(self.slots(slots), "METERS.accuracy.outptu=head")
+        assert "did you mean METERS.accuracy.output? It takes: top, output" in found
+
+    def test_a_place_that_is_there_for_one_value_of_a_key_only(self, slots: list[Slot]) -> None:
+        found = refused(self.slots(slots), "LOSS.name=focal", "LOSS.of={focal: {weight: a}}")
+        assert "LOSS.of.focal.weight = 'a' (command line): expected float" in found
+        other = refused(self.slots(slots), "LOSS.of={focal: {weight: a}}")
+        assert "LOSS.of.focal" not in other
+        assert "'cross_entropy' has no such parameter" in other

@@ -12,10 +12,13 @@ def composed(*overrides: str, **options) -> Composed:
     return found
 
 
+MODEL = {"weights": None, "freeze": [], "freeze_updates": [], "ema": None, "swa": None}
+
+
 def test_no_overrides_give_the_default_experiment() -> None:
     found = composed()
     assert found.experiment == "digits"
-    assert found.config["MODEL"] == {"name": "small_cnn", "weights": None, "width": 32, "dropout": 0.0}
+    assert found.config["MODEL"] == MODEL | {"name": "small_cnn", "width": 32, "dropout": 0.0}
     assert found.origins["MODEL.width"] == "MODEL/small_cnn.yaml"
     assert found.origins["RUN.seed"] == "defaults.yaml"
     assert found.layers[0] == "defaults.yaml"
@@ -74,7 +77,7 @@ def test_an_experiment_builds_on_another_and_overrides_its_groups(user_dir) -> N
         }
     )
     found = composed("experiment=deep/mine", config_dir=own)
-    assert found.config["MODEL"] == {"name": "resnet_cifar", "weights": None, "depth": 20}
+    assert found.config["MODEL"] == MODEL | {"name": "resnet_cifar", "depth": 20}
     assert found.config["OPTIMIZER"]["lr"] == 0.002
     assert found.layers[1:] == (
         "MODEL/resnet20.yaml",
@@ -96,7 +99,7 @@ def test_groups_of_nested_sections_and_options_in_folders(user_dir) -> None:
     own = user_dir({"DATA/TRAIN/big.yaml": "batch_size: 512\n", "MODEL/vision/wide.yaml": "name: mlp\nhidden: [9]\n"})
     found = composed("DATA/TRAIN=big", "MODEL=vision/wide", config_dir=own)
     assert found.config["DATA"]["TRAIN"]["batch_size"] == 512
-    assert found.config["MODEL"] == {"name": "mlp", "weights": None, "hidden": [9]}
+    assert found.config["MODEL"] == MODEL | {"name": "mlp", "hidden": [9]}
 
 
 def test_several_options_of_one_group(user_dir) -> None:
@@ -209,7 +212,7 @@ def test_tilde_takes_back_what_lower_layers_set() -> None:
 
 
 def test_tilde_on_a_section_gives_its_defaults() -> None:
-    assert composed("~MODEL").config["MODEL"] == {"name": "mlp", "weights": None}
+    assert composed("~MODEL").config["MODEL"] == MODEL | {"name": "mlp"}
     assert composed("~METERS").config["METERS"] == {}
     assert composed("~DATA.TRAIN").config["DATA"]["TRAIN"]["dataset"] == "digits"
     assert "TEST" not in composed("~DATA.TEST").config["DATA"]

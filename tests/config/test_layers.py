@@ -73,3 +73,29 @@ def test_small_questions() -> None:
     assert origin_of({"ab": "x"}, "a") == ""
     assert is_label("METERS.x")
     assert not is_label("METERS.x.y")
+
+
+class TestGroupsOfKeysInASplit:
+    """`subset` is a group of the section's own keys among the parameters of a data set."""
+
+    def finished(self, *layers: tuple[str, dict]) -> Merged:
+        default = Layer("defaults.yaml", SCHEMA.defaults)
+        found = merged(("defaults.yaml", SCHEMA.defaults), *layers)
+        found.finish(default)
+        return found
+
+    def test_another_data_set_drops_parameters_and_keeps_the_group(self) -> None:
+        found = self.finished(
+            ("a", {"DATA": {"TRAIN": {"dataset": "digits", "split": "all", "subset": {"samples": 5}}}}),
+            ("b", {"DATA": {"TRAIN": {"dataset": "synthetic"}}}),
+        )
+        assert found.get("DATA.TRAIN.subset") == {"samples": 5, "seed": 0, "balanced": False, "skip": 0}
+        assert found.get("DATA.TRAIN.split") is None
+        assert [note.partition(" ")[0] for note in found.notes] == ["DATA.TRAIN.split"]
+
+    def test_a_split_of_ones_own_gets_the_keys_that_it_does_not_set(self) -> None:
+        found = self.finished(("a", {"DATA": {"VALID": {"dataset": "digits", "subset": {"skip": 7}}}}))
+        assert found.get("DATA.VALID.subset") == {"samples": None, "seed": 0, "balanced": False, "skip": 7}
+        assert found.origins["DATA.VALID.subset.skip"] == "a"
+        assert found.origins["DATA.VALID.subset.seed"] == "defaults.yaml"
+        assert found.get("DATA.TEST.subset.skip") == 0

@@ -1,4 +1,8 @@
-from phasetrain.config.overrides import read_overrides
+from typing import Any
+
+import pytest
+
+from phasetrain.config.overrides import as_word, read_overrides
 from phasetrain.config.schema import default_schema
 from phasetrain.config.sources import ConfigFiles
 
@@ -42,3 +46,19 @@ def test_only_one_experiment() -> None:
     assert read("experiment=[digits,digits]").problems == [
         "experiment=[digits,digits]: one experiment at a time; add -m for each"
     ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "step", "every": [1, None, True, 1e-05, "5 epochs"]},
+        "it's \\ a path\\",
+        "\\'\\\\'",
+        "",
+        [[], {}, [{"a": {"b": -0.5}}]],
+        "null",
+        "${x} = [1, 2], {a: b}",
+    ],
+)
+def test_a_value_as_a_word_is_read_as_it_was(value: Any) -> None:
+    assert read(f"RUN.name={as_word(value)}").values == {"RUN": {"name": value}}

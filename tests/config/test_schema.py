@@ -101,7 +101,7 @@ def test_other_splits_have_the_keys_of_test() -> None:
 
 def test_children_are_the_names_right_below() -> None:
     assert SCHEMA.children("")[:2] == ("RUN", "DATA")
-    assert SCHEMA.children("PHASES.test_every") == ("epochs", "updates")
+    assert SCHEMA.children("PHASES.test_every") == ("epochs", "updates", "when")
     assert SCHEMA.children("METERS") == ()
     assert SCHEMA.children("RUN.seed") == ()
 
@@ -118,6 +118,8 @@ def test_children_are_the_names_right_below() -> None:
         ("METERS.accuracy.top", "forbidden"),
         ("HOOKS", "free"),
         ("HOOKS.anything.every_steps", "free"),
+        ("HOOKS.plateau", "adjustable"),
+        ("HOOKS.plateau.factor", "adjustable"),
         ("OPTIMIZER.lr", "adjustable"),
         ("OPTIMIZER.momentum", "forbidden"),
         ("OPTIMIZER.SCHEDULES.lr.name", "adjustable"),

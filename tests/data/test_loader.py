@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.batch import Batch
+from phasetrain.cutting import interleave
 from phasetrain.data.bad_samples import OnBadSample, SampleError
 from phasetrain.data.collate import COLLATES
 from phasetrain.data.datasets.base import TensorSamples
@@ -28,7 +29,7 @@ from phasetrain.data.sampler import SAMPLERS, PhaseSampler
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.distributed import World
-from phasetrain.plan import PhaseSettings, Plan, Split, interleave
+from phasetrain.plan import PhaseSettings, Plan, Split, Stage
 
 LENGTH = 10
 
@@ -83,8 +84,12 @@ class Hanging(Samples):
 
 
 PLAN = interleave(
-    {"train": Split("train", LENGTH, 4, drop_last=False), "test": Split("test", 5, 2, drop_last=False)},
-    PhaseSettings(epochs=3),
+    [
+        Stage(
+            {"train": Split("train", LENGTH, 4, drop_last=False), "test": Split("test", 5, 2, drop_last=False)},
+            PhaseSettings(epochs=3),
+        )
+    ]
 )
 TRAIN = [phase for phase in PLAN.phases if phase.is_train]
 
@@ -436,7 +441,8 @@ import torch
 from phasetrain.data import COLLATES, SAMPLERS, LoaderSettings, PhaseLoader, PhaseSampler, Reader
 from phasetrain.data.transforms import Pipeline
 from phasetrain.distributed import World
-from phasetrain.plan import PhaseSettings, Split, interleave
+from phasetrain.cutting import interleave
+from phasetrain.plan import PhaseSettings, Split, Stage
 
 
 class Slow:
@@ -451,7 +457,7 @@ class Slow:
 if __name__ == "__main__":
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, frame: None)
-    plan = interleave({"train": Split("train", 64, 8, drop_last=True)}, PhaseSettings(epochs=1))
+    plan = interleave([Stage({"train": Split("train", 64, 8, drop_last=True)}, PhaseSettings(epochs=1))])
     reader = Reader(Slow(), Pipeline(), COLLATES["stack"](), seed=0)
     sampler = PhaseSampler(SAMPLERS["shuffled"](), 64, seed=0, micro_batch_size=8, world=World())
     loader = PhaseLoader(reader, sampler, plan, LoaderSettings(workers=2, start_method=sys.argv[1]))

@@ -11,7 +11,7 @@ from torch import Tensor
 from phasetrain.data.bad_samples import OnBadSample, SampleError
 from phasetrain.data.collate import COLLATES
 from phasetrain.data.datasets.base import TensorSamples
-from phasetrain.data.purity import check_pure, same
+from phasetrain.data.purity import check_pure, first_target, same
 from phasetrain.data.reader import Reader
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import Pipeline
@@ -185,3 +185,20 @@ def test_a_data_set_in_memory_with_code_of_its_own_is_not_trusted() -> None:
 )
 def test_equality_is_bit_for_bit(one: Any, other: Any, equal: bool) -> None:
     assert same(one, other) is equal
+
+
+class TestFirstTarget:
+    def test_of_samples_read_one_by_one(self) -> None:
+        assert first_target(read_by([(torch.zeros(2), 7), (torch.zeros(2), 8)])) == 7
+        assert first_target(read_by([(torch.zeros(2), None)])) is None
+
+    def test_of_a_sample_that_cannot_be_read(self) -> None:
+        assert first_target(read_by([(None, 3)], "drop")) is ...
+
+    def test_of_data_in_memory(self) -> None:
+        samples = TensorSamples(torch.zeros(3, 2), torch.tensor([4, 0, 0]))
+        assert int(first_target(read_by(samples))) == 4
+
+
+def read_by(samples: Any, on_bad_sample: OnBadSample = "raise") -> Reader:
+    return Reader(samples, Pipeline(), COLLATES["stack"](), seed=0, on_bad_sample=on_bad_sample)

@@ -13,6 +13,7 @@ from phasetrain.data.collate import COLLATES
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw
+from phasetrain.data.selecting import Selection
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import Pipeline
 
@@ -311,3 +312,65 @@ class TestSubstitute:
             "place (up to 10); the last are "
         )
         assert f"{length - 1} (OSError: no {length - 1})" in str(caught.value)
+
+
+class TestSelection:
+    class Named(OneByOne):
+        def __getitem__(self, index: int) -> Any:
+            return {"image": IMAGES[index][0], "label": int(IMAGES[index][1]), "size": float(index)}
+
+    def made(self, dataset: Any, *transforms: Any, **given: Any) -> Reader:
+        selection = Selection(**given, where="DATA.TRAIN")
+        return Reader(dataset, Pipeline(transforms), COLLATES["stack"](), seed=0, selection=selection)
+
+    def test_by_name_with_transforms_of_the_input(self) -> None:
+        batch = self.made(self.Named(), noise(), inputs="image", targets="label")[draw(4, 0)]
+        expected = reader(IMAGES, noise())[draw(4, 0)]
+        assert torch.equal(batch.input, expected.input)
+        assert batch.target.tolist() == expected.target.tolist()
+
+    def test_several_names_make_a_mapping(self) -> None:
+        batch = self.made(self.Named(), inputs=["image", "size"], targets=["label"])[draw(4, 0)]
+        assert (batch.input["image"].shape, batch.input["size"].tolist()) == ((2, 1, 4, 4), [4.0, 0.0])
+        assert batch.target["label"].tolist() == [1, 0]
+
+    @pytest.mark.parametrize("dataset", [IMAGES, OneByOne()], ids=["whole", "one by one"])
+    @pytest.mark.parametrize(
+        ("given", "targets"),
+        [({"targets": []}, None), ({"labels": "sample_index"}, [4, 0]), ({"labels": "zero"}, [0, 0])],
+    )
+    def test_no_targets_and_those_that_are_made(self, dataset: Any, given: Any, targets: Any) -> None:
+        made = self.made(dataset, **given)
+        assert made.draws_at_random == (dataset is not IMAGES)
+        batch = made[draw(4, 0)]
+        assert torch.equal(batch.input, IMAGES.inputs[[4, 0]])
+        assert (None if batch.target is None else batch.target.tolist()) == targets
+
+    def test_a_name_that_is_missing_is_said_with_the_sample(self) -> None:
+        with pytest.raises(SampleError) as caught:
+            self.made(self.Named(), inputs="imge", targets="label")[draw(4)]
+        assert str(caught.value).startswith(
+            "DATA.TRAIN: sample 4 cannot be read: ValueError: DATA.TRAIN.inputs = 'imge': the sample has no such name; "
+            "did you mean 'image'? it has image, label, size"
+        )
+
+    def test_a_mapping_without_names_says_which_keys_to_set(self) -> None:
+        with pytest.raises(
+            SampleError, match=r"say by DATA\.TRAIN\.inputs and DATA\.TRAIN\.targets which of its values"
+        ):
+            self.made(self.Named())[draw(4)]
+
+    def test_readers_made_of_it_select_the_same(self) -> None:
+        made = self.made(self.Named(), noise(), inputs="image", targets=[])
+        assert made.with_pipeline(Pipeline())[draw(4)].target is None
+        assert made.stand_in(draw(4)).target is None
+
+
+class TestChosenSamples:
+    def test_only_chosen_ones_stand_in_for_a_bad_one(self) -> None:
+        def others(chosen: Any) -> set[int]:
+            made = Reader(Faulty(), Pipeline(), COLLATES["stack"](), seed=0, on_bad_sample="substitute", chosen=chosen)
+            return {int(made[draw(1, ordinal=ordinal)].ids[0]) for ordinal in range(60)}
+
+        assert others(np.array([0, 1, 4, 9])) == {0, 4, 9}
+        assert others(None) == {0, 2, 4, 5, 6, 8, 9}  # the control

@@ -10,17 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasetrain.cutting import interleave
 from phasetrain.data.permutation import Identity, Indices, Permutation
 from phasetrain.data.sampler import SAMPLERS, Draw, Order, PhaseSampler
 from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
 from phasetrain.machine import seed_of
-from phasetrain.plan import Phase, PhaseSettings, Split, interleave
+from phasetrain.plan import Phase, PhaseSettings, Split, Stage
 
 SHUFFLED, SEQUENTIAL = SAMPLERS["shuffled"](), SAMPLERS["sequential"]()
 PLAN = interleave(
-    {"train": Split("train", 10, 4, drop_last=False), "test": Split("test", 5, 2, drop_last=False)},
-    PhaseSettings(epochs=2),
+    [
+        Stage(
+            {"train": Split("train", 10, 4, drop_last=False), "test": Split("test", 5, 2, drop_last=False)},
+            PhaseSettings(epochs=2),
+        )
+    ]
 )
 FIRST, TEST, SECOND = PLAN.phases[0], PLAN.phases[1], PLAN.phases[2]
 
@@ -166,7 +171,7 @@ def test_a_phase_in_the_middle_of_a_pass() -> None:
 def test_processes_share_each_global_batch_in_order(
     length: int, batch_size: int, size: int, micro: int, start: int
 ) -> None:
-    plan = interleave({"train": Split("train", length, batch_size, drop_last=False)}, PhaseSettings(epochs=1))
+    plan = interleave([Stage({"train": Split("train", length, batch_size, drop_last=False)}, PhaseSettings(epochs=1))])
     [phase] = plan.phases
 
     def steps(world: World, micro: int) -> list[list[Draw]]:

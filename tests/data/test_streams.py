@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phasetrain.cutting import interleave
 from phasetrain.data.datasets import Described
 from phasetrain.data.sampler import SAMPLERS, BatchOrder, PhaseSampler
 from phasetrain.data.streams import Lanes, Sharded, Streamed
 from phasetrain.distributed import World
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.plan import Phase, PhaseSettings, Split, interleave
+from phasetrain.plan import Phase, PhaseSettings, Split, Stage
 
 
 class Counted:
@@ -147,7 +148,7 @@ class TestStreamed:
 
 def phases(length: int, batch_size: int) -> tuple[Phase, ...]:
     split = Split("train", length, batch_size, drop_last=False)
-    return interleave({"train": split}, PhaseSettings(epochs=2)).phases
+    return interleave([Stage({"train": split}, PhaseSettings(epochs=2))]).phases
 
 
 def shares(order: Lanes, length: int, size: int, *, start: int = 0, micro: int = 999) -> list[list[list[int]]]:

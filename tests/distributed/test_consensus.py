@@ -50,6 +50,18 @@ class TestThree:
         no, yes = ("", False, False, False), ("SIGINT", True, False, False)
         assert together(3, lambda world: of(world, 3, ask)) == [[no, no, yes]] * 3
 
+    def test_a_checkpoint_is_asked_for_under_one_name(self) -> None:
+        def named(world: World) -> list[str]:
+            consensus, found = Consensus(world), []
+            for number in range(4):
+                if (world.rank, number) == (2, 1):
+                    consensus.ask_save("mine")
+                consensus.turn(wait=number == 3)
+                found.append(consensus.take_save())
+            return found
+
+        assert together(3, named) == [["", "", "mine", ""]] * 3
+
     def test_of_two_reasons_that_of_the_lower_number_stands_on_all(self) -> None:
         def ask(consensus: Consensus, world: World, number: int) -> None:
             if number == 0 and world.rank:

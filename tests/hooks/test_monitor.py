@@ -2,15 +2,23 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import train
 
+from phasetrain.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.hooks.monitor import Monitor
+from phasetrain.hooks.monitor import Monitor, first_metric
+from phasetrain.meters import METERS, Meter
 from phasetrain.plan import Phase
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
+
+
+def log(folder: Path) -> str:
+    """Return what a run has logged."""
+    return (folder / "log.txt").read_text()
 
 
 def test_more_is_better_unless_a_minus_stands_before_it() -> None:
@@ -22,9 +30,10 @@ def test_more_is_better_unless_a_minus_stands_before_it() -> None:
 
 def test_what_is_not_measured_or_no_number_is_none() -> None:
     monitor = Monitor("test/loss", "X")
-    assert monitor.found(TEST, {"accuracy": 0.5}) is None
     assert monitor.found(TEST, {"loss": math.nan}) is None
     assert Monitor("other/loss", "X").found(TEST, {"loss": 1.0}) is None
+    with pytest.raises(ConfigError, match="X = 'test/los': the phase has measured accuracy, loss and not it; did you"):
+        Monitor("test/los", "X").found(TEST, {"accuracy": 0.5, "loss": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +47,21 @@ def test_what_is_not_measured_or_no_number_is_none() -> None:
             ["HOOKS.early_stopping={monitor: train/loss}", "PHASES.train_meters=false"],
             r"no phase .* Known: test/accuracy, test/loss",
         ),
+        (
+            ["HOOKS.early_stopping={monitor: test/loss}"],
+            r"early_stopping.monitor = 'test/loss': smaller values of it are better; write -test/loss, with a minus",
+        ),
+        (["CHECKPOINT.best.monitor=test/loss"], r"best.monitor = 'test/loss': .* write -test/loss"),
+        (
+            ["METERS.wrong={name: f1}", "CHECKPOINT.best.monitor=test/wrong"],
+            r"best.monitor = 'test/wrong': no phase .* did you mean 'test/wrong_m",
+        ),
+        (
+            ["METERS.wrong={name: f1}", "HOOKS.plateau={monitor: test/wrong_mikro}"],
+            r"plateau.monitor = 'test/wrong_mikro': no phase .* did you mean 'test/wrong_micro'\?",
+        ),
+        (["METERS={accuracy: null, loss: null}", "HOOKS.plateau={}"], "plateau.monitor = 'auto': there is no meter to"),
+        (["DATA.TEST=null", "HOOKS.early_stopping={}"], "early_stopping.monitor = 'auto': there is no test split to"),
     ],
 )
 def test_a_metric_that_nobody_measures_is_refused_before_the_first_step(
@@ -46,3 +70,74 @@ def test_a_metric_that_nobody_measures_is_refused_before_the_first_step(
     with pytest.raises(ConfigError, match=told):
         train(tmp_path / "run", *words)
     assert not (tmp_path / "run" / "steps.ledger").exists() or (tmp_path / "run" / "steps.ledger").stat().st_size < 100
+
+
+def test_the_worst_may_be_asked_for_and_is_warned_of(tmp_path: Path) -> None:
+    train(tmp_path, "CHECKPOINT.best.monitor=-test/accuracy", "PHASES.epochs=1")
+    assert "CHECKPOINT.best.monitor = '-test/accuracy': larger values of it are better" in log(tmp_path)
+
+
+def test_auto_is_the_first_metric_of_the_first_test_split(tmp_path: Path) -> None:
+    train(tmp_path, "HOOKS.early_stopping={}", "PHASES.epochs=1")
+    told = "HOOKS.early_stopping.monitor: auto -> test/accuracy (the first metric of the first test split)"
+    assert told in log(tmp_path)
+
+
+class Other(Meter):
+    """Does not say which values are better."""
+
+    def update(self, out: StepOutput) -> None:
+        pass
+
+    def compute(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("split", "meters", "monitor"),
+    [
+        ("test", {"loss": METERS["loss"], "accuracy": METERS["accuracy"]}, "-test/loss"),
+        ("dev", {"acc": METERS["present_accuracy"]}, "dev/acc_accuracy"),
+        ("dev", {"errors": METERS["regression"]}, "-dev/errors_mse"),
+        ("dev", {"area": METERS["auroc"]}, "dev/area_mean"),
+    ],
+)
+def test_the_first_metric_with_its_sign(split: str, meters: Any, monitor: str) -> None:
+    assert first_metric(split, meters) == monitor
+
+
+@pytest.mark.parametrize("kind", [Other, METERS["confusion_matrix"], METERS["precision_at_k"]])
+def test_a_first_metric_without_a_known_direction_has_to_be_named(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"METERS.mine, does not say which of its values are better; name a metric"):
+        first_metric("test", {"mine": kind})
+
+
+def test_every_meter_of_ours_knows_its_direction() -> None:
+    known = {name: kind.better for name, kind in METERS.items() if isinstance(kind, type) and issubclass(kind, Meter)}
+    assert {name for name, better in known.items() if better is None} == {"confusion_matrix"}
+    assert {name for name, better in known.items() if better == "smaller"} >= {"loss", "perplexity", "regression"}
+    assert METERS.build("regression").direction("r2") == "larger"
+    assert METERS.build("f1", {"classes": 3}).direction("absent") is None
+
+
+def test_a_metric_of_torchmetrics_says_it_itself() -> None:
+    pytest.importorskip("torchmetrics", reason="needs the extra `metrics`")
+    assert METERS.build("torchmetrics.MeanSquaredError").direction() == "smaller"
+    assert METERS.build("torchmetrics.R2Score").direction() == "larger"
+    assert METERS.build("torchmetrics.MeanMetric").direction() is None
+
+
+class Needy(Other):
+    """Cannot compute anything of nothing."""
+
+    def compute(self) -> float:
+        return 1 / int(self.training) / 0
+
+
+def test_names_of_metrics_before_there_is_data() -> None:
+    assert METERS.build("accuracy").metrics() == ()
+    assert METERS.build("f1", {"classes": 3}).metrics() == ("macro", "micro", "absent")
+    assert METERS.build("precision_at_k", {"topk": [1, 5]}).metrics() == ("1", "5")
+    assert METERS.build("auroc").metrics() == ("mean", "absent")
+    assert METERS.build("auroc", {"per_class": True}).metrics() is None
+    assert Needy().metrics() is None

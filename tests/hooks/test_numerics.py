@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from phasetrain.batch import Batch
+from phasetrain.cutting import interleave
 from phasetrain.distributed import World
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import InvalidCheckpointError, NumericsError
@@ -19,7 +20,7 @@ from phasetrain.hooks import Hook, Numerics
 from phasetrain.hooks.numerics import folder_name, read_dump
 from phasetrain.machine import Machine
 from phasetrain.optim import GuardSettings, Updater
-from phasetrain.plan import Phase, PhaseSettings, Plan, Split, interleave
+from phasetrain.plan import Phase, PhaseSettings, Plan, Split, Stage
 from phasetrain.state import RunState
 from phasetrain.storage import Storage
 from phasetrain.tasks import Parts, Supervised, Task
@@ -45,6 +46,9 @@ class Loader:
             target[0, 0] = math.nan
         return Batch(torch.randn(2, 3, generator=generator), target, ids, 2)
 
+    def stateful(self) -> dict[str, Any]:
+        return {}
+
     def close(self) -> None:
         pass
 
@@ -56,7 +60,7 @@ def engine(folder: Path | None, hook: Hook, *broken: int, storage: Storage | Non
     updater = Updater(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True), guard=settings)
     loaders: Any = {"train": Loader(*broken)}
     parts = Parts(model, nn.MSELoss(), {}, updater, loaders, Machine(torch.device("cpu")), World(), 0)
-    plan: Plan = interleave({"train": Split("train", 24, 4, True)}, PhaseSettings(epochs=1))
+    plan: Plan = interleave([Stage({"train": Split("train", 24, 4, True)}, PhaseSettings(epochs=1))])
     run_folder = None if folder is None else RunFolder(str(folder), storage or Storage())
     task: Task = Supervised(parts)
     return PhaseEngine(task, plan, RunState(), {"numerics": hook}, folder=run_folder)
@@ -80,7 +84,7 @@ class TestStop:
         assert (run.state.updates, run.state.step) == (3, 3)
         assert sorted(path.name for path in Path(folder).iterdir()) == ["state.json", "tensors.safetensors"]
         kept = read_dump(Storage(), folder)
-        assert kept.position == ("train", 3, 3, 0.5, 0)
+        assert kept.position == ("train", 3, 3, 0.5, 0, 0, 0.0)
         assert kept.position.updates == 3
         for number, batch in enumerate(kept.batches):
             expected = Loader(3).batch(3, number)

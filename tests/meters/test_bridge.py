@@ -303,7 +303,7 @@ class TestRefused:
 
     def test_a_library_that_is_not_installed(self):
         meters = Meters()
-        meters.bridge("no_such_library", "metrics")(metric_as_meter)
+        meters.adapter("no_such_library", "metrics")(metric_as_meter)
         with pytest.raises(
             ConfigError, match=r"No module named 'no_such_library'.*pip install 'phasetrain\[metrics\]'"
         ):
@@ -313,7 +313,7 @@ class TestRefused:
         (tmp_path / "broken_library.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
         monkeypatch.syspath_prepend(tmp_path)
         meters = Meters()
-        meters.bridge("broken_library", "metrics")(metric_as_meter)
+        meters.adapter("broken_library", "metrics")(metric_as_meter)
         with pytest.raises(ConfigError, match=r"torchvision is installed for another build of torch: install the one"):
             meters.find("broken_library.AUROC", "METERS.m.name")
 
@@ -342,10 +342,12 @@ def test_other_classes_are_left_as_they_are():
     assert metric_as_meter(print) is print
 
 
-def test_torchmetrics_is_imported_only_when_a_config_names_it():
+def test_libraries_are_imported_only_when_a_config_names_a_part_of_theirs():
     look = (
         "import sys; from phasetrain.meters import METERS; METERS.build('accuracy'); "
-        "print([name in sys.modules for name in ('phasetrain.meters.bridge', 'torchmetrics')])"
+        "import phasetrain.data, phasetrain.models, phasetrain.optim; others = sys.modules.keys() & "
+        "{'torchmetrics', 'timm', 'torchvision', 'transformers', 'datasets', 'webdataset', 'matplotlib', 'PIL'}; "
+        "print(['phasetrain.meters.bridge' in sys.modules, bool(others)])"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[True, False]", done.stderr

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 
 from phasetrain.batch import StepOutput
@@ -27,3 +28,12 @@ def test_small_steps_are_not_lost_in_a_long_phase():
     for _ in range(4):
         meter.update(StepOutput(torch.tensor(1.0), 1.0, 1))
     assert meter.total.item() == 2.0**30 + 4
+
+
+def test_another_number_of_the_logs():
+    meter = MeanLoss(of="loss_soft")
+    meter.update(StepOutput(torch.tensor(9.0), 3.0, 3, logs={"loss_soft": torch.tensor(1.0)}))
+    meter.update(StepOutput(torch.tensor(9.0), 1.0, 1, logs={"loss_soft": 5.0}))
+    assert meter.compute() == 2.0
+    with pytest.raises(ValueError, match="of = 'loss_soft': no such number in the step's logs; there are loss_hard"):
+        meter.update(StepOutput(torch.tensor(9.0), 1.0, 1, logs={"loss_hard": 5.0}))

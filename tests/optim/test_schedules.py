@@ -4,10 +4,19 @@ import pytest
 from fvcore.common.param_scheduler import ParamScheduler
 
 from phasetrain.errors import ConfigError
-from phasetrain.optim.schedules import SCHEDULES, RunLength
+from phasetrain.optim.schedules import SCHEDULES
 
 RUN = {"updates": 200, "updates_per_epoch": 20.0, "batch_size": 50}
-REQUIRED = {"step": {"factor": 0.5, "every": 0.25}, "multistep": {"milestones": [0.5]}, "exponential": {"end": 0.01}}
+REQUIRED = {
+    "step": {"factor": 0.5, "every": 0.25},
+    "multistep": {"milestones": [0.5]},
+    "exponential": {"end": 0.01},
+    "inverse_sqrt": {"timescale": 0.1},
+    "one_cycle": {"start": 1.0},
+    "cosine_restarts": {"period": 0.5},
+    "composite": {"parts": [{"name": "constant", "length": 0.5}, {"name": "cosine"}]},
+}
+UNWARMED = ("one_cycle", "composite")  # they begin with a warm-up of their own
 
 
 def schedule(name, **params):
@@ -35,6 +44,46 @@ def values(name, *wheres, **params):
         ("multistep", {"milestones": [0.25, "150 updates"]}, [1, 0.1, 0.1, 0.01, 0.01, 0.01]),
         ("multistep", {"milestones": ["5 epochs"], "factor": 0.2}, [1, 1, 0.2, 0.2, 0.2, 0.2]),
         ("multistep", {"milestones": ["50 epochs"]}, [1, 1, 1, 1, 1, 1]),
+        ("inverse_sqrt", {"timescale": "50 updates"}, [1, 0.7071068, 0.5773503, 0.5, 0.4481107, 0.4472136]),
+        ("one_cycle", {}, [0.04, 0.9356922, 0.8117449, 0.2830603, 0.000129882, 4e-6]),
+        ("one_cycle", {"rise": 0.25, "start": 0.1, "end": 0, "shape": "linear"}, [0.1, 1, 2 / 3, 1 / 3, 1 / 150, 0]),
+        ("one_cycle", {"rise": 0.5, "start": 1, "peak": 0.9, "end": 1}, [1, 0.95, 0.9, 0.95, 0.9999753, 1]),
+        ("wsd", {}, [1, 1, 1, 1, 0.05, 0]),
+        ("wsd", {"decay": "100 updates"}, [1, 1, 1, 0.5, 0.01, 0]),
+        ("wsd", {"decay": 0.5, "end": 0.2, "shape": "sqrt"}, [1, 1, 1, 0.4343146, 0.20401, 0.2]),
+        ("wsd", {"decay": 0.5, "shape": "cosine"}, [1, 1, 1, 0.5, 0.0002467198, 0]),
+        ("wsd", {"decay": 0}, [1, 1, 1, 1, 1, 1]),
+        ("cosine_restarts", {"period": "50 updates"}, [1, 1, 1, 1, 0.0009866358, 1]),
+        ("cosine_restarts", {"period": 0.5}, [1, 0.5, 1, 0.5, 0.0002467198, 1]),
+        ("cosine_restarts", {"period": 0.5, "decay": 0.5, "end": 0.1}, [1, 0.55, 0.5, 0.3, 0.1000987, 0.25]),
+        ("cosine_restarts", {"period": 0.25, "growth": 3}, [1, 1, 0.75, 0.25, 0.00010965826, 1]),
+        ("composite", {"parts": [{"name": "cosine"}]}, [1, 0.8535534, 0.5, 0.1464466, 6.16838e-5, 0]),
+        (
+            "composite",
+            {"parts": [{"name": "linear", "start": 0, "end": 1, "length": 0.5}, {"name": "cosine"}]},
+            [0, 0.5, 1, 0.5, 0.0002467198, 0],
+        ),
+        (
+            "composite",
+            {
+                "parts": [
+                    {"name": "linear", "start": 0, "end": 1, "length": 0.5},
+                    {"name": "cosine", "scaling": "fixed"},
+                ]
+            },
+            [0, 0.5, 0.5, 0.1464466, 6.16838e-5, 0],
+        ),
+        (  # what stands in a part is measured against the part
+            "composite",
+            {
+                "parts": [
+                    {"name": "linear", "end": 0.5, "length": "2.5 epochs"},
+                    {"name": "constant", "length": "100 updates", "warmup": "50 updates", "warmup_start": 0.5},
+                    {"name": "step", "factor": 0.5, "every": "1.25 epochs", "length": "2500 samples"},
+                ]
+            },
+            [1, 0.5, 1, 1, 0.5, 0.25],
+        ),
     ],
 )
 def test_literal_values(name, params, expected):
@@ -53,6 +102,11 @@ def test_literal_values(name, params, expected):
         ("polynomial", {"power": 2}, [0, 0.5, 0.975, 1, 0.25, 0.0625, 0]),
         ("multistep", {"milestones": [0.6, 0.8]}, [0, 0.5, 0.975, 1, 0.1, 0.01, 0.01]),
         ("step", {"factor": 0.5, "every": 0.3}, [0, 0.5, 0.975, 1, 0.25, 0.25, 0.125]),
+        ("inverse_sqrt", {}, [0, 0.5, 0.975, 1, 0.5773503, 0.5, 0.4472136]),  # sqrt(warmup / where)
+        ("inverse_sqrt", {"timescale": 0.4}, [0, 0.5, 0.975, 1, 0.7071068, 0.6324555, 0.5773503]),
+        ("wsd", {"decay": 0.4}, [0, 0.5, 0.975, 1, 1, 0.5, 0]),
+        ("wsd", {"decay": 0.8}, [0, 0.5, 0.975, 1, 0.5, 0.25, 0]),
+        ("cosine_restarts", {"period": 0.4}, [0, 0.5, 0.975, 1, 1, 0.5, 1]),
     ],
 )
 def test_literal_values_with_warmup(name, params, expected):
@@ -92,7 +146,8 @@ def test_each_is_a_scheduler_of_fvcore_and_survives_the_ends(name):
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_a_run_without_updates_has_schedules_too(name):
-    made = SCHEDULES.build(name, REQUIRED.get(name, {}) | {"warmup": "5 epochs"}, facts=RUN | {"updates": 0})
+    params = REQUIRED.get(name, {}) | ({} if name in UNWARMED else {"warmup": "5 epochs"})
+    made = SCHEDULES.build(name, params, facts=RUN | {"updates": 0, "updates_per_epoch": 0.0})
     assert math.isfinite(made(0.0))
 
 
@@ -116,6 +171,45 @@ def test_a_run_without_updates_has_schedules_too(name):
         ("step", {"factor": 0.0, "every": 0.1}, "factor = 0.0"),
         ("multistep", {"milestones": [0.8, 0.5]}, r"milestones = \[0.8, 0.5\]: expected ascending order"),
         ("multistep", {"milestones": [30, 60]}, "milestones = 30: a number without a unit"),
+        ("inverse_sqrt", {}, "timescale = None and warmup = 0.0: expected one of them above 0"),
+        ("one_cycle", {"rise": "10 epochs"}, r"rise = '10 epochs' is not shorter than the run, which has 200 updates"),
+        ("one_cycle", {"end": -1.0}, "end = -1.0"),
+        (
+            "wsd",
+            {"warmup": "6 epochs", "decay": "100 updates"},
+            r"warmup = '6 epochs' and decay = '100 updates' together take 220 updates, more than the run, which has "
+            r"200 updates \(10 epochs\)",
+        ),
+        ("cosine_restarts", {"period": "11 epochs"}, "period = '11 epochs' together take 220 updates, more than"),
+        ("cosine_restarts", {"period": 0}, "period = 0: expected a duration above 0"),
+        ("cosine_restarts", {"period": 0.5, "growth": 0.5}, "growth = 0.5: expected at least 1"),
+        ("cosine_restarts", {"period": 0.5, "decay": 0.0}, "decay = 0.0: expected a factor above 0, at most 1"),
+        ("composite", {"parts": []}, "expected at least one schedule"),
+        (
+            "composite",
+            {"parts": [{"name": "constant", "length": "6 epochs"}, {"name": "cosine", "length": "100 updates"}]},
+            r"parts: 6 epochs \+ 100 updates take 220 updates, more than the run, which has 200 updates",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "constant", "length": 0.25}, {"name": "cosine", "length": 0.5}]},
+            r"parts: 0.25 \+ 0.5 take 150 updates, less than the run, .*; leave out the length of the last part",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "constant", "length": "10 epochs"}, {"name": "cosine"}]},
+            r"parts: 10 epochs \+ the rest leave nothing for the last part",
+        ),
+        ("composite", {"parts": [{"name": "constant"}, {"name": "cosine"}]}, r"parts\[0\].length: expected a duration"),
+        ("composite", {"parts": [{"length": 1.0}]}, r"parts\[0\]: expected the name of a schedule. Known: composite,"),
+        ("composite", {"parts": [{"name": "cosin"}]}, r"parts\[0\].name = 'cosin': .* did you mean 'cosine'\?"),
+        ("composite", {"parts": [{"name": "cosine", "ende": 1}]}, r"parts\[0\].ende: .* did you mean 'end'\?"),
+        ("composite", {"parts": [{"name": "cosine", "scaling": "fix"}]}, "scaling = 'fix': expected rescaled or fixed"),
+        (
+            "composite",
+            {"parts": [{"name": "constant", "warmup": "6 epochs", "length": 0.5}, {"name": "cosine"}]},
+            r"parts\[0\] .*warmup = '6 epochs' is not shorter than the run, which has 100 updates",
+        ),
     ],
 )
 def test_bad_parameters_are_refused_with_their_section(name, params, message):
@@ -123,7 +217,18 @@ def test_bad_parameters_are_refused_with_their_section(name, params, message):
         schedule(name, **params)
 
 
-def test_durations_as_fractions():
-    run = RunLength(updates=200, updates_per_epoch=20.0, batch_size=50)
-    assert run.fraction("every", "30 epochs") == pytest.approx(3.0)
-    assert run.fraction("every", "1 update") == pytest.approx(0.005)
+def test_restarts_fall_on_their_very_updates():
+    made = SCHEDULES.build("cosine_restarts", {"period": "3 updates", "growth": 2}, facts=RUN | {"updates": 1_000_000})
+    begin, length = 0, 3
+    while begin + length < 1_000_000:
+        assert made(begin / 1_000_000) == pytest.approx(1, abs=1e-6)
+        begin, length = begin + length, 2 * length
+        assert made((begin - 1) / 1_000_000) <= 0.25 + 1e-9
+    assert length == 3 * 2**18
+
+
+def test_parts_change_on_their_very_updates():
+    facts = {"updates": 9_999_991, "updates_per_epoch": 1001.0, "batch_size": 8}
+    parts = [{"name": "constant", "length": "30 epochs"}, {"name": "constant", "warmup": "1 update"}]
+    made = SCHEDULES.build("composite", {"parts": parts}, facts=facts)
+    assert [made(update / 9_999_991) for update in (30_029, 30_030, 30_031)] == pytest.approx([1, 0, 1], abs=1e-6)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from phasetrain.config.sources import ConfigFiles
 from phasetrain.errors import ConfigError
@@ -23,6 +24,17 @@ def plan(overrides: list[str], folder: Path) -> str:
     return printed.getvalue()
 
 
+def files_for(option: str, folder: Path) -> list[str]:
+    """Return what the command line has to give to an option that leaves the paths of files open."""
+    if option != "digits_transfer":
+        return []
+    for name in ("even", "odd"):
+        (folder / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(folder / name / "0.png")
+    paths = [f"{key}={folder}" for key in ("DATA.TRAIN.path", "DATA.TEST.path")]
+    return [*paths, "DATA.TRAIN.batch_size=2", "MODEL.weights=null"]
+
+
 def test_every_file_is_an_option() -> None:
     files = {path.relative_to(ROOT / "configs").with_suffix("") for path in (ROOT / "configs").rglob("*.yaml")}
     assert {Path(group, option) for group, option in OPTIONS} == files
@@ -30,7 +42,7 @@ def test_every_file_is_an_option() -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_it_composes_and_builds(group: str, option: str, tmp_path: Path) -> None:
-    printed = plan([f"{group}={option}"], tmp_path)
+    printed = plan([f"{group}={option}", *files_for(option, tmp_path / "files")], tmp_path)
     written = json.loads((tmp_path / "plan.json").read_text("utf-8"))
     assert written["phases"]
     assert "parameters" in printed

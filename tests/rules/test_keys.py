@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from phasetrain.config.schema import Schema, default_schema
-from phasetrain.tasks.sections import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS
+from phasetrain.tasks.sections import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS, TRAIN_KEYS
 
 RESUME = {"forbidden", "adjustable", "free"}
 
@@ -60,7 +60,12 @@ def test_sections_are_upper_case_and_keys_lower_case() -> None:
 
 @pytest.mark.parametrize(
     ("section", "keys"),
-    [("DATA.TRAIN", DATA_KEYS), ("DATA.TEST", DATA_KEYS), ("MODEL", MODEL_KEYS), ("OPTIMIZER", OPTIMIZER_KEYS)],
+    [
+        ("DATA.TRAIN", DATA_KEYS),
+        ("DATA.TEST", DATA_KEYS - TRAIN_KEYS),
+        ("MODEL", MODEL_KEYS),
+        ("OPTIMIZER", OPTIMIZER_KEYS),
+    ],
 )
 def test_the_builder_takes_out_just_the_keys_of_the_section(section: str, keys: frozenset[str]) -> None:
     assert own_keys(default_schema(), section) == keys

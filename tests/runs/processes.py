@@ -153,6 +153,7 @@ def serve() -> None:
     """Fork the processes of a run for each list of orders that comes in, and tell their ids and their ends."""
     import torch
     import torch._dynamo  # which the first optimizer imports
+    from operators import declared_operators
 
     import phasetrain.run
     from phasetrain.config.compose import compose
@@ -160,7 +161,9 @@ def serve() -> None:
 
     compose([], config_dir=None, schema=default_schema())  # Hydra is slow the first time
     torch.set_num_threads(1)  # a pool of threads would not live on in a fork
+    operators = declared_operators()  # they live as long as this
     assert phasetrain.run
+    assert operators is None or operators.ns == "torchvision"
     for line in sys.stdin:
         if "strategy=fsdp" in line:  # a second or two, once
             import torch.distributed.checkpoint

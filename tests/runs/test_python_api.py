@@ -19,15 +19,16 @@ from harness import SMALL, KillAfter, die, newest, parted, records, train
 
 from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.distributed import Consensus, World
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import CheckpointHook, Hook, LedgerHook, Metrics, SaveSettings, on
-from phasetrain.plan import interleave
 from phasetrain.run import run
 from phasetrain.setup import settle
 from phasetrain.signals import Signals
 from phasetrain.state import RunState
+from phasetrain.storage import Storage
 from phasetrain.tasks import Builder
 from phasetrain.terminal import Terminal
 from phasetrain.train import Result, digest_of
@@ -118,6 +119,25 @@ class TestHooks:
         assert (result.state, result.reason, result.updates) == ("finished", "enough", 5)
         assert train(tmp_path).updates == 5
 
+    def test_a_hook_asks_for_a_checkpoint_under_a_name_which_is_kept_and_found(self, tmp_path: Path) -> None:
+        @on("step")
+        def ask(run: Any, phase: Any, out: Any) -> None:
+            if phase.is_train and run.state.updates == 3:
+                run.consensus.ask_save("third")
+
+        words = ("CHECKPOINT.every_updates=2", "CHECKPOINT.keep_last=2")
+        train(tmp_path, *words, hooks={"ask": ask})
+        saved = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
+        assert [one.manifest.state["updates"] for one in saved] == [3, 15, 15]
+        assert (saved[0].manifest.facts.name, saved[0].manifest.facts.why) == ("third", "hook")
+        tested = train(tmp_path, *words, "RUN.engine=test", "RUN.checkpoint=third")
+        assert (tested.state, tested.updates) == ("tested", 3)
+
+    @pytest.mark.parametrize("name", ["", "a/b", "latest", "best", "two words"])
+    def test_a_name_that_cannot_be_one(self, name: str) -> None:
+        with pytest.raises(ValueError, match="a checkpoint is named by"):
+            Consensus(World()).ask_save(name)
+
     @pytest.mark.parametrize("label", ["checkpoint", "latest", "metrics"])
     def test_the_labels_of_a_runs_own_hooks_are_taken(self, tmp_path: Path, label: str) -> None:
         with pytest.raises(ConfigError, match=rf"HOOKS\.{label}: .*my_{label}"):
@@ -167,7 +187,7 @@ class OwnLoop:
         self.setup = settle([*SMALL, f"RUN.dir={folder}"])
         builder = Builder(self.setup.config, self.setup.machine, self.setup.world)
         data = builder.data()
-        self.plan = interleave(builder.splits(data), self.setup.phases)
+        self.plan = builder.plan(data)
         self.task = builder.task(builder.parts(data, self.plan))
         self.folder = RunFolder(str(folder))
         self.checkpointer = Checkpointer(self.folder.file("checkpoints"), self.folder.storage)

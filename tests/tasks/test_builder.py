@@ -15,7 +15,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
 from phasetrain.models import SmallCNN
 from phasetrain.models.prepare import Compiled
-from phasetrain.plan import Plan, Split, interleave
+from phasetrain.plan import Plan, Split
 from phasetrain.setup import settle
 from phasetrain.tasks import Builder, Parts, SplitData, Supervised
 from phasetrain.terminal import Terminal
@@ -34,7 +34,7 @@ def built(*words: str, train: bool = True) -> tuple[Parts, Plan, dict[str, Split
     setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
     made = Builder(setup.config, setup.machine, World())
     data = made.data()
-    plan = interleave(made.splits(data), setup.phases)
+    plan = made.plan(data)
     return made.parts(data, plan, train=train), plan, data
 
 
@@ -121,7 +121,7 @@ class TestParts:
     def test_the_task(self) -> None:
         made = builder()
         data = made.data()
-        parts = made.parts(data, interleave(made.splits(data), _settings()))
+        parts = made.parts(data, made.plan(data))
         assert isinstance(made.task(parts), Supervised)
 
     def test_micro_batches(self) -> None:
@@ -137,10 +137,6 @@ class TestParts:
 
     def test_nothing_to_train(self) -> None:
         assert refused("MODEL.name=torch.nn.Flatten") == "MODEL.name = 'torch.nn.Flatten' has no parameter to train"
-
-
-def _settings() -> Any:
-    return settle(WORDS, terminal=Terminal(io.StringIO())).phases
 
 
 class TestLoss:
@@ -281,22 +277,21 @@ class TestPrepare:
             def build_strategy(self) -> Strategy:
                 return witness
 
-            def build_model(self, facts: Any) -> nn.Module:
-                model = super().build_model(facts)
-                model.get_submodule("features.0").requires_grad_(False)
-                return model
-
-        words = ("MODEL={name: small_cnn, width: 4}", "DISTRIBUTED.sync_batch_norm=true", "MACHINE.compile=aot_eager")
+        model = "MODEL={name: small_cnn, width: 4, freeze: [features.0], ema: {}}"
+        words = (model, "DISTRIBUTED.sync_batch_norm=true", "MACHINE.compile=aot_eager")
         setup = settle([*words, "MACHINE.activation_checkpointing=[head]", "MACHINE.device=cpu"])
         made = Own(setup.config, setup.machine, World(0, 2))
         data = made.data()
-        parts = made.parts(data, interleave(made.splits(data), setup.phases))
+        parts = made.parts(data, made.plan(data))
 
         assert witness.seen == [(event, "cpu", True, 1, True, False) for event in ("prepare", "optimizer", "wrap")]
         assert isinstance(parts.network, Compiled)
         assert isinstance(parts.network.network, nn.Sequential)
         assert parts.network.network[0] is parts.model
         assert isinstance(parts.model, SmallCNN)
+        mean = parts.averages["ema"].module
+        assert isinstance(mean, SmallCNN)
+        assert isinstance(mean.features[1], nn.SyncBatchNorm)
 
     def test_one_process_has_nothing_to_synchronise(self) -> None:
         parts = built("MODEL={name: small_cnn, width: 4}", "DISTRIBUTED.sync_batch_norm=true")[0]

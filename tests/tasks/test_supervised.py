@@ -9,8 +9,12 @@ from torch import nn
 from phasetrain.batch import Batch
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
+from phasetrain.losses import FromModel
 from phasetrain.machine import Machine
-from phasetrain.tasks import Parts, Supervised
+from phasetrain.meters import METERS
+from phasetrain.optim import Updater
+from phasetrain.tasks import Parts, Position, Supervised
+from phasetrain.testing.build import Silent
 
 
 def task(model: nn.Module, loss: nn.Module) -> Supervised:
@@ -87,3 +91,88 @@ class TestMisfits:
     def test_no_target(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(None))
         assert "and the target NoneType" in found
+
+
+class TestSeveralOutputs:
+    def test_an_output_of_which_a_loss_takes_only_one_is_explained(self) -> None:
+        class Two(nn.Module):
+            def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
+                return {"a": value, "b": value}
+
+        with pytest.raises(ConfigError) as caught:
+            task(Two(), nn.CrossEntropyLoss()).forward(batch(CLASSES))
+        assert "the output {a: (4, 3) float32, b: (4, 3) float32} of the model Two" in str(caught.value)
+        assert "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}" in str(caught.value)
+
+    def test_many_labels_and_numbers(self) -> None:
+        labels = torch.tensor([[0.0, 1.0]] * 4)
+        out = task(nn.Linear(3, 2), nn.BCEWithLogitsLoss()).forward(batch(labels))
+        assert (out.output.shape, out.weight) == ((4, 2), 4)
+        task(nn.Linear(3, 2), nn.MSELoss()).forward(batch(labels))
+        with pytest.raises(ConfigError, match="takes them as float32"):
+            task(nn.Linear(3, 2), nn.BCEWithLogitsLoss()).forward(batch(labels.long()))
+        with pytest.raises(ConfigError, match="several labels per sample"):
+            task(nn.Linear(3, 2), nn.CrossEntropyLoss()).forward(batch(labels.long()))
+
+
+class TestModelsWithTheirOwnLoss:
+    def test_the_model_is_given_the_target_where_it_asks_for_it(self) -> None:
+        class Own(nn.Module):
+            def forward(self, value: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+                return {"one": value.mean(), "two": target.float().mean(), "scores": value}
+
+        out = task(Own(), FromModel(with_target=True))._forward(batch(CLASSES))
+        assert float(out.loss) == 1.5
+        assert {name: float(value) for name, value in out.logs.items()} == {"loss_one": 1.0, "loss_two": 0.5}
+        assert out.output["scores"].shape == (4, 3)
+
+
+class TestSplitsWithoutTargets:
+    def made(self, criterion: nn.Module, **meters: Any) -> Supervised:
+        parts = Parts(nn.Linear(3, 2), criterion, meters, None, {}, Machine(torch.device("cpu")), World(), 0)
+        return Supervised(parts)
+
+    def test_the_loss_needs_them(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            self.made(nn.CrossEntropyLoss()).check_targets("test", None)
+        assert str(caught.value) == (
+            "DATA.TEST: its samples have no targets (None), and LOSS (CrossEntropyLoss) needs them; give a data set "
+            "that has targets, or leave the split out with DATA.TEST=null"
+        )
+        self.made(nn.CrossEntropyLoss()).check_targets("test", 3)
+
+    def test_a_meter_needs_them(self) -> None:
+        loss, accuracy = METERS.build("loss"), METERS.build("accuracy")
+        self.made(FromModel(), loss=loss).check_targets("test", None)
+        with pytest.raises(ConfigError, match=r"DATA\.VALID: .* METERS\.top needs them"):
+            self.made(FromModel(), loss=loss, top=accuracy).check_targets("valid", None)
+        with pytest.raises(ConfigError, match=r"LOSS \(FromModel\) needs them"):
+            self.made(FromModel(with_target=True)).check_targets("train", None)
+
+
+class TestAccumulation:
+    PIECES = ((0, 2), (2, 4), (4, 6), (6, 7))
+
+    def trained(self, pieces: Any, sizes: Any = None) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+        targets = torch.randint(2, (7,), generator=generator)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+        updater = Updater(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+        made = Supervised(
+            Parts(model, nn.CrossEntropyLoss(), {}, updater, {}, Machine(torch.device("cpu")), World(), 0)
+        )
+        for step in range(3):
+            batches = [
+                Batch(inputs[a:b], targets[a:b], torch.arange(a, b), b - a if sizes is None else sizes)
+                for a, b in pieces
+            ]
+            made.train_step(batches, Position("train", step, step, 0.0), Silent())
+        return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+    def test_four_micro_batches_the_last_of_them_partial_make_the_update_of_one_batch(self) -> None:
+        assert float((self.trained(self.PIECES) - self.trained([(0, 7)])).abs().max()) < 1e-12
+
+    def test_a_mean_of_means_does_not(self) -> None:
+        assert float((self.trained(self.PIECES, sizes=1) - self.trained([(0, 7)])).abs().max()) > 1e-3

@@ -43,13 +43,18 @@ SCALER_WORDS = {
     "grad": ["MACHINE.precision=fp16", "OPTIMIZER.scaler={name: grad, init_scale: 1e9, growth_interval: 2}"],
 }
 SCHEDULE_WORDS = {
+    "composite": "parts: [{name: linear, start: 0, end: 1, length: 2 updates}, {name: cosine}]",
     "constant": "warmup: 0.5",
     "cosine": "end: 0.1",
+    "cosine_restarts": "period: 2 updates, decay: 0.5",
     "exponential": "end: 0.1",
+    "inverse_sqrt": "warmup: 2 updates",
     "linear": "end: 0.1",
     "multistep": "milestones: [0.5]",
+    "one_cycle": "rise: 0.5",
     "polynomial": "power: 2",
     "step": "every: 1 epochs, factor: 0.5",
+    "wsd": "decay: 0.5",
 }
 TRANSFORM_WORDS = {
     "center_crop": ["size: 6"],
@@ -74,6 +79,7 @@ OTHER_TARGETS = {
 HOOK_WORDS = {
     "early_stopping": "monitor: test/accuracy",
     "metrics": "every_updates: 1",
+    "plateau": "monitor: -test/loss, patience: 1, min_delta: 100",
     "reload_weights": "folder: weights, every_updates: 1",
 }
 

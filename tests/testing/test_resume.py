@@ -2,7 +2,8 @@
 
 import pytest
 
-from phasetrain.plan import PhaseSettings, Split, interleave
+from phasetrain.cutting import interleave
+from phasetrain.plan import PhaseSettings, Split, Stage
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.resume import Kill, usual_kills
 
@@ -73,6 +74,6 @@ def test_steps_beyond_the_cut_are_refused() -> None:
 
 def test_kills_come_where_resumes_go_wrong_elsewhere() -> None:
     splits = {"train": Split("train", 100, 10, drop_last=True), "test": Split("test", 50, 10, drop_last=False)}
-    plan = interleave(splits, PhaseSettings(epochs=2, limit_train=3, limit_test=2))
+    plan = interleave([Stage(splits, PhaseSettings(epochs=2, limit_train=3, limit_test=2))])
     assert usual_kills(plan) == [Kill(1), Kill(2), Kill(3), Kill(3, phase_ends=True), Kill(4), Kill(6), Kill(9)]
     assert str(Kill(3, phase_ends=True)) == "step 3 and the end of its phase"

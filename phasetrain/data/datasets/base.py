@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -32,6 +34,15 @@ class Described(Protocol):
 
     def fingerprint(self) -> str:
         """Return a hex digest of the content, or of ordered names and sizes where reading all would take long."""
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A data set that knows the classes of its samples without reading their inputs."""
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the class of each sample, int64 `(N,)`."""
+        ...
 
 
 DATASETS: Registry[Samples] = Registry("data set", "DATA.*")
@@ -73,6 +84,16 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
     def __getitems__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return the batch `(inputs, targets)` of int64 `indices` `(B,)`: shapes `(B, ...)` and `(B,)`."""
         return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the class of each sample, int64 `(N,)`.
+
+        Raises:
+            ValueError: targets are decimal numbers.
+        """
+        if self.targets.is_floating_point():
+            raise ValueError(f"targets are {str(self.targets.dtype).removeprefix('torch.')}, and classes are integers")
+        return self.targets.numpy().astype(np.int64, copy=False)
 
     def facts(self) -> Mapping[str, Any]:
         """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs, `channels`."""

@@ -4,19 +4,16 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from phasetrain.data.datasets.base import DATASETS
-from phasetrain.errors import ConfigError, PhasetrainError, did_you_mean
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
-CHANNELS = {"RGB": 3, "L": 1}
+from phasetrain.data.datasets.images import CHANNELS, EXTENSIONS, Mode, check_mode, decode, pillow
+from phasetrain.errors import PhasetrainError, did_you_mean
 
 
 @DATASETS.register("image_folder")
@@ -43,17 +40,14 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         self,
         path: str,
         size: int | None = None,
-        mode: Literal["RGB", "L"] = "RGB",
+        mode: Mode = "RGB",
         class_names: Sequence[str] | None = None,
     ) -> None:
-        if mode not in CHANNELS:
-            raise ValueError(f"mode = {mode!r}: expected RGB or L")
-        if size is not None and size < 1:
-            raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
-        _pillow()
+        check_mode(mode, size)
+        pillow("image_folder")
         self.path = path
         self.size = size
-        self.mode = mode
+        self.mode: Mode = mode
         folders = _class_folders(path)
         self.class_names = tuple(class_names or folders)
         _check_known(folders, self.class_names, path)
@@ -71,6 +65,10 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         file, target = self.samples[index]
         return self._decoded(index, os.path.join(self.path, file)), target  # noqa: PTH118 - Path costs 5 us a sample
 
+    def labels(self) -> NDArray[np.int64]:
+        """Return the class of each sample, int64 `(N,)`."""
+        return np.array([number for _, number in self.samples], dtype=np.int64)
+
     def facts(self) -> Mapping[str, Any]:
         """Return `classes`, `class_names`, `channels` and, where `size` is set, `input_shape`."""
         channels = CHANNELS[self.mode]
@@ -85,30 +83,12 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         return digest.hexdigest()
 
     def _decoded(self, index: int, file: str) -> Tensor:
-        image = _pillow()
         try:
-            with image.open(file) as opened:
-                picture = opened.convert(self.mode)
-        except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError) as error:
+            return decode(file, self.mode, self.size)
+        except ValueError as error:
             raise PhasetrainError(
-                f"sample {index} ({file}) cannot be decoded: {error}; repair the file or take it out of the folder"
+                f"sample {index} ({file}) {error}; repair the file or take it out of the folder"
             ) from error
-        if self.size is not None:
-            picture = picture.resize((self.size, self.size), image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.array(picture, dtype=np.uint8))
-        pixels = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
-        return pixels.contiguous().float().div_(255)
-
-
-def _pillow() -> ModuleType:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ConfigError(
-            "data set 'image_folder' reads images with Pillow, which is not installed; "
-            'run: pip install "phasetrain[image]"'
-        ) from error
-    return Image
 
 
 def _class_folders(path: str) -> list[str]:

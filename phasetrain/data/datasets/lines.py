@@ -104,7 +104,7 @@ class Lines(Streamed):
             raise ValueError(f"form = {form!r}, dtype = {dtype!r}: expected json or text, float32 or int64")
         self.form, self.input_key, self.target_key, self.dtype = form, input_key, target_key, dtype
         self.classes = classes
-        self.shards = indexed(_matching(files), index)
+        self.shards = indexed(matching(files), index)
         super().__init__(LineFiles(self.shards))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -191,7 +191,12 @@ def _counted(path: str, size: int, time: int) -> Shard:
     return Shard(path, size, time, lines + (last != b"\n"), tuple(places))
 
 
-def _matching(files: str | Sequence[str]) -> list[str]:
+def matching(files: str | Sequence[str]) -> list[str]:
+    """Return the files of patterns, each once, those of a pattern in the order of their names.
+
+    Raises:
+        ValueError: a pattern that no file has.
+    """
     found = []
     for pattern in [files] if isinstance(files, str) else files:
         paths = sorted(path for path in glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207 - `**` of any path

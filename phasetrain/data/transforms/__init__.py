@@ -1,13 +1,16 @@
 """Transforms of the input by name (`DATA.*.transforms`)."""
 
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline, check_images
+from phasetrain.data.transforms.bridge import torchvision_transform
 from phasetrain.data.transforms.center_crop import CenterCrop
 from phasetrain.data.transforms.flatten import Flatten
+from phasetrain.data.transforms.multi_crop import MultiCrop, MultiCropOfSamples
 from phasetrain.data.transforms.noise import Noise
 from phasetrain.data.transforms.normalize import Normalize
 from phasetrain.data.transforms.random_crop import RandomCrop
 from phasetrain.data.transforms.random_erase import RandomErase
 from phasetrain.data.transforms.random_flip import RandomFlip
+from phasetrain.data.transforms.random_resized_crop import RandomResizedCrop
 from phasetrain.data.transforms.random_shift import RandomShift
 from phasetrain.data.transforms.resize import Resize
 
@@ -17,13 +20,17 @@ __all__ = [
     "CenterCrop",
     "Flatten",
     "Keys",
+    "MultiCrop",
+    "MultiCropOfSamples",
     "Noise",
     "Normalize",
     "Pipeline",
     "RandomCrop",
     "RandomErase",
     "RandomFlip",
+    "RandomResizedCrop",
     "RandomShift",
     "Resize",
     "check_images",
+    "torchvision_transform",
 ]

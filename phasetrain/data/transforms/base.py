@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from phasetrain.batch import mapped
 from phasetrain.registry import Registry
 
 TRANSFORMS: Registry[Callable[..., Any]] = Registry("transform", "DATA.*.transforms")
@@ -96,7 +98,8 @@ class BatchTransform(ABC):
     """A transform of a whole batch: a pure function of the batch and its keys.
 
     What it makes of a sample must not depend on the other samples: a batch of eight gives the same bits as
-    eight batches of one. It never draws from a global generator.
+    eight batches of one. It never draws from a global generator. The last one of a split may return a list of batches,
+    several views of each sample.
 
     Example:
         >>> @TRANSFORMS.register("invert")
@@ -127,8 +130,10 @@ class Pipeline:
         """Whether whole batches can go through: all transforms are BatchTransforms."""
         return all(isinstance(transform, BatchTransform) for transform in self.transforms)
 
-    def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
+    def __call__(self, batch: Any, keys: Keys) -> Any:
         """Return the transformed batch; the transform at position i gets `keys.fork(i)`.
+
+        It is a tensor, or a list of them where the last transform makes several views.
 
         Raises:
             TypeError: a transform is not a BatchTransform; use `one` for each sample.
@@ -136,6 +141,8 @@ class Pipeline:
         for position, transform in enumerate(self.transforms):
             if not isinstance(transform, BatchTransform):
                 raise TypeError(f"transform {position} ({_name(transform)}) takes single samples, not batches")
+            if not isinstance(batch, Tensor):
+                raise TypeError(_no_tensor(position, transform, batch))
             batch = transform(batch, keys.fork(position))
         return batch
 
@@ -153,25 +160,33 @@ class Pipeline:
             if not isinstance(transform, BatchTransform):
                 sample = transform(sample)
             elif isinstance(sample, Tensor):
-                sample = transform(sample[None], key.fork(position))[0]
+                sample = mapped(transform(sample[None], key.fork(position)), itemgetter(0))
             else:
-                raise TypeError(
-                    f"transform {position} ({_name(transform)}) takes a tensor, not {type(sample).__name__}; "
-                    "put one in front that makes a tensor of the sample"
-                )
+                raise TypeError(_no_tensor(position, transform, sample))
         return sample
 
     def shape_after(self, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the shape of a transformed sample of `shape`; None when a transform is not a BatchTransform."""
+        """Return the shape of a transformed sample of `shape`; None when a transform is not a BatchTransform.
+
+        Where the last one makes several views it is that of the first view.
+        """
         if not self.batched:
             return None
-        return tuple(self(torch.zeros(1, *shape), Keys([0])).shape[1:])
+        found = self(torch.zeros(1, *shape), Keys([0]))
+        return tuple((found[0] if isinstance(found, list) else found).shape[1:])
 
 
 def check_images(batch: Tensor, transform: BatchTransform) -> None:
     """Raise ValueError unless `batch` is a batch of images `(N, C, H, W)`."""
     if batch.ndim != 4:
         raise ValueError(f"{_name(transform)} takes images (N, C, H, W), not a batch of shape {tuple(batch.shape)}")
+
+
+def _no_tensor(position: int, transform: Callable[..., Any], sample: Any) -> str:
+    return (
+        f"transform {position} ({_name(transform)}) takes a tensor, not {type(sample).__name__}; put one in front that "
+        "makes a tensor of the sample; what comes after multi_crop belongs into the transforms of its views"
+    )
 
 
 def _name(transform: Callable[..., Any]) -> str:

@@ -52,6 +52,10 @@ class Strategy:
         """Return the optimizer over the trained parameters."""
         return make(groups)
 
+    def in_optimizer(self, parameter: Tensor) -> Tensor:
+        """Return what the optimizer has in the place of a trained parameter."""
+        return parameter
+
     def wrap(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
         """Return what is called in place of a module in training; its state stays that of the module."""
         return module

@@ -147,6 +147,10 @@ class FullyShard(Spreading):
             )
         return made
 
+    def in_optimizer(self, parameter: Tensor) -> Tensor:
+        """Return this process's piece of a trained parameter."""
+        return next(own for one, own in self._pairs if one is parameter)
+
     def step(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
         """Return the context of a micro-batch; only in the last one of an update do gradients go round."""
         if last != self._syncs:

@@ -27,7 +27,7 @@ class Source:
     Attributes:
         path: a file or folder of this machine, or `PREFIX://...` of a registered path handler.
         format: `auto`, or a name in `FORMATS`.
-        which: the weights that were trained, or their running mean.
+        which: the weights that were trained, or an average of them, as MODEL.ema and MODEL.swa make it.
         checkpoint: of a run folder, the newest checkpoint or the best one by the run's own monitor.
         key: dotted path of the weights in a torch file; None finds the usual ones.
         prefix_remove, prefix_add: taken off the names that begin with it, and put in front of all names.
@@ -42,7 +42,7 @@ class Source:
 
     path: str
     format: str = "auto"
-    which: Literal["model", "ema"] = "model"
+    which: Literal["model", "ema", "swa"] = "model"
     checkpoint: Literal["latest", "best"] = "latest"
     key: str | None = None
     prefix_remove: str = ""
@@ -178,7 +178,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
     {
         "path": (lambda value: isinstance(value, str) and bool(value), "the path of a file or folder"),
         "format": _TEXT,
-        "which": (lambda value: value in ("model", "ema"), "model or ema"),
+        "which": (lambda value: value in ("model", "ema", "swa"), "model, ema or swa"),
         "checkpoint": (lambda value: value in ("latest", "best"), "latest or best"),
         "key": (lambda value: value is None or isinstance(value, str), "text or null"),
         "prefix_remove": _TEXT,

@@ -29,7 +29,7 @@ def test_nothing_a_path_a_mapping_and_a_bank() -> None:
         ({"prefix_add": "a"}, "MODEL.weights.path: a source of weights needs a path; set MODEL.weights.path=..."),
         ({"path": "a", "prefix_remov": "x"}, "MODEL.weights.prefix_remov: a source of weights has no such key; did "),
         ({"path": "a", "format": "safetensor"}, "MODEL.weights.format = 'safetensor': no format of weights has this n"),
-        ({"path": "a", "which": "mean"}, "MODEL.weights.which = 'mean': expected model or ema"),
+        ({"path": "a", "which": "mean"}, "MODEL.weights.which = 'mean': expected model, ema or swa"),
         ({"path": "a", "strict": 1}, "MODEL.weights.strict = 1: expected true or false"),
         ({"path": "a", "include": "x"}, "MODEL.weights.include = 'x': expected a list of patterns, such as ['head.*']"),
         ({"path": "a", "rename": [["a"]]}, "MODEL.weights.rename = [['a']]: expected a list of pairs [regular expres"),

@@ -1,0 +1,18 @@
+"""Transforms of a micro-batch, input and target together, by name (`DATA.TRAIN.batch_transforms`)."""
+
+from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS, PairPipeline, PairTransform, soft_target
+from phasetrain.data.batch_transforms.cutmix import CutMix
+from phasetrain.data.batch_transforms.mixing import Mixing
+from phasetrain.data.batch_transforms.mixup import Mixup
+from phasetrain.data.batch_transforms.one_of import OneOf
+
+__all__ = [
+    "BATCH_TRANSFORMS",
+    "CutMix",
+    "Mixing",
+    "Mixup",
+    "OneOf",
+    "PairPipeline",
+    "PairTransform",
+    "soft_target",
+]

@@ -1,0 +1,90 @@
+"""What mixup and cutmix have in common: partners, shares and soft targets."""
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phasetrain.batch import Batch
+from phasetrain.data.batch_transforms.base import PairTransform, soft_target
+
+Per = Literal["batch", "sample"]
+
+
+class Mixing(PairTransform):
+    """Mixes each sample of a micro-batch with another one of it, drawn by a random permutation of those that count.
+
+    The target becomes what is mixed too: of classes `(N,)`, probabilities `(N, classes)`, also where nothing is mixed.
+
+    Args:
+        alpha: shares are drawn from Beta(alpha, alpha).
+        classes: number of classes; not needed where targets are floats, such as `(N, C)` labels or values.
+        probability: of a micro-batch to be mixed.
+        per: one share for the whole micro-batch, as in the reference implementations, or one for each sample.
+
+    Raises:
+        ValueError: an alpha that is not above 0, a probability outside [0, 1], or fewer than one class.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, classes: int | None = None, probability: float = 1.0, per: Per = "batch"
+    ) -> None:
+        if not alpha > 0:
+            raise ValueError(f"alpha = {alpha}: expected a number above 0")
+        if not 0 <= probability <= 1:
+            raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
+        if classes is not None and classes < 1:
+            raise ValueError(f"classes = {classes}: expected at least 1")
+        if per not in ("batch", "sample"):
+            raise ValueError(f"per = {per!r}: expected batch or sample")
+        self.alpha, self.classes, self.probability, self.per = alpha, classes, probability, per
+
+    @abstractmethod
+    def mix(
+        self, value: Any, partners: Tensor, shares: NDArray[np.float64], random: np.random.Generator
+    ) -> tuple[Any, NDArray[np.float64]]:
+        """Return mixed inputs and the share of the sample itself in each.
+
+        Args:
+            value: the input, first dimension N.
+            partners: index of the other sample, int64 `(N,)`, on the device.
+            shares: drawn for the sample itself, in [0, 1], `(1,)` or `(N,)`.
+            random: for what else is drawn.
+        """
+
+    def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
+        """Return the mixed micro-batch."""
+        target = soft_target(batch, self.classes)
+        counting = _counting(batch, len(target))
+        if random.random() >= self.probability or len(counting) < 2:
+            return replace(batch, target=target)
+        order = np.arange(len(target))
+        order[counting] = random.permutation(counting)
+        partners = torch.from_numpy(order).to(target.device, non_blocking=True)
+        shares = random.beta(self.alpha, self.alpha, size=len(target) if self.per == "sample" else 1)
+        value, shares = self.mix(batch.input, partners, shares, random)
+        return replace(batch, input=value, target=blended(target, partners, shares))
+
+
+def blended(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> Tensor:
+    """Return `share * one + (1 - share) * one[partners]`, same shape and type.
+
+    Raises:
+        ValueError: the tensor is not one of floats.
+    """
+    if not one.is_floating_point():
+        kind = str(one.dtype).removeprefix("torch.")
+        raise ValueError(f"mixes floats, and the input is {kind}; let a transform make floats of it")
+    weight = torch.from_numpy(shares).to(one.device, one.dtype, non_blocking=True)
+    return torch.lerp(one[partners], one, weight.view(-1, *[1] * (one.ndim - 1)))
+
+
+def _counting(batch: Batch, rows: int) -> NDArray[np.int64]:
+    """Return the rows that count; of a mask it waits for the device, which batches in training rarely have."""
+    if batch.mask is None or not batch.size:
+        return np.arange(rows if batch.size else 0)
+    return batch.mask.nonzero().flatten().cpu().numpy()

@@ -1,0 +1,52 @@
+"""One of several transforms for each micro-batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from phasetrain.batch import Batch
+from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS, PairTransform
+
+
+@BATCH_TRANSFORMS.register("one_of")
+class OneOf(PairTransform):
+    """Applies one of several transforms to each micro-batch, such as mixup or cutmix.
+
+    Args:
+        transforms: each a mapping with `name` and parameters, or a bare name.
+        weights: how often each is taken, in proportion; None: equally often.
+        classes: handed on to those that ask for it.
+
+    Raises:
+        ValueError: no transform, or weights that are not one number of at least 0 for each.
+    """
+
+    def __init__(
+        self,
+        transforms: Sequence[str | Mapping[str, Any]],
+        weights: Sequence[float] | None = None,
+        classes: int | None = None,
+    ) -> None:
+        given = [1.0] * len(transforms) if weights is None else list(weights)
+        if len(given) != len(transforms) or min(given, default=0.0) < 0 or not sum(given):
+            raise ValueError(
+                f"transforms and weights: expected one number of at least 0 for each of {len(transforms)} transforms, "
+                f"not {given}"
+            )
+        self.transforms = [_built(item, number, classes) for number, item in enumerate(transforms)]
+        self.weights = np.array(given) / sum(given)
+
+    def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
+        """Return what the chosen transform makes of the micro-batch."""
+        return self.transforms[random.choice(len(self.transforms), p=self.weights)](batch, random)
+
+
+def _built(item: str | Mapping[str, Any], number: int, classes: int | None) -> PairTransform:
+    where, facts = f"transforms[{number}]", {} if classes is None else {"classes": classes}
+    if isinstance(item, str):
+        return BATCH_TRANSFORMS.build(item, {}, where=where, facts=facts)
+    if "name" not in item:
+        raise ValueError(f"{where}: names no batch transform; set `name` to one of {', '.join(BATCH_TRANSFORMS)}")
+    params = {key: value for key, value in item.items() if key != "name"}
+    return BATCH_TRANSFORMS.build(item["name"], params, where=where, facts=facts)

@@ -1,0 +1,51 @@
+"""Models of timm by name (`MODEL.name=timm.resnet18`)."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from torch import nn
+
+from phasetrain.models.base import MODELS
+from phasetrain.models.bridges.base import free
+from phasetrain.registry import Factory, UnknownNameError
+
+WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path")
+"""Parameters of timm that load weights."""
+
+
+@MODELS.bridge("timm", "timm")
+def timm_model(name: str) -> Factory[nn.Module] | None:
+    """Return what makes timm's model `name`; None for what is the path of a module of timm.
+
+    Raises:
+        UnknownNameError: timm has no such model.
+    """
+    import timm
+
+    first, dot, _ = name.partition(".")
+    if dot and find_spec(f"timm.{first}") is not None:
+        return None
+    if not timm.is_model(name):
+        raise UnknownNameError(name, timm.list_models())
+
+    def build(
+        classes: int | None = None,
+        channels: int | None = None,
+        pretrained: bool = False,  # noqa: FBT001, FBT002 - it is named in the config
+        params: Mapping[str, Any] | None = None,
+    ) -> nn.Module:
+        """Return a model of timm.
+
+        Args:
+            classes: its `num_classes`.
+            channels: its `in_chans`, channels of the images.
+            pretrained: refused, see MODEL.weights.
+            params: what else `timm.create_model` takes, such as `drop_path_rate` or `img_size`.
+        """
+        facts = {"num_classes": classes, "in_chans": channels}
+        known = {key: value for key, value in facts.items() if value is not None}
+        made: nn.Module = timm.create_model(name, **known | free(params, WEIGHTS, pretrained=pretrained))
+        return made
+
+    return build

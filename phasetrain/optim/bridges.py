@@ -1,0 +1,195 @@
+"""Optimizers of timm, and learning-rate schedulers of torch and timm, by name."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from fvcore.common.param_scheduler import ParamScheduler
+from torch.optim import Optimizer, lr_scheduler
+
+from phasetrain.errors import ConfigError
+from phasetrain.optim.optimizers import OPTIMIZERS
+from phasetrain.optim.schedules import SCHEDULES
+from phasetrain.registry import Factory, UnknownNameError
+
+TOLERANCE = 1e-6
+"""Of a step: `where` is a quotient, whose product with the number of steps may miss a whole number in its last bits."""
+
+REFUSED = ("ChainedScheduler", "LambdaLR", "MultiplicativeLR", "ReduceLROnPlateau", "SequentialLR")
+"""Schedulers of torch that take functions, other schedulers or a metric."""
+
+Every = Literal["update", "epoch"]
+
+
+@OPTIMIZERS.bridge("timm", "timm")
+def timm_optimizer(name: str) -> Factory[Optimizer] | None:
+    """Return timm's optimizer of a name such as `lion`; None for what is the path of a module of timm.
+
+    Raises:
+        UnknownNameError: timm has no such optimizer.
+        ConfigError: it takes second derivatives.
+    """
+    from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
+
+    first, dot, _ = name.partition(".")
+    if dot and find_spec(f"timm.{first}") is not None:
+        return None
+    if name not in list_optimizers():
+        raise UnknownNameError(name, list_optimizers())
+    if get_optimizer_info(name).second_order:
+        raise ConfigError(
+            f"OPTIMIZER.name = 'timm.{name}': it takes second derivatives, for which the graph of the gradient would "
+            "have to be kept; take another optimizer"
+        )
+    found: Factory[Optimizer] = get_optimizer_class(name)
+    return found
+
+
+@SCHEDULES.bridge("torch", "torch")
+def torch_schedule(name: str) -> Factory[ParamScheduler] | None:
+    """Return torch's scheduler of a class name as a schedule; None for what is a dotted path.
+
+    Raises:
+        UnknownNameError: torch has no such scheduler, or it takes what a config cannot say.
+    """
+    known = {
+        found: kind
+        for found, kind in vars(lr_scheduler).items()
+        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler) and kind is not lr_scheduler.LRScheduler
+    }
+    usable = [found for found in known if found not in REFUSED]
+    if "." in name:
+        return None
+    if name not in usable:
+        raise UnknownNameError(name, usable)
+    return _as_schedule(known[name], Stepped)
+
+
+@SCHEDULES.bridge("timm", "timm")
+def timm_schedule(name: str) -> Factory[ParamScheduler] | None:
+    """Return timm's scheduler `cosine`, `multistep`, `poly`, `step`, `tanh` or `wsd` as a schedule.
+
+    Raises:
+        UnknownNameError: it has no such scheduler, or one that looks at a metric.
+    """
+    from timm import scheduler
+
+    first, dot, _ = name.partition(".")
+    if dot and find_spec(f"timm.{first}") is not None:
+        return None
+    known = {
+        "cosine": scheduler.CosineLRScheduler,
+        "multistep": scheduler.MultiStepLRScheduler,
+        "poly": scheduler.PolyLRScheduler,
+        "step": scheduler.StepLRScheduler,
+        "tanh": scheduler.TanhLRScheduler,
+        "wsd": scheduler.WSDLRScheduler,
+    }
+    if name not in known:
+        raise UnknownNameError(name, known)
+    return _as_schedule(known[name], Looked)
+
+
+class Bridged(ParamScheduler):
+    """A scheduler of another library as a function of `where`.
+
+    It works on an optimizer of its own with a single weight, whose learning rate begins as the configured value, so
+    that what it says in absolute numbers, such as `eta_min`, is what comes out.
+
+    Args:
+        make: makes the scheduler over an optimizer.
+        base: the configured value.
+        steps: in the run.
+
+    Raises:
+        ValueError: a configured value of 0, of which nothing is a multiple.
+    """
+
+    def __init__(self, make: Callable[[Optimizer], Any], base: float, steps: float) -> None:
+        if base == 0:
+            raise ValueError("the configured value is 0, and a schedule gives multiples of it")
+        self._make, self._base, self._steps = make, base, steps
+        self._begin()
+
+    def _begin(self) -> None:
+        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=self._base, momentum=0.9)
+        self._scheduler = self._make(self._optimizer)
+        self._optimizer.step()  # torch warns of a scheduler that steps first
+        self._at = 0
+
+    def __call__(self, where: float) -> float:
+        """Return what the configured value is multiplied by."""
+        self._go(math.floor(where * self._steps + TOLERANCE))
+        return float(self._optimizer.param_groups[0]["lr"]) / self._base
+
+    def _go(self, step: int) -> None:
+        raise NotImplementedError
+
+
+class Stepped(Bridged):
+    """A scheduler that computes each value from the one before it: it is stepped to where it has to be.
+
+    So it has no state of its own: a resume steps it there from the start, a few microseconds for each step.
+    """
+
+    def _go(self, step: int) -> None:
+        if step < self._at:
+            self._begin()
+        for _ in range(step - self._at):
+            self._scheduler.step()
+        self._at = step
+
+
+class Looked(Bridged):
+    """A scheduler that is a function of the step."""
+
+    def _go(self, step: int) -> None:
+        self._scheduler.step(step)
+
+
+def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
+    """Return what makes a schedule from a scheduler's class, with its parameters and our own beside them."""
+    left_out = ("self", "optimizer", "last_epoch", "t_in_epochs", "initialize")
+    takes = {name: one for name, one in inspect.signature(kind).parameters.items() if name not in left_out}
+
+    def build(
+        updates: int, updates_per_epoch: float, base_value: float = 1.0, every: Every = "update", **params: Any
+    ) -> ParamScheduler:
+        steps = float(updates)
+        if every == "epoch":
+            if math.isnan(updates_per_epoch):
+                raise ValueError("every = 'epoch': stages have epochs of different lengths; take every: update")
+            steps = updates / updates_per_epoch if updates_per_epoch else 0.0
+        if "cycle_momentum" in takes and params.setdefault("cycle_momentum", False):
+            raise ValueError("cycle_momentum = true: give the momentum a schedule of its own instead")
+        if "t_initial" in takes:
+            params.setdefault("t_initial", max(math.ceil(steps), 1))
+        made = bridged(lambda optimizer: kind(optimizer, **params), base_value, steps)
+        made(1 - 1 / updates if updates else 0.0)  # one that ends before the run says so now
+        return made
+
+    own = dict(inspect.signature(build).parameters)
+    del own["params"]
+    if "t_initial" in takes:
+        takes["t_initial"] = takes["t_initial"].replace(default=None)
+    merged = {name: one.replace(kind=one.KEYWORD_ONLY) for name, one in {**takes, **own}.items()}
+    return _signed(build, kind, merged)
+
+
+def _signed(
+    build: Callable[..., ParamScheduler], kind: type, takes: Mapping[str, inspect.Parameter]
+) -> Factory[ParamScheduler]:
+    """Return a function with the signature and the name of what it makes."""
+
+    def schedule(**given: Any) -> ParamScheduler:
+        return build(**given)
+
+    schedule.__signature__ = inspect.Signature(list(takes.values()))  # type: ignore[attr-defined]
+    schedule.__annotations__ = {
+        name: one.annotation for name, one in takes.items() if one.annotation is not inspect.Parameter.empty
+    }
+    schedule.__name__, schedule.__doc__ = kind.__name__, kind.__doc__
+    return schedule

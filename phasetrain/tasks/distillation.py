@@ -1,0 +1,130 @@
+"""Learning from a trained model (a teacher)."""
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.distributed.pieces import whole
+from phasetrain.errors import ConfigError
+from phasetrain.losses import SoftTargets
+from phasetrain.models.sources import sources_of
+from phasetrain.models.weights import start_from
+from phasetrain.tasks.base import TASKS
+from phasetrain.tasks.parts import Parts, Stateful
+from phasetrain.tasks.supervised import Supervised
+
+TEACHER = "TASK.teacher"
+
+
+class Teacher:
+    """A frozen model in test mode, known in a checkpoint by the digest of its weights alone.
+
+    Args:
+        model: on the device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval().requires_grad_(requires_grad=False)
+        self.digest = digest_of_weights(model)
+
+    @torch.no_grad()
+    def __call__(self, inputs: Any) -> Any:
+        """Return what it gives."""
+        return self.model(inputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the digest of its weights; they stay in the file that they came from."""
+        return {"digest": self.digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See that it is the same.
+
+        Raises:
+            ValueError: it is another one.
+        """
+        if state["digest"] != self.digest:
+            raise ValueError(
+                f"{TEACHER}.weights are others than those it has learned from so far (sha256 {self.digest[:16]} "
+                f"instead of {state['digest'][:16]}); bring the old file back, or start anew in another folder with "
+                "RUN.dir=..."
+            )
+
+
+@TASKS.register("distillation")
+class Distillation(Supervised):
+    """Learns the scores of a teacher beside the targets (Hinton, Vinyals and Dean 2015, arXiv:1503.02531).
+
+    In training the loss is `soft_share` times that of soft targets (`phasetrain.losses.SoftTargets`) plus
+    1 - `soft_share` times LOSS; both are logged, as `loss_soft` and `loss_hard`. In tests it is LOSS alone. The teacher
+    sees the same inputs, in test mode, and never changes. Its weights are not in a checkpoint: a digest of them is, and
+    a resume with other ones is refused. A test of a checkpoint does not need them.
+
+    Args:
+        parts: fact; what the builder made.
+        make_model: fact; makes models.
+        teacher: `name` of a model, its parameters, and `weights` as MODEL.weights.
+        temperature: of the soft targets.
+        soft_share: share of the soft targets in the loss, in [0, 1].
+
+    Raises:
+        ConfigError: a teacher without weights, a share outside [0, 1], or a temperature that is not above 0; on a step:
+            a teacher that does not take the input or gives other scores than the student.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        make_model: Callable[[Mapping[str, Any], str], nn.Module],
+        teacher: Mapping[str, Any],
+        temperature: float = 4.0,
+        soft_share: float = 0.9,
+    ) -> None:
+        super().__init__(parts)
+        if not 0 <= soft_share <= 1:
+            raise ConfigError(f"TASK.soft_share = {soft_share}: expected a share in [0, 1]")
+        self.soft_share, self.soft = soft_share, SoftTargets(temperature)
+        sources = sources_of(teacher.get("weights"), f"{TEACHER}.weights")
+        if not sources:
+            raise ConfigError(
+                f"{TEACHER}.weights: a teacher has to have learned; set it to a file, a run or a checkpoint"
+            )
+        self.teacher: Teacher | None = None
+        if parts.updater is not None:
+            model = make_model({key: one for key, one in teacher.items() if key != "weights"}, TEACHER)
+            start_from(model, sources, parts.world)
+            self.teacher = Teacher(model.to(parts.machine.device))
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return mean loss and output of a micro-batch."""
+        out = super().forward(batch)
+        if self.teacher is None or not self.model.training:
+            return out
+        soft = self._soft_loss(self.teacher, out.output, batch)
+        out.logs = {"loss_soft": soft.detach(), "loss_hard": out.loss.detach()}
+        out.loss = self.soft_share * soft + (1 - self.soft_share) * out.loss
+        return out
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return everything that learns or accumulates, and what tells the teacher from others."""
+        return super().stateful() | ({} if self.teacher is None else {"teacher": self.teacher})
+
+    def _soft_loss(self, teacher: Teacher, output: Any, batch: Batch) -> Tensor:
+        try:
+            found: Tensor = self.soft(output, teacher(batch.input))
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{TEACHER} ({type(teacher.model).__name__}): {error}") from error
+        return found
+
+
+def digest_of_weights(model: nn.Module) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes of a model's state, in order of names."""
+    digest = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = whole(tensor).cpu().contiguous()
+        digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
+        digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return digest.hexdigest()

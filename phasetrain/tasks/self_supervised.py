@@ -1,0 +1,253 @@
+"""Learning without targets, from several views of each sample."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from phasetrain.batch import Batch, StepOutput, mapped
+from phasetrain.data import Reader
+from phasetrain.data.staged import StagedReader
+from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
+from phasetrain.distributed import Ordered, is_lost_peer
+from phasetrain.errors import ConfigError
+from phasetrain.losses import Advancing, Holding, Taught
+from phasetrain.meters import Meter
+from phasetrain.models import Embedding
+from phasetrain.plan import Phase
+from phasetrain.tasks.base import TASKS, Task
+from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
+
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
+@TASKS.register("self_supervised")
+class SelfSupervised(Task):
+    """Embeddings of several views of each sample are compared with each other, or with those of a momentum teacher.
+
+    `DATA.*.transforms` makes the views (`multi_crop`), the model takes the list of them and returns the list of their
+    embeddings (`trunk_head`), and the loss gets `(embeddings, those of the teacher or None)`. Targets of the data set
+    are not looked at. What is logged beside the loss is `embedding_std`: how far the normalised embeddings of the first
+    view are spread over the batch, 1 where they are spread evenly in all directions, 0 where they have collapsed into
+    one point.
+
+    The teacher is a copy of the model. At the beginning of each update its weights t move towards those of the model:
+    t = m t + (1 - m) w, where m goes along half a cosine wave from `momentum` to `momentum_end` over the training
+    (Grill et al. 2020, arXiv:2006.07733, section 3.3). An update that is skipped leaves it where it was.
+
+    Args:
+        parts: what the builder made.
+        momentum: m at the start, in [0, 1]; None makes no teacher.
+        momentum_end: m at the end.
+        teacher_views: how many views, the first ones, the teacher sees.
+
+    Attributes:
+        teacher: the copy, or None.
+
+    Raises:
+        ConfigError: the loss wants a teacher and there is none, or the other way round; the strategy cannot have one; a
+            split does not make several views; a meter needs targets or scores of classes.
+    """
+
+    def __init__(
+        self, parts: Parts, momentum: float | None = None, momentum_end: float = 1.0, teacher_views: int = 2
+    ) -> None:
+        super().__init__(parts)
+        for name, value in (("momentum", momentum), ("momentum_end", momentum_end)):
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"TASK.{name} = {value}: expected a number in [0, 1]")
+        if teacher_views < 1:
+            raise ConfigError(f"TASK.teacher_views = {teacher_views}: expected at least 1")
+        self._momentum, self._momentum_end, self._teacher_views = momentum, momentum_end, teacher_views
+        self._advancing = [part for part in parts.loss.modules() if isinstance(part, Advancing)]
+        self._holding = [part for part in parts.loss.modules() if isinstance(part, Holding)]
+        self._check_parts()
+        self.teacher = None if momentum is None else self._new_teacher()
+
+    def begin(self, phase: Phase, *, fresh: bool) -> None:
+        """Get ready for a phase; the teacher takes the model's mode, and a test measures the loss of the end."""
+        super().begin(phase, fresh=fresh)
+        if not phase.is_train:
+            self._advance(1.0, 0)
+        if self.teacher is not None:
+            self.teacher.train(phase.is_train)
+            if not phase.is_train:
+                self._strategy.begin_test(self.teacher)
+
+    def gradient_pass(
+        self, batches: list[Batch], at: Position, events: StepEvents, *, first: bool = True
+    ) -> tuple[list[StepOutput], list[Batch]]:
+        """Move the teacher, and add the gradient of each micro-batch."""
+        if first:
+            self._advance(at.where, at.updates)
+            if self.teacher is not None:
+                self._move_teacher(at.where)
+        return super().gradient_pass(batches, at, events, first=first)
+
+    def update(self, outputs: list[StepOutput], used: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        """Update the weights, but for those that the loss holds still."""
+        for part in self._holding:
+            for parameter in part.held():
+                parameter.grad = None
+        return super().update(outputs, used, at, events)
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return loss and embeddings of a micro-batch of views `[(N, ...), ...]`."""
+        views = self._views(batch)
+        try:
+            embeddings = [_precise(embedding) for embedding in self.model(views)]
+            targets = self._taught(views)
+        except (*MISFITS, AttributeError) as error:
+            _pass_on(error)
+            raise ConfigError(
+                f"MODEL: {type(self.parts.model).__name__} does not take a list of views {_shapes(views)}: {error}; "
+                "MODEL.name=trunk_head makes a model for views of a trunk and a head"
+            ) from error
+        if batch.mask is not None:
+            embeddings, targets = mapped(embeddings, lambda e: e[batch.mask]), mapped(targets, lambda e: e[batch.mask])
+        try:
+            with torch.autocast(self._device.type, enabled=False):
+                loss = self.loss(embeddings, targets)
+        except MISFITS as error:
+            _pass_on(error)
+            raise ConfigError(
+                f"LOSS: {type(self.parts.loss).__name__} does not take embeddings {_shapes(embeddings)}: {error}"
+            ) from error
+        logs = {"embedding_std": spread(embeddings[0].detach())}
+        return StepOutput(loss, batch.size, batch.size, embeddings, None, None, batch.ids, logs)
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Return everything that learns or accumulates, the teacher too."""
+        found = super().stateful()
+        return found if self.teacher is None else found | {"teacher": self.teacher}
+
+    def _views(self, batch: Batch) -> list[Tensor]:
+        views = batch.input
+        if not isinstance(views, list) or not all(isinstance(view, Tensor) for view in views):
+            raise ConfigError(
+                f"TASK.name = 'self_supervised': the input of a batch is {type(views).__name__}, expected a list of "
+                "views, tensors (N, ...); end the transforms of the split with multi_crop"
+            )
+        return views
+
+    @torch.no_grad()
+    def _taught(self, views: Sequence[Tensor]) -> list[Tensor] | None:
+        if self.teacher is None:
+            return None
+        return [_precise(target) for target in self.teacher(list(views[: self._teacher_views]))]
+
+    def _advance(self, where: float, updates: int) -> None:
+        for part in self._advancing:
+            part.advance(where, updates)
+
+    @torch.no_grad()
+    def _move_teacher(self, where: float) -> None:
+        assert self._momentum is not None
+        assert self.teacher is not None
+        momentum = self._momentum_end - (self._momentum_end - self._momentum) * (cos(pi * where) + 1) / 2
+        weights = dict(self.parts.model.named_parameters())
+        named = list(self.teacher.named_parameters())
+        torch._foreach_lerp_([weight for _, weight in named], [weights[name] for name, _ in named], 1 - momentum)
+
+    def _new_teacher(self) -> nn.Module:
+        if self._strategy.divides:
+            raise ConfigError(
+                f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and this DISTRIBUTED.strategy "
+                "leaves no process the whole of it; take the strategy ddp or zero"
+            )
+        if isinstance(self._strategy, Ordered):
+            raise ConfigError(
+                f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered', which computes a batch in "
+                "parts and knows nothing of the teacher's running statistics; take DISTRIBUTED.reduction=native"
+            )
+        if self.parts.updater is not None and self.parts.updater.climbs:
+            raise ConfigError(
+                f"TASK.momentum = {self._momentum} and OPTIMIZER.sam: the second pass of an update would change the "
+                "teacher's running statistics once more; leave one of the two out"
+            )
+        model = self.parts.model
+        teacher = model.as_teacher() if isinstance(model, Embedding) else deepcopy(model)
+        teacher.requires_grad_(requires_grad=False)
+        if self.parts.updater is not None:
+            self.parts.updater.keep_too(lambda: [*teacher.parameters(), *teacher.buffers()])
+        return teacher
+
+    def _check_parts(self) -> None:
+        loss = type(self.parts.loss).__name__
+        taught = [part for part in self.parts.loss.modules() if isinstance(part, Taught)]
+        if any(part.taught for part in taught) and self._momentum is None:
+            raise ConfigError(
+                f"TASK.momentum = null: the loss {loss} compares with a teacher; set TASK.momentum, such as 0.99"
+            )
+        if taught and not any(part.taught for part in taught) and self._momentum is not None:
+            raise ConfigError(
+                f"TASK.momentum = {self._momentum}: the loss {loss} has no use for a teacher; leave it out"
+            )
+        if self.parts.batch_transforms:
+            raise ConfigError(
+                "DATA.TRAIN.batch_transforms mixes inputs with their targets, and TASK.name = 'self_supervised' has "
+                "views and no targets; leave it out"
+            )
+        for split, loader in self.parts.loaders.items():
+            for reader in loader.reader.readers if isinstance(loader.reader, StagedReader) else (loader.reader,):
+                _check_views(split, reader)
+        for label, meter in self.meters.items():
+            _check_meter(label, meter, self._device)
+
+
+def _precise(embedding: Tensor) -> Tensor:
+    """Return an embedding in float32 at least: what autocast made of it is too coarse for temperatures."""
+    return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
+
+
+def spread(embeddings: Tensor) -> Tensor:
+    """Return the spread of normalised embeddings `(N, D)` over the batch, 0-d; NaN for fewer than two.
+
+    The root mean square of their distances from their mean, which is at most 1.
+    """
+    return (
+        normalize(embeddings, dim=1).var(dim=0, correction=0).sum().sqrt()
+        if len(embeddings) > 1
+        else (embeddings.new_full((), float("nan")))
+    )
+
+
+def _check_views(split: str, reader: Reader) -> None:
+    """Refuse a split that makes one view of a sample; where code of others takes part, the first batch tells."""
+    transforms = reader.pipeline.transforms
+    last = transforms[-1] if transforms else None
+    if not reader.draws_at_random and not isinstance(last, MultiCrop):
+        raise ConfigError(
+            f"DATA.{split.upper()}.transforms makes one view of a sample, and TASK.name = 'self_supervised' compares "
+            "several; end it with multi_crop, such as [{name: multi_crop, groups: [{views: 2, transforms: [...]}]}], "
+            "or leave the split out"
+        )
+    if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < 2:
+        raise ConfigError(f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at least 2")
+
+
+def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
+    """Refuse a meter that cannot take what this task gives: a loss and embeddings, without targets."""
+    views = [torch.zeros(2, 2, device=device), torch.zeros(2, 2, device=device)]
+    try:
+        deepcopy(meter).update(StepOutput(torch.zeros((), device=device), 2, 2, views, None))
+    except (*MISFITS, AttributeError, ConfigError) as error:
+        raise ConfigError(
+            f"METERS.{label} needs scores and targets, and TASK.name = 'self_supervised' has embeddings of views and "
+            f"no targets ({type(error).__name__}: {error}); take METERS.loss, and measure features with a probe "
+            "afterwards"
+        ) from error
+
+
+def _pass_on(error: Exception) -> None:
+    """Raise again what is no misfit: a worker or another process that has gone shows in whatever line comes next."""
+    if isinstance(error, ConfigError) or "DataLoader worker" in str(error) or is_lost_peer(error):
+        raise error
+
+
+def _shapes(views: Sequence[Any]) -> str:
+    return "[" + ", ".join(str(tuple(view.shape)) for view in views) + "]"

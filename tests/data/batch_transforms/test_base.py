@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+import torch
+
+from phasetrain.batch import Batch
+from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, Mixup, PairPipeline, PairTransform, soft_target
+from phasetrain.errors import ConfigError
+
+
+def batch_of(target: torch.Tensor) -> Batch:
+    return Batch(torch.zeros(len(target), 1), target, torch.arange(len(target)) + 50, len(target))
+
+
+class Drawn(PairTransform):
+    """Notes what it draws."""
+
+    def __init__(self) -> None:
+        self.drawn: list[float] = []
+
+    def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
+        self.drawn.append(random.random())
+        return batch
+
+
+def test_each_transform_has_a_stream_of_its_own_and_the_seed_tells_all() -> None:
+    one, other, batch = Drawn(), Drawn(), batch_of(torch.tensor([0, 1]))
+    pipeline = PairPipeline([one, other])
+    for seed in (7, 7, 8):
+        assert pipeline(batch, seed) is batch
+    assert one.drawn[0] == one.drawn[1] != one.drawn[2]
+    assert one.drawn[0] != other.drawn[0] == other.drawn[1]
+
+
+class TestSoftTarget:
+    def test_classes_become_probabilities(self) -> None:
+        found = soft_target(batch_of(torch.tensor([2, 0])), 3)
+        assert (found.tolist(), found.dtype) == ([[0, 0, 1], [1, 0, 0]], torch.float32)
+
+    def test_floats_stay_as_they_are(self) -> None:
+        target = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+        assert soft_target(batch_of(target), None) is target
+
+    @pytest.mark.parametrize(
+        ("target", "classes", "message"),
+        [
+            (torch.tensor([0, 3]), 3, "sample 51 has label 3, and there are 3 classes, so labels go from 0 to 2"),
+            (torch.tensor([-1, 0]), 3, "sample 50 has label -1"),
+            (torch.tensor([0, 1]), None, "the data set does not tell how many there are; set `classes`"),
+            (torch.tensor([[0], [1]]), 2, r"not torch.int64 of shape \(2, 1\)"),
+        ],
+    )
+    def test_what_cannot_be_mixed(self, target: torch.Tensor, classes: int | None, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            soft_target(batch_of(target), classes)
+
+    def test_no_target(self) -> None:
+        with pytest.raises(ConfigError, match=r"^DATA.TRAIN.batch_transforms\[1\] \(Mixup\): takes one tensor as targ"):
+            PairPipeline([Drawn(), Mixup()])(Batch(torch.zeros(2, 1), None, torch.arange(2), 2), 0)
+
+
+def test_the_registry_names_near_misses() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'cutmix'"):
+        BATCH_TRANSFORMS.build("cut_mix", {})

@@ -1,0 +1,117 @@
+"""Data sets of Hugging Face out of a folder."""
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from phasetrain.data.datasets import DATASETS, Described, HuggingFace, Labelled
+from phasetrain.errors import ConfigError
+
+datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder of two splits of three and of two rows."""
+    folder = str(tmp_path_factory.mktemp("saved") / "rows")
+    features = datasets.Features(
+        {
+            "x": datasets.List(datasets.Value("float64")),
+            "ids": datasets.List(datasets.Value("int32")),
+            "text": datasets.Value("string"),
+            "picture": datasets.Image(),
+            "label": datasets.ClassLabel(names=["no", "yes"]),
+            "score": datasets.Value("float32"),
+        }
+    )
+    grey = np.array([[0, 51], [102, 255], [0, 0]], dtype=np.uint8)
+    rows = [
+        {"x": [0.5, at], "ids": [at, 7], "text": f"row {at}", "picture": Image.fromarray(grey), "label": at % 2}
+        | {"score": at / 4}
+        for at in range(3)
+    ]
+    made = datasets.Dataset.from_list(rows, features=features)
+    datasets.DatasetDict({"train": made, "test": made.select([0, 1])}).save_to_disk(folder)
+    return folder
+
+
+def build(folder: str, **params: Any) -> HuggingFace:
+    found = DATASETS.build("huggingface", {"path": folder} | params, where="DATA.TRAIN", facts={"split": "train"})
+    assert isinstance(found, HuggingFace)
+    return found
+
+
+def test_numbers_become_tensors(folder: str) -> None:
+    data = build(folder, input_key="x")
+    assert [len(data), len(build(folder, split="test"))] == [3, 2]
+    value, target = data[2]
+    assert (value.tolist(), value.dtype) == ([0.5, 2.0], torch.float32)
+    assert (int(target), target.dtype) == (0, torch.int64)
+    assert float(build(folder, input_key="x", target_key="score")[1][1]) == 0.25
+    assert build(folder, input_key="ids", target_key=None)[1][1] is None
+
+
+def test_several_columns_make_a_mapping(folder: str) -> None:
+    value, target = build(folder, input_key=["ids", "text"], target_key=["label", "score"])[1]
+    assert (value["ids"].tolist(), value["ids"].dtype, value["text"]) == ([1, 7], torch.int64, "row 1")
+    assert (list(value), list(target)) == (["ids", "text"], ["label", "score"])
+    assert list(build(folder)[0][0]) == ["x", "ids", "text", "picture", "score"]
+
+
+def test_images_have_channels_first_in_zero_to_one(folder: str) -> None:
+    image, _ = build(folder, input_key="picture")[0]
+    assert (image.dtype, image.shape) == (torch.float32, (1, 3, 2))
+    assert image[0].tolist() == pytest.approx(np.array([[0, 0.2], [0.4, 1], [0, 0]]))
+    assert build(folder, input_key="picture", mode="RGB")[0][0].shape == (3, 3, 2)
+
+
+def test_facts_and_labels(folder: str) -> None:
+    data = build(folder, input_key="x")
+    assert data.facts() == {"classes": 2, "class_names": ("no", "yes")}
+    assert isinstance(data, Described)
+    assert isinstance(data, Labelled)
+    assert data.labels().tolist() == [0, 1, 0]
+    scored = build(folder, input_key="x", target_key="score", classes=4)
+    assert scored.facts() == {"classes": 4}
+    with pytest.raises(ValueError, match="target_key = 'score': its column holds something else than integers"):
+        scored.labels()
+
+
+def test_the_fingerprint_tells_splits_apart_and_stays(folder: str) -> None:
+    one = build(folder).fingerprint()
+    assert one == build(folder).fingerprint()
+    assert one != build(folder, split="test").fingerprint()
+
+
+def test_it_travels_to_worker_processes(folder: str) -> None:
+    assert pickle.loads(pickle.dumps(build(folder, input_key="x")))[1][0].tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"path": "/nowhere"}, "path = '/nowhere': there is no such folder; give one that `save_to_disk` has written"),
+        ({"split": "tst"}, r"split = 'tst': the data set has no such split; did you mean 'test'\? It has train, test"),
+        ({"input_key": "idz"}, r"there is no column 'idz'; did you mean 'ids'\? It has x, ids, text"),
+    ],
+)
+def test_what_is_refused(folder: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(folder, **params)
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the folder is none that `save_to_disk` has written"):
+        build(str(tmp_path))
+
+
+def test_without_the_library_the_extra_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r'pip install "phasetrain\[datasets\]"'):
+        build(folder)

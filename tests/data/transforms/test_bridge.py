@@ -1,0 +1,56 @@
+"""Transforms of torchvision by name."""
+
+import numpy as np
+import pytest
+import torch
+
+from phasetrain.data import Draw
+from phasetrain.data.transforms import TRANSFORMS
+from phasetrain.errors import ConfigError
+from phasetrain.testing import assert_exact_resume
+from phasetrain.testing.build import built, settled
+
+pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
+
+RANDOM = (
+    "[{name: torchvision.RandomResizedCrop, size: 8, scale: [0.5, 1.0], interpolation: bilinear}, "
+    "{name: torchvision.ColorJitter, brightness: 0.5}, torchvision.RandomHorizontalFlip, "
+    "{name: torchvision.RandomErasing, p: 0.5}]"
+)
+WORDS = ["DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32", "MODEL.name=small_cnn", "MODEL.width=4"]
+
+
+def test_they_are_those_of_version_2() -> None:
+    from torchvision.transforms import v2
+
+    assert TRANSFORMS.find("torchvision.RandomResizedCrop") is v2.RandomResizedCrop
+    made = TRANSFORMS.build("torchvision.Normalize", {"mean": (0.5,), "std": (0.25,)})
+    assert made(torch.ones(1, 2, 2)).tolist() == [[[2.0, 2.0], [2.0, 2.0]]]
+    assert TRANSFORMS.find("torchvision.transforms.v2.Lambda") is v2.Lambda
+
+
+def test_random_ones_are_functions_of_the_sample_whatever_the_batch() -> None:
+    reader = built([*WORDS, f"DATA.TRAIN.transforms={RANDOM}"]).task.parts.loaders["train"].reader
+    together = reader[Draw("train", 0, 10, np.arange(4))].input
+    alone = torch.cat([reader[Draw("train", 0, 10 + at, np.array([at]))].input for at in range(4)])
+    assert torch.equal(together, alone)
+    assert not torch.equal(together, reader[Draw("train", 1, 10, np.arange(4))].input)
+    assert not torch.equal(together[0], reader.dataset[0][0])
+
+
+def test_a_run_with_them_resumes_exactly_with_and_without_workers() -> None:
+    assert_exact_resume([*WORDS, f"DATA.TRAIN.transforms={RANDOM}"], steps=[2, 6], workers=(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("torchvision.RandomResizeCrop", r"torchvision has no transform 'RandomResizeCrop'; did you mean 'Random"),
+        ("torchvision.MixUp", r"torchvision has no transform 'MixUp'"),
+        ("{name: torchvision.CenterCrop, sise: 3}", r"has no such parameter; did you mean DATA\.TRAIN\.transforms"),
+        ("{name: torchvision.ColorJitter, hue: much}", r"transforms\[0\]\.hue = 'much' .*: expected "),
+    ],
+)
+def test_mistakes_are_found_with_the_config(item: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settled([f"DATA.TRAIN.transforms=[{item}]"])

@@ -1,0 +1,94 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from phasetrain.data.collate import stacked
+from phasetrain.data.datasets.digits import digits
+from phasetrain.data.reader import Reader
+from phasetrain.data.sampler import Draw
+from phasetrain.data.transforms import TRANSFORMS, Keys, MultiCrop, MultiCropOfSamples, Noise, Pipeline
+from phasetrain.errors import ConfigError
+
+CROP = {"name": "random_resized_crop", "size": 6}
+NOISE = {"name": "noise", "std": 0.1}
+GROUPS = [{"views": 2, "transforms": [NOISE]}, {"views": 1, "transforms": [CROP, "random_flip"]}]
+
+
+@TRANSFORMS.register("shaken")
+class Shaken:
+    """Takes single samples, and draws from the generators of torch and Python."""
+
+    def __call__(self, sample: torch.Tensor) -> torch.Tensor:
+        return sample + torch.rand(1) + random.random()
+
+
+def views(groups=GROUPS):
+    return TRANSFORMS.build("multi_crop", {"groups": groups})
+
+
+def test_sizes_and_views():
+    made = views()
+    assert isinstance(made, MultiCrop)
+    assert made.views == 3
+    found = made(torch.zeros(4, 1, 8, 8), Keys(np.arange(4)))
+    assert [tuple(view.shape) for view in found] == [(4, 1, 8, 8), (4, 1, 8, 8), (4, 1, 6, 6)]
+    assert not torch.equal(found[0], found[1])
+
+
+def test_each_view_has_a_stream_of_its_own():
+    images, keys = torch.rand(4, 1, 8, 8), Keys(np.arange(4))
+    found = views()(images, keys)
+    assert torch.equal(found[1], Noise(0.1)(images, keys.fork(1).fork(0)))
+
+
+def test_a_batch_of_four_is_four_batches_of_one():
+    images = torch.rand(4, 1, 8, 8)
+    pipeline = Pipeline([Noise(0.2), views()])
+    together = pipeline(images, Keys(np.arange(4)))
+    for at in range(4):
+        alone = pipeline.one(images[at], Keys([at]))
+        assert all(torch.equal(one, view[at]) for one, view in zip(alone, together, strict=True))
+
+
+def test_the_shape_after_it_is_that_of_the_first_view():
+    assert Pipeline([views(GROUPS[::-1])]).shape_after((1, 8, 8)) == (1, 6, 6)
+
+
+def read(transform, workers_noise=0):
+    torch.manual_seed(workers_noise)
+    reader = Reader(digits("train"), Pipeline([transform]), stacked, seed=5)
+    return reader[Draw("train", 1, 8, np.array([3, 99, 3]))].input
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_reader_gives_lists_of_views_that_depend_on_the_seed_and_the_place_alone(own):
+    groups = [*GROUPS, {"views": 1, "transforms": ["shaken", NOISE]}] if own else GROUPS
+    made = views(groups)
+    assert isinstance(made, MultiCropOfSamples if own else MultiCrop)
+    first, again = read(made), read(made, workers_noise=7)
+    assert [tuple(view.shape) for view in first] == [(3, 1, 8, 8), (3, 1, 8, 8), (3, 1, 6, 6), (3, 1, 8, 8)][
+        : made.views
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0], first[0][2])  # the same image at another place of the epoch
+
+
+def test_what_comes_after_it_is_refused():
+    with pytest.raises(TypeError, match=r"not list; .* after multi_crop belongs into the transforms of its views"):
+        Pipeline([views(), Noise(0.1)])(torch.zeros(2, 1, 8, 8), Keys([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([], "groups is empty"),
+        ([{"views": 0, "transforms": []}], r"groups\[0\] = .*expected {views: at least 1"),
+        ([{"views": 1, "transform": []}], r"groups\[0\] = .*expected {views: at least 1"),
+        ([{"views": 1, "transforms": ["noize"]}], r"groups\[0\].transforms\[0\].name = 'noize'.*did you mean 'noise'"),
+    ],
+)
+def test_bad_groups_are_refused(groups, message):
+    with pytest.raises(ConfigError, match=message):
+        views(groups)

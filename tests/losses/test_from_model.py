@@ -1,0 +1,50 @@
+"""What the model returns is the loss, or has it."""
+
+import pytest
+import torch
+
+from phasetrain.losses import FromModel
+
+LOSSES = {"box": torch.tensor(2.0), "class": torch.tensor(0.5)}
+
+
+def test_a_scalar_is_the_loss() -> None:
+    assert float(FromModel()(torch.tensor(3.0), None)) == 3.0
+
+
+def test_a_mapping_of_losses_is_summed_and_each_is_logged() -> None:
+    loss = FromModel()
+    assert float(loss(LOSSES, None)) == 2.5
+    assert {name: float(value) for name, value in loss.taken().items()} == {"loss_box": 2.0, "loss_class": 0.5}
+
+
+def test_other_entries_are_outputs() -> None:
+    assert float(FromModel()({**LOSSES, "scores": torch.ones(4, 2)}, None)) == 2.5
+
+
+def test_keys_say_which_are_losses() -> None:
+    loss = FromModel(["box"])
+    assert float(loss(LOSSES, None)) == 2.0
+    assert list(loss.taken()) == ["loss_box"]
+    with pytest.raises(
+        ValueError, match=r"LOSS\.keys = 'boxes': no such entry; there are box, class; did you mean 'box'"
+    ):
+        FromModel(["boxes"])(LOSSES, None)
+
+
+def test_the_gradient_reaches_every_loss() -> None:
+    value = torch.tensor(3.0, requires_grad=True)
+    FromModel()({"a": 2 * value, "b": value.square()}, None).backward()
+    assert value.grad is not None
+    assert float(value.grad) == 8.0
+
+
+@pytest.mark.parametrize("output", [{"scores": torch.ones(2)}, {}, None, [torch.tensor(1.0)]])
+def test_no_loss_is_said(output: object) -> None:
+    with pytest.raises(ValueError, match="the model returns no loss"):
+        FromModel()(output, None)
+
+
+def test_no_keys_at_all() -> None:
+    with pytest.raises(ValueError, match="name at least one loss"):
+        FromModel([])

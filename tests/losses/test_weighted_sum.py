@@ -1,0 +1,115 @@
+"""A sum of losses: each weighted, logged by its label, and given the outputs and targets that belong to it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from phasetrain.losses import LOSSES, WeightedSum
+
+A, B = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
+
+
+def make(section: Mapping[str, Any], where: str) -> nn.Module:
+    params = {key: value for key, value in section.items() if key != "name"}
+    return LOSSES.build(section["name"], params, where=where)
+
+
+def made(**losses: Any) -> WeightedSum:
+    return WeightedSum(losses, make)
+
+
+def test_the_sum_and_its_parts() -> None:
+    loss = made(near={"name": "MSELoss", "weight": 0.5}, far={"name": "L1Loss", "weight": 3})
+    found = loss(A, B)
+    assert float(found) == 0.5 * 6.5 + 3 * 2.5
+    assert {name: float(value) for name, value in loss.taken().items()} == {"loss_near": 6.5, "loss_far": 2.5}
+    assert loss.taken() == {}
+
+
+def test_the_label_is_the_name_and_the_weight_one() -> None:
+    scores, classes = torch.zeros(3, 4), torch.tensor([0, 1, 2])
+    assert float(made(cross_entropy={})(scores, classes)) == pytest.approx(1.3862944)
+    smooth = made(cross_entropy={"label_smoothing": 0.5})
+    assert smooth.losses["cross_entropy"].label_smoothing == 0.5
+
+
+def test_entries_of_outputs_and_targets() -> None:
+    outputs, targets = {"x": A, "y": B}, [B, A]
+    loss = made(
+        one={"name": "L1Loss", "output": "x", "target": 0},
+        two={"name": "MSELoss", "output": "y", "target": 0},
+        three={"name": "L1Loss", "output": "y", "target": 1},
+    )
+    assert float(loss(outputs, targets)) == 2.5 + 0.0 + 2.5
+
+
+def test_the_gradient_is_that_of_the_weighted_sum() -> None:
+    value = torch.tensor([1.0, 2.0], requires_grad=True)
+    loss = made(near={"name": "MSELoss", "weight": 2.0}, far={"name": "L1Loss", "weight": -1.0})
+    loss(value, B).backward()
+    assert value.grad is not None
+    assert value.grad.tolist() == [2 * -2.0 + 0.5, 2 * -3.0 + 0.5]
+    assert not loss.logs["near"].requires_grad
+
+
+def test_weights_may_change_and_are_no_state() -> None:
+    loss = made(near={"name": "MSELoss"}, far={"name": "L1Loss"})
+    loss.weights["far"] = 0.0
+    assert float(loss(A, B)) == 6.5
+    assert list(loss.state_dict()) == []
+    assert list(loss.parameters()) == []
+
+
+def test_the_state_of_a_loss_is_kept_under_its_label() -> None:
+    class Learns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return (self.scale * (output - target)).abs().mean()
+
+    loss = WeightedSum({"own": {"weight": 1.0}}, lambda section, where: Learns())
+    assert list(loss.state_dict()) == ["losses.own.scale"]
+    assert float(loss(A, B).detach()) == 5.0
+
+
+def test_a_sum_in_a_sum() -> None:
+    def nested(section: Mapping[str, Any], where: str) -> nn.Module:
+        return made(deep={"name": "L1Loss", "weight": 4.0}) if section["name"] == "inner" else make(section, where)
+
+    loss = WeightedSum({"inner": {"weight": 0.5}}, nested)
+    assert float(loss(A, B)) == 5.0
+    assert {name: float(value) for name, value in loss.taken().items()} == {"loss_inner": 10.0, "loss_inner_deep": 2.5}
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("losses", "message"),
+        [
+            ({}, "losses: expected at least one"),
+            ({"a": {"name": "L1Loss", "weight": "2"}}, r"losses\.a\.weight = '2': expected a finite number"),
+            ({"a": {"name": "L1Loss", "weight": float("inf")}}, r"losses\.a\.weight = inf"),
+        ],
+    )
+    def test_when_it_is_made(self, losses: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            made(**losses)
+
+    @pytest.mark.parametrize(
+        ("section", "output", "target", "message"),
+        [
+            ({"output": "z"}, {"x": A, "y": B}, B, r"LOSS\.losses\.a\.output = 'z': no such entry; there are x, y"),
+            ({"output": "xs"}, {"x": A}, B, "did you mean 'x'"),
+            ({"target": 2}, A, [A, B], r"LOSS\.losses\.a\.target = 2: no such entry; there are 2, numbered from 0"),
+            ({"target": "x"}, A, B, "it is one Tensor, without entries; leave LOSS.losses.a.target out"),
+            ({}, A[:, None], B, r"LOSS\.losses\.a: the shapes differ"),
+            ({"reduction": "none"}, A, B, r"LOSS\.losses\.a: expected a loss that is a scalar tensor"),
+        ],
+    )
+    def test_on_a_call(self, section: Any, output: Any, target: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            made(a={"name": "MSELoss", **section})(output, target)

@@ -1,0 +1,127 @@
+"""Models of transformers, built from a config."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import newest
+
+from phasetrain.errors import ConfigError
+from phasetrain.models import MODELS
+from phasetrain.testing import assert_exact_resume
+from phasetrain.testing.kills import run_quietly
+
+datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
+pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 50,
+    "max_position_embeddings": 16,
+}
+CLASSIFIER = "transformers.AutoModelForSequenceClassification"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of 24 texts of 6 tokens; the class says which token comes first."""
+    folder = tmp_path_factory.mktemp("data") / "texts"
+    numbers = torch.Generator().manual_seed(0)
+    ids = torch.randint(4, 50, (24, 6), generator=numbers)
+    ids[:, 0] = torch.arange(24) % 3 + 1
+    mask = torch.ones_like(ids)
+    mask[::2, -1] = 0
+    rows = {"input_ids": ids.tolist(), "attention_mask": mask.tolist(), "label": (ids[:, 0] - 1).tolist()}
+    rows_of_classes = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(names=["a", "b", "c"]))
+    rows_of_classes.save_to_disk(str(folder))
+    return folder
+
+
+def words(folder: Path) -> list[str]:
+    """Return the overrides of a tiny BERT on the texts."""
+    split = f"{{dataset: huggingface, path: {folder}, batch_size: 8, transforms: []}}"
+    config = ", ".join(f"{key}: {value}" for key, value in BERT.items())
+    return [
+        f"DATA.TRAIN={split}",
+        f"DATA.TEST={split}",
+        f"MODEL={{name: {CLASSIFIER}, config: {{{config}}}}}",
+        "METERS={accuracy: {}}",
+        "OPTIMIZER={name: adamw, lr: 0.001}",
+    ]
+
+
+def test_a_phase_of_a_classifier_of_text(folder: Path, tmp_path: Path) -> None:
+    run_quietly([*words(folder), "PHASES.epochs=1", f"RUN.dir={tmp_path}/run"])
+    loaded = newest(tmp_path / "run")
+    learned = loaded.state["task"]["model"]
+    assert loaded.manifest.state["updates"] == 3
+    assert learned["classifier.weight"].shape == (3, 16)
+    assert set(learned) == set(MODELS.build(CLASSIFIER, {"config": BERT}).state_dict())
+
+
+def test_it_resumes_exactly_with_its_dropout(folder: Path) -> None:
+    assert_exact_resume(words(folder), steps=[2, 5])
+
+
+def test_tensors_of_a_mapping_reach_it_by_their_names() -> None:
+    model = MODELS.build(CLASSIFIER, {"config": BERT}, facts={"classes": 3}).eval()
+    ids = torch.arange(12).reshape(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+    masked = model({"input_ids": ids, "attention_mask": mask})
+    assert masked.shape == (2, 3)
+    assert torch.equal(masked, model(input_ids=ids, attention_mask=mask))
+    assert torch.equal(model(ids), model({"input_ids": ids}))
+    assert not torch.equal(model(ids)[1], masked[1])
+    assert torch.equal(deepcopy(model)(ids), model(ids))
+
+
+def test_a_model_without_auto_and_all_outputs_by_name() -> None:
+    config = {key: value for key, value in BERT.items() if key != "model_type"}
+    model = MODELS.build("transformers.BertModel", {"config": config, "output": None})
+    found = model(torch.arange(6)[None])
+    assert type(found) is dict
+    assert {name: tuple(one.shape) for name, one in found.items()} == {
+        "last_hidden_state": (1, 6, 16),
+        "pooler_output": (1, 16),
+    }
+    with pytest.raises(ConfigError, match=r"MODEL\.output = 'logits': the model has no such output.* It has last_hidd"):
+        MODELS.build("transformers.BertModel", {"config": config})(torch.arange(6)[None])
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        (
+            "AutoModelForSequenceClasification",
+            {},
+            r"has no model .*; did you mean 'AutoModelForSequenceClassification'\?",
+        ),
+        ("Trainer", {}, r"transformers has no model 'Trainer'"),
+        (
+            "AutoModel",
+            {"config": {"model_type": "bertt"}},
+            r"MODEL\.config\.model_type = 'bertt': .*did you mean 'bert'",
+        ),
+        ("AutoModel", {}, r"MODEL\.config\.model_type = None: transformers has no such type of model; take one"),
+        (
+            "AutoModel",
+            {"config": BERT | {"hiden_size": 3}},
+            r"hiden_size: BertConfig has no such setting; did you mean",
+        ),
+        (
+            "AutoModel",
+            {"config": BERT | {"hidden_size": "a"}},
+            r"^MODEL\.config: BertConfig does not take it: .*got str",
+        ),
+        ("AutoModel", {"config": BERT, "pretrained": True}, r"MODEL\.pretrained: no weights are downloaded"),
+    ],
+)
+def test_what_is_refused(name: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MODELS.build(f"transformers.{name}", params)

@@ -1,0 +1,125 @@
+"""Which parameters and modules patterns choose, and when they are held."""
+
+import pytest
+import torch
+from torch import nn
+
+from phasetrain.errors import ConfigError
+from phasetrain.models.freeze import NOTHING, Frozen, Holds, freeze, frozen_names, of_all
+
+
+def net() -> nn.ModuleDict:
+    trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    return nn.ModuleDict({"trunk": trunk, "head": nn.Linear(4, 2)})
+
+
+def tensors(made: nn.Module) -> dict[int, torch.Tensor]:
+    return {id(one): one for one in made.parameters() if one.requires_grad}
+
+
+class TestNames:
+    def test_a_module_with_all_that_is_inside(self) -> None:
+        found = frozen_names(net(), ["trunk"])
+        assert sorted(found.parameters) == ["trunk.0.bias", "trunk.0.weight", "trunk.1.bias", "trunk.1.weight"]
+        assert sorted(found.modules) == ["trunk", "trunk.0", "trunk.1", "trunk.2"]
+        assert found.outermost == ["trunk"]
+        assert found == frozen_names(net(), ["trunk.*"])
+
+    def test_a_parameter_leaves_its_module_in_training_mode(self) -> None:
+        assert frozen_names(net(), ["*.0.weight"]) == Frozen(frozenset({"trunk.0.weight"}), frozenset())
+
+    def test_a_module_whose_parameters_are_all_named_is_frozen_as_a_whole(self) -> None:
+        found = frozen_names(net(), ["trunk.1.weight", "trunk.1.bias"])
+        assert found.modules == {"trunk.1"}
+        assert frozen_names(net(), ["trunk.[01].*"]).modules == {"trunk", "trunk.0", "trunk.1", "trunk.2"}
+
+    def test_a_module_without_parameters_is_frozen_with_what_is_around_it_alone(self) -> None:
+        assert "trunk.2" in frozen_names(net(), ["trunk"]).modules
+        assert "trunk.2" not in frozen_names(net(), ["trunk.0", "trunk.1.weight"]).modules
+
+    @pytest.mark.parametrize(
+        ("pattern", "told"),
+        [
+            (
+                "trnk.*",
+                r"^MODEL.freeze = \[trnk.\*\]: no module .* did you mean 'trunk'\? It begins with one of trunk, head$",
+            ),
+            ("trunk.2", r"no module with parameters and no parameter of the model has such a name"),
+            ("", r"no module with parameters"),
+        ],
+    )
+    def test_a_pattern_that_chooses_nothing_is_refused(self, pattern: str, told: str) -> None:
+        with pytest.raises(ConfigError, match=told):
+            frozen_names(net(), [pattern])
+
+    def test_of_stages_what_all_have(self) -> None:
+        one, other = frozen_names(net(), ["trunk"]), frozen_names(net(), ["trunk.0", "head"])
+        assert of_all([one, other]) == frozen_names(net(), ["trunk.0"])
+        assert of_all([one]) == one
+        assert of_all([one, NOTHING]) == NOTHING
+        assert of_all([]) == NOTHING
+
+
+def test_frozen_parameters_require_no_gradient() -> None:
+    made = net()
+    freeze(made, frozen_names(made, ["trunk.0", "*.bias"]))
+    left = [name for name, one in made.named_parameters() if one.requires_grad]
+    assert left == ["trunk.1.weight", "head.weight"]
+
+
+class TestHolds:
+    def test_what_is_held_in_which_update(self) -> None:
+        made = net()
+        until = [(frozen_names(made, ["trunk.0"]), 2), (frozen_names(made, ["trunk.1.weight"]), 4)]
+        holds = Holds(made, [NOTHING], until, tensors(made))
+        names = {id(one): name for name, one in made.named_parameters()}
+        found = [sorted(names[id(one)] for one in holds.at(updates)) for updates in range(5)]
+        both = ["trunk.0.bias", "trunk.0.weight", "trunk.1.weight"]
+        assert found == [both, both, ["trunk.1.weight"], ["trunk.1.weight"], []]
+        assert [names[id(one)] for one in holds.at(3)] == ["trunk.1.weight"]  # asked again, as after a resume
+
+    def test_modules_are_in_test_mode_while_they_are_held(self) -> None:
+        made = net()
+        holds = Holds(made, [NOTHING], [(frozen_names(made, ["trunk"]), 2)], tensors(made))
+        made.train()
+        holds.begin()
+        holds.at(1)
+        assert [made["trunk"][1].training, made["head"].training] == [False, True]
+        holds.at(2)
+        assert all(module.training for module in made.modules())
+
+    def test_what_is_frozen_for_good_is_in_test_mode_from_the_beginning(self) -> None:
+        made = net()
+        frozen = frozen_names(made, ["trunk"])
+        freeze(made, frozen)
+        holds = Holds(made, [frozen], (), tensors(made))
+        made.train()
+        holds.begin()
+        before = made["trunk"][1].running_mean.clone()
+        made["trunk"](torch.randn(8, 3))
+        assert torch.equal(made["trunk"][1].running_mean, before)
+        assert holds.at(0) == []
+        made["trunk"].train()  # the control: batch norm in training mode would move
+        made["trunk"](torch.randn(8, 3))
+        assert not torch.equal(made["trunk"][1].running_mean, before)
+
+    def test_each_stage_has_its_own(self) -> None:
+        made = net()
+        stages = [frozen_names(made, ["trunk"]), NOTHING]
+        holds = Holds(made, stages, (), tensors(made))
+        made.train()
+        holds.begin(0)
+        assert len(holds.at(0, 0)) == 4
+        assert not made["trunk"].training
+        made.train()
+        holds.begin(1)
+        assert holds.at(1, 1) == []
+        assert made["trunk"].training
+        assert len(holds.at(1, 0)) == 4
+
+    def test_updates_in_which_nothing_would_learn_are_refused(self) -> None:
+        made = net()
+        with pytest.raises(ConfigError, match=r"leaves nothing to train for the first 3 updates: all 6 trained"):
+            Holds(made, [NOTHING], [(frozen_names(made, ["*"]), 3)], tensors(made))
+        with pytest.raises(ConfigError, match=r"^MODEL.freeze leaves nothing to train: all 6"):
+            Holds(made, [NOTHING, frozen_names(made, ["*"])], (), tensors(made))

@@ -1,0 +1,99 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from phasetrain.errors import ConfigError
+from phasetrain.models.layers import Layers, pooled
+
+
+class Net(nn.Module):
+    """Two layers, of which the second changes what it gets in place; one more that is never called, and one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Identity()
+        self.second = nn.ReLU(inplace=True)
+        self.unused = nn.Identity()
+        self.twice = nn.Identity()
+        self.several = nn.LSTM(2, 2)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        self.several(batch.flatten(1)[:, :2])
+        return self.twice(self.twice(self.second(self.first(batch))))
+
+
+def test_outputs_are_taken_as_they_were_and_hooks_go_away() -> None:
+    net, batch = Net(), torch.tensor([[-1.0, 2.0], [3.0, -4.0]])
+    with Layers(net, ["second", "first", "second"]) as layers:
+        net(batch.clone())
+        found = layers.taken()
+        assert list(found) == ["second", "first"]
+        assert found["first"].tolist() == [[-1, 2], [3, -4]]  # before the second layer changed it in place
+        assert found["second"].tolist() == [[0, 2], [3, 0]]
+        net(torch.zeros(1, 2))
+        assert len(layers.taken()["first"]) == 1
+    assert not any(module._forward_hooks for module in net.modules())
+    net(batch)
+    with pytest.raises(ConfigError, match="is not called"):
+        layers.taken()
+
+
+def take(net: Net, name: str) -> None:
+    with Layers(net, [name]) as layers:
+        net(torch.zeros(1, 2))
+        layers.taken()
+
+
+def test_without_a_copy_the_layer_after_would_show() -> None:
+    kept = []
+    net = Net()
+    net.first.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    net(torch.tensor([[-1.0, 2.0]]))
+    assert kept[0].tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "frist",
+            r"^EXTRACT.layers\[0\] = 'frist': the model has no such module; did you mean 'first'\? It has first, s",
+        ),
+        ("", r"^EXTRACT.layers\[0\] = ''"),
+        ("unused", "'unused' is not called when the model runs"),
+        ("twice", "'twice' is called more than once"),
+        ("several", r"'several' \(LSTM\) returns tuple, not a tensor"),
+    ],
+)
+def test_what_cannot_be_taken(name: str, message: str) -> None:
+    net = Net()
+    with pytest.raises(ConfigError, match=message):
+        take(net, name)
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+@pytest.mark.parametrize(
+    ("shape", "pool", "expected"),
+    [
+        ((2, 3, 4, 5), "none", (2, 3, 4, 5)),
+        ((2, 3, 4, 5), "mean", (2, 3)),
+        ((2, 3, 2, 4, 5), "mean", (2, 3)),
+        ((2, 7, 3), "mean", (2, 3)),
+        ((2, 7, 3), "first", (2, 3)),
+        ((2, 3), "mean", (2, 3)),
+    ],
+)
+def test_pools(shape: tuple[int, ...], pool: str, expected: tuple[int, ...]) -> None:
+    assert pooled(torch.zeros(shape), pool, "x").shape == expected  # type: ignore[arg-type]
+
+
+def test_pooled_values() -> None:
+    images = torch.arange(8.0).view(1, 2, 2, 2)
+    assert pooled(images, "mean", "x").tolist() == [[1.5, 5.5]]
+    tokens = torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])
+    assert pooled(tokens, "mean", "x").tolist() == [[2, 4]]
+    assert pooled(tokens, "first", "x").tolist() == [[1, 2]]
+    with pytest.raises(
+        ConfigError, match=r"x returns \(1, 2, 2, 2\), and EXTRACT.pool = 'first' takes the first of to"
+    ):
+        pooled(images, "first", "x")

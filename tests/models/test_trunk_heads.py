@@ -1,0 +1,112 @@
+"""A trunk with several heads: what each gets, which of them teach the trunk, and copies that stand on their own."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from phasetrain.models import MODELS, TrunkHeads
+from phasetrain.models.base import MODELS as REGISTRY
+
+IMAGES = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+TRUNK = {"name": "small_cnn", "width": 4, "cut": "head"}
+LINEAR = {"name": "mlp", "hidden": []}
+
+
+def make(section: Mapping[str, Any], where: str, own: Mapping[str, Any]) -> nn.Module:
+    params = {key: value for key, value in section.items() if key != "name"}
+    facts = {"classes": 10, "channels": 1, "input_shape": (1, 8, 8), **own}
+    return REGISTRY.build(section["name"], params, where=where, facts=facts)
+
+
+def made(heads: Mapping[str, Any], trunk: Mapping[str, Any] = TRUNK) -> TrunkHeads:
+    torch.manual_seed(0)
+    return TrunkHeads(trunk, heads, (1, 8, 8), make)
+
+
+def test_heads_on_the_output_of_the_trunk() -> None:
+    model = made({"digit": LINEAR, "parity": {**LINEAR, "classes": 2}}).eval()
+    found = model(IMAGES)
+    assert {label: tuple(one.shape) for label, one in found.items()} == {"digit": (5, 10), "parity": (5, 2)}
+    features = model.trunk.features(IMAGES).mean((2, 3))
+    torch.testing.assert_close(
+        found["digit"], features @ model.heads["digit"].layers[1].weight.T + bias(model, "digit")
+    )
+    assert isinstance(model.trunk.head, nn.Identity)
+
+
+def bias(model: TrunkHeads, label: str) -> torch.Tensor:
+    return model.heads[label].layers[1].bias
+
+
+def test_heads_on_layers_of_the_trunk() -> None:
+    model = made(
+        {"first": {**LINEAR, "from": "features.2", "pool": 2}, "last": {**LINEAR, "from": "features.8"}}
+    ).eval()
+    assert model.heads["first"].layers[1].in_features == 4 * 2 * 2
+    assert model.heads["last"].layers[1].in_features == 8 * 2 * 2
+    found = model(IMAGES)
+    pooled = nn.functional.adaptive_avg_pool2d(model.trunk.features[:3](IMAGES), 2).flatten(1)
+    torch.testing.assert_close(found["first"], pooled @ model.heads["first"].layers[1].weight.T + bias(model, "first"))
+
+
+def test_a_detached_head_teaches_the_trunk_nothing() -> None:
+    for detach in (False, True):
+        model = made({"probe": {**LINEAR, "from": "features.2", "pool": 1, "detach": detach}})
+        model(IMAGES)["probe"].square().sum().backward()
+        assert (model.trunk.features[0].weight.grad is None) == detach
+        assert model.heads["probe"].layers[1].weight.grad is not None
+
+
+def test_entries_of_the_input_and_their_heads() -> None:
+    model = made({"b": {**LINEAR, "input": "right"}, "a": {**LINEAR, "input": "left"}}).eval()
+    left, right = IMAGES, IMAGES.flip(0)
+    found = model({"left": left, "right": right})
+    assert list(found) == ["b", "a"]
+    torch.testing.assert_close(found["a"], model.heads["a"](model.trunk(left)))
+    torch.testing.assert_close(found["b"], model.heads["b"](model.trunk(right)))
+
+
+def test_a_copy_stands_on_its_own() -> None:
+    model = made({"probe": {**LINEAR, "from": "features.2", "pool": 1}}).eval()
+    copy = deepcopy(model)
+    before = model(IMAGES)["probe"]
+    with torch.no_grad():
+        copy.trunk.features[0].weight.zero_()
+    assert not torch.equal(copy(IMAGES)["probe"], before)
+    assert torch.equal(model(IMAGES)["probe"], before)
+    assert model._taken == {}
+
+
+def test_building_it_leaves_running_statistics_alone() -> None:
+    model = made({"digit": LINEAR})
+    assert model.trunk.features[1].running_mean.tolist() == [0.0] * 4
+    assert model.trunk.training
+
+
+@pytest.mark.parametrize(
+    ("heads", "trunk", "message"),
+    [
+        ({}, TRUNK, "heads: expected at least one"),
+        ({"a": {**LINEAR, "from": "features.12"}}, TRUNK, r"heads\.a\.from = 'features\.12': the trunk has no module"),
+        ({"a": LINEAR}, {**TRUNK, "cut": "heed"}, r"trunk\.cut = 'heed'.*did you mean 'head'"),
+        ({"a": {**LINEAR, "pool": 2}}, TRUNK, "does not take images of shape"),
+    ],
+)
+def test_what_does_not_fit(heads: Mapping[str, Any], trunk: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(heads, trunk)
+
+
+def test_inputs_that_do_not_fit_the_map() -> None:
+    with pytest.raises(ValueError, match=r"say with MODEL\.heads\.digit\.input which one goes through the trunk"):
+        made({"digit": LINEAR})({"left": IMAGES})
+    with pytest.raises(ValueError, match=r"MODEL\.heads\.digit\.input = 'left': no such entry; there are lift"):
+        made({"digit": {**LINEAR, "input": "left"}})({"lift": IMAGES})
+
+
+def test_it_has_a_name() -> None:
+    assert MODELS["trunk_heads"] is TrunkHeads

@@ -1,0 +1,131 @@
+"""Optimizers of timm, and schedulers of torch and timm, against the libraries themselves."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, OneCycleLR, PolynomialLR, StepLR
+
+from phasetrain.errors import ConfigError
+from phasetrain.optim.optimizers import OPTIMIZERS
+from phasetrain.optim.schedules import SCHEDULES
+
+UPDATES = 40
+FACTS = {"updates": UPDATES, "updates_per_epoch": 10.0, "batch_size": 4, "base_value": 0.2}
+
+
+def made(name: str, **params: Any) -> Any:
+    return SCHEDULES.build(name, params, facts=FACTS)
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1)], lr=0.2, momentum=0.9)
+
+
+class TestSchedulersOfTorch:
+    @pytest.mark.parametrize(
+        ("kind", "params"),
+        [
+            (CosineAnnealingWarmRestarts, {"T_0": 5, "T_mult": 2, "eta_min": 0.01}),
+            (OneCycleLR, {"max_lr": 1.0, "total_steps": UPDATES}),
+            (CyclicLR, {"base_lr": 0.1, "max_lr": 0.5, "step_size_up": 4}),
+            (PolynomialLR, {"total_iters": 30, "power": 2.0}),
+        ],
+    )
+    def test_each_update_has_the_value_of_the_library(self, kind: Any, params: dict[str, Any]) -> None:
+        momentum = {"cycle_momentum": False} if kind in (OneCycleLR, CyclicLR) else {}
+        plain = optimizer()
+        scheduler, found = kind(plain, **params, **momentum), made(f"torch.{kind.__name__}", **params)
+        for update in range(UPDATES):
+            assert 0.2 * found(update / UPDATES) == pytest.approx(plain.param_groups[0]["lr"], rel=1e-12)
+            plain.step()
+            if update < UPDATES - 1:
+                scheduler.step()
+
+    def test_it_is_a_function_of_where_alone(self) -> None:
+        found = made("torch.CosineAnnealingWarmRestarts", T_0=7)
+        forward = [found(update / UPDATES) for update in range(UPDATES)]
+        assert [found(update / UPDATES) for update in reversed(range(UPDATES))] == forward[::-1]
+        assert made("torch.CosineAnnealingWarmRestarts", T_0=7)(33 / UPDATES) == forward[33]
+        assert len(set(forward)) > 6
+
+    def test_by_epochs(self) -> None:
+        found = made("torch.StepLR", step_size=2, gamma=0.1, every="epoch")
+        assert [found(update / UPDATES) for update in (0, 9, 10, 19, 20, 39)] == pytest.approx([1, 1, 1, 1, 0.1, 0.1])
+        plain = optimizer()
+        assert StepLR(plain, 2, 0.1).get_last_lr() == [0.2]
+
+    @pytest.mark.parametrize(
+        ("name", "params", "message"),
+        [
+            ("torch.StepLr", {}, r"torch has no schedule 'StepLr'; did you mean 'StepLR'\?"),
+            ("torch.LambdaLR", {}, r"torch has no schedule 'LambdaLR'"),
+            ("torch.ReduceLROnPlateau", {}, r"torch has no schedule 'ReduceLROnPlateau'"),
+            ("torch.StepLR", {}, r"OPTIMIZER\.SCHEDULES\.step_size: schedule 'torch\.StepLR' needs a value"),
+            ("torch.StepLR", {"step_sise": 3}, r"has no such parameter; did you mean 'step_size'\?"),
+            ("torch.OneCycleLR", {"max_lr": 1.0, "total_steps": 30}, r"Tried to step \d+ times"),
+            (
+                "torch.OneCycleLR",
+                {"max_lr": 1.0, "total_steps": UPDATES, "cycle_momentum": True},
+                r"cycle_momentum = true: give the momentum a schedule of its own instead",
+            ),
+            ("torch.StepLR", {"step_size": 3, "base_value": 0.0}, r"the configured value is 0"),
+            (
+                "torch.StepLR",
+                {"step_size": 3, "every": "epoch", "updates_per_epoch": float("nan")},
+                r"every = 'epoch': stages have epochs of different lengths",
+            ),
+        ],
+    )
+    def test_errors(self, name: str, params: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            made(name, **params)
+
+
+class TestTimm:
+    @pytest.fixture(autouse=True)
+    def _timm(self) -> None:
+        pytest.importorskip("timm")
+
+    def test_an_optimizer_by_name(self) -> None:
+        from timm.optim import Lion
+
+        weights = [nn.Parameter(torch.ones(2))]
+        found = OPTIMIZERS.build("timm.lion", {"params": weights, "lr": 0.1, "betas": [0.8, 0.9]})
+        assert type(found) is Lion
+        assert list(found.param_groups[0]["betas"]) == [0.8, 0.9]
+        weights[0].grad = torch.tensor([1.0, -2.0])
+        found.step()
+        assert weights[0].tolist() == pytest.approx([0.9, 1.1])
+
+    @pytest.mark.parametrize(
+        ("name", "params", "message"),
+        [
+            ("timm.lyon", {}, r"OPTIMIZER\.name = 'timm\.lyon': timm has no optimizer 'lyon'; did you mean 'lion'\?"),
+            ("timm.adahessian", {}, r"OPTIMIZER\.name = 'timm\.adahessian': it takes second derivatives"),
+            ("timm.lion", {"beta": 1}, r"OPTIMIZER\.beta: 'timm\.lion' has no such parameter; did you mean 'betas'\?"),
+        ],
+    )
+    def test_errors(self, name: str, params: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            OPTIMIZERS.build(name, {"params": [nn.Parameter(torch.ones(2))], "lr": 0.1} | params)
+
+    def test_its_schedulers(self) -> None:
+        from timm.scheduler import CosineLRScheduler
+
+        plain = optimizer()
+        scheduler = CosineLRScheduler(plain, 20, lr_min=0.01, cycle_mul=2.0, cycle_limit=2, warmup_t=5)
+        found = made("timm.cosine", t_initial=20, lr_min=0.01, cycle_mul=2.0, cycle_limit=2, warmup_t=5)
+        for update in (*range(UPDATES), 3):
+            scheduler.step(update)
+            assert 0.2 * found(update / UPDATES) == pytest.approx(plain.param_groups[0]["lr"], rel=1e-12)
+
+    def test_they_last_as_long_as_the_run_unless_told(self) -> None:
+        assert made("timm.cosine")(0.5) == pytest.approx(0.5)
+        by_epochs = made("timm.poly", power=1.0, every="epoch")
+        assert [by_epochs(where) for where in (0.0, 0.24, 0.25, 0.5)] == pytest.approx([1.0, 1.0, 0.75, 0.5])
+
+    def test_one_that_looks_at_a_metric_is_no_schedule(self) -> None:
+        with pytest.raises(ConfigError, match=r"timm has no schedule 'plateau'"):
+            made("timm.plateau")

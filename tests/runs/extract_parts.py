@@ -1,0 +1,17 @@
+"""A model that takes its time, for runs that are killed."""
+
+import time
+
+from torch import Tensor
+
+from phasetrain.models import MODELS, SmallCNN
+
+
+@MODELS.register("slow_cnn")
+class SlowCNN(SmallCNN):
+    """`small_cnn` that waits in each pass."""
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """Return scores `(N, classes)`."""
+        time.sleep(0.02)
+        return super().forward(batch)

@@ -1,0 +1,105 @@
+"""A student's loss has a soft and a hard part, and its teacher neither learns nor changes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from phasetrain.batch import Batch
+from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
+from phasetrain.losses import SoftTargets
+from phasetrain.machine import Machine
+from phasetrain.optim import Updater
+from phasetrain.plan import Phase
+from phasetrain.tasks import Distillation, Parts, Position
+from phasetrain.tasks.distillation import Teacher
+from phasetrain.testing.build import Silent
+
+AT = Position("train", updates=0, step=0, where=0.0)
+TRAIN, TEST = Phase(0, "train", 0, 0, 2, 0, 8, 4), Phase(1, "test", 0, 0, 1, 0, 4, 4)
+
+
+def teacher() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+def make(section: Mapping[str, Any], where: str) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, section.get("classes", 2)))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    torch.save(teacher().state_dict(), tmp_path / "teacher.pt")
+    return str(tmp_path / "teacher.pt")
+
+
+def made(file: str, soft_share: float = 0.25, *, train: bool = True, **section: Any) -> Distillation:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    updater = Updater(torch.optim.SGD(model.parameters(), lr=0.1)) if train else None
+    parts = Parts(model, nn.CrossEntropyLoss(), {}, updater, {}, Machine(torch.device("cpu")), World(), 0)
+    return Distillation(parts, make, {"name": "any", "weights": file, **section}, 2.0, soft_share)
+
+
+def batch() -> Batch:
+    generator = torch.Generator().manual_seed(2)
+    return Batch(torch.randn(5, 3, generator=generator), torch.tensor([0, 1, 1, 0, 1]), torch.arange(5), 5)
+
+
+def test_the_loss_in_training_and_in_tests(file: str) -> None:
+    task, given = made(file), batch()
+    task.begin(TRAIN, fresh=True)
+    out = task.forward(given)
+    scores = task.model(given.input)
+    soft = SoftTargets(2.0)(scores, teacher().eval()(given.input))
+    hard = nn.functional.cross_entropy(scores, given.target)
+    torch.testing.assert_close(out.loss, 0.25 * soft + 0.75 * hard)
+    torch.testing.assert_close(torch.stack(list(out.logs.values())), torch.stack([soft, hard]).detach())
+    assert list(out.logs) == ["loss_soft", "loss_hard"]
+    task.begin(TEST, fresh=True)
+    torch.testing.assert_close(task.forward(given).loss, hard)
+
+
+def test_the_teacher_stays_as_it_is(file: str) -> None:
+    task = made(file)
+    task.begin(TRAIN, fresh=True)
+    assert task.teacher is not None
+    for _ in range(3):
+        task.train_step([batch()], AT, Silent())
+    found, was = task.teacher.model.state_dict(), teacher().state_dict()
+    assert all(torch.equal(found[name], was[name]) for name in was)
+    assert all(one.grad is None for one in task.teacher.model.parameters())
+    assert not task.teacher.model.training
+
+
+def test_a_checkpoint_tells_the_teacher_from_others(file: str) -> None:
+    task = made(file)
+    state = task.stateful()["teacher"].state_dict()
+    assert state == {"digest": Teacher(teacher()).digest}
+    task.stateful()["teacher"].load_state_dict(state)
+    other = teacher()
+    with torch.no_grad():
+        other[0].bias[0] += 1e-6
+    with pytest.raises(ValueError, match="others than those it has learned from"):
+        Teacher(other).load_state_dict(state)
+
+
+def test_without_training_there_is_no_teacher(file: str) -> None:
+    Path(file).unlink()
+    task = made(file, train=False)
+    assert task.teacher is None
+    assert "teacher" not in task.stateful()
+
+
+def test_mistakes(file: str) -> None:
+    with pytest.raises(ConfigError, match=r"TASK\.soft_share = 1\.5: expected a share in \[0, 1\]"):
+        made(file, 1.5)
+    with pytest.raises(ConfigError, match=r"TASK\.teacher\.weights: a teacher has to have learned"):
+        made(file, weights=None)
+    with pytest.raises(ConfigError, match=r"TASK\.teacher\.weights\.path = .*\.bias.*: \(2\) .* in the source"):
+        made(file, classes=3)

@@ -1,0 +1,182 @@
+"""Tokens are what counts: in the loss, in meters, and in the share of a micro-batch in an update."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from phasetrain.batch import Batch
+from phasetrain.data import SampleError
+from phasetrain.data.datasets import IGNORED
+from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
+from phasetrain.losses import CrossEntropy
+from phasetrain.machine import Machine
+from phasetrain.meters import METERS
+from phasetrain.models import Transformer
+from phasetrain.optim import Updater
+from phasetrain.plan import Phase
+from phasetrain.tasks import LanguageModel, Parts, Position, Supervised
+from phasetrain.testing.build import Silent
+
+AT = Position("train", updates=3, step=1, where=0.25)
+TRAIN = Phase(0, "train", 0, 0, 2, 0, 8, 4)
+LENGTHS = (6, 1, 4, 2, 5, 3, 6)
+"""Tokens that count in each of seven samples; every other place is to be ignored."""
+
+
+def batch(begin: int = 0, end: int = len(LENGTHS)) -> Batch:
+    """Return some of seven samples of six places."""
+    tokens = torch.randint(9, (len(LENGTHS), 7), generator=torch.Generator().manual_seed(0))
+    targets = tokens[:, 1:].clone()
+    for row, length in enumerate(LENGTHS):
+        targets[row, length:] = IGNORED
+    ids = torch.arange(begin, end)
+    return Batch(tokens[begin:end, :-1].contiguous(), targets[begin:end], ids, end - begin)
+
+
+def task(kind: type[Supervised] = LanguageModel) -> Supervised:
+    torch.manual_seed(0)
+    model = Transformer(vocabulary=9, context=6, width=8, depth=1, heads=2).double()
+    meters = {
+        "loss": METERS.build("loss"),
+        "perplexity": METERS.build("perplexity"),
+        "accuracy": METERS.build("accuracy"),
+    }
+    updater = Updater(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    return kind(Parts(model, CrossEntropy(), meters, updater, {}, Machine(torch.device("cpu")), World(), 0))
+
+
+def weights(made: Supervised) -> Tensor:
+    return torch.cat([value.detach().flatten() for value in made.model.state_dict().values()])
+
+
+def trained(
+    pieces: list[tuple[int, int]], kind: type[Supervised] = LanguageModel
+) -> tuple[Tensor, float, dict[str, float]]:
+    made = task(kind)
+    made.begin(TRAIN, fresh=True)
+    for _ in range(3):
+        out = made.train_step([batch(*piece) for piece in pieces], AT, Silent())
+    return weights(made), float(out.loss), made.measure(TRAIN)
+
+
+class TestShares:
+    @pytest.mark.parametrize(
+        "pieces",
+        [
+            [(0, 2), (2, 4), (4, 6), (6, 7)],
+            [(0, 1), (1, 2), (2, 3), (3, 7)],
+            [(0, 6), (6, 7)],
+            [(at, at + 1) for at in range(7)],
+        ],
+        ids=str,
+    )
+    def test_micro_batches_make_the_update_of_one_batch(self, pieces: list[tuple[int, int]]) -> None:
+        whole, loss, metrics = trained([(0, 7)])
+        found, other, measured = trained(pieces)
+        assert float((whole - found).abs().max()) < 1e-12
+        assert other == pytest.approx(loss, rel=1e-12)
+        assert measured == pytest.approx(metrics, rel=1e-12)
+
+    def test_a_mean_of_means_is_another_update(self) -> None:
+        class BySamples(LanguageModel):
+            def weight_of(self, batch: Batch) -> int:
+                return batch.size
+
+        whole, _, _ = trained([(0, 7)])
+        found, _, _ = trained([(0, 2), (2, 4), (4, 6), (6, 7)], BySamples)
+        assert float((whole - found).abs().max()) > 1e-3
+
+    def test_a_micro_batch_of_which_nothing_counts(self) -> None:
+        def step(*others: Batch) -> tuple[Tensor, float]:
+            made = task()
+            made.begin(TRAIN, fresh=True)
+            out = made.train_step([batch(0, 3), *others], AT, Silent())
+            return weights(made), float(out.loss)
+
+        nothing = batch(3, 5)
+        nothing.target = torch.full_like(nothing.target, IGNORED)
+        whole, loss = step()
+        for others in ([nothing], [batch(3, 5).as_stand_in()]):
+            found, other = step(*others)
+            assert torch.equal(found, whole)
+            assert other == loss
+
+    def test_a_step_of_which_nothing_counts(self) -> None:
+        nothing = batch()
+        nothing.target = torch.full_like(nothing.target, IGNORED)
+        with pytest.raises(SampleError, match=r"DATA\.TRAIN: nothing of step 2 of the pass counts in the loss"):
+            task().train_step([nothing], AT, Silent())
+
+
+class TestForward:
+    def test_loss_and_what_meters_see(self) -> None:
+        made, given = task(), batch()
+        out = made.forward(given)
+        counted = given.target != IGNORED
+        logs = made.model(given.input).log_softmax(-1)
+        each = -logs.gather(2, given.target.clamp(min=0)[..., None])[..., 0]
+        torch.testing.assert_close(out.loss, each[counted].mean())
+        assert (out.weight, out.samples, out.output.shape, out.target.shape) == (27, 7, (42, 9), (42,))
+        assert torch.equal(out.mask, counted.flatten())
+        assert int(out.target.min()) >= 0
+
+    def test_where_all_places_count_there_is_no_mask(self) -> None:
+        assert task().forward(batch(0, 1)).mask is None
+
+    def test_perplexity_and_accuracy_are_over_tokens(self) -> None:
+        made = task()
+        made.begin(TRAIN, fresh=True)
+        made.model.eval()
+        for begin, end in ((0, 1), (1, 7)):
+            made.test_step([batch(begin, end)], AT, Silent())
+        found, out = made.measure(TRAIN), made.forward(batch())
+        assert found["perplexity"] == pytest.approx(math.exp(float(out.loss.detach())), rel=1e-12)
+        right = (out.output.argmax(1) == out.target) & out.mask
+        assert found["accuracy"] == pytest.approx(int(right.sum()) / 27)
+
+
+class TestMisfits:
+    def message(self, made: Supervised, given: Batch) -> str:
+        with pytest.raises(ConfigError) as caught:
+            made.forward(given)
+        return str(caught.value)
+
+    def test_a_token_outside_the_vocabulary_is_named_with_its_sample(self) -> None:
+        given = batch()
+        given.ids, given.target[4, 1] = torch.arange(40, 47), 9
+        assert self.message(task(), given).startswith(
+            "DATA: sample 44 has token 9 as a target, and the model gives 9, so tokens go from 0 to 8"
+        )
+
+    def test_targets_that_are_no_tokens(self) -> None:
+        for target, told in (
+            (torch.zeros(7, 6), "float32 (7, 6)"),
+            (torch.zeros(7).long(), "int64 (7,)"),
+            (None, "NoneType"),
+        ):
+            given = batch()
+            given.target = target
+            assert f"int64 (N, T), not {told}" in self.message(task(), given).replace("torch.", "")
+
+    def test_a_model_that_gives_one_row_per_sample(self) -> None:
+        made = task()
+        made.model = made.parts.model.__class__(9, 6, 8, 1, 2).double()
+        made.model.forward = lambda tokens: torch.zeros(7, 9)  # type: ignore[method-assign]
+        assert "Transformer gives (7, 9) for targets (7, 6)" in self.message(made, batch())
+
+    def test_a_loss_that_takes_no_scores(self) -> None:
+        made = task()
+        made.loss = nn.MSELoss()
+        assert self.message(made, batch()).startswith("LOSS: ")
+
+    def test_a_perplexity_of_a_smoothed_loss(self) -> None:
+        made = task()
+        with pytest.raises(
+            ConfigError, match=r"METERS\.perplexity and LOSS\.label_smoothing = 0\.1: exp of a smoothed"
+        ):
+            LanguageModel(replace(made.parts, loss=CrossEntropy(0.1)))
+        LanguageModel(replace(made.parts, loss=CrossEntropy(0.1), meters={}))

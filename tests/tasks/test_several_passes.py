@@ -1,0 +1,153 @@
+"""Several backward passes in a step: two losses with an optimizer each, and the second pass of SAM."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from optimizer_parts import Adversarial, Rivals
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.distributed import World
+from phasetrain.machine import Machine
+from phasetrain.meters import METERS, Meter
+from phasetrain.optim import GuardSettings, SamSettings, Several, Updater
+from phasetrain.tasks import Parts, Position, Supervised
+from phasetrain.testing.build import Silent
+
+
+def rivals() -> Rivals:
+    torch.manual_seed(0)
+    return Rivals()
+
+
+def optimizers(model: Rivals) -> dict[str, torch.optim.Optimizer]:
+    return {
+        "": torch.optim.Adam(model.generator.parameters(), lr=0.01),
+        "critic": torch.optim.SGD(model.critic.parameters(), lr=0.1, momentum=0.5),
+    }
+
+
+def task(**options: Any) -> Adversarial:
+    model = rivals()
+    updater = Updater(Several(optimizers(model)), guard=GuardSettings("skip"))
+    machine = Machine(torch.device("cpu"), "fp32")
+    return Adversarial(Parts(model, nn.Identity(), {}, updater, {}, machine, World(), 0), **options)
+
+
+def batch(number: int) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    return Batch(torch.randn(4, 1, 8, 8, generator=generator), torch.zeros(4), torch.arange(4), 4)
+
+
+def at(updates: int) -> Position:
+    return Position("train", updates=updates, step=updates, where=0.0)
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    return [tensor.clone() for tensor in module.parameters()]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_each_part_learns_from_its_own_loss() -> None:
+    made, model = task(), rivals()
+    both = optimizers(model)
+    for number in range(4):
+        out = made.train_step([batch(number)], at(number), Silent())
+        made.reseed(at(number))
+        fake = model.generator(torch.randn(4, 8))
+        real = model.critic(batch(number).input.flatten(1))
+        critic = softplus(-real).mean() + softplus(model.critic(fake.detach())).mean()
+        generator = softplus(-model.critic(fake)).mean()
+        for loss, part in ((critic, model.critic), (generator, model.generator)):
+            for parameter, grad in zip(part.parameters(), torch.autograd.grad(loss, [*part.parameters()]), strict=True):
+                parameter.grad = grad
+        for one in both.values():
+            one.step()
+        assert float(out.loss) == pytest.approx((critic + generator).item())
+    assert equal(weights(made.model), weights(model))
+    assert not equal(weights(made.model), weights(rivals()))
+
+
+def test_in_turn_one_of_them_stands_still() -> None:
+    made = task(in_turn=True)
+    for number in range(4):
+        before = {name: weights(getattr(made.model, name)) for name in ("critic", "generator")}
+        made.train_step([batch(number)], at(number), Silent())
+        moved = [name for name, old in before.items() if not equal(old, weights(getattr(made.model, name)))]
+        assert moved == [("critic", "generator")[number % 2]]
+
+
+def test_where_one_loss_is_no_number_neither_learns() -> None:
+    made = task()
+    made.train_step([batch(0)], at(0), Silent())
+    before = weights(made.model)
+    spoilt = batch(1)
+    spoilt.input[0, 0, 0, 0] = torch.nan
+    made.train_step([spoilt], at(1), Silent())
+    assert equal(weights(made.model), before)
+    assert made.updater.skipped == 1
+
+
+class Heard(Silent):
+    """Counts what hooks hear."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def on_batch(self, batch: Batch) -> Batch:
+        self.calls["batch"] += 1
+        return batch
+
+    def on_forward(self, out: StepOutput) -> StepOutput:
+        self.calls["forward"] += 1
+        return out
+
+    def on_backward(self, out: StepOutput) -> None:
+        self.calls["backward"] += 1
+
+    def on_update(self) -> None:
+        self.calls["update"] += 1
+
+
+class TestSharpnessAware:
+    def made(self, model: nn.Module, rho: float = 0.5) -> Supervised:
+        updater = Updater(torch.optim.SGD(model.parameters(), lr=0.1), sam=SamSettings(rho) if rho else None)
+        machine = Machine(torch.device("cpu"), "fp32")
+        meters: dict[str, Meter] = {"samples": METERS.build("loss")}
+        return Supervised(Parts(model, nn.CrossEntropyLoss(), meters, updater, {}, machine, World(), 0))
+
+    def batches(self) -> list[Batch]:
+        made = [batch(number) for number in range(2)]
+        return [Batch(one.input.flatten(1), torch.arange(4) % 2, one.ids, 4) for one in made]
+
+    def test_both_passes_drop_the_same(self) -> None:
+        seen: list[Tensor] = []
+
+        class Look(nn.Dropout):
+            def forward(self, value: Tensor) -> Tensor:
+                seen.append(super().forward(torch.ones(64)))
+                return value
+
+        self.made(nn.Sequential(Look(0.5), nn.Linear(64, 2))).train_step(self.batches(), at(0), Silent())
+        assert len(seen) == 4
+        assert torch.equal(seen[0], seen[2])
+        assert torch.equal(seen[1], seen[3])
+        assert not torch.equal(seen[0], seen[1])
+
+    def test_meters_and_hooks_are_told_of_the_first(self) -> None:
+        events, made, plain = Heard(), self.made(nn.Linear(64, 2)), self.made(nn.Linear(64, 2), 0.0)
+        plain.model.load_state_dict(made.model.state_dict())
+        out = made.train_step(self.batches(), at(0), events)
+        other = plain.train_step(self.batches(), at(0), Silent())
+        assert events.calls == {"batch": 2, "forward": 4, "backward": 2, "update": 1}
+        assert (float(out.loss), out.samples) == (float(other.loss), 8)
+        assert [meter.compute() for meter in made.meters.values()] == [
+            meter.compute() for meter in plain.meters.values()
+        ]
+        assert not equal(weights(made.model), weights(plain.model))
