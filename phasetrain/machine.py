@@ -13,7 +13,7 @@ import torch
 
 from phasetrain.errors import ConfigError
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MOST_THREADS = 256
 """Threads that a machine with few cores may have too."""
 
@@ -66,7 +66,9 @@ class Machine:
 
     Args:
         device: `cpu`, `cuda`, `mps`, or `cuda:1` and the like.
-        precision: type of activations in forward passes; weights stay fp32.
+        precision: type of activations in forward passes; weights stay fp32. `tf32` computes products of matrices and
+            convolutions with fewer digits, on CUDA.
+        test_precision: the same in tests; None: as in training.
         threads: CPU threads of torch in this process; None leaves torch's default.
         deterministic: allow only deterministic kernels.
     """
@@ -75,12 +77,20 @@ class Machine:
     precision: Precision = "fp32"
     threads: int | None = None
     deterministic: bool = True
+    test_precision: Precision | None = None
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context of a forward pass: torch's autocast for bf16 and fp16, nothing for fp32."""
-        if self.precision == "fp32":
+    def casts(self, *, train: bool = True) -> bool:
+        """Tell whether activations have another type than weights."""
+        return self._precision(train=train) in AUTOCAST
+
+    def autocast(self, *, train: bool = True) -> AbstractContextManager[object]:
+        """Return the context of a forward pass: torch's autocast for bf16 and fp16, nothing for fp32 and tf32."""
+        if not self.casts(train=train):
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=AUTOCAST[self.precision])
+        return torch.autocast(self.device.type, dtype=AUTOCAST[self._precision(train=train)])
+
+    def _precision(self, *, train: bool) -> Precision:
+        return self.precision if train or self.test_precision is None else self.test_precision
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -88,8 +98,12 @@ class Machine:
         threads, fill = torch.get_num_threads(), torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        benchmark = torch.backends.cudnn.benchmark
+        benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+        matmul = torch.get_float32_matmul_precision()
         try:
+            if self.device.type == "cuda":  # torch allows tf32 in convolutions unless it is told otherwise
+                torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
+                torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             if self.deterministic:
@@ -102,7 +116,8 @@ class Machine:
         finally:
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            torch.backends.cudnn.benchmark = benchmark
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
+            torch.set_float32_matmul_precision(matmul)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 

@@ -183,6 +183,7 @@ def settle(
         config.MACHINE.precision,
         config.MACHINE.threads,
         config.MACHINE.deterministic,
+        config.MACHINE.test_precision,
     )
     return Setup(
         config=config,

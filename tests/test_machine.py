@@ -1,6 +1,7 @@
 """Seeds are hashed, generators are set at once, and what a run changes of the process is put back."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,11 @@ import pytest
 import torch
 
 from phasetrain.errors import ConfigError
+from phasetrain.hooks import on
 from phasetrain.machine import Machine, check_threads, reseed, reseed_all, resolve_device, seed_of
+from phasetrain.run import run
 from phasetrain.setup import settle
+from phasetrain.terminal import Terminal
 
 CPU = torch.device("cpu")
 
@@ -63,6 +67,22 @@ class TestAutocast:
     def test_types_of_activations(self, precision: Any, dtype: torch.dtype) -> None:
         with Machine(CPU, precision).autocast():
             assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+
+    def test_tests_may_have_another_precision(self, tmp_path: Path) -> None:
+        machine = Machine(CPU, "bf16", test_precision="fp32")
+        assert (machine.casts(), machine.casts(train=False)) == (True, False)
+        seen: dict[str, set[torch.dtype]] = {"train": set(), "test": set()}
+
+        @on("forward")
+        def look(run: Any, phase: Any, out: Any) -> None:
+            seen[phase.split].add(out.output.dtype)
+
+        words = ["PHASES={epochs: 1, limit: {train: 2, test: 1}}", "MACHINE.precision=bf16", f"RUN.dir={tmp_path}"]
+        run([*words, "MACHINE.test_precision=fp32"], hooks={"look": look}, terminal=Terminal(live=False))
+        assert seen == {"train": {torch.bfloat16}, "test": {torch.float32}}
+
+    def test_tf32_is_no_type_of_activations(self) -> None:
+        assert not Machine(CPU, "tf32").casts()
 
 
 class TestApplied:

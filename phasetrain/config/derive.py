@@ -1,24 +1,21 @@
 """Values that follow from others: pure rules, each of which says what it did."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.check import raise_all, shown
+from phasetrain.config.compiling import compile_settings
 from phasetrain.config.compose import Composed
 from phasetrain.config.layers import leaves, lookup, origin_of
 from phasetrain.config.scaling import lr_factor
 from phasetrain.config.schema import Schema
 from phasetrain.config.stages import LENGTHS
-from phasetrain.errors import ConfigError, did_you_mean
-
-COMPILE: Mapping[str, Any] = MappingProxyType({"backend": "inductor", "mode": None, "fullgraph": False, "options": {}})
-"""Keys of MACHINE.compile, with what they are when not given."""
+from phasetrain.errors import ConfigError
 
 _NAME = re.compile(r"[\w.+-]+")
 
@@ -58,6 +55,7 @@ def derive(
     rules.learning_rate()
     rules.monitor(monitor)
     rules.device(device)
+    rules.precision()
     rules.compile()
     rules.folder()
     rules.launch()
@@ -227,36 +225,26 @@ class _Rules:
         if self.config["MACHINE"]["device"] == "auto":
             self._set("MACHINE.device", device, "what this machine has")
 
+    def precision(self) -> None:
+        """MACHINE and DISTRIBUTED: what was Apex's is torch's own today."""
+        if self.config["MACHINE"]["precision"] == "apex":
+            self._set("MACHINE.precision", "fp16", "mixed precision of Apex is torch.amp today")
+        if self.config["MACHINE"]["precision"] == "tf32" and self.config["MACHINE"]["device"] != "cuda":
+            device = self.config["MACHINE"]["device"]
+            self.problems.append(
+                f"MACHINE.precision = 'tf32' and MACHINE.device = {device!r}: only CUDA devices have it; take fp32"
+            )
+        if self.config["DISTRIBUTED"]["sync_batch_norm"] == "apex":
+            self._set("DISTRIBUTED.sync_batch_norm", "global", "Apex's is torch's today")
+
     def compile(self) -> None:
         """MACHINE.compile: a bare backend is spelled out; what makes bits depend on what came before is refused."""
-        machine, path = self.config["MACHINE"], "MACHINE.compile"
-        if machine["compile"] is None:
+        if self.config["MACHINE"]["compile"] is None:
             return
-        given = {"backend": machine["compile"]} if isinstance(machine["compile"], str) else machine["compile"]
-        spelled = {**COMPILE, **given}
-        if problems := _compile_problems(given, spelled):
-            self.problems += [f"{path}.{problem}" for problem in problems]
-            return
-        if spelled != machine["compile"]:
-            self._set(path, spelled, "spelled out")
-        if (spelled["mode"] or "").startswith("max-autotune") and machine["deterministic"]:
-            self.problems.append(
-                f"{path}.mode = {spelled['mode']!r} and MACHINE.deterministic = true: it takes the kernels that are "
-                "the fastest in this very attempt, and others have other bits; take another mode, or "
-                "MACHINE.deterministic=false"
-            )
-        train, distributed = self.config["DATA"]["TRAIN"], self.config["DISTRIBUTED"]
-        for key, value, wanted in (("drop_last", False, "true"), ("on_bad_sample", "drop", "substitute")):
-            if train[key] == value:
-                self.problems.append(
-                    f"{path} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for one size of batches, and "
-                    f"this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or leave out {path}"
-                )
-        if distributed["strategy"] in ("ddp", "zero") and distributed.get("bucket_cap_mb", 25) < 1:
-            self.problems.append(
-                f"{path} and DISTRIBUTED.bucket_cap_mb = {distributed['bucket_cap_mb']}: torch.compile expects buckets "
-                "of at least 1 MiB"
-            )
+        spelled, problems = compile_settings(self.config)
+        self.problems += problems
+        if not problems and spelled != self.config["MACHINE"]["compile"]:
+            self._set("MACHINE.compile", spelled, "spelled out")
 
     def communication(self, size: int) -> None:
         """DISTRIBUTED: what several processes cannot do on this device, or not in this order, is refused."""
@@ -287,8 +275,8 @@ class _Rules:
             )
         if section["sync_batch_norm"] and size > 1 and device != "cuda":
             self.problems.append(
-                f"DISTRIBUTED.sync_batch_norm = true and MACHINE.device = {device!r}: torch synchronises batch norm "
-                "over several processes on CUDA devices only; leave it out here"
+                f"DISTRIBUTED.sync_batch_norm = {shown(section['sync_batch_norm'])} and MACHINE.device = {device!r}: "
+                "torch synchronises batch norm over several processes on CUDA devices only; leave it out here"
             )
 
     def folder(self) -> None:
@@ -342,24 +330,6 @@ class _Rules:
     def _rank(self, path: str) -> int:
         layers: Sequence[str] = self._composed.layers
         return len(layers) - 1 - layers[::-1].index(self._layer(path))
-
-
-def _compile_problems(given: dict[str, Any], spelled: dict[str, Any]) -> list[str]:
-    """Return what is wrong with the mapping MACHINE.compile, key by key."""
-    found = [
-        f"{key}: no such key{did_you_mean(key, COMPILE) or '.'} It takes: {', '.join(COMPILE)}"
-        for key in given.keys() - COMPILE.keys()
-    ]
-    expected = {"backend": str, "mode": str | None, "fullgraph": bool, "options": dict}
-    words = {"backend": "a name", "mode": "a name or null", "fullgraph": "true or false", "options": "a mapping"}
-    found += [
-        f"{key} = {shown(spelled[key])}: expected {words[key]}"
-        for key in COMPILE
-        if not isinstance(spelled[key], expected[key])
-    ]
-    if not found and spelled["mode"] is not None and spelled["options"]:
-        found.append(f"mode = {spelled['mode']!r} and options are both set; torch.compile takes one of the two")
-    return found
 
 
 def _uneven(batch: int, size: int, whole: int, each: int, *, micro_given: bool) -> str:

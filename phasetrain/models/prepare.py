@@ -37,12 +37,16 @@ class CompileSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def synchronized(module: nn.Module) -> nn.Module:
-    """Return a module whose batch norms take their statistics over the batches of all processes.
+def synchronized(module: nn.Module, group: Any = None) -> nn.Module:
+    """Return a module whose batch norms take their statistics over the batches of several processes.
 
     Parameters and buffers stay the same objects, under the same names.
+
+    Args:
+        module: holds the batch norms.
+        group: torch's group of the processes; None takes all.
     """
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)  # type: ignore[no-untyped-call]
     return converted
 
 

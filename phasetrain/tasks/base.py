@@ -50,7 +50,7 @@ class Task(WholeState):
         )
         self._device = parts.machine.device
         self._moves = parts.machine.device.type != "cpu"
-        self._casts = parts.machine.precision != "fp32"
+        self._casts, self._trains = parts.machine.casts(), True
         self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
         self._mix = seed_of(parts.seed, "mix")
         self._weighs, self._counted = type(self).weight_of is not Task.weight_of, 0
@@ -91,6 +91,7 @@ class Task(WholeState):
         if self.parts.losses:
             self.loss = self.parts.losses[phase.stage]
             self._logged = _logging(self.loss)
+        self._casts, self._trains = self.parts.machine.casts(train=phase.is_train), phase.is_train
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
         if phase.is_train and self.parts.holds is not None:
@@ -292,7 +293,7 @@ class Task(WholeState):
         if not self._casts:
             out = self.forward(batch)
         else:
-            with self.parts.machine.autocast():
+            with self.parts.machine.autocast(train=self._trains):
                 out = self.forward(batch)
         if self._logged is not None:
             out.logs = self._logged.taken() | out.logs

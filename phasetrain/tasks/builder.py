@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.distributed.subgroups import partition, subgroup
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.machine import reseed_all, seed_of
@@ -150,8 +151,10 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         """
         model.to(self.machine.device)
         loss.to(self.machine.device)
-        if self.config.DISTRIBUTED.sync_batch_norm and not self.world.is_alone:
-            model, loss = synchronized(model), synchronized(loss)
+        over = self.config.DISTRIBUTED.sync_batch_norm
+        if over and not self.world.is_alone:
+            group = subgroup(self.world, partition(self.world, over, "DISTRIBUTED.sync_batch_norm"))
+            model, loss = synchronized(model, group), synchronized(loss, group)
         if train:
             self.freeze(model, loss)
         rules = self.config.MACHINE.activation_checkpointing

@@ -37,6 +37,17 @@ def test_the_default_config_is_complete_and_frozen() -> None:
     assert "RUN.name: null -> 'digits' (name of the experiment)" in found.lines
 
 
+def test_what_was_apexs_is_torchs() -> None:
+    found = derived("MACHINE.precision=apex", "DISTRIBUTED.sync_batch_norm=apex")
+    assert (found.config.MACHINE.precision, found.config.DISTRIBUTED.sync_batch_norm) == ("fp16", "global")
+    assert "MACHINE.precision: 'apex' -> 'fp16' (mixed precision of Apex is torch.amp today)" in found.lines
+    assert any(line.startswith("DISTRIBUTED.sync_batch_norm: 'apex' -> 'global'") for line in found.lines)
+
+
+def test_tf32_is_for_cuda() -> None:
+    assert "only CUDA devices have it" in refused("MACHINE.precision=tf32")
+
+
 def test_the_composed_config_is_not_changed() -> None:
     composed = compose([])
     derive(composed, SCHEMA, device="cpu")
