@@ -15,8 +15,8 @@ _TEST = re.compile(r"`(tests/[^`]+\.py::[^`]+)`")
 
 
 def rows(page: str) -> list[tuple[str, ...]]:
-    """Return the cells of every row of the page's table, without its head."""
-    lines = [line for line in page.splitlines() if line.startswith("|")]
+    """Return the cells of every row of the page's first table, without its head."""
+    lines = [line for line in page.partition("\n## ")[0].splitlines() if line.startswith("|")]
     cells = [tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) for line in lines]
     return [row for row in cells if row != HEAD and not set("".join(row)) <= set("-: ")]
 
@@ -40,8 +40,8 @@ def problems(page: str, collected: Collection[str]) -> list[str]:
         if row[0] in seen:
             found.append(f"row {row[0]} stands there twice")
         seen.add(row[0])
-        if not re.fullmatch(r"B?\d+", row[0]):
-            found.append(f"row {row[0]!r}: expected one number, such as 14 or B1")
+        if not re.fullmatch(r"B?\d+|\d+-\d+", row[0]):
+            found.append(f"row {row[0]!r}: expected a number or a range, such as 14, 29-33 or B1")
         if not named_tests(row):
             found.append(f"row {row[0]} names no test")
         found += [f"row {row[0]}: {test} is not collected" for test in named_tests(row) if test not in collected]
@@ -64,7 +64,7 @@ def page() -> str:
 
 @pytest.fixture(scope="module")
 def found(page: str) -> set[str]:
-    files = [test.partition("::")[0] for row in rows(page) for test in named_tests(row)]
+    files = [test.partition("::")[0] for test in _TEST.findall(page)]
     return collected([*files, "tests/rules/test_features.py", "tests/no_such_file.py"])
 
 
@@ -73,14 +73,36 @@ def test_the_page_is_true(page: str, found: set[str]) -> None:
     assert problems(page, found) == []
 
 
+def test_what_stands_beyond_the_table_is_true_too(page: str, found: set[str]) -> None:
+    beyond = page.partition("## Beyond")[2]
+    assert len(_TEST.findall(beyond)) >= 10
+    assert [test for test in _TEST.findall(beyond) if test not in found] == []
+
+
+def numbers(row: str) -> set[str]:
+    """Return the numbers that a row or a range of rows stands for."""
+    first, dash, last = row.partition("-")
+    return {str(n) for n in range(int(first), int(last) + 1)} if dash else {row}
+
+
+def test_every_row_of_the_feature_table_is_proved_or_named_with_the_issue_that_brings_it(page: str) -> None:
+    proved = set().union(*(numbers(row[0]) for row in rows(page)))
+    later = page.partition("## Not yet")[2].partition("\n## ")[0]
+    assert later.startswith("\nRows of the table that the issue")
+    named = set(re.findall(r"\b(B?\d+) \(", later))
+    every = {str(n) for n in range(1, 114)} | {f"B{n}" for n in range(1, 13)}
+    assert every - proved == named
+    assert not proved - every
+
+
 def test_what_does_not_exist_is_not_collected(found: set[str]) -> None:
     assert "tests/rules/test_features.py::test_rows_stand_in_order" in found
     assert "tests/rules/test_features.py::test_that_does_not_exist" not in found
 
 
 def test_rows_stand_in_order(page: str) -> None:
-    numbers = [int(row[0]) for row in rows(page) if row[0].isdigit()]
-    assert numbers == sorted(numbers)
+    firsts = [int(row[0].partition("-")[0]) for row in rows(page) if row[0][0].isdigit()]
+    assert firsts == sorted(firsts)
 
 
 WRONG = """
@@ -97,7 +119,7 @@ def test_what_is_wrong_is_seen() -> None:
     assert problems(WRONG, {"tests/a.py::test_a"}) == [
         "row 1 stands there twice",
         "row 1: tests/a.py::test_b is not collected",
-        "row 'x': expected one number, such as 14 or B1",
+        "row 'x': expected a number or a range, such as 14, 29-33 or B1",
         "row x names no test",
         "4 | d | `tests/a.py::test_a`: 3 cells, expected 4",
     ]
