@@ -2,46 +2,24 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from glob import glob
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
 import numpy as np
 import torch
 
 from phasetrain.data.datasets.base import DATASETS
+from phasetrain.data.datasets.shards import Shard, indexed, matching
 from phasetrain.data.streams import Streamed
-from phasetrain.errors import ConfigError
 
 STRIDE = 1024
 """Lines between two places that the index knows."""
 
 BLOCK_BYTES = 2**20
-FORMAT = 1
 
 TYPES = {"float32": torch.float32, "int64": torch.int64}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What is known of a file.
-
-    Attributes:
-        path: where it is.
-        size, time: bytes, and when it was last changed, in nanoseconds.
-        lines: number of lines; the last one may lack its end.
-        places: byte at which each `STRIDE`-th line begins.
-    """
-
-    path: str
-    size: int
-    time: int
-    lines: int
-    places: tuple[int, ...]
 
 
 class LineFiles:
@@ -56,7 +34,7 @@ class LineFiles:
 
     def shard_lengths(self) -> Sequence[int]:
         """Return the number of lines of each file."""
-        return [shard.lines for shard in self.shards]
+        return [shard.samples for shard in self.shards]
 
     def read(self, shard: int, start: int) -> Iterator[bytes]:
         """Yield the lines of a file from the `start`-th on, their ends included."""
@@ -104,7 +82,7 @@ class Lines(Streamed):
             raise ValueError(f"form = {form!r}, dtype = {dtype!r}: expected json or text, float32 or int64")
         self.form, self.input_key, self.target_key, self.dtype = form, input_key, target_key, dtype
         self.classes = classes
-        self.shards = indexed(matching(files), index)
+        self.shards = indexed(matching(files), index, kind="lines", stride=STRIDE, places=places_of)
         super().__init__(LineFiles(self.shards))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -140,47 +118,12 @@ class Lines(Streamed):
         root = os.path.commonpath([Path(shard.path).parent for shard in self.shards])
         digest = sha256()
         for shard in self.shards:
-            digest.update(f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.lines}\n".encode())
+            digest.update(f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.samples}\n".encode())
         return digest.hexdigest()
 
 
-def indexed(paths: Sequence[str], index: str | None) -> tuple[Shard, ...]:
-    """Return what is known of files, from an index where it fits, and keep there what was not.
-
-    Raises:
-        OSError: a file cannot be read, or the index not written.
-    """
-    known = _read(index)
-    shards = []
-    for path in paths:
-        status, shard = Path(path).stat(), known.get(path)
-        if shard is None or (shard.size, shard.time) != (status.st_size, status.st_mtime_ns):
-            shard = _counted(path, status.st_size, status.st_mtime_ns)
-        shards.append(shard)
-    if index is not None and any(known.get(shard.path) != shard for shard in shards):
-        content = {"format": FORMAT, "stride": STRIDE, "files": [asdict(shard) for shard in shards]}
-        temporary = Path(f"{index}.tmp-{uuid4().hex[:8]}")  # several processes may be at it at once
-        temporary.write_text(json.dumps(content))
-        temporary.replace(index)
-    return tuple(shards)
-
-
-def _read(index: str | None) -> Mapping[str, Shard]:
-    if index is None or not Path(index).exists():
-        return {}
-    try:
-        content = json.loads(Path(index).read_text())
-        if (content["format"], content["stride"]) != (FORMAT, STRIDE):
-            return {}
-        return {one["path"]: Shard(**{**one, "places": tuple(one["places"])}) for one in content["files"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"index = {index!r} is no index of lines ({error}); delete it, or name another file"
-        ) from error
-
-
-def _counted(path: str, size: int, time: int) -> Shard:
-    """Go through a file and note its lines."""
+def places_of(path: str) -> tuple[int, list[int]]:
+    """Go through a file, and return its number of lines and the byte at which each `STRIDE`-th begins."""
     places, lines, offset, last = [0], 0, 0, b"\n"
     with open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -188,22 +131,7 @@ def _counted(path: str, size: int, time: int) -> Shard:
             first = STRIDE - 1 - lines % STRIDE
             places += (begins[first::STRIDE] + offset).tolist()
             lines, offset, last = lines + len(begins), offset + len(block), block[-1:]
-    return Shard(path, size, time, lines + (last != b"\n"), tuple(places))
-
-
-def matching(files: str | Sequence[str]) -> list[str]:
-    """Return the files of patterns, each once, those of a pattern in the order of their names.
-
-    Raises:
-        ValueError: a pattern that no file has.
-    """
-    found = []
-    for pattern in [files] if isinstance(files, str) else files:
-        paths = sorted(path for path in glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207 - `**` of any path
-        if not paths:
-            raise ValueError(f"files = {pattern!r}: no file is of this name or pattern")
-        found += paths
-    return list(dict.fromkeys(found))
+    return lines + (last != b"\n"), places
 
 
 def _target(value: Any) -> Any:

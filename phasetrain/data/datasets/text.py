@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.data.datasets.base import DATASETS, TensorSamples
-from phasetrain.data.datasets.lines import matching
+from phasetrain.data.datasets.shards import matching
 from phasetrain.errors import did_you_mean
 
 IGNORED = -100

@@ -6,27 +6,24 @@ import re
 import tarfile
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
-from uuid import uuid4
 
 import numpy as np
 import torch
 
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.images import CHANNELS, EXTENSIONS, Mode, check_mode, decode, pillow
-from phasetrain.data.datasets.lines import matching
+from phasetrain.data.datasets.shards import Shard, indexed, matching
 from phasetrain.data.streams import Streamed
-from phasetrain.errors import ConfigError, PhasetrainError, did_you_mean
+from phasetrain.errors import PhasetrainError, did_you_mean
 
 STRIDE = 64
 """Samples between two places that the index knows."""
 
-FORMAT = 1
 GZIP_MAGIC = b"\x1f\x8b"
 NAME = re.compile(r"^((?:.*/)?[^./]+)\.([^/]*)$")
 """Key and extension in the name of a member: the key ends at the first dot of the file's name, as WebDataset has it."""
@@ -34,24 +31,6 @@ NAME = re.compile(r"^((?:.*/)?[^./]+)\.([^/]*)$")
 IMAGES = tuple(one.removeprefix(".") for one in EXTENSIONS)
 DECODED = ("cls", "id", "index", "txt", "text", "json", "npy", "npz")
 """Extensions, beside those of images, that are decoded; members of others stay bytes."""
-
-
-@dataclass(frozen=True)
-class TarShard:
-    """What is known of an archive.
-
-    Attributes:
-        path: where it is.
-        size, time: bytes, and when it was last changed, in nanoseconds.
-        samples: number of samples.
-        places: byte (of what is unpacked) at which each `STRIDE`-th sample begins.
-    """
-
-    path: str
-    size: int
-    time: int
-    samples: int
-    places: tuple[int, ...]
 
 
 class TarSample:
@@ -111,7 +90,7 @@ class TarFiles:
         shards: the archives.
     """
 
-    def __init__(self, shards: Sequence[TarShard]) -> None:
+    def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = tuple(shards)
 
     def shard_lengths(self) -> Sequence[int]:
@@ -169,7 +148,7 @@ class WebDataset(Streamed):
         self.classes, self.images = classes, _asks_for_images(input_key, target_key)
         if self.images:
             pillow("webdataset")
-        self.shards = indexed(matching(files), index)
+        self.shards = indexed(matching(files), index, kind="archives", stride=STRIDE, places=places_of)
         super().__init__(TarFiles(self.shards))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -251,42 +230,14 @@ def samples_of(path: str, place: int = 0) -> Iterator[TarSample]:
         raise ValueError(f"{path!r} is damaged: {error}") from error
 
 
-def indexed(paths: Sequence[str], index: str | None) -> tuple[TarShard, ...]:
-    """Return what is known of archives, from an index where it fits, and keep there what was not.
+def places_of(path: str) -> tuple[int, list[int]]:
+    """Go through an archive, and return its number of samples and the byte at which each `STRIDE`-th begins.
 
     Raises:
-        ConfigError: the index is none.
-        ValueError: a file is no archive.
-        OSError: a file cannot be read, or the index not written.
+        ValueError: it is no archive.
     """
-    known = _read(index)
-    shards = []
-    for path in paths:
-        status, shard = Path(path).stat(), known.get(path)
-        if shard is None or (shard.size, shard.time) != (status.st_size, status.st_mtime_ns):
-            offsets = [sample.offset for sample in samples_of(path)]
-            shard = TarShard(path, status.st_size, status.st_mtime_ns, len(offsets), tuple(offsets[::STRIDE]))
-        shards.append(shard)
-    if index is not None and any(known.get(shard.path) != shard for shard in shards):
-        content = {"format": FORMAT, "stride": STRIDE, "archives": [asdict(shard) for shard in shards]}
-        temporary = Path(f"{index}.tmp-{uuid4().hex[:8]}")  # several processes may be at it at once
-        temporary.write_text(json.dumps(content))
-        temporary.replace(index)
-    return tuple(shards)
-
-
-def _read(index: str | None) -> Mapping[str, TarShard]:
-    if index is None or not Path(index).exists():
-        return {}
-    try:
-        content = json.loads(Path(index).read_text())
-        if (content["format"], content["stride"]) != (FORMAT, STRIDE):
-            return {}
-        return {one["path"]: TarShard(**{**one, "places": tuple(one["places"])}) for one in content["archives"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"index = {index!r} is no index of archives ({error}); delete it, or name another file"
-        ) from error
+    offsets = [sample.offset for sample in samples_of(path)]
+    return len(offsets), offsets[::STRIDE]
 
 
 def _grouped(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[TarSample]:

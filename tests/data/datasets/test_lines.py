@@ -130,8 +130,8 @@ class TestIndex:
         index = f"{tmp_path}/index.json"
         first = Lines(two, index=index)
         counted: list[str] = []
-        count = module._counted
-        monkeypatch.setattr(module, "_counted", lambda path, *facts: (counted.append(path), count(path, *facts))[1])
+        count = module.places_of
+        monkeypatch.setattr(module, "places_of", lambda path: (counted.append(path), count(path))[1])
         assert Lines(two, index=index).shards == first.shards
         assert counted == []
         write(tmp_path, "a.jsonl", {"input": [0, 0.5], "target": 0})
@@ -143,7 +143,7 @@ class TestIndex:
         index = tmp_path / "index.json"
         index.write_text(json.dumps({"format": 0, "stride": 7, "files": "what was then"}))
         assert len(Lines(two, index=str(index))) == 5
-        assert json.loads(index.read_text())["format"] == 1
+        assert json.loads(index.read_text())["format"] == 2
 
     def test_what_is_no_index_is_refused(self, two: str, tmp_path: Path) -> None:
         (tmp_path / "index.json").write_text("{}")
