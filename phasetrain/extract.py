@@ -121,7 +121,7 @@ class _Extraction:
         reseed(mixed(self._stream, int(batch.ids[0])))
         moved = batch.to(self.setup.machine.device)
         try:
-            with self.setup.machine.autocast():
+            with self.setup.machine.autocast(train=False):
                 output = self.model(moved.input)
         except MISFITS as error:
             if isinstance(error, ConfigError):
@@ -168,7 +168,7 @@ class _Extraction:
             "fingerprint": self.split.fingerprint(),
             "seed": self.setup.config.RUN.seed,
             "batch_size": self.batch_size,
-            "precision": self.setup.machine.precision,
+            "precision": self.setup.machine.test_precision or self.setup.machine.precision,
             **{f"EXTRACT.{key}": list(section[key]) if key == "layers" else section[key] for key in keys},
             **self._data(),
         }

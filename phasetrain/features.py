@@ -101,7 +101,7 @@ class FeatureFolder:
         return shard
 
     def finish(self, shards: Iterable[Shard], facts: Mapping[str, Any]) -> None:
-        """Write the index over all shards, which makes the folder complete, and delete the records."""
+        """Write the index over all shards, which makes the folder complete, and delete all else."""
         listed = list(shards)
         request = (self._storage.read_json(f"{self.path}/{INDEX}") or {})["request"]
         rows = sum(shard.rows for shard in listed)
@@ -117,8 +117,10 @@ class FeatureFolder:
         shown = [{key: value for key, value in asdict(shard).items() if key != "columns"} for shard in listed]
         with self._writing():
             self._write_index({**content, "request": request, "shards": shown})
-            for shard in listed:
-                self._storage.remove(f"{self.path}/{shard.file}.json")
+            records = {f"{shard.file}.json" for shard in listed}
+            for name in self._storage.names(self.path):  # what a killed process has left half written, too
+                if name in records or ".tmp-" in name:
+                    self._storage.remove(f"{self.path}/{name}")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -337,7 +337,7 @@ class TestSelection:
     @pytest.mark.parametrize("dataset", [IMAGES, OneByOne()], ids=["whole", "one by one"])
     @pytest.mark.parametrize(
         ("given", "targets"),
-        [({"targets": []}, None), ({"labels": "sample_index"}, [4, 0]), ({"labels": "zero"}, [0, 0])],
+        [({"targets": []}, None), ({"label_type": "sample_index"}, [4, 0]), ({"label_type": "zero"}, [0, 0])],
     )
     def test_no_targets_and_those_that_are_made(self, dataset: Any, given: Any, targets: Any) -> None:
         made = self.made(dataset, **given)
