@@ -32,7 +32,7 @@ class Batch:
     size: int
     mask: Tensor | None = None
     bad: tuple[tuple[int, str], ...] = ()
-    weight: int | None = None
+    weight: float | None = None
 
     def as_stand_in(self) -> "Batch":
         """Return the batch with none of its samples counting."""

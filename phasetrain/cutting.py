@@ -2,24 +2,27 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import ceil
 
 from phasetrain.errors import ConfigError
 from phasetrain.plan import AVERAGED, TRAIN, Phase, PhaseSettings, Plan, Progress, Split, Stage, one_test
 from phasetrain.state import RunState
 
+MOST_PHASES = 1_000_000
+"""Phases of a plan, which is made before the first step and kept in every checkpoint."""
+
 
 def interleave(stages: Sequence[Stage]) -> Plan:
     """Return the plan of a run: train phases, cut where an epoch ends or a test is due, and the tests.
 
     Raises:
-        ConfigError: a split without samples, or without a single batch.
+        ConfigError: a split without samples, or without a single batch, or more than `MOST_PHASES` phases.
     """
     _check(stages)
     first = stages[0]
     tests = _tests(first, _Position()) if first.settings.test_first else ()
-    return Plan(tuple(_numbered(_due([*tests, *_coming(stages, _Position(), tested=True)], stages))))
+    return Plan(tuple(_numbered(_due([*tests, *_few(_coming(stages, _Position(), tested=True))], stages))))
 
 
 def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
@@ -40,11 +43,12 @@ def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
         done.append(replace(rest[0], steps=state.step))
         rest = rest[1:] if state.step == rest[0].steps else ()
     done += takewhile(lambda phase: not phase.is_train, rest)
+    done = [replace(phase, stage=min(phase.stage, len(stages) - 1)) for phase in done]  # there may be fewer now
     at = _Position.after(done, state, stages)
     coming = _coming(stages, at, tested=not done or not done[-1].is_train)
     last = min(state.updates, max(plan.updates - 1, 0))
     anchor = (state.updates, plan.where_at(last), plan.within(min(at.stage, len(plan.stages) - 1), last))
-    return Plan(tuple(_numbered([*done, *_due(list(coming), stages, state.updates)])), anchor)
+    return Plan(tuple(_numbered([*done, *_due(_few(coming), stages, state.updates)])), anchor)
 
 
 @dataclass
@@ -114,6 +118,17 @@ def _coming(stages: Sequence[Stage], at: _Position, *, tested: bool) -> Iterator
             return
         at.next_stage()
         tested = True
+
+
+def _few(phases: Iterator[Phase]) -> list[Phase]:
+    found = list(islice(phases, MOST_PHASES + 1))
+    if len(found) > MOST_PHASES:
+        raise ConfigError(
+            f"PHASES: the plan has more than {MOST_PHASES:,} phases, and so many reach epoch {found[-1].epoch + 1}; "
+            "test less often (PHASES.test_every), or give the run, or its epochs (`samples` of a sampler), another "
+            "length"
+        )
+    return found
 
 
 def _cut(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phase]:

@@ -217,6 +217,8 @@ def _splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
     """Return the splits to take, in the order in which they are named; all of them by default."""
     if wanted is None:
         return list(data)
+    if not wanted:
+        raise ConfigError(f"EXTRACT.splits = []: name at least one of {', '.join(data)}, or null for all of them")
     for name in wanted:
         if name not in data:
             raise ConfigError(

@@ -175,7 +175,7 @@ def find_batch_size(setup: Setup) -> Result:
     line = f"DATA.TRAIN.batch_size={largest}"
     if largest < batch_size:
         pieces = max(size for size in range(1, largest + 1) if batch_size % size == 0)
-        line = f"DATA.TRAIN.micro_batch_size={pieces}"
+        line = f"DATA.TRAIN.micro_batch_size={pieces} OPTIMIZER.accumulate=null"
     content = {"line": line, "largest": largest, "stopped": stopped, "tried": list(rates)}
     content["time"] = {"fastest": fastest, "samples_per_second": {str(size): rate for size, rate in rates.items()}}
     rows = [(str(size), f"{rate:,.0f}") for size, rate in rates.items()]
@@ -210,7 +210,7 @@ def suggested(lrs: Sequence[float], losses: Sequence[float], smoothing: float) -
     """
     curve = smoothed(losses, smoothing)
     lowest = min(range(len(curve)), key=lambda n: curve[n])
-    begin = int(HEAD * len(curve))
+    begin = max(int(HEAD * len(curve)), math.ceil(1 / (1 - smoothing)))  # before, the mean is of a few losses
     falls = {n: after - before for n, (before, after) in enumerate(pairwise(curve)) if begin <= n < lowest}
     steepest = min(falls, key=lambda n: falls[n]) if falls else 0
     fall = falls.get(steepest, 0.0)

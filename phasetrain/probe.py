@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from phasetrain.errors import ConfigError
-from phasetrain.features import read_columns
+from phasetrain.features import read_columns, read_index
 from phasetrain.machine import resolve_device, seed_of
 from phasetrain.storage import open_storage
 
@@ -95,6 +95,8 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
             f"{train!r} has {features.shape[1]} numbers per sample in {settings.layer!r} and {test!r} has "
             f"{others.shape[1]}; extract both with one model"
         )
+    if _made_by(train) != _made_by(test):
+        raise ConfigError(f"{train!r} and {test!r} are features of different weights; extract both with one model")
     _check(settings, len(features))
     classes = int(max(labels.max(), targets.max())) + 1
     features, labels = features.to(device), labels.to(device)
@@ -257,6 +259,12 @@ def _read(path: str, layer: str) -> tuple[Tensor, Tensor]:
     if not counts.any():
         raise ConfigError(f"{path!r}: no sample has a class of 0 or more, so there is nothing to compare with")
     return features[counts].flatten(1), target[counts].long()
+
+
+def _made_by(path: str) -> tuple[Any, ...]:
+    """Return the digest of the weights that made the features of a folder, and how places were averaged."""
+    request = read_index(path).get("request", {})
+    return request.get("model"), request.get("EXTRACT.pool")
 
 
 def _check(settings: ProbeSettings, samples: int) -> None:

@@ -17,6 +17,8 @@ from phasetrain.checkpoint import Loaded
 from phasetrain.config.changes import Change, differences
 from phasetrain.config.check import shown
 from phasetrain.cutting import splice
+from phasetrain.data import Growing
+from phasetrain.data.sampler import check_batches
 from phasetrain.errors import ChangedError
 from phasetrain.machine import Machine
 from phasetrain.plan import Plan, Stage
@@ -123,6 +125,12 @@ def settled_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) ->
         if then is None or now == then:
             continue
         line = f"DATA.{name.upper()}: the data has changed since {loaded.path}: its fingerprint was {then} and is {now}"
+        dataset = split.reader.dataset
+        if isinstance(dataset, Growing) and not dataset.continues(then):
+            raise ChangedError(
+                f"{line}; windows that were there before are gone or have changed, and those that are done are known "
+                "by their places: bring them back, let new ones come after them, or start anew with RUN.dir=..."
+            )
         if "data" not in setup.config.RUN.allow:
             raise ChangedError(f"{line}; bring the data back, or consent with RUN.allow=[data]")
         changed.append(line)
@@ -138,7 +146,8 @@ def position(
     anew.
 
     Raises:
-        ChangedError: see `settled_data` and `settled_changes`.
+        ChangedError: see `settled_data` and `settled_changes`; or the batch size was changed in the middle of a pass
+            whose order is made for one.
     """
     other_data = settled_data(setup, loaded, data)
     plan = Plan.from_json(loaded.promised["plan"])
@@ -151,6 +160,9 @@ def position(
         state.finished = ""
         plan = splice(plan, state, stages)
         notes.append(f"the rest of the plan is cut anew; `where` goes on from {plan.where(state):.4f}")
+    for phase in plan.phases[state.phase :]:
+        if (state.step if phase.index == state.phase else 0) < phase.steps:
+            check_batches(data[phase.data].at(phase.stage).order, phase)
     return plan, state, notes
 
 

@@ -83,6 +83,13 @@ class TestStages:
         assert after.within(1, after.stages[1][0]) == 0.0
         assert after.where(state) == before.where(state)
 
+    def test_a_splice_may_leave_fewer_stages(self) -> None:
+        before = interleave([stage(5, updates=3), stage(5, updates=3)])
+        state = RunState(phase=3, step=1, updates=4, samples=20)
+        after = splice(before, state, [stage(5, updates=9)])
+        assert {phase.stage for phase in after.phases} == {0}
+        assert (after.updates, after.stages) == (9, ((0, 9),))
+
     @given(st.lists(st.tuples(st.sampled_from([1, 3, 5, 20]), st.integers(1, 3)), min_size=1, max_size=4), st.data())
     def test_a_splice_that_changes_nothing_goes_on_as_planned(
         self, sizes: list[tuple[int, int]], data: st.DataObject
@@ -176,3 +183,16 @@ class TestAveraged:
         phase = Phase(0, "test@ema", 0, 0, 1, 0, 4, 4)
         assert (phase.data, phase.weights) == ("test", "ema")
         assert (Phase(0, "test", 0, 0, 1, 0, 4, 4).data, Phase(0, "test", 0, 0, 1, 0, 4, 4).weights) == ("test", "")
+
+
+class TestMostPhases:
+    def test_a_plan_of_too_many_phases_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("phasetrain.cutting.MOST_PHASES", 8)
+        assert len(interleave([stage(epochs=4)]).phases) == 8
+        with pytest.raises(ConfigError, match=r"^PHASES: the plan has more than 8 phases, and so many reach epoch 5; "):
+            interleave([stage(epochs=5)])
+
+    def test_one_of_a_pass_without_an_end_is_refused_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("phasetrain.cutting.MOST_PHASES", 1000)
+        with pytest.raises(ConfigError, match=r"so many reach epoch 1; test less often \(PHASES\.test_every\)"):
+            interleave([stage(length=10**12, epochs=1, test_every_updates=100)])

@@ -152,7 +152,7 @@ class TestBatchSize:
 
     def test_of_a_batch_that_does_not_fit_the_largest_piece_is_told(self, tmp_path: Path) -> None:
         result = tried(tmp_path, "DATA.TRAIN.batch_size=200")
-        assert result.reason == "DATA.TRAIN.micro_batch_size=50"
+        assert result.reason == "DATA.TRAIN.micro_batch_size=50 OPTIMIZER.accumulate=null"
 
     def test_no_larger_than_asked_for_or_than_there_is_data(self, tmp_path: Path) -> None:
         words = ("MODEL.limit=9999", "FIND.batch_size_from=256")

@@ -25,9 +25,9 @@ def clusters(samples: int, seed: int, spread: float = 1.0) -> tuple[torch.Tensor
     return centres[labels] + spread * torch.randn(samples, 5, generator=random), labels
 
 
-def folder(path: Path, features: torch.Tensor, labels: torch.Tensor) -> str:
+def folder(path: Path, features: torch.Tensor, labels: torch.Tensor, model: str = "one") -> str:
     made = FeatureFolder(str(path), "safetensors")
-    made.begin({"format": "safetensors"})
+    made.begin({"format": "safetensors", "model": model})
     columns = {"id": torch.arange(len(labels)), "target": labels, "layer.trunk": features}
     made.finish([made.write(0, 0, columns)], {})
     return str(path)
@@ -151,6 +151,8 @@ class TestProbe:
             ConfigError, match=r"has 5 numbers per sample in 'trunk' and .* has 4; extract both with one m"
         ):
             probe(one, other, SETTINGS)
+        with pytest.raises(ConfigError, match=r"are features of different weights; extract both with one model"):
+            probe(one, folder(tmp_path / "of another", features, labels, "another"), SETTINGS)
         with pytest.raises(ConfigError, match=r"the targets are torch.float32 of shape"):
             probe(one, folder(tmp_path / "third", features, labels.float()), SETTINGS)
 

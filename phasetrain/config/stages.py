@@ -1,6 +1,6 @@
 """The stages of a run: its config as each entry of PHASES.stages changes it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -50,7 +50,8 @@ def staged(composed: Composed, settled: Mapping[str, Any], schema: Schema) -> tu
             may change.
     """
     stages = settled["PHASES"]["stages"]
-    problems = [problem for number, stage in enumerate(stages) for problem in _problems(f"[{number}]", stage)]
+    splits = list(settled["DATA"])
+    problems = [problem for number, stage in enumerate(stages) for problem in _problems(f"[{number}]", stage, splits)]
     raise_all([f"PHASES.stages{problem}" for problem in problems])
     return tuple(_stage(composed, settled, schema, number, stage) for number, stage in enumerate(stages))
 
@@ -68,7 +69,7 @@ def _stage(
     return replace(composed, config=merged.values, origins=origins, layers=(*composed.layers, name), problems=())
 
 
-def _problems(where: str, stage: Mapping[str, Any]) -> list[str]:
+def _problems(where: str, stage: Mapping[str, Any], splits: Sequence[str]) -> list[str]:
     given = [key for key in LENGTHS if stage.get(key) is not None]
     found = []
     if len(given) != 1:
@@ -79,6 +80,11 @@ def _problems(where: str, stage: Mapping[str, Any]) -> list[str]:
         found.append(f"{where}: {told}: expected a whole number of at least 1")
     if not isinstance(stage.get("name", ""), str):
         found.append(f"{where}.name = {stage['name']!r}: expected a word")
+    data = stage.get("DATA")
+    for split in data if isinstance(data, Mapping) else ():
+        if split not in splits:
+            near = did_you_mean(split, splits) or "."
+            found.append(f"{where}.DATA.{split}: the run has no such split{near} It has {', '.join(splits)}")
     changed = leaves({key: value for key, value in stage.items() if key not in OWN})
     for path in (path for path in changed if not _may_change(path)):
         near = did_you_mean(path, [*OWN, *CHANGES])

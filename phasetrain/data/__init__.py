@@ -8,7 +8,7 @@ from phasetrain.data.mixing import Mixed
 from phasetrain.data.orders import Drawn
 from phasetrain.data.own_loader import LOADERS, OwnLoader
 from phasetrain.data.reader import Reader
-from phasetrain.data.sampler import SAMPLERS, Draw, Order, PhaseSampler, Windowed
+from phasetrain.data.sampler import SAMPLERS, Draw, Growing, Order, PhaseSampler, Windowed
 from phasetrain.data.source import Source
 from phasetrain.data.staged import StagedReader, StagedSampler
 from phasetrain.data.streams import Sharded, Stream, Streamed
@@ -24,6 +24,7 @@ __all__ = [
     "Collate",
     "Draw",
     "Drawn",
+    "Growing",
     "LoaderSettings",
     "Mixed",
     "OnBadSample",

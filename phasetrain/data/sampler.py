@@ -9,7 +9,7 @@ import numpy as np
 
 from phasetrain.data.permutation import Identity, Indices, Permutation
 from phasetrain.distributed import World
-from phasetrain.errors import ChangedError
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.machine import seed_of
 from phasetrain.plan import Phase
 from phasetrain.registry import Registry
@@ -125,6 +125,15 @@ class Windowed(Protocol):
     """Samples of each window; those of the first come first in the data set."""
 
 
+@runtime_checkable
+class Growing(Protocol):
+    """A data set that may get more samples behind those that it has, while a run goes over it."""
+
+    def continues(self, fingerprint: str) -> bool:
+        """Tell whether it begins with the data that had this fingerprint."""
+        ...
+
+
 class PhaseSampler:
     """Draws of one process for the phases of one split.
 
@@ -171,7 +180,7 @@ class PhaseSampler:
         Raises:
             ChangedError: the phase, planned before the data was changed, goes beyond its end, or the batch size of an
                 order that is made for one was changed in the middle of a pass.
-            ValueError: the order function did not give one index of the split per sample; what makes indices when they
+            ConfigError: the order function did not give one index of the split per sample; what makes indices when they
                 are asked for is looked at then.
         """
         length = pass_length(self._order, self._window(phase.epoch)[0])
@@ -180,8 +189,8 @@ class PhaseSampler:
                 f"DATA.{phase.data.upper()} has {length} samples now, and the phase under way goes up to "
                 f"{phase.offset + phase.samples}; bring the data back, or start anew in another folder with RUN.dir=..."
             )
-        if start < phase.steps and isinstance(self._order, BatchOrder):
-            _check_batches(phase, self._order.batch_size)
+        if start < phase.steps:
+            check_batches(self._order, phase)
         indices = self._indices(phase)
         for step in range(start, phase.steps):
             first, samples = phase.offset + step * phase.batch_size, phase.samples_in(step)
@@ -238,13 +247,21 @@ def _checked(where: str, found: Any, count: int, *, below: int) -> Pass:
         if len(found) == count:
             return _CheckedPass(where, found, below)
         given = f"{given} of length {len(found)}"
-    raise ValueError(
+    raise ConfigError(
         f"{where} gave {given} for a pass, expected an int64 array ({count},), or an object of that length "
         "whose slices are int64 arrays"
     )
 
 
-def _check_batches(phase: Phase, batch_size: int) -> None:
+def check_batches(order: Order, phase: Phase) -> None:
+    """Refuse a phase whose place in its pass was not reached in batches of the size that an order is made for.
+
+    Raises:
+        ChangedError: the batch size was changed in the middle of a pass.
+    """
+    if not isinstance(order, BatchOrder):
+        return
+    batch_size = order.batch_size
     if (phase.batch_size, phase.offset) != (batch_size, phase.first * batch_size):
         where = f"DATA.{phase.data.upper()}"
         raise ChangedError(
@@ -284,7 +301,7 @@ def _check(where: str, what: str, found: Any, count: int, *, below: int) -> None
     """Refuse what is not `count` indices in [0, below)."""
     if not isinstance(found, np.ndarray) or found.dtype != np.int64 or found.shape != (count,):
         kind = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise ValueError(f"{where} gave {kind} for {what}, expected int64 ({count},)")
+        raise ConfigError(f"{where} gave {kind} for {what}, expected int64 ({count},)")
     if found.view(np.uint64).max(initial=0) >= below:  # a negative number is a large one then
         wrong = found[(found < 0) | (found >= below)][0]
-        raise ValueError(f"{where} gave index {wrong} for {what}, expected indices from 0 to {below - 1}")
+        raise ConfigError(f"{where} gave index {wrong} for {what}, expected indices from 0 to {below - 1}")

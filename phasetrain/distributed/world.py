@@ -12,6 +12,7 @@ from phasetrain.distributed.failures import Failures
 from phasetrain.errors import PeerError, PhasetrainError
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,13 @@ class World:
         self.told((found, 0, ""))
         return found
 
-    def total(self, count: int) -> int:
-        """Return the sum of a count over all processes."""
+    def total(self, count: Number) -> Number:
+        """Return the sum of a count over all processes; all give a whole number, or all one with decimals."""
         if self.is_alone:
             return count
-        sum_of_all = torch.tensor(count, dtype=torch.int64)
+        sum_of_all = torch.tensor(count, dtype=torch.int64 if isinstance(count, int) else torch.float64)
         dist.all_reduce(sum_of_all, group=self._control())
-        return int(sum_of_all)
+        return type(count)(sum_of_all)
 
     def largest(self, value: float) -> float:
         """Return the largest of a number over all processes."""

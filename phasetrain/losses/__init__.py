@@ -3,6 +3,7 @@
 from phasetrain.losses.barlow_twins import BarlowTwins
 from phasetrain.losses.base import LOSSES, FunctionLoss, LoggingLoss
 from phasetrain.losses.byol import BYOL
+from phasetrain.losses.counting import count_of, counts_otherwise
 from phasetrain.losses.cross_entropy import CrossEntropy
 from phasetrain.losses.dino import DINO
 from phasetrain.losses.distillation import SoftTargets
@@ -31,4 +32,6 @@ __all__ = [
     "SwAV",
     "Taught",
     "WeightedSum",
+    "count_of",
+    "counts_otherwise",
 ]

@@ -21,12 +21,13 @@ from phasetrain.plan import TRAIN, Phase
 from phasetrain.registry import Registry
 from phasetrain.tasks.averaged import settle
 from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
+from phasetrain.tasks.predicting import Predicts
 from phasetrain.tasks.state import WholeState, is_ours
 
 TASKS: Registry["Task"] = Registry("task", "TASK")
 
 
-class Task(WholeState):
+class Task(WholeState, Predicts):
     """What is learned; holds parts, never progress.
 
     A task of your own overrides `forward`, and where one loss and one update are not enough, `train_step`.
@@ -53,7 +54,7 @@ class Task(WholeState):
         self._casts, self._trains = parts.machine.casts(), True
         self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
         self._mix = seed_of(parts.seed, "mix")
-        self._weighs, self._counted = type(self).weight_of is not Task.weight_of, 0
+        self._weighs, self._counted = type(self).weight_of is not Task.weight_of, 0.0
         self._logged = _logging(parts.loss)
         self._world, self._strategy = parts.world, parts.strategy or Strategy(parts.world)
 
@@ -61,7 +62,7 @@ class Task(WholeState):
     def forward(self, batch: Batch) -> StepOutput:
         """Return loss and output of a micro-batch; called under autocast where MACHINE.precision asks for it."""
 
-    def weight_of(self, batch: Batch) -> int:
+    def weight_of(self, batch: Batch) -> float:
         """Return what a micro-batch counts in an update and in a mean loss; a task of tokens counts those instead.
 
         Asked once for each micro-batch, on the CPU, where it is overridden; see `Batch.weight`.

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 from torch import nn
+from torch.nn.modules.loss import _Loss
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed.subgroups import partition, subgroup
@@ -22,7 +23,7 @@ from phasetrain.models.weights import Report, start_from
 from phasetrain.plan import TRAIN, Plan
 from phasetrain.registry import parameter_types, parameters
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.coupling import check_coupled
+from phasetrain.tasks.coupling import check_counted, check_coupled
 from phasetrain.tasks.data_builder import DataBuilder, SplitData
 from phasetrain.tasks.optimizer_builder import OptimizerBuilder
 from phasetrain.tasks.pair_builder import PairBuilder
@@ -59,6 +60,7 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         meters = {label: meter.to(self.machine.device) for label, meter in self.build_meters(facts).items()}
         if train:
             check_coupled(loss, self.stage_configs or (self.config,), self.world)
+            check_counted(loss, self.stage_configs or (self.config,), self.world)
         strategy = self.build_strategy()
         copies = self.copies(model)
         strategy.prepare(model, loss)
@@ -226,6 +228,11 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         given = {**facts, "make_loss": partial(self.make_loss, facts=facts), "world": self.world}
         loss = LOSSES.build(name, params, where=where, facts=given, used=used)
         self.used |= {key: value for key, value in used.items() if not key.endswith((".make_loss", ".world"))}
+        if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):
+            raise ConfigError(
+                f"{where}.reduction = {loss.reduction!r}: an update weighs means over samples; leave it out, which is "
+                "mean, and scale with OPTIMIZER.lr"
+            )
         return loss if isinstance(loss, nn.Module) else FunctionLoss(loss, {})
 
     def build_meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:

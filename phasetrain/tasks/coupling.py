@@ -7,7 +7,7 @@ from torch import nn
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
-from phasetrain.losses import Coupled
+from phasetrain.losses import Coupled, counts_otherwise
 
 
 def is_coupled(loss: nn.Module) -> bool:
@@ -52,3 +52,20 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
                 f"{name} over {world.size} processes, and DATA.TRAIN.on_bad_sample = 'drop' can leave them unequal "
                 "shares; set DATA.TRAIN.on_bad_sample=substitute"
             )
+
+
+def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
+    """Refuse to cut a batch into parts where a part of the loss takes its mean over something else than samples.
+
+    Raises:
+        ConfigError: accumulation or several processes, with such a loss inside another one.
+    """
+    if not counts_otherwise(loss):
+        return
+    pieces = max(world.size, *(config.OPTIMIZER.accumulate or 1 for config in configs))
+    if pieces > 1:
+        raise ConfigError(
+            f"LOSS.name = {configs[0].LOSS.name!r}: a part of it leaves targets out or weighs classes, so its mean is "
+            "not over samples, and a batch in parts would be another loss; take it as the only loss, or "
+            "OPTIMIZER.accumulate=1 on one process"
+        )

@@ -18,7 +18,8 @@ from phasetrain.data import (
     StagedSampler,
     Windowed,
 )
-from phasetrain.data.datasets import Described, Samples
+from phasetrain.data.datasets import Described, Role, Samples
+from phasetrain.data.orders import ENDLESS
 from phasetrain.data.overfit import Overfit
 from phasetrain.data.own_loader import Own
 from phasetrain.data.sampler import Order, OwnLength, pass_length
@@ -92,12 +93,18 @@ class DataBuilder(ReadingBuilder):
         return interleave(self.stages(data))
 
     def stages(self, data: Mapping[str, SplitData]) -> tuple[Stage, ...]:
-        """Return what the plan needs to know of each stage; of the only one where PHASES has no stages."""
+        """Return what the plan needs to know of each stage; of the only one where PHASES has no stages.
+
+        Raises:
+            ConfigError: a length in epochs, of a sampler whose passes have no end.
+        """
         names = [stage.get("name") or f"stage {number}" for number, stage in enumerate(self.config.PHASES.stages, 1)]
         configs = self.stage_configs or (self.config,)
         lengths = {unit: length for unit in UNITS if (length := self.config.PHASES.get(unit)) is not None}
         averages = settings_of(self.config.MODEL).items()
         averaged = {name: one.share(lengths) for name, one in averages if one.test}
+        for number, config in enumerate(configs):
+            _check_end(data[TRAIN].at(number), config, f"PHASES.stages[{number}]" if names else "PHASES")
         return tuple(
             Stage(self.splits(data, number), replace(phase_settings(config), averaged=averaged), name)
             for number, (config, name) in enumerate(zip(configs, names or [""], strict=True))
@@ -148,7 +155,9 @@ class DataBuilder(ReadingBuilder):
         reseed_all(
             seed_of(self.seed, "init", "data")
         )  # the same for all splits, so that random ones complete each other
-        part = "train" if name == TRAIN else "test"  # a data set that has both gives the one that fits, unless told
+        part = Role(
+            "train" if name == TRAIN else "test"
+        )  # a data set that has both gives the one that fits, unless told
         if dataset is None:
             dataset = DATASETS.build(
                 section.dataset,
@@ -175,7 +184,7 @@ class DataBuilder(ReadingBuilder):
         if name == TRAIN and self.config.PHASES.overfit is not None:
             count = self.config.PHASES.overfit * section.batch_size
             order = Overfit(order, count, seed_of(self.seed, "order", name, 0))
-        known = dict(dataset.facts()) if isinstance(dataset, Described) else {}
+        known = _facts(dataset, where)
         if "input_shape" in known:
             shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
             known |= {} if shape is None else {"input_shape": shape}
@@ -187,6 +196,11 @@ class DataBuilder(ReadingBuilder):
             )
         own = self.build_own_loader(where, section, source)
         length = pass_length(order, len(dataset)) if own is None else own.pass_samples
+        if length >= ENDLESS and name != TRAIN:
+            raise ConfigError(
+                f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes over one pass; take "
+                "sequential, or give it `samples`"
+            )
         return SplitData(section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own)
 
     def build_loader(self, split: SplitData, plan: Plan) -> PhaseLoader:
@@ -238,6 +252,23 @@ def phase_settings(config: AttrDict) -> PhaseSettings:
         limit_train=section.limit.train,
         limit_test=section.limit.test,
     )
+
+
+def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
+    """Refuse a length in passes where a pass has no end."""
+    epochs = config.PHASES.epochs
+    if split.length >= ENDLESS and epochs and config.PHASES.limit.train is None:
+        raise ConfigError(
+            f"DATA.TRAIN.sampler = {split.section.sampler!r}: a pass of it has no end, and {where}.epochs = {epochs} "
+            f"counts passes; give a length in updates or samples ({where}.updates=...), or give the sampler `samples`"
+        )
+
+
+def _facts(dataset: Samples, where: str) -> dict[str, Any]:
+    try:
+        return dict(dataset.facts()) if isinstance(dataset, Described) else {}
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:

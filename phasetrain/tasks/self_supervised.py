@@ -194,7 +194,7 @@ class SelfSupervised(Task):
             )
         for split, loader in self.parts.loaders.items():
             for reader in loader.reader.readers if isinstance(loader.reader, StagedReader) else (loader.reader,):
-                _check_views(split, reader)
+                _check_views(split, reader, 1 if self._momentum is None else self._teacher_views)
         for label, meter in self.meters.items():
             _check_meter(label, meter, self._device)
 
@@ -216,7 +216,7 @@ def spread(embeddings: Tensor) -> Tensor:
     )
 
 
-def _check_views(split: str, reader: Reader) -> None:
+def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
     """Refuse a split that makes one view of a sample; where code of others takes part, the first batch tells."""
     transforms = reader.pipeline.transforms
     last = transforms[-1] if transforms else None
@@ -228,6 +228,10 @@ def _check_views(split: str, reader: Reader) -> None:
         )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < 2:
         raise ConfigError(f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at least 2")
+    if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < teacher_views:
+        raise ConfigError(
+            f"TASK.teacher_views = {teacher_views}: multi_crop of DATA.{split.upper()} makes {last.views} views"
+        )
 
 
 def _check_meter(label: str, meter: Meter, device: torch.device) -> None:

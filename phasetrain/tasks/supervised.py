@@ -9,7 +9,7 @@ from torch import Tensor
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import is_lost_peer
 from phasetrain.errors import ConfigError
-from phasetrain.losses import FromModel, WeightedSum
+from phasetrain.losses import FromModel, WeightedSum, count_of
 from phasetrain.losses.pairs import check_pair
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.parts import Parts
@@ -19,7 +19,7 @@ MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 @TASKS.register("supervised")
 class Supervised(Task):
-    """Learns `loss(model(input), target)`, weighted by samples.
+    """Learns `loss(model(input), target)`, weighted by samples, or by what torch's cross entropy takes its mean over.
 
     Output and target are tensors, or mappings or lists of tensors: `LOSS.losses.LABEL.output` and `target`, and the
     same keys of a meter, say which entries belong together.
@@ -35,13 +35,20 @@ class Supervised(Task):
         from_model = [one for one in parts.loss.modules() if isinstance(one, FromModel)]
         self._with_target = any(one.with_target for one in from_model)
         self._needs_target = self._with_target or not isinstance(parts.loss, FromModel)
+        self._count = count_of(parts.loss)
+        self._weighs = self._count is not None or type(self).weight_of is not Supervised.weight_of
+
+    def weight_of(self, batch: Batch) -> float:
+        """Return the number of samples, or what the loss divides by: see `phasetrain.losses.count_of`."""
+        return batch.size if self._count is None or not batch.size else self._count(batch.target)
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return mean loss and output of a micro-batch."""
-        output = self.output_of(batch)
-        return StepOutput(
-            self.loss_of(output, batch), batch.size, batch.size, output, batch.target, batch.mask, batch.ids
-        )
+        output, weight = self.output_of(batch), batch.size if batch.weight is None else batch.weight
+        loss = self.loss_of(output, batch)
+        if not weight and self._count is not None:  # a mean over nothing is no number
+            loss = torch.zeros_like(loss) + 0.0 * output.sum()
+        return StepOutput(loss, weight, batch.size, output, batch.target, batch.mask, batch.ids)
 
     def output_of(self, batch: Batch) -> Any:
         """Return what the model makes of a micro-batch.

@@ -78,6 +78,8 @@ def test_near_misses() -> None:
         ("{epochs: 1, name: 3}", "PHASES.stages[0].name = 3: expected a word"),
         ("{epochs: 1, DATA: {TRAIN: {batch_size: x}}}", "DATA.TRAIN.batch_size = 'x' (PHASES.stages[0]): expected int"),
         ("{epochs: 1, DATA: {TRAIN: {batch_size: 30}}}", "OPTIMIZER.accumulate = 4"),
+        ("{epochs: 1, DATA: {VALID: {transforms: []}}}", "PHASES.stages[0].DATA.VALID: the run has no such split"),
+        ("{epochs: 1, DATA: {TSET: {transforms: []}}}", "did you mean 'TEST'?"),
     ],
 )
 def test_mistakes_in_a_stage(stage: str, message: str) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.optim.groups import Group, grouped, table, weights_of
+from phasetrain.optim.groups import Group, check_options, grouped, table, weights_of
 
 
 def model() -> nn.Module:
@@ -105,8 +105,20 @@ def test_the_table() -> None:
         ({"lr": 1.0}, "expected one of match, types, max_ndim, which choose weights"),
         ({"match": "head.*"}, "says nothing about them; add lr_scale or an option"),
         ({"match": "head.*", "types": "Conv2d", "lr": 1.0}, "no weight has all that it asks for"),
+        ({"max_ndim": 1, "lr_scale": "abc"}, r"groups\[0\].lr_scale = 'abc': expected float >= 0"),
+        ({"match": "*", "lr_scale": -1}, "lr_scale = -1: expected float >= 0"),
+        ({"max_ndim": "x", "lr": 1.0}, "max_ndim = 'x': expected int >= 0"),
+        ({"match": 3, "lr": 1.0}, "match = 3: expected a word or a list of words"),
     ],
 )
 def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         grouped(WEIGHTS, [rule], lr=0.1)
+
+
+@pytest.mark.parametrize("option", [{"weight_decay": "abc"}, {"weight_decay": -1}, {"lr": "x"}, {"momentum": True}])
+def test_an_option_that_cannot_be_one_is_refused_before_the_first_step(option: dict[str, object]) -> None:
+    groups = grouped(WEIGHTS, [{"match": "*", **option}], lr=0.1)
+    optimizer = torch.optim.SGD([group.as_given() for group in grouped(WEIGHTS, [], lr=0.1)], lr=0.1)
+    with pytest.raises(ConfigError, match=rf"groups: {next(iter(option))} = .*: expected a number of at least 0"):
+        check_options(groups, optimizer)

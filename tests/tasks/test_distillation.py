@@ -15,9 +15,9 @@ from phasetrain.losses import SoftTargets
 from phasetrain.machine import Machine
 from phasetrain.optim import Updater
 from phasetrain.plan import Phase
+from phasetrain.rehearsal import Silent
 from phasetrain.tasks import Distillation, Parts, Position
 from phasetrain.tasks.distillation import Teacher
-from phasetrain.testing.build import Silent
 
 AT = Position("train", updates=0, step=0, where=0.0)
 TRAIN, TEST = Phase(0, "train", 0, 0, 2, 0, 8, 4), Phase(1, "test", 0, 0, 1, 0, 4, 4)

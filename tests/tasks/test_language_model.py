@@ -18,8 +18,8 @@ from phasetrain.meters import METERS
 from phasetrain.models import Transformer
 from phasetrain.optim import Updater
 from phasetrain.plan import Phase
+from phasetrain.rehearsal import Silent
 from phasetrain.tasks import LanguageModel, Parts, Position, Supervised
-from phasetrain.testing.build import Silent
 
 AT = Position("train", updates=3, step=1, where=0.25)
 TRAIN = Phase(0, "train", 0, 0, 2, 0, 8, 4)

@@ -12,9 +12,10 @@ from torch import Tensor
 from phasetrain.batch import Batch
 from phasetrain.errors import ConfigError
 from phasetrain.optim import Updater
+from phasetrain.rehearsal import Silent
 from phasetrain.tasks import Position, SelfSupervised
 from phasetrain.tasks.self_supervised import spread
-from phasetrain.testing.build import Silent, built
+from phasetrain.testing.build import built
 
 SMALL = ["DATA.TRAIN.batch_size=16", "DATA.TEST.batch_size=16", "OPTIMIZER.SCHEDULES.lr=null"]
 
@@ -159,6 +160,10 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
         (["experiment=digits_simclr", "TASK.momentum=0.9"], "the loss SimCLR has no use for a teacher; leave"),
         (["experiment=digits_moco", "TASK.momentum=1.5"], r"TASK.momentum = 1.5: expected a number in \[0, 1\]"),
         (["experiment=digits_byol", "TASK.teacher_views=0"], "TASK.teacher_views = 0: expected at least 1"),
+        (
+            ["experiment=digits_byol", "TASK.teacher_views=3"],
+            "teacher_views = 3: multi_crop of DATA.TRAIN makes 2 views",
+        ),
         (["experiment=digits_byol", "DISTRIBUTED.reduction=ordered"], "knows nothing of the teacher's running statist"),
         (
             ["experiment=digits_simclr", f"DATA.TEST.transforms={ONE_VIEW}"],

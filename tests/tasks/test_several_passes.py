@@ -14,8 +14,8 @@ from phasetrain.distributed import World
 from phasetrain.machine import Machine
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim import GuardSettings, SamSettings, Several, Updater
+from phasetrain.rehearsal import Silent
 from phasetrain.tasks import Parts, Position, Supervised
-from phasetrain.testing.build import Silent
 
 
 def rivals() -> Rivals:

@@ -8,13 +8,13 @@ from torch import nn
 
 from phasetrain.batch import Batch
 from phasetrain.distributed import World
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.losses import FromModel
 from phasetrain.machine import Machine
 from phasetrain.meters import METERS
 from phasetrain.optim import Updater
+from phasetrain.rehearsal import Silent
 from phasetrain.tasks import Parts, Position, Supervised
-from phasetrain.testing.build import Silent
 
 
 def task(model: nn.Module, loss: nn.Module) -> Supervised:
@@ -153,7 +153,7 @@ class TestSplitsWithoutTargets:
 class TestAccumulation:
     PIECES = ((0, 2), (2, 4), (4, 6), (6, 7))
 
-    def trained(self, pieces: Any, sizes: Any = None) -> torch.Tensor:
+    def trained(self, pieces: Any, sizes: Any = None, loss: nn.Module | None = None) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(7, 3, generator=generator, dtype=torch.float64)
         targets = torch.randint(2, (7,), generator=generator)
@@ -161,7 +161,7 @@ class TestAccumulation:
         model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
         updater = Updater(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
         made = Supervised(
-            Parts(model, nn.CrossEntropyLoss(), {}, updater, {}, Machine(torch.device("cpu")), World(), 0)
+            Parts(model, loss or nn.CrossEntropyLoss(), {}, updater, {}, Machine(torch.device("cpu")), World(), 0)
         )
         for step in range(3):
             batches = [
@@ -173,6 +173,27 @@ class TestAccumulation:
 
     def test_four_micro_batches_the_last_of_them_partial_make_the_update_of_one_batch(self) -> None:
         assert float((self.trained(self.PIECES) - self.trained([(0, 7)])).abs().max()) < 1e-12
+
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            nn.CrossEntropyLoss(ignore_index=1),
+            nn.CrossEntropyLoss(weight=torch.tensor([0.1, 3.0], dtype=torch.float64)),
+            nn.CrossEntropyLoss(weight=torch.tensor([0.0, 3.0], dtype=torch.float64), ignore_index=0),
+        ],
+    )
+    def test_so_they_do_where_a_mean_is_not_over_samples(
+        self, loss: nn.Module, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pieces = [*self.PIECES[:2], (4, 5), (5, 6), (6, 7)]  # some of one sample that may not count at all
+        whole = self.trained([(0, 7)], loss=loss)
+        assert float((self.trained(pieces, loss=loss) - whole).abs().max()) < 1e-12
+        monkeypatch.setattr("phasetrain.tasks.supervised.count_of", lambda loss: None)
+        if loss.ignore_index >= 0:  # type: ignore[operator]
+            with pytest.raises(NumericsError):  # a mean over nothing is no number
+                self.trained(pieces, loss=loss)
+        else:
+            assert float((self.trained(pieces, loss=loss) - whole).abs().max()) > 1e-3, "weighed by samples"
 
     def test_a_mean_of_means_does_not(self) -> None:
         assert float((self.trained(self.PIECES, sizes=1) - self.trained([(0, 7)])).abs().max()) > 1e-3

@@ -45,12 +45,20 @@ class Windows(Dataset[Any]):
         return filled[0].facts() if filled and isinstance(filled[0], Described) else {}
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over length and fingerprint of each window, in order."""
+        """Return the number of windows, and the SHA-256 over length and fingerprint of each, in order."""
+        return self._of(len(self.windows))
+
+    def continues(self, fingerprint: str) -> bool:
+        """Tell whether the first windows are those that had this fingerprint; there may be more by now."""
+        count = fingerprint.partition(":")[0]
+        return count.isdigit() and int(count) <= len(self.windows) and self._of(int(count)) == fingerprint
+
+    def _of(self, count: int) -> str:
         digest = sha256()
-        for window in self.windows:
+        for window in self.windows[:count]:
             content = window.fingerprint() if isinstance(window, Described) else ""
             digest.update(f"{len(window)} {content};".encode())
-        return digest.hexdigest()
+        return f"{count}:{digest.hexdigest()}"
 
 
 @DATASETS.register("windows")

@@ -9,7 +9,7 @@ from torch import Tensor
 from phasetrain.data import DATASETS, Windowed
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.run import run
 
 
@@ -38,6 +38,14 @@ def test_another_content_or_another_cut_has_another_fingerprint() -> None:
     assert first == Windows([numbers(1, 2), numbers(3)]).fingerprint()
     assert first != Windows([numbers(1, 2), numbers(4)]).fingerprint()
     assert first != Windows([numbers(1), numbers(2, 3)]).fingerprint()
+
+
+def test_more_windows_continue_those_that_were_there() -> None:
+    before = Windows([numbers(1, 2), numbers(3)]).fingerprint()
+    assert Windows([numbers(1, 2), numbers(3), numbers(4)]).continues(before)
+    assert not Windows([numbers(0), numbers(1, 2), numbers(3)]).continues(before), "one has come before them"
+    assert not Windows([numbers(1, 2)]).continues(before)
+    assert not Windows([numbers(1, 2), numbers(3)]).continues("of another version")
 
 
 def hours(folder: Path, *lengths: int) -> str:
@@ -95,6 +103,14 @@ def test_a_run_goes_over_window_after_window_and_on_when_more_have_come(tmp_path
     hours(tmp_path, 8, 5, 3)
     result = run(words(tmp_path, "RUN.allow=[data]"))
     assert (result.updates, phases(tmp_path)[-2:]) == (5, [("train", 2), ("test", 2)])
+
+
+def test_a_window_that_comes_before_those_that_are_done_is_refused(tmp_path: Path) -> None:
+    hours(tmp_path, 8, 5)
+    run(words(tmp_path))
+    (tmp_path / "hour-0.jsonl").rename(tmp_path / "hour-2.jsonl")
+    with pytest.raises(ChangedError, match="windows that were there before are gone or have changed"):
+        run(words(tmp_path, "RUN.allow=[data]"))
 
 
 def test_a_limit_on_windows(tmp_path: Path) -> None:
