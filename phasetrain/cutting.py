@@ -1,6 +1,6 @@
 """Cutting a run into phases: where an epoch ends, a test is due, a stage begins, or what is left was changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from math import ceil
@@ -171,7 +171,7 @@ def _steps(stage: Stage, at: _Position, *, left: int) -> int:
     if settings.samples is not None:
         steps = min(steps, ceil(at.left(stage) / batch_size))
     if settings.test_when is not None:
-        ends = (made for made in range(1, steps) if settings.test_when(at.progress(made, batch_size)))
+        ends = (made for made in range(1, steps) if _says(settings.test_when, at.progress(made, batch_size)))
         steps = next(ends, steps)
     return steps
 
@@ -180,9 +180,25 @@ def _test_due(settings: PhaseSettings, at: _Position, epoch: int) -> bool:
     by_epochs, by_updates = settings.test_every_epochs, settings.test_every_updates
     if by_epochs is not None and at.epoch > epoch and at.epoch % by_epochs == 0:
         return True
-    if settings.test_when is not None and settings.test_when(at.progress()):
+    if settings.test_when is not None and _says(settings.test_when, at.progress()):
         return True
     return by_updates is not None and at.updates % by_updates == 0
+
+
+def _says(when: Callable[[Progress], bool], at: Progress) -> bool:
+    """Return what a function of the user's says of a position.
+
+    Raises:
+        ConfigError: it fails, or says neither yes nor no.
+    """
+    where = "PHASES.test_every.when"
+    try:
+        found = when(at)
+    except Exception as error:
+        raise ConfigError(f"{where} fails at {at}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, bool):
+        raise ConfigError(f"{where} says {found!r} at {at}: expected True or False")
+    return found
 
 
 def _tests(stage: Stage, at: _Position, epoch: int = 0) -> Iterator[Phase]:

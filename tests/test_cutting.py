@@ -1,6 +1,7 @@
 """Stages, predicates, windows and averaged weights in the plan; all else about cutting is in test_plan.py."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,7 @@ class TestStages:
 
     def test_a_splice_may_leave_fewer_stages(self) -> None:
         before = interleave([stage(5, updates=3), stage(5, updates=3)])
-        state = RunState(phase=3, step=1, updates=4, samples=20)
+        state = RunState(phase=2, step=1, updates=4, samples=20)
         after = splice(before, state, [stage(5, updates=9)])
         assert {phase.stage for phase in after.phases} == {0}
         assert (after.updates, after.stages) == (9, ((0, 9),))
@@ -124,6 +125,14 @@ class TestPredicate:
             "0 test 1 0+1 x 4",
         ]
         assert Progress(stage=0, epoch=1, step=2, updates=6, samples=30) in seen
+
+    @pytest.mark.parametrize(
+        ("when", "message"),
+        [(lambda at: "no", "says 'no' at Progress"), (lambda at: 1 / 0, "fails at .*: ZeroDivisionError")],
+    )
+    def test_one_that_says_nothing(self, when: Any, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            interleave([stage(epochs=1, test_when=when)])
 
     def test_at_the_end_of_an_epoch(self) -> None:
         plan = interleave(

@@ -121,6 +121,8 @@ class DataBuilder(ReadingBuilder):
         """Return splits in windows with as many as the one that has the fewest, and as PHASES.limit.windows says."""
         limit = self.config.PHASES.limit.windows
         counts = [len(split.windows) for split in found.values() if split.windows]
+        if limit is not None and not counts:
+            raise ConfigError(f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it out")
         count = min([*counts, *([limit] if limit is not None else [])], default=0)
         return {
             name: replace(split, windows=split.windows[:count], length=sum(split.windows[:count]))
@@ -183,6 +185,11 @@ class DataBuilder(ReadingBuilder):
         order = self.build_order(where, section, source)
         if name == TRAIN and self.config.PHASES.overfit is not None:
             count = self.config.PHASES.overfit * section.batch_size
+            if count > pass_length(order, len(dataset)):
+                raise ConfigError(
+                    f"PHASES.overfit = {self.config.PHASES.overfit}: a pass over {where} has "
+                    f"{pass_length(order, len(dataset)) // section.batch_size} whole batches of {section.batch_size}"
+                )
             order = Overfit(order, count, seed_of(self.seed, "order", name, 0))
         known = _facts(dataset, where)
         if "input_shape" in known:

@@ -35,6 +35,11 @@ def test_a_run_sees_the_same_batches_in_each_epoch_and_learns_them_by_heart(tmp_
     assert result.metrics["test/accuracy"] < 0.9
 
 
+def test_more_batches_than_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"PHASES.overfit = 100: a pass over DATA.TRAIN has 22 whole batches of 64"):
+        built(["PHASES.overfit=100"])
+
+
 def test_not_where_the_data_comes_in_windows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"input": [1.0], "target": 0}\n')
     data = f"{{dataset: windows, pattern: {tmp_path}/*.jsonl, parameter: files, of: {{dataset: lines}}, batch_size: 1}}"

@@ -11,6 +11,7 @@ from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.run import run
+from phasetrain.testing.build import built
 
 
 class Empty:
@@ -111,6 +112,11 @@ def test_a_window_that_comes_before_those_that_are_done_is_refused(tmp_path: Pat
     (tmp_path / "hour-0.jsonl").rename(tmp_path / "hour-2.jsonl")
     with pytest.raises(ChangedError, match="windows that were there before are gone or have changed"):
         run(words(tmp_path, "RUN.allow=[data]"))
+
+
+def test_a_limit_where_there_are_no_windows() -> None:
+    with pytest.raises(ConfigError, match=r"limit.windows = 2: no data of this run comes in windows"):
+        built(["PHASES.limit.windows=2"])
 
 
 def test_a_limit_on_windows(tmp_path: Path) -> None:
