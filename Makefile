@@ -2,7 +2,7 @@
 #   PYTHON=...     the Python to make it with, 3.11 or newer
 #   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check bench docs clean
+.PHONY: help run test test-slow check bench docs screenshots clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,10 +12,10 @@ BIN := $(VENV)/bin
 INSTALL := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/core  ## train the default experiment: hand-written digits, under a minute on 2 cores
-	$(BIN)/python tools/run.py $(ARGS)
+	@$(BIN)/python tools/run.py $(ARGS)
 
 test: $(VENV)/full  ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -40,6 +40,10 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(BIN)/python -m pytest tests/rules/test_docs.py $(ARGS)
+
+screenshots: $(VENV)/full  ## make the pictures of the docs: of the terminal, and of the report, which needs Chromium
+	$(BIN)/python benchmarks/screenshots.py
+	$(BIN)/python benchmarks/report_screenshots.py
 
 clean:  ## remove the environment and all caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

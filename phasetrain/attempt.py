@@ -13,7 +13,9 @@ from phasetrain.errors import ConfigError, NoProgressError, PhasetrainError
 from phasetrain.folder import RunFolder, count
 from phasetrain.state import RunState
 from phasetrain.storage import LogFile
-from phasetrain.terminal import Terminal, seconds
+from phasetrain.terminal import Terminal, plain_table, seconds
+
+log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 """Exit code of a run that a person stopped with Ctrl-C, which says nothing about the run."""
@@ -71,19 +73,28 @@ class Attempt:
         return {"updates": state.updates, "reached": max(state.updates, self.clock.redo_until), "time": time}
 
     def show(self, terminal: Terminal, saves: int, updates: int) -> None:
-        """Print where the time went and what interval between checkpoints follows from it.
+        """Print where the time went and how often which warnings came.
+
+        A verbose terminal, and log.txt, get all of it and the interval between checkpoints that follows.
 
         Args:
             saves: checkpoints that this attempt has written.
             updates: updates that it has done.
         """
         spent = self.clock.seconds()
-        rows = [_row("this attempt", spent)]
-        if any(self._earlier.values()):
-            rows.append(_row("the run", self._all(spent)))
-        terminal.table("where the time went", ("", *KINDS, "total", "in steps"), rows)
+        earlier = any(self._earlier.values())
+        told = [("time", _told(spent))]
+        if earlier:
+            told.append(("in all", f"{_told(self._all(spent))}, in {count(self.before, 'attempt') + 1} attempts"))
+        terminal.pairs(told, always=True)
+        terminal.pairs(terminal.warnings.rows(), always=True, logged=False)
+        rows = [_row("this attempt", spent), *([_row("the run", self._all(spent))] if earlier else [])]
+        head = ("", *KINDS, "total", "in steps")
+        lines = [plain_table("where the time went", head, rows)]
         if saves and updates and spent["train"]:
-            terminal.say(self._advice(spent, saves, (spent["train"] + spent["redone"]) / updates))
+            lines.append(self._advice(spent, saves, (spent["train"] + spent["redone"]) / updates))
+        for line in lines:
+            log.debug(line)
 
     def _advice(self, spent: Mapping[str, float], saves: int, per_update: float) -> str:
         stall, total = spent["save"] / saves, sum(self._all(spent).values())
@@ -151,6 +162,13 @@ def _counts(before: Mapping[str, Any]) -> bool:
 
 def _rounded(spent: Mapping[str, float]) -> dict[str, float]:
     return {kind: round(value, 3) for kind, value in spent.items()}
+
+
+def _told(spent: Mapping[str, float]) -> str:
+    """Return a duration, the share of it that went into steps, and where the rest went."""
+    total, others = sum(spent.values()), sorted(set(KINDS) - {"train", "test"}, key=lambda kind: -spent[kind])
+    shares = (f"{kind} {100 * spent[kind] / total:.0f} %" for kind in others if total and spent[kind] / total >= 0.01)
+    return f"{seconds(total)}, {100 * goodput(spent):.0f} % in steps (goodput); {', '.join(shares)}".rstrip("; ")
 
 
 def _row(name: str, spent: Mapping[str, float]) -> tuple[str, ...]:

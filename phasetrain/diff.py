@@ -7,6 +7,8 @@ from itertools import zip_longest
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from phasetrain.checkpoint.commit import committed
 from phasetrain.config.changes import Change, differences
@@ -19,6 +21,12 @@ from phasetrain.terminal import Rows, plain_table
 
 LENGTH, METRICS = "length", "metrics"
 """Components beside those of a record: one run is longer; the updates are equal and measured values are not."""
+
+COMPUTING = (
+    *("phasetrain", "python", "torch", "numpy", "machine", "device", "threads", "processes", "strategy"),
+    *("packages", "commit", "devices", "switches"),
+)
+"""Entries of environment.json that may decide over bits; the others say who, where and when."""
 
 OF_A_FOLDER = ("RUN.dir", "RUN.name", "RUN.engine", "RUN.step", "RUN.resume")
 """Keys that two runs may well have each their own way."""
@@ -145,7 +153,7 @@ def diff(one: str, other: str) -> Difference:
         components=components,
         verdict=verdict,
         config=tuple(change for change in changes if change.path not in own),
-        environment=_unequal(a.environment, b.environment, skip=("folder", "executable")),
+        environment=_unequal(_computing(a.environment, b.environment), _computing(b.environment, a.environment)),
         data=_unequal(a.data, b.data),
         notes=tuple(notes),
     )
@@ -163,7 +171,10 @@ def side(path: str) -> Side:
         return Side(path, _ledger(storage, path), {}, {}, {}, [])
     if FILE not in names and "metrics.jsonl" not in names:
         raise ConfigError(f"{path!r}: expected the folder of a run, or the path of a {FILE}")
-    config = OmegaConf.to_container(OmegaConf.create(_text(storage, path, "config.yaml", names)))
+    try:
+        config = OmegaConf.to_container(OmegaConf.create(_text(storage, path, "config.yaml", names)))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path}/config.yaml cannot be read: {error}") from error
     environment = storage.read_json(f"{path}/environment.json") if "environment.json" in names else {}
     return Side(
         path,
@@ -291,14 +302,17 @@ def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
-def _unequal(
-    one: Mapping[str, Any], other: Mapping[str, Any], skip: tuple[str, ...] = ()
-) -> dict[str, tuple[Any, Any]]:
+def _computing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of an environment that may decide over bits and that both sides tell of."""
+    return {key: one[key] for key in COMPUTING if key in one and key in other}
+
+
+def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the leaves that both sides have, or only one of them, with both values."""
     if not one or not other:
         return {}
     a, b = _flat(one), _flat(other)
-    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if key not in skip and a.get(key) != b.get(key)}
+    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
 def _rows(found: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:
@@ -315,7 +329,7 @@ def _ledger(storage: Storage, path: str) -> Ledger:
 
 
 def _text(storage: Storage, folder: str, name: str, names: list[str]) -> str:
-    return storage.read(f"{folder}/{name}").decode() if name in names else ""
+    return storage.read(f"{folder}/{name}").decode(errors="replace") if name in names else ""
 
 
 def _lines(text: str) -> Iterator[dict[str, Any]]:
@@ -323,6 +337,8 @@ def _lines(text: str) -> Iterator[dict[str, Any]]:
         try:
             content = json.loads(line)
         except json.JSONDecodeError:  # torn by a kill
+            return
+        if not isinstance(content, dict) or not isinstance(content.get("updates"), int) or "kind" not in content:
             return
         yield {key: value for key, value in content.items() if key != "time"}
 

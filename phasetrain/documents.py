@@ -1,16 +1,22 @@
 """The files of a run folder that are for people: what was asked for, where it ran, and how to do it again."""
 
+import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from phasetrain import __version__
+from phasetrain.environment import Redaction, Source, devices, host, installed, source, switches, variables
 from phasetrain.folder import RunFolder
 from phasetrain.resume import environment, packages
 from phasetrain.setup import Setup
+
+GIT_DIFF, PACKAGE_DIFF = "git.diff", "phasetrain.diff"
+"""Files with what the work tree of this folder, and that of the package, differ in from their commits."""
 
 RUN_MD = """# Run {name}
 
@@ -18,59 +24,164 @@ Command:
 
     {command}
 
-The same command, started again, goes on from the newest checkpoint; on a finished run it says so and ends.
+The same command, started again, goes on from the newest checkpoint; on a finished run it says so and ends. To repeat
+the run in a new folder and hear whether every bit is the same, in a checkout of the source:
+
+    python tools/run.py --from {folder}
 
 | file | what it is |
 |---|---|
+| RUN.md | this page |
 | config.yaml | every value of the config, resolved |
 | overrides.yaml | what was given on the command line |
-| environment.json | versions, machine, threads: what the bits of a run depend on beside config and data |
+| environment.json | where the newest attempt ran: versions, machine, threads, seeds, switches, command, commit |
+| git.diff | how the source differed from that commit, new files included; only there where it did |
+| phasetrain.diff | the same of the package's own source, where it stands in a work tree of its own |
 | plan.json | every phase, and what will be saved when |
 | metrics.jsonl | one JSON object per logged step and phase; all that may differ between equal runs is under `time` |
 | steps.ledger | a short binary record per update, for RUN.engine=replay and for comparing runs |
-| log.txt | what was printed, with the time |
+| log.txt, log-1.txt, ... | what process 0, 1, ... had to say, with the time |
 | stacks.txt | what every thread was doing when SIGUSR2 came or no step completed for long; seldom there |
 | status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, time, heartbeat |
+| owner.json, run.lock | which process is at work here; gone when it ends |
 | checkpoints/ | a folder per checkpoint: phases completed, steps in the next; weights in tensors.safetensors |
+| numerics/ | updates whose loss or gradient was not finite, whole, for RUN.engine=replay; seldom there |
+| test-*.json | metrics of a checkpoint, after RUN.engine=test |
 | extract/ | features and predictions, a folder per checkpoint and split; there after RUN.engine=extract |
-| reproduce.sh | runs it again from the start, in a new folder |
+| find/ | what was tried, after RUN.engine=find_lr or find_batch_size |
+| launch/ | logs of jobs that the run has submitted to a cluster |
+| report.html | curves, results and environment on one page; `python tools/report.py` makes it anew |
+| predictions.json | confusions and samples of the last tests, for the report |
+| attempts.jsonl | how each attempt but the newest ended, and where its time went |
+| reproduce.sh | runs it again from the start, in a new folder; made for a clean clone, see its head |
+
+Trackers have folders or files of their own beside these, under the label that they have in HOOKS.
+
+    python tools/runs.py list .          every run below a folder: state, progress, best metric, time left
+    python tools/runs.py compare A B     configs, metrics, and the first update at which two runs part
+    python tools/runs.py follow A        a run under way
+"""
+
+REPRODUCE = """#!/bin/sh
+# Runs this training again from the start, in a new folder:   sh reproduce.sh [NEW_FOLDER]
+# Called in a clone of its source at the same commit, it runs there, with git.diff applied where there is one; called
+# elsewhere, in the folder in which the training was started. PYTHON=... chooses the Python. On an equal machine (see
+# environment.json) the digest of the weights that it prints at the end is the one in status.json.
+from=$(cd "$(dirname "$0")" && pwd) || exit
+case ${{1:-{again}}} in
+    /* | *://*) to=${{1:-{again}}} ;;
+    *) to=$(pwd)/${{1:-{again}}} ;;
+esac
+commit={commit}
+if [ -n "$commit" ] && [ "$(git rev-parse HEAD 2>/dev/null)" = "$commit" ]; then
+    cd "$(git rev-parse --show-toplevel)" || exit
+    if [ ! -s "$from/git.diff" ] || git apply --reverse --check "$from/git.diff" 2>/dev/null; then
+        :
+    elif git diff --quiet HEAD; then
+        echo "applying $from/git.diff to $(pwd)" >&2
+        git apply "$from/git.diff" || exit
+    else
+        echo "$(pwd) has other changes than those of the run ($from/git.diff): running with them" >&2
+    fi
+    cd {prefix} || exit
+elif cd {folder} 2>/dev/null; then
+    echo "not in a clone at commit ${{commit:-(none)}}: running in $(pwd), with the source that it has now" >&2
+else
+    echo "call this in a clone of the source of the run${{commit:+, after: git checkout $commit}}" >&2
+    exit 2
+fi
+if [ -z "${{PYTHON-}}" ]; then
+    for one in .venv/bin/python {executable} python3; do
+        command -v "$one" >/dev/null && PYTHON=$one && break
+    done
+fi
+exec "$PYTHON" {command} "RUN.dir=$to"
 """
 
 
 def write_documents(setup: Setup, folder: RunFolder) -> None:
-    """Write RUN.md, config.yaml, overrides.yaml, environment.json and reproduce.sh."""
-    storage = folder.storage
+    """Write RUN.md, config.yaml, overrides.yaml, environment.json, reproduce.sh, and how the source is changed."""
+    storage, sources = folder.storage, sources_of(folder.path)
     overrides = list(setup.composed.overrides)
     texts = {
         "config.yaml": OmegaConf.to_yaml(OmegaConf.create(setup.config.plain())),
         "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(overrides)),
-        "RUN.md": RUN_MD.format(name=setup.config.RUN.name, command=command(setup)),
-        "reproduce.sh": _reproduce(setup),
+        "RUN.md": RUN_MD.format(
+            name=setup.config.RUN.name, command=command(setup), folder=shlex.quote(setup.config.RUN.dir)
+        ),
+        "reproduce.sh": _reproduce(setup, sources["git"]),
     }
     for name, text in texts.items():
         storage.replace(folder.file(name), text.encode(), durable=False)
-    storage.replace_json(folder.file("environment.json"), described(setup), durable=False)
+    storage.replace_json(folder.file("environment.json"), described(setup, sources), durable=False)
+    _write_diffs(folder, sources)
     if storage.keeps_files:
         Path(folder.file("reproduce.sh")).chmod(0o755)
 
 
 def command(setup: Setup) -> str:
     """Return the command that starts or resumes the run."""
+    return shlex.join(["phasetrain", *_words(setup)])
+
+
+def _words(setup: Setup) -> list[str]:
     flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
     words = [*flags, *setup.composed.overrides]
     if not any(word.lstrip("+").startswith("RUN.dir=") for word in words):
         words.append(f"RUN.dir={setup.config.RUN.dir}")
-    return shlex.join(["phasetrain", *words])
+    return words
 
 
-def described(setup: Setup) -> dict[str, Any]:
-    """Return where the run takes place: versions, machine and folder."""
-    found = {"phasetrain": __version__, **environment(setup, setup.machine), "packages": packages()}
-    return found | {"executable": sys.executable, "folder": str(Path.cwd()), "commit": _commit(Path.cwd())}
+def described(setup: Setup, sources: Mapping[str, Source | None]) -> dict[str, Any]:
+    """Return where the run takes place: versions, machine, command, seeds, switches and sources, without secrets.
+
+    Args:
+        setup: the settled config.
+        sources: states of the work trees; see `sources_of`.
+    """
+    clean, machine = Redaction(os.environ), setup.machine
+    found = {"phasetrain": __version__, **environment(setup, machine), "packages": packages()}
+    trees = {name: None if one is None else one.facts for name, one in sources.items()}
+    here = trees["git"]
+    return found | {
+        "executable": sys.executable,
+        "folder": str(Path.cwd()),
+        "commit": here["commit"] if here else _commit(Path.cwd()),
+        "command": clean.words(["phasetrain", *_words(setup)]),
+        "config_dir": None if setup.config_dir is None else str(Path(setup.config_dir).absolute()),
+        "host": host(),
+        "devices": devices(machine.device.type),
+        "seeds": {"RUN.seed": setup.config.RUN.seed},
+        "switches": switches(deterministic=machine.deterministic),
+        "variables": variables(os.environ),
+        "installed": installed(sys.path),
+        **trees,
+    }
+
+
+def sources_of(run_folder: str) -> dict[str, Source | None]:
+    """Return the states of the work tree around this folder and, where it is another one, of that of the package."""
+    clean, skip = Redaction(os.environ), None if "://" in run_folder else Path(run_folder).absolute()
+    here = source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
+    found: dict[str, Source | None] = {"git": here}
+    package = Path(__file__).resolve().parent
+    if (package.parent / ".git").exists() and (here is None or not package.is_relative_to(here.facts["folder"])):
+        found["phasetrain_git"] = source(package, clean, diff=PACKAGE_DIFF, skip=skip)
+    return found
+
+
+def _write_diffs(folder: RunFolder, sources: Mapping[str, Source | None]) -> None:
+    """Write how the trees differ from their commits; what an earlier attempt has left is taken away."""
+    kept = {one.facts["diff"]: one.diff for one in sources.values() if one is not None and one.diff}
+    for name in (GIT_DIFF, PACKAGE_DIFF):
+        if name in kept:
+            folder.storage.replace(folder.file(name), kept[name], durable=False)
+        elif folder.storage.exists(folder.file(name)):
+            folder.storage.remove(folder.file(name))
 
 
 def _commit(folder: Path) -> str | None:
-    """Return the commit that a git work tree around `folder` has checked out."""
+    """Return the commit that a git work tree around `folder` has checked out, where there is no git to ask."""
     for place in (folder, *folder.parents):
         head = place / ".git" / "HEAD"
         if head.is_file():
@@ -82,15 +193,21 @@ def _commit(folder: Path) -> str | None:
     return None
 
 
-def _reproduce(setup: Setup) -> str:
+def _reproduce(setup: Setup, here: Source | None) -> str:
+    """Return a script that runs the training again: in this commit wherever it is called, else in this folder."""
+    size, seen = setup.world.size, {word.lstrip("+").partition("=")[0] for word in setup.composed.overrides}
+    own = ("RUN.dir", "RUN.resume", "RUN.allow")  # of this folder, not of the training
     flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
-    own = ("RUN.dir=", "RUN.resume=", "RUN.allow=")  # of this folder, not of the training
-    words = [word for word in setup.composed.overrides if not word.lstrip("+").startswith(own)]
-    line = shlex.join([sys.executable, "-m", "phasetrain", *flags, *words])
-    return (
-        "#!/bin/sh\n"
-        "# Runs this training again from the start. On an equal machine (see environment.json) the digest of the\n"
-        "# weights that it prints at the end is the same.\n"
-        f"cd {shlex.quote(str(Path.cwd()))} || exit\n"
-        f'exec {line} "RUN.dir=${{1:-{setup.config.RUN.name}-again}}"\n'
+    words = [word for word in setup.composed.overrides if word.lstrip("+").partition("=")[0] not in own]
+    if "MACHINE.threads" not in seen:
+        words.append(f"MACHINE.threads={environment(setup, setup.machine)['threads']}")
+    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"] if size > 1 else []
+    facts: Mapping[str, Any] = here.facts if here else {}
+    return REPRODUCE.format(
+        command=shlex.join(["-m", *launch, "phasetrain", *flags, *words]),
+        folder=shlex.quote(str(Path.cwd())),
+        prefix=shlex.quote(facts.get("prefix") or "."),
+        commit=shlex.quote(facts.get("commit") or ""),
+        executable=shlex.quote(sys.executable),
+        again=shlex.quote(f"{setup.config.RUN.name}-again"),
     )

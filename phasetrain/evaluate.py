@@ -41,13 +41,13 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
     if not tests:
         raise ConfigError("RUN.engine = 'test' and DATA has no test split; give it one, such as DATA.TEST.dataset=...")
     parts = builder.parts(data, builder.plan(data), train=False)
-    _restore(parts, loaded)
+    restore(parts, loaded)
     phases = [one_test(split, limit=setup.config.PHASES.limit.test) for split in tests]
     averages = [f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test]
     each = [replace(phase, split=f"{phase.split}{weights}") for phase in phases for weights in ("", *averages)]
     plan = Plan(tuple(replace(phase, index=index) for index, phase in enumerate(each)))
     task, found = builder.task(parts), _Collected()
-    _restore_teacher(task, loaded)
+    restore_teacher(task, loaded)
     for split in tests:
         task.check_targets(split.name, first_target(data[split.name].reader))
     engine = PhaseEngine(task, plan, RunState(), {"collected": found, **(hooks or {})}, world=setup.world)
@@ -83,7 +83,12 @@ class _Collected(Hook):
         self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
 
 
-def _restore(parts: Parts, loaded: Loaded) -> None:
+def restore(parts: Parts, loaded: Loaded) -> None:
+    """Give model, loss and averages what a checkpoint holds of them.
+
+    Raises:
+        ChangedError: it is of another model or loss, or was made without these averages.
+    """
     strategy = parts.strategy or Strategy(parts.world)
     learned = loaded.state["task"]
     for name, average in parts.averages.items():
@@ -104,7 +109,7 @@ def _restore(parts: Parts, loaded: Loaded) -> None:
             ) from error
 
 
-def _restore_teacher(task: Task, loaded: Loaded) -> None:
+def restore_teacher(task: Task, loaded: Loaded) -> None:
     """Give a task the teacher that its loss was measured with in the run."""
     if isinstance(task, SelfSupervised) and task.teacher is not None:
         try:

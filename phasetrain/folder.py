@@ -1,5 +1,6 @@
 """The run folder: everything that a run leaves behind, who owns it, and what its status is (section RUN)."""
 
+import json
 import logging
 import os
 import socket
@@ -8,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
@@ -18,10 +20,14 @@ log = logging.getLogger(__name__)
 
 OWN_FILES = (
     "RUN.md",
+    "attempts.jsonl",
     "config.yaml",
     "overrides.yaml",
     "environment.json",
+    "git.diff",
     "metrics.jsonl",
+    "predictions.json",
+    "report.html",
     "reproduce.sh",
     "steps.ledger",
 )
@@ -30,6 +36,14 @@ OWN_FILES = (
 
 KEPT = ("updates", "reached", "checkpoint", "time", "idle_attempts", "started_from", "cause")
 """What status.json keeps from attempt to attempt until it is set anew."""
+
+
+SPARE_BYTES = 1 << 20
+"""Free bytes from which on files are written that a run can do without."""
+
+
+OF_AN_ATTEMPT = ("attempt", "state", "reason", "exit_code", "updates", "reached", "heartbeat")
+"""What attempts.jsonl keeps of each attempt but the last, beside where its time went."""
 
 
 class RunFolder:
@@ -42,6 +56,7 @@ class RunFolder:
 
     Attributes:
         watch: asked for what is to stand in status.json whenever it is written.
+        before_close: called, the last one first, when everything else is done and the lock is still held.
         lost: who has taken the folder over while this process was stopped for longer than its lease, in a sentence;
             else empty. Nobody may write then.
     """
@@ -52,6 +67,7 @@ class RunFolder:
         self.storage = storage or open_storage(path)
         self.attempt = 1
         self.watch: Callable[[], Mapping[str, Any]] = dict
+        self.before_close: list[Callable[[], None]] = []
         self.lost = ""
         self._lock = FolderLock(self.path, self.storage)
         self._closing = threading.Event()
@@ -87,6 +103,7 @@ class RunFolder:
             self._status = {key: before[key] for key in KEPT if key in before}
             self._lock.take(Owner.here(self.attempt))
             self._sweep()
+            self._remember(before)
         except OSError as error:
             self.close()
             raise self._not_writable(error) from error
@@ -102,7 +119,7 @@ class RunFolder:
         Raises:
             ConfigError: there is too little room; both figures are in the message.
         """
-        free = self.storage.free(self.path)
+        free = self.free()
         if free is None or free >= wanted:
             return
         sentence = (
@@ -112,6 +129,16 @@ class RunFolder:
         if free < needed:
             raise ConfigError(sentence)
         log.warning(sentence)
+
+    def has_room(self) -> bool:
+        """Tell whether there is room for what a run can do without; the last of it is for checkpoints and status."""
+        free = self.free()
+        return free is None or free >= SPARE_BYTES
+
+    def free(self) -> int | None:
+        """Return the bytes that are left where the folder is or will be; None where nobody can tell."""
+        places = (self.path, *map(str, Path(self.path).parents))
+        return next((free for place in places if (free := self.storage.free(place)) is not None), None)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -155,7 +182,11 @@ class RunFolder:
                 self._write_status(durable=False)
 
     def close(self) -> None:
-        """Close the logs and release the lock."""
+        """Do what was left for the end, close the logs, and release the lock."""
+        while self.before_close:
+            call = self.before_close.pop()
+            if not self.lost:
+                call()
         self._closing.set()
         with self._guard:
             while self._logs:
@@ -196,6 +227,19 @@ class RunFolder:
         for name in self.storage.names(self.path):
             if TEMPORARY.search(name):
                 self.storage.remove(self.file(name))
+
+    def _remember(self, before: Mapping[str, Any]) -> None:
+        """Append what status.json says of the attempt before to attempts.jsonl; a full disk loses the line."""
+        if "attempt" not in before or not self.has_room():
+            return
+        time = before.get("time")
+        known = {key: before[key] for key in OF_AN_ATTEMPT if key in before}
+        known["time"] = {"attempt": time.get("attempt")} if isinstance(time, Mapping) else {}
+        with suppress(OSError):
+            file = self.storage.log_file(self.file("attempts.jsonl"))
+            file.write((json.dumps(known) + "\n").encode())
+            file.flush()
+            file.close()
 
     def _renew(self) -> None:
         while not self._closing.wait(LEASE_SECONDS):

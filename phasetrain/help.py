@@ -23,6 +23,7 @@ flags
   -h, --help [SECTION]   this text, or the keys and parts of a section
   --cfg                  print the resolved config and end
   --config-dir DIR       a folder with configs of your own, laid out like these groups
+  --from RUN_FOLDER      repeat a run in a new folder, and say whether every bit is the same
   -m, --multirun         one run per combination of values: OPTIMIZER.lr=0.1,0.01
 
 groups (SECTION=GROUP) and experiments

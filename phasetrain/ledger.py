@@ -175,20 +175,27 @@ def read(data: bytes, path: str = FILE) -> Ledger:
     Raises:
         InvalidLedgerError: it does not begin as a ledger of this version.
     """
+    table, body = rows(data, path), data[len(HEADER) :]
+    checks = [crc32(body[at : at + _RECORD.size]) for at in range(0, len(table) * RECORD_BYTES, RECORD_BYTES)]
+    whole = table["check"] == np.array(checks, dtype=np.uint32)
+    places = {int(table["updates"][place]): int(place) for place in np.flatnonzero(whole)}
+    damaged = tuple(int(place) for place in np.flatnonzero(~whole))
+    return Ledger(path, len(body) % RECORD_BYTES, damaged, table, dict(sorted(places.items())))
+
+
+def rows(data: bytes, path: str = FILE) -> Any:
+    """Return the records as they stand in the file, unchecked: an array `(N,)` with the fields of `Record`.
+
+    Raises:
+        InvalidLedgerError: it does not begin as a ledger of this version.
+    """
     begin = data[: len(HEADER)]
     if begin != HEADER:
         raise InvalidLedgerError(
             f"{path} does not begin as a ledger of version {VERSION} does ({begin!r}); it was damaged, or another "
             "version wrote it"
         )
-    body = data[len(HEADER) :]
-    count = len(body) // RECORD_BYTES
-    rows = np.frombuffer(body, _LAYOUT, count)
-    checks = [crc32(body[at : at + _RECORD.size]) for at in range(0, count * RECORD_BYTES, RECORD_BYTES)]
-    whole = rows["check"] == np.array(checks, dtype=np.uint32)
-    places = {int(rows["updates"][place]): int(place) for place in np.flatnonzero(whole)}
-    damaged = tuple(int(place) for place in np.flatnonzero(~whole))
-    return Ledger(path, len(body) % RECORD_BYTES, damaged, rows, dict(sorted(places.items())))
+    return np.frombuffer(data, _LAYOUT, (len(data) - len(HEADER)) // RECORD_BYTES, offset=len(HEADER))
 
 
 def recorded(size: int) -> int:

@@ -16,6 +16,9 @@ Factory = Callable[..., T]
 Resolver = Callable[[str], Factory[T] | None]
 """Finds a part of another library: takes its name without the library's, returns None for what is a dotted path."""
 
+NO_FACT = "neither the config nor the data gives one"
+"""Of a parameter without a value."""
+
 
 @dataclass(frozen=True)
 class Bridge(Generic[T]):
@@ -179,8 +182,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         for key, parameter in takes.items():
             if parameter.default is parameter.empty and key not in given:
                 raise ConfigError(
-                    f"{where}.{key}: {self.kind} {name!r} needs a value and neither the config nor the data gives "
-                    f"one; set {where}.{key}=..."
+                    f"{where}.{key}: {self.kind} {name!r} needs a value and {NO_FACT}; set {where}.{key}=..."
                 )
         try:
             return factory(**given)

@@ -10,11 +10,15 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -66,10 +70,19 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
             from phasetrain.sweep import sweep  # Hydra's launchers are slow to import, and rarely wanted
 
             return sweep(overrides, config_dir=flags.config_dir, check=lambda one: _check(one, flags))
+        if flags.original is not None:
+            from phasetrain.repeat import repeat
+
+            again = partial(_again, clock=clock)
+            with printed(Terminal()):
+                text, code = repeat(flags.original, overrides, config_dir=flags.config_dir, run=again)
+            print(text, end="\n" if text else "")  # noqa: T201
+            return code
         if flags.cfg:
             print(OmegaConf.to_yaml(OmegaConf.create(_settled(overrides, flags).config.plain())))  # noqa: T201
             return 0
-        return run(overrides, config_dir=flags.config_dir, clock=clock).exit_code
+        with warnings_logged():
+            return run(overrides, config_dir=flags.config_dir, clock=clock).exit_code
     except PhasetrainError as error:
         sys.stderr.write(told(error, os.environ))
         recorded_failure(error)
@@ -111,6 +124,7 @@ def run(
     terminal = terminal or (Terminal() if place.rank == 0 else Terminal(io.StringIO(), live=False))
     with printed(terminal):
         setup = settle(overrides, config_dir=config_dir, terminal=terminal, place=place)
+        terminal.verbosity = setup.config.RUN.verbosity
         engine, timeout = setup.config.RUN.engine, setup.config.DISTRIBUTED.timeout_seconds
         if submitted(setup.config):
             from phasetrain.launch import submit
@@ -151,6 +165,24 @@ def printed(terminal: Terminal) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+@contextmanager
+def warnings_logged() -> Iterator[None]:
+    """Log what libraries warn of through `warnings`, so that it is counted, and stands in log.txt."""
+
+    def log_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object, **__: object
+    ) -> None:
+        log.warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = log_warning
+        yield
+
+
+def _again(overrides: Sequence[str], config_dir: str | None, clock: Clock | None) -> Result:
+    return run(overrides, config_dir=config_dir, clock=clock)
 
 
 def _settled(overrides: Sequence[str], flags: argparse.Namespace) -> Setup:
@@ -217,13 +249,14 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--cfg", nargs="?", const="job")
     parser.add_argument("--config-dir", metavar="DIR")
     parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--from", dest="original", metavar="RUN_FOLDER")
     try:
         flags, rest = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}\nusage: {USAGE}") from error
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
-        known = "--help, --cfg, --config-dir DIR, -m"
+        known = "--help, --cfg, --config-dir DIR, --from RUN_FOLDER, -m"
         raise ConfigError(f"{', '.join(unknown)}: no such flag; the flags are {known}\nusage: {USAGE}")
     if flags.cfg not in (None, "job"):
         rest = [flags.cfg, *rest]  # `--cfg OPTIMIZER=adamw`: the flag takes no word, as Hydra's `--cfg job` does
@@ -231,3 +264,13 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         print(section_help(flags.help) if flags.help else general_help(USAGE, flags.config_dir))  # noqa: T201
         raise SystemExit(0)
     return flags, rest
+
+
+class _Callable(ModuleType):
+    """This module, which is `phasetrain.run` and so has to answer to `phasetrain.run(...)`: that is `api.run`."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return vars(import_module("phasetrain.api"))["run"](*args, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

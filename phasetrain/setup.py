@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.check import Slot, check, load_plugins, run_imports
+from phasetrain.config.check import Slot, check, found_by, load_plugins, raise_all, run_imports
 from phasetrain.config.compose import Composed, compose
-from phasetrain.config.derive import derive
+from phasetrain.config.derive import Derived, derive
 from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
 from phasetrain.config.stages import staged
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
@@ -89,7 +89,13 @@ SLOTS = (
     Slot("DATA.*.collate", COLLATES),
     Slot("DATA.*.loader", LOADERS, provided=LOADER_FACTS),
     Slot("DISTRIBUTED", STRATEGIES, key="strategy", provided=frozenset({"world", "communication", "precision"})),
-    Slot("HOOKS.*", HOOKS, label_is_name=True, provided=frozenset({"terminal"})),
+    Slot(
+        "HOOKS.*",
+        HOOKS,
+        label_is_name=True,
+        provided=frozenset({"terminal", "hparams"}),
+        own={"on_exception": "'raise' or 'stop' or 'ignore'"},
+    ),
 )
 """Every place in the config where a name chooses a part."""
 
@@ -164,20 +170,21 @@ def settle(
     for warning in load_plugins():
         log.warning(warning)
     composed = with_imports(composed)
-    check(composed, SLOTS, schema)
     place = place or Placement()
-    launch, away = composed.config["LAUNCH"], submitted(composed.config)
-    size = launch["nodes"] * launch["processes"] if away else place.size
-    first = partial(first_monitor, composed.config)
-    derived = derive(composed, schema, device=str(resolve_device("auto")), processes=size, monitor=first)
+    checked(composed, schema, place)
+    away, size = submitted(composed.config), size_of(composed.config, place)
+    derived = derived_of(composed, schema, place)
     stages = staged(composed, derived.config.plain(), schema)
-    for stage in stages:
-        check(stage, SLOTS, schema)
     config = derived.config
-    check_consent(config.RUN.allow, schema)
-    sources_of(config.MODEL.weights)
-    settings_of(config.MODEL)
-    check_threads(config.MACHINE.threads)
+    raise_all(
+        found_by(
+            *(partial(check, stage, SLOTS, schema) for stage in stages),
+            lambda: check_consent(config.RUN.allow, schema),
+            lambda: sources_of(config.MODEL.weights),
+            lambda: settings_of(config.MODEL),
+            lambda: check_threads(config.MACHINE.threads),
+        )
+    )
     machine = Machine(
         resolve_device("cpu" if away else config.MACHINE.device, place.local_rank if place.size > 1 else None),
         config.MACHINE.precision,
@@ -199,6 +206,34 @@ def settle(
             derive(stage, schema, device=derived.config.MACHINE.device, processes=size).config for stage in stages
         ),
     )
+
+
+def checked(composed: Composed, schema: Schema, place: Placement) -> None:
+    """Refuse a config with mistakes; where keys or values are wrong, what can be told of the others is told as well.
+
+    Raises:
+        ConfigError: see `check` and `derive`.
+    """
+    problems = found_by(lambda: check(composed, SLOTS, schema))
+    if problems:
+        try:
+            problems += found_by(lambda: derived_of(composed, schema, place))
+        except Exception as error:  # noqa: BLE001 - rules that rest on wrong values may fail in any way
+            log.debug("what follows from wrong values is not looked at: %s: %s", type(error).__name__, error)
+    raise_all(problems)
+
+
+def derived_of(composed: Composed, schema: Schema, place: Placement) -> Derived:
+    """Return the config with all that follows from others, see `derive`."""
+    first, size = partial(first_monitor, composed.config), size_of(composed.config, place)
+    return derive(composed, schema, device=str(resolve_device("auto")), processes=size, monitor=first)
+
+
+def size_of(config: Mapping[str, Any], place: Placement) -> int:
+    """Return the number of processes of the run: those that it was started with, or those of its job."""
+    launch = config["LAUNCH"]
+    size: int = launch["nodes"] * launch["processes"] if submitted(config) else place.size
+    return size
 
 
 def first_monitor(config: Mapping[str, Any]) -> str:

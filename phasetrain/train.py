@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from phasetrain.attempt import Attempt, logged, note_error
 from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkup import all_at_once, same_everywhere
 from phasetrain.clock import Clock
-from phasetrain.data.purity import check_pure, first_target
 from phasetrain.data.reader import reads_here
-from phasetrain.distributed import World
 from phasetrain.distributed.pieces import whole
-from phasetrain.documents import command, write_documents
+from phasetrain.documents import write_documents
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, NoValidCheckpointError, PhasetrainError
 from phasetrain.folder import RunFolder
@@ -27,13 +26,15 @@ from phasetrain.hooks import CheckpointHook, Hook, Run
 from phasetrain.ledger import FILE, recorded
 from phasetrain.machine import Machine
 from phasetrain.plan import Phase, Plan
-from phasetrain.preview import checkpoint_bytes, described, parameter_count
+from phasetrain.preview import described
+from phasetrain.rehearsal import Rehearsal, prepared
 from phasetrain.resume import adopted, explained, position, promise, settled_changes, settled_data
 from phasetrain.setup import Setup
 from phasetrain.signals import Signals
 from phasetrain.stacks import NAME, stacks_on_signal
 from phasetrain.state import RunState
-from phasetrain.tasks import Builder, Parts, SplitData, Task
+from phasetrain.summary import ended, opening, stopped
+from phasetrain.tasks import Builder, Parts, SplitData
 from phasetrain.wiring import checkpointer_of, hooks_of, save_settings, together
 
 log = logging.getLogger(__name__)
@@ -93,8 +94,9 @@ def train(
         if world.is_alone:  # several processes leave a wait for data together or not at all
             signals.reads = lambda frame: clock.kind == "data" and reads_here(frame)
         builder = Builder(setup.config, setup.machine, world, setup.stages)
-        data = builder.data()
-        _same_everywhere(world, data)
+        with all_at_once(setup):
+            data = builder.data()
+        same_everywhere(world, data)
         checkpointer = checkpointer_of(setup, folder)
         done = world.on_main(lambda: _begun(setup, folder, checkpointer, data))
         if done is not None:
@@ -145,12 +147,17 @@ class _Training:
         """Restore or start, train, and say what came of it."""
         setup, folder, world = self.setup, self.folder, self.setup.world
         loaded = self._restored()
-        machine, plan, state = self._from(loaded)
-        folder.watch = lambda: self.attempt.facts(state)
-        parts = self.builder.parts(self.data, plan, fresh=loaded is None)
+        with all_at_once(setup):
+            machine, plan, state = self._from(loaded)
+            folder.watch = lambda: self.attempt.facts(state)
+            known = (setup, self.builder, self.data, plan, machine, folder)
+            parts, rehearsal = prepared(*known, fresh=loaded is None)
+            own = hooks_of(setup)
         task = self.builder.task(parts)
-        world.on_main(lambda: self._begin(plan, parts, task))
-        self._header(machine, plan, state, task, loaded)
+        world.on_main(lambda: self._begin(plan, parts, rehearsal))
+        expected = None if rehearsal is None else rehearsal.time["expected"]
+        setup.terminal.pairs(opening(setup, folder, machine, self.data, plan, task.model, estimate=expected))
+        self._header(plan, state, loaded)
         trained = next((phase for phase in plan.phases if phase.is_train), None)
         save = CheckpointHook(
             self.checkpointer,
@@ -160,7 +167,7 @@ class _Training:
             loaded,
         )
         latest = _Latest()
-        hooks = together(together({"checkpoint": save, "latest": latest}, hooks_of(setup)), extra)
+        hooks = together(together({"checkpoint": save, "latest": latest}, own), extra)
         engine = PhaseEngine(task, plan, state, hooks, folder=folder, world=setup.world, clock=self.clock)
         updates = state.updates
         if world.is_alone:
@@ -204,22 +211,19 @@ class _Training:
         path = world.on_main(choose)
         return found[0] if world.is_main or not path else checkpointer.reached(path)
 
-    def _begin(self, plan: Plan, parts: Parts, task: Task) -> None:
-        """See that data is a function of its index and that checkpoints have room, and say what will be done."""
+    def _begin(self, plan: Plan, parts: Parts, rehearsal: Rehearsal | None) -> None:
+        """Write down what will be done, and say what of the config never takes effect."""
         folder, setup = self.folder, self.setup
-        ours = {name: split for name, split in self.data.items() if split.own is None}
-        for name, split in ours.items():
-            task.check_targets(name, first_target(split.reader))
-            for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
-                check_pure(reader, split.section.dataset)
-        each = checkpoint_bytes(parts)
-        folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
         with folder.writing():
             write_documents(setup, folder)
-            content, path = described(setup, plan, parts), folder.file("plan.json")
+            content, path = described(setup, self.data, plan, parts, rehearsal), folder.file("plan.json")
+            before = folder.storage.read_json(path) or {}
             if parts.weights is None:  # those that the first attempt started from
-                content["weights"] = (folder.storage.read_json(path) or {}).get("weights")
+                content["weights"] = before.get("weights")
+            content["rehearsal"] = content["rehearsal"] or before.get("rehearsal")
             folder.storage.replace_json(path, content, durable=False)
+        for line in content["never"]:
+            log.warning(line)
 
     def _newest(self) -> Loaded | None:
         try:
@@ -242,25 +246,15 @@ class _Training:
             log.warning(line)
         return machine, plan, state
 
-    def _header(self, machine: Machine, plan: Plan, state: RunState, task: Task, loaded: Loaded | None) -> None:
-        setup, config = self.setup, self.setup.config
+    def _header(self, plan: Plan, state: RunState, loaded: Loaded | None) -> None:
+        setup = self.setup
         for line in setup.dropped:
             log.info(line)
         for line in setup.derived:
             log.debug(line)
-        sizes = ", ".join(f"{name} {split.length:,}" for name, split in self.data.items())
-        log.info("run %s in %s, attempt %d", config.RUN.name, self.folder.path, self.folder.attempt)
-        threads = machine.threads or torch.get_num_threads()
-        size = "1 process" if setup.world.is_alone else f"{setup.world.size} processes ({config.DISTRIBUTED.strategy})"
-        where = f"{machine.device}, {machine.precision}, {threads} threads"
-        log.info("%s, %s, seed %d", where, size, config.RUN.seed)
-        parameters = f"{parameter_count(task.model):,}"
-        log.info(
-            "data %s (%s); model %s, %s parameters", config.DATA.TRAIN.dataset, sizes, config.MODEL.name, parameters
-        )
-        log.info("plan %d epochs, %d updates, %d phases", plan.epochs, plan.updates, len(plan.phases))
         if loaded is not None:
-            log.info("going on from %s at update %d of %d", loaded.path, state.updates, plan.updates)
+            at = f"update {state.updates} of {plan.updates}"
+            setup.terminal.pairs([("resume", f"going on from {loaded.path} at {at}")])
         elif not plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
@@ -283,11 +277,10 @@ class _Training:
             reason = self.signals.stop_name if self.signals.stop and (alone or not engine.stopping) else engine.stopping
             number = signal.Signals[reason] if reason in signal.Signals.__members__ else 0
             result = replace(result, state="preempted", exit_code=128 + number if number else 0, reason=reason)
-            at = f"update {state.updates} of {engine.plan.updates}"
-            log.info("stopped by %s at %s; go on with: %s", reason, at, command(self.setup))
+            rows = stopped(self.setup, state, engine.plan, reason)
         else:
-            log.info("%s after %d updates; everything is in %s", state.finished, state.updates, folder.path)
-            log.info("weights sha256 %s%s", result.digest, f" (of {best}, the best)" if best else "")
+            rows = ended(self.setup, state, result.digest, best)
+        self.setup.terminal.pairs(rows, always=True)
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
         try:
             folder.write_status(result.state, **facts, digest=result.digest)
@@ -322,19 +315,6 @@ def digest_of_state(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
         digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     return digest.hexdigest()
-
-
-def _same_everywhere(world: World, data: Mapping[str, SplitData]) -> None:
-    """Refuse data that is not the same on all processes: they would not even make the same number of steps."""
-    for name in data:
-        found = world.shared((data[name].length, data[name].fingerprint()))
-        for rank, other in enumerate(found):
-            if other != found[0]:
-                raise ConfigError(
-                    f"DATA.{name.upper()} is not the same on all processes: process 0 has {found[0][0]} samples "
-                    f"(fingerprint {found[0][1]}), process {rank} has {other[0]} ({other[1]}); give all machines the "
-                    "same files"
-                )
 
 
 def _begun(setup: Setup, folder: RunFolder, checkpointer: Checkpointer, data: Mapping[str, SplitData]) -> Result | None:

@@ -1,9 +1,12 @@
 """What saves a run and watches it, from its sections: CHECKPOINT and HOOKS."""
 
 import logging
+import os
 from collections.abc import Mapping
+from typing import Any
 
 from phasetrain.checkpoint import Checkpointer, Retention
+from phasetrain.environment import Redaction
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import HOOKS, Hook, SaveSettings
@@ -48,15 +51,34 @@ def save_settings(setup: Setup) -> SaveSettings:
 
 def hooks_of(setup: Setup) -> dict[str, Hook]:
     """Return the hooks that section HOOKS names, by label."""
-    return {
-        label: HOOKS.build(
-            section.get("name", label),
-            {key: value for key, value in section.items() if key != "name"},
-            where=f"HOOKS.{label}",
-            facts={"terminal": setup.terminal},
-        )
-        for label, section in setup.config.HOOKS.items()
-    }
+    return {label: build_hook(setup, label, section) for label, section in setup.config.HOOKS.items()}
+
+
+def build_hook(setup: Setup, label: str, section: Mapping[str, Any]) -> Hook:
+    """Return the hook that an entry of section HOOKS describes."""
+    params = {key: value for key, value in section.items() if key not in ("name", "on_exception")}
+    facts = {"terminal": setup.terminal, "hparams": without_secrets(hparams(setup.config.plain()), os.environ)}
+    hook = HOOKS.build(section.get("name", label), params, where=f"HOOKS.{label}", facts=facts)
+    hook.policy = section.get("on_exception", hook.policy)
+    return hook
+
+
+def hparams(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the values of a config by dotted path; lists as they are."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= hparams(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+    return found
+
+
+def without_secrets(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return values of a config by path for what leaves the run folder: secrets are redacted, see `Redaction`."""
+    clean = Redaction(environment)
+    found = {}
+    for path, value in values.items():
+        shown = clean.words([f"{path}={value}"])[0].removeprefix(f"{path}=")
+        found[path] = value if shown == str(value) else shown
+    return found
 
 
 def together(own: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, Hook]:

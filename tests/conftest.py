@@ -1,5 +1,6 @@
 """What holds for every test: no test leaves a trace in the process, and a torchvision without its operators imports."""
 
+import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator
@@ -29,6 +30,11 @@ def global_state() -> dict[str, Any]:
         "handlers of the logger": list(logger.handlers),
         "level and propagation of the logger": (logger.level, logger.propagate),
     }
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported and collected out of the collector's sight: a run that collects looks at all it sees."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

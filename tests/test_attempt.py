@@ -15,6 +15,7 @@ from phasetrain.checkpoint import Checkpointer
 from phasetrain.clock import KINDS, Clock
 from phasetrain.errors import NoProgressError
 from phasetrain.folder import RunFolder
+from phasetrain.run import printed
 from phasetrain.state import RunState
 from phasetrain.terminal import Terminal
 
@@ -201,8 +202,21 @@ class TestTime:
 
     def shown(self, before: dict[str, Any], saves: int = 4, updates: int = 40) -> str:
         text = io.StringIO()
-        Attempt(before, Fixed(SPENT)).show(Terminal(text, live=False), saves, updates)
+        terminal = Terminal(text, live=False, verbosity="verbose")
+        with printed(terminal):
+            Attempt(before, Fixed(SPENT)).show(terminal, saves, updates)
         return " ".join(text.getvalue().split())
+
+    def test_the_lines(self) -> None:
+        text = io.StringIO()
+        terminal = Terminal(text, live=False)
+        with printed(terminal):
+            Attempt({}, Fixed(SPENT)).show(terminal, 4, 40)
+            Attempt({"attempt": 2, "time": {"run": {"redone": 100.0}, "broken": 1}}, Fixed(SPENT)).show(terminal, 4, 40)
+        lines = [line[9:] for line in text.getvalue().splitlines()]
+        line = "time    1 min 40 s, 88 % in steps (goodput); data 5 %, save 4 %, start 2 %, end 1 %"
+        whole = "in all  3 min 20 s, 44 % in steps (goodput); redone 50 %, data 2 %, save 2 %, start 1 %, in 3 attempts"
+        assert lines == [line, line, whole]
 
     def test_the_table_of_a_first_attempt(self) -> None:
         found = self.shown({})

@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from harness import SMALL, train
 from omegaconf import OmegaConf
 
-from phasetrain.documents import command
+from phasetrain.distributed import World
+from phasetrain.documents import _reproduce, command, write_documents
+from phasetrain.folder import RunFolder
 from phasetrain.setup import settle
 
 
@@ -21,10 +24,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+OF_A_CHANGED_TREE = {"git.diff", "phasetrain.diff"}
+
+
 def test_what_a_finished_run_leaves(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == [
+    assert sorted({path.name for path in folder.iterdir()} - OF_A_CHANGED_TREE) == [
         "RUN.md", "checkpoints", "config.yaml", "environment.json", "log.txt", "metrics.jsonl", "overrides.yaml",
-        "plan.json", "reproduce.sh", "status.json", "steps.ledger",
+        "plan.json", "predictions.json", "report.html", "reproduce.sh", "status.json", "steps.ledger",
     ]  # fmt: skip
 
 
@@ -51,6 +57,23 @@ def test_the_environment(folder: Path) -> None:
     assert found.keys() >= {"phasetrain", "python", "torch", "numpy", "machine", "device", "threads", "packages"}
     assert found["packages"]["torch"].startswith(found["torch"].partition("+")[0])
     assert (found["executable"], found["device"]) == (sys.executable, "cpu")
+    assert found["command"][:2] == ["phasetrain", "PHASES.epochs=3"]
+    assert (found["seeds"], found["switches"]["deterministic"], found["devices"]) == ({"RUN.seed": 0}, True, [])
+    assert found["host"].keys() >= {"name", "system", "cpu", "cores", "memory_bytes"}
+    assert found["installed"]["pytest"]
+    tree = found["git"] or found.get("phasetrain_git")
+    assert tree is None or (folder / tree["diff"] if tree["diff"] else folder).exists()
+
+
+def test_no_secret_is_left_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter22@host/0123456789abcdef")
+    setup = settle([f"RUN.dir={tmp_path}", "RUN.name=0123456789abcdef"])
+    write_documents(setup, RunFolder(str(tmp_path)))
+    text = (tmp_path / "environment.json").read_text()
+    assert '"WANDB_API_KEY": "(redacted)"' in text
+    assert "hunter22" not in text
+    assert "0123456789abcdef" not in text
 
 
 class TestCommand:
@@ -84,3 +107,83 @@ def test_reproducing_gives_the_same_weights(folder: Path, tmp_path: Path) -> Non
     subprocess.run([folder / "reproduce.sh", tmp_path / "again"], env=environment, check=True, capture_output=True)
     digests = [json.loads((path / "status.json").read_text())["digest"] for path in (folder, tmp_path / "again")]
     assert digests[0] == digests[1]
+
+
+SPACED = "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"
+
+
+class TestReproduceFromAClone:
+    """The script, with a Python that only says where and with what it was called."""
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        top = tmp_path / "tree"
+        (top / "sub").mkdir(parents=True)
+        (top / "code.py").write_text("A = 1\n")
+        (top / "sub" / "more.py").write_text("B = 1\n")
+        git(top, "init", "-q")
+        git(top, "add", ".")
+        git(top, "commit", "-q", "-m", "one")
+        git(tmp_path, "clone", "-q", str(top), "clone")
+        monkeypatch.chdir(top / "sub")
+        (tmp_path / "python").write_text('#!/bin/sh\necho "$PWD"; for word; do echo "$word"; done\n')
+        (tmp_path / "python").chmod(0o755)
+        return top
+
+    def made(self, tmp_path: Path, *words: str) -> Path:
+        setup = settle([f"RUN.dir={tmp_path / 'run'}", *words])
+        (tmp_path / "run").mkdir()
+        write_documents(setup, RunFolder(setup.config.RUN.dir))
+        return tmp_path / "run" / "reproduce.sh"
+
+    def call(self, script: Path, where: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+        environment = os.environ | {"PYTHON": str(script.parents[1] / "python")}
+        return subprocess.run(
+            ["sh", script, *words], cwd=where, env=environment, capture_output=True, text=True, check=False
+        )
+
+    def test_it_runs_in_the_clone_with_the_changes_of_the_run(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "code.py").write_text("A = 2\n")
+        (tree / "new.py").write_text("C = 1\n")
+        script = self.made(tmp_path, "PHASES.epochs=2", SPACED)
+        clone = tmp_path / "clone"
+        for told in (f"applying {tmp_path}/run/git.diff to {clone}\n", ""):  # the second time they are there
+            done = self.call(script, clone)
+            assert (done.returncode, done.stderr) == (0, told)
+            assert done.stdout.splitlines() == [
+                f"{clone}/sub", "-m", "phasetrain", "PHASES.epochs=2", SPACED, "MACHINE.threads=1",
+                f"RUN.dir={clone}/digits-again",
+            ]  # fmt: skip
+            assert [(clone / name).read_text() for name in ("code.py", "new.py")] == ["A = 2\n", "C = 1\n"]
+
+    def test_other_changes_are_left_and_told(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "code.py").write_text("A = 2\n")
+        script = self.made(tmp_path)
+        (tmp_path / "clone" / "code.py").write_text("A = 3\n")
+        done = self.call(script, tmp_path / "clone")
+        assert (done.returncode, "has other changes than those of the run" in done.stderr) == (0, True)
+        assert (tmp_path / "clone" / "code.py").read_text() == "A = 3\n"
+
+    def test_elsewhere_it_runs_where_the_run_was_started(self, tree: Path, tmp_path: Path) -> None:
+        script = self.made(tmp_path, "MACHINE.threads=2")
+        done = self.call(script, tmp_path, "x")
+        assert done.stderr.startswith("not in a clone at commit ")
+        expected = [f"{tree}/sub", "-m", "phasetrain", "MACHINE.threads=2", f"RUN.dir={tmp_path}/x"]
+        assert done.stdout.splitlines() == expected
+
+    def test_it_says_what_it_needs(self, tree: Path, tmp_path: Path) -> None:
+        script, commit = self.made(tmp_path), git(tree, "rev-parse", "HEAD")
+        tree.rename(tmp_path / "moved")
+        done = self.call(script, tmp_path)
+        told = f"call this in a clone of the source of the run, after: git checkout {commit}\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+    def test_several_processes(self, tree: Path, tmp_path: Path) -> None:
+        setup = replace(settle(["RUN.dir=x"]), world=World(size=3))
+        text = _reproduce(setup, None)
+        assert "-m torch.distributed.run --standalone --nproc-per-node=3 -m phasetrain MACHINE.threads=1" in text
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()

@@ -15,10 +15,15 @@ from phasetrain.run import main, run
 from phasetrain.terminal import Terminal
 from phasetrain.train import Result
 
-SHORT = ("FIND.updates=40", "FIND.lr_from=1e-4", "MODEL.dropout=0.0")
+SHORT = ("FIND.updates=40", "FIND.lr_from=1e-4", "MODEL.dropout=0.0", "MACHINE.threads=1")
 
 
-GREEDY = ("RUN.engine=find_batch_size", "MODEL.name=find_parts.Greedy", "FIND.batch_size_from=16")
+GREEDY = (
+    "RUN.engine=find_batch_size",
+    "MODEL.name=find_parts.Greedy",
+    "FIND.batch_size_from=16",
+    "FIND.batch_updates=2",
+)
 
 
 def tried(folder: Path, *words: str) -> Result:

@@ -60,6 +60,36 @@ def test_the_owner_record(tmp_path: Path) -> None:
     folder.close()
 
 
+def test_what_is_left_for_the_end_is_done_once_under_the_lock_and_the_last_one_first(tmp_path: Path) -> None:
+    folder, done = opened(tmp_path), list[tuple[str, bool]]()
+    for name in "ab":
+        folder.before_close.append(lambda name=name: done.append((name, (tmp_path / "run.lock").exists())))
+    folder.close()
+    folder.close()
+    assert done == [("b", True), ("a", True)]
+
+
+def test_nothing_is_done_at_the_end_in_a_folder_that_was_taken_over(tmp_path: Path) -> None:
+    folder, done = opened(tmp_path), list[str]()
+    folder.before_close.append(lambda: done.append("a"))
+    folder.lost = "somebody else has it"
+    folder.close()
+    assert done == []
+
+
+def test_attempts_that_ended_are_remembered_whatever_their_end(tmp_path: Path) -> None:
+    time = {"attempt": {"train": 1.5}, "run": {"train": 9.0}}
+    for state in ("failed", "running", "finished"):
+        folder = opened(tmp_path)
+        folder.write_status(state, reason="x", updates=3, time=time)
+        folder.close()
+    lines = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
+    assert [(one["attempt"], one["state"], one["updates"], one["time"]) for one in lines] == [
+        (1, "failed", 3, {"attempt": {"train": 1.5}}),
+        (2, "running", 3, {"attempt": {"train": 1.5}}),
+    ]
+
+
 class TestStatus:
     def test_content(self, tmp_path: Path) -> None:
         folder = opened(tmp_path)

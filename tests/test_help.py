@@ -12,7 +12,7 @@ def test_groups_sections_and_exit_codes() -> None:
     text = general_help("phasetrain [...]", None)
     assert text.startswith("usage: phasetrain [...]\n")
     for expected in (
-        "  experiment   digits\n",
+        "  experiment   digits, ",
         "  LOSS         cross_entropy, label_smoothing\n",
         "RUN, DATA, TASK",
         "128+n",

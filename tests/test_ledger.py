@@ -16,6 +16,7 @@ from phasetrain.ledger import (
     Record,
     different,
     read,
+    rows,
     written,
 )
 
@@ -105,3 +106,12 @@ def test_records_as_text() -> None:
     assert replace(ONE, flags=0).told("gradient norm") == "not computed"
     assert replace(ONE, flags=0).told("batch content") is None
     assert replace(ONE, flags=SKIPPED).told("weights") == "0000000000000006 skipped"
+
+
+def test_rows_as_they_stand_in_the_file() -> None:
+    found = rows(written([ONE, replace(ONE, updates=ONE.updates + 1, loss=0.5)]) + b"torn")
+    assert found["updates"].tolist() == [ONE.updates, ONE.updates + 1]
+    assert found["loss"].tolist() == [ONE.loss, 0.5]
+    assert len(rows(written([]))) == 0
+    with pytest.raises(InvalidLedgerError, match="does not begin as a ledger of version 1"):
+        rows(b"")

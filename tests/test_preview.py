@@ -2,12 +2,15 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import SMALL, train
 
+from phasetrain.data import SampleError
+from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.preview import ROWS, preview
 from phasetrain.run import run
@@ -72,6 +75,7 @@ def test_no_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     words = [
         "DATA.TRAIN.dataset=unreadable_of_a_test.Unreadable", "DATA.TEST.dataset=unreadable_of_a_test.Unreadable",
         "DATA.TRAIN.transforms=[]", "MODEL=null", "MODEL.name=mlp", "PHASES.epochs=1", "DATA.TRAIN.batch_size=8",
+        "RUN.rehearse=false",
     ]  # fmt: skip
     result = run(
         [*words, "RUN.engine=plan", f"RUN.dir={tmp_path / 'run'}"], terminal=Terminal(io.StringIO(), live=False)
@@ -79,6 +83,12 @@ def test_no_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (result.state, result.folder) == ("planned", str(tmp_path / "run"))
     content = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (content["updates"], content["facts"]["MODEL.classes"]) == (5, 3)
+    assert (content["rehearsal"], content["inspection"], content["modules"][0]["output"]) == (None, None, None)
+    with pytest.raises(SampleError, match="a sample was read"):  # nothing else keeps it from reading
+        run(
+            [*words[:-1], "RUN.engine=plan", f"RUN.dir={tmp_path / 'run'}"],
+            terminal=Terminal(io.StringIO(), live=False),
+        )
 
 
 @pytest.mark.parametrize(
@@ -109,24 +119,72 @@ def test_the_size_of_a_checkpoint_is_about_right(tmp_path: Path) -> None:
         train(tmp_path / name, *words, "PHASES.epochs=1", "PHASES.limit.train=1")
         size = sum(file.stat().st_size for file in (tmp_path / name).glob("checkpoints/p0002*/*"))
         assert 0.7 < content["checkpoints"]["bytes_each"] / size < 1.1
+        guessed, _ = planned(tmp_path / f"guessed-{name}", *words, "RUN.rehearse=false")
+        assert 0.7 < guessed["checkpoints"]["bytes_each"] / size < 1.1
 
 
 def test_what_is_printed(tmp_path: Path) -> None:
-    _, text = planned(tmp_path, "PHASES.epochs=1")
+    _, text = planned(tmp_path, "PHASES.epochs=1", "RUN.rehearse=false", "CHECKPOINT.every_updates=9")
+    text = re.sub(r"; [\d.]+ [GM]B are free", "; room is free", text)
     assert text.endswith(
         "1 epochs, 5 updates, 120 samples\n"
         "phase  split  epoch  steps  samples  updates before  lr at start\n"
         "-----  -----  -----  -----  -------  --------------  -----------\n"
         "0      train      1      5      120               0            0\n"
         "1      test       1      2       64               5\n"
-        "2 checkpoints to come of about 8,424 bytes each, the newest 3 are kept\n"
+        "2 checkpoints to come of about 8,424 bytes each, the newest 3 are kept; room is free\n"
+        "warning: CHECKPOINT.every_updates = 9: the run ends after 5 updates, so it never takes effect\n"
         f"written to {tmp_path}/plan.json\n"
     )
 
 
 def test_a_long_plan_is_shortened(tmp_path: Path) -> None:
     content, text = planned(tmp_path, "PHASES.epochs=50")
-    table = text[text.index("phase  split") :].splitlines()[2:-2]
+    table = text[text.index("phase  split") :].splitlines()[2 : 3 + ROWS]
     assert (len(content["phases"]), len(table)) == (100, ROWS + 1)
     assert table[ROWS // 2].split() == ["..."] * 7
     assert table[-1].split()[:3] == ["99", "test", "50"]
+
+
+def test_data_model_and_memory(tmp_path: Path) -> None:
+    content, text = planned(tmp_path, "PHASES.epochs=1", "OPTIMIZER.momentum=0.9")
+    assert content["data"]["train"] == {
+        "dataset": "digits", "samples": 1442, "batch_size": 24, "micro_batch_size": 24, "drop_last": True, "workers": 0,
+        "sampler": "shuffled", "transforms": ["random_shift", "noise"], "batch_transforms": [],
+        "facts": {"classes": 10, "class_names": [*"0123456789"], "channels": 1, "input_shape": [1, 8, 8]},
+    }  # fmt: skip
+    assert content["processes"] == {
+        "processes": 1, "strategy": "ddp", "batch_size": 24, "micro_batch_size": 24, "accumulate": 1,
+    }  # fmt: skip
+    assert content["modules"][0] == {
+        "name": "", "kind": "SmallCNN", "parameters": 1030, "trained": 1030, "output": "(N, 10)", "output_bytes": 960,
+        "flops": 2 * (36 * 64 + 288 * 16 + 576 * 4 + 80),  # of convolutions at 8x8, 4x4, 2x2 places, and a layer
+    }  # fmt: skip
+    assert (content["memory"]["gradients"], content["memory"]["optimizer"]) == (4120, 4120)
+    assert "features.3 Conv2d 288 all (N, 8, 4, 4) 12,288 bytes 9.22 k" in " ".join(text.split())
+
+
+def test_the_rehearsal_is_in_the_plan(tmp_path: Path) -> None:
+    content, text = planned(tmp_path, "PHASES.epochs=1", "PHASES.limit.test=null")
+    assert content["rehearsal"].keys() == {"kinds", "checkpoint_bytes", "time"}
+    assert content["rehearsal"]["kinds"] == [
+        {"name": "train", "samples": 24, "metrics": ["accuracy", "loss"]},
+        {"name": "test", "samples": 32, "metrics": ["accuracy", "loss"]},
+        {"name": "test, last batch of 3", "samples": 3, "metrics": ["accuracy", "loss"]},
+    ]
+    assert content["checkpoints"]["bytes_each"] == content["rehearsal"]["checkpoint_bytes"]
+    assert re.search(r"rehearsed in .* s: train; test; test, last batch of 3. A save took .*; the run will take", text)
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    words = [
+        "METERS.top={name: accuracy, topk: 0}", "HOOKS.early_stopping={monitor: test/acuracy, patience: 0}",
+        "MODEL.freeze=[hed]", "OPTIMIZER.groups=[{match: nobody, lr_scale: 2.0}]",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        planned(tmp_path, *words)
+    told = str(caught.value)
+    assert told.startswith("5 problems in the config:")
+    for key in ("METERS.top", "HOOKS.early_stopping (", "HOOKS.early_stopping.monitor", "[hed]", "OPTIMIZER.groups"):
+        assert key in told
+    assert not (tmp_path / "plan.json").exists()

@@ -114,6 +114,28 @@ class TestAdjustable:
         tests = [r["epoch"] for r in records(tmp_path) if r["kind"] == "phase" and r["split"] == "test"]
         assert tests == [0, 1, 2, 3, 4]
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            (
+                "DATA.TRAIN={dataset: reading_parts.Named, inputs: image, targets: label}",
+                "DATA.TRAIN.sampler={name: length_bucketed, pool: 3}",
+            ),
+            ("DATA.TRAIN.sampler={name: stratified, classes_per_batch: 4}", "DATA.TRAIN.subset={samples: 300}"),
+        ],
+    )
+    def test_another_batch_size_where_the_order_is_made_for_one(self, tmp_path: Path, words: tuple[str, ...]) -> None:
+        words = (*words, "MODEL.channels=1", "MODEL.classes=10")
+        killed(tmp_path, 3, *words)
+        before = newest(tmp_path)
+        with pytest.raises(ChangedError, match=r"^DATA\.TRAIN\.batch_size = 12: .* and 72 samples of the pass under"):
+            train(tmp_path, *words, "DATA.TRAIN.batch_size=12", "RUN.allow=[DATA.TRAIN.batch_size]")
+        after = newest(tmp_path)
+        assert (after.path, after.promised["config"]["DATA"]["TRAIN"]["batch_size"]) == (before.path, 24)
+        killed(tmp_path, 4, *words)  # the old size goes on, up to the end of the epoch
+        result = train(tmp_path, *words, "DATA.TRAIN.batch_size=12", "RUN.allow=[DATA.TRAIN.batch_size]")
+        assert (result.state, result.updates) == ("finished", 15)
+
     @pytest.mark.parametrize("step", [2, 5, 6, 9])
     def test_another_batch_size(self, tmp_path: Path, step: int) -> None:
         words = ("PHASES.limit.train=null", "DATA.TRAIN.batch_size=200", "PHASES.epochs=2")

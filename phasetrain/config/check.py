@@ -3,7 +3,7 @@
 import importlib
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -80,12 +80,45 @@ def check(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
 
 def raise_all(problems: Sequence[str]) -> None:
     """Raise one ConfigError that lists the problems, each once; nothing when there is none."""
+    if problems:
+        raise several(problems)
+
+
+class SeveralConfigError(ConfigError):
+    """Several mistakes in one report (exit code 2).
+
+    Attributes:
+        problems: a sentence for each.
+    """
+
+    problems: tuple[str, ...] = ()
+
+
+def several(problems: Sequence[str]) -> ConfigError:
+    """Return one error that lists the problems, each once; there is at least one."""
     listed = list(dict.fromkeys(problems))
     if len(listed) == 1:
-        raise ConfigError(listed[0])
-    if listed:
-        numbered = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(listed, 1))
-        raise ConfigError(f"{len(listed)} problems in the config:\n{numbered}")
+        return ConfigError(listed[0])
+    numbered = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(listed, 1))
+    error = SeveralConfigError(f"{len(listed)} problems in the config:\n{numbered}")
+    error.problems = tuple(listed)
+    return error
+
+
+def problems_in(error: ConfigError) -> list[str]:
+    """Return the mistakes that an error tells of."""
+    return list(error.problems) if isinstance(error, SeveralConfigError) else [str(error)]
+
+
+def found_by(*checks: Callable[[], object]) -> list[str]:
+    """Return the mistakes that checks raise, each of which is made."""
+    found: list[str] = []
+    for one in checks:
+        try:
+            one()
+        except ConfigError as error:
+            found += problems_in(error)
+    return found
 
 
 class _Checker:

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from phasetrain.config.schema import WORDS, Schema, part_pattern
+from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
 from phasetrain.config.sources import EXPERIMENT, ConfigFiles
 from phasetrain.errors import did_you_mean
 
@@ -91,7 +91,11 @@ class _Reader:
         for option in unknown:
             near = did_you_mean(option, known) or ";"
             listed = ", ".join(known) or "none"
-            more = f"; a part is chosen by name with {group}.name={option}" if group in self._schema.sections else ""
+            more = ""
+            if group in LABELLED:
+                more = f"; expected mapping, from labels to parameters, as in {group}.{option}={{}}"
+            elif group in self._schema.sections:
+                more = f"; a part is chosen by name with {group}.name={option}"
             self._line.problems.append(
                 f"{group}={option}: there is no file {group}/{option}.yaml{near} options of {group}: {listed}{more}"
             )

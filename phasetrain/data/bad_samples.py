@@ -27,6 +27,10 @@ class SampleError(PhasetrainError):
     """A sample could not be read; the message names the split, the sample and the cause (exit code 1)."""
 
 
+class MissingValueError(PhasetrainError, ValueError):
+    """A sample has no value of a name that the config gives, such as `target_key`, which begins the message (exit code 1)."""
+
+
 @dataclass(frozen=True)
 class Unreadable:
     """Stands for a sample that cannot be read.

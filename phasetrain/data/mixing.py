@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS, Described, Labelled, Samples
 from phasetrain.data.passes import Computed, Passes, at_least
 from phasetrain.data.permutation import Indices
@@ -56,6 +57,8 @@ class Mixed(Dataset[Any]):
         label, at = self.place(index)
         try:
             return self.sources[label][at]
+        except MissingValueError as error:
+            raise MissingValueError(f"datasets.{label}.{error}") from error
         except Exception as error:
             raise ValueError(f"sample {at} of {label!r}: {type(error).__name__}: {error}") from error
 
@@ -124,8 +127,7 @@ def mixed(
         split, part, classes, class_names: facts, handed on to data sets that ask for them.
 
     Raises:
-        ConfigError: a data set cannot be made.
-        ValueError: no data sets, or a mapping without `dataset`.
+        ValueError: no data sets, a mapping without `dataset`, or a data set that cannot be made.
     """
     given = {"split": split, "part": part, "classes": classes, "class_names": class_names}
     facts = {key: value for key, value in given.items() if value is not None}
@@ -134,7 +136,10 @@ def mixed(
         if not isinstance(section, Mapping) or "dataset" not in section:
             raise ValueError(f"datasets.{label}: expected a mapping with `dataset` and its parameters, not {section!r}")
         params = {key: value for key, value in section.items() if key != "dataset"}
-        found[label] = DATASETS.build(section["dataset"], params, where=f"DATA.*.datasets.{label}", facts=facts)
+        try:
+            found[label] = DATASETS.build(section["dataset"], params, where=f"datasets.{label}", facts=facts)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error  # who asks for this data set knows the split
     return Mixed(found)
 
 
@@ -153,8 +158,8 @@ def proportional(source: Source, proportions: Mapping[str, float], *, samples: i
         samples: draws per pass; None takes as many as there are samples.
 
     Raises:
-        ConfigError: the data set has no such source.
-        ValueError: the data set has no sources, or a share is no positive number or smaller than 1/10,000.
+        ValueError: the data set has no sources or none of such a label, or a share is no positive number or smaller
+            than 1/10,000.
     """
     at_least("samples", samples)
     if not isinstance(source.dataset, Sourced) or source.chosen is not None:
@@ -167,7 +172,7 @@ def proportional(source: Source, proportions: Mapping[str, float], *, samples: i
         if label not in lengths:
             known = ", ".join(lengths)
             near = did_you_mean(label, list(lengths)) or ";"
-            raise ConfigError(f"DATA.*.sampler.proportions.{label}: no data set has this label{near} known: {known}")
+            raise ValueError(f"proportions.{label}: no data set has this label{near} known: {known}")
     begins = dict(zip(lengths, np.cumsum([0, *lengths.values()]).tolist(), strict=False))
     parts = [(begins[label], lengths[label]) for label in proportions]
     return Proportional(parts, turns_of(shares_of(proportions)), samples)

@@ -1,15 +1,18 @@
 """Finds a data set or transform that ignores the seeds it is given, before a run relies on it."""
 
+import logging
 from typing import Any
 
 import numpy as np
 import torch
 
-from phasetrain.data.bad_samples import Unreadable
+from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
 from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 SAMPLES = 8
 """How many samples, spread over the data set, are read to find a part that ignores its seeds."""
@@ -30,8 +33,7 @@ def check_pure(reader: Reader, name: str) -> None:
     """
     if not reader.draws_at_random:
         return
-    length = len(reader.dataset)
-    indices = sorted({length * part // SAMPLES for part in range(SAMPLES)})
+    indices = _spread(reader)
     together, again = _inputs(reader, indices), _inputs(reader, indices)
     alone = _inputs(reader, indices[:1])
     if _alike(together, again) and _alike(alone, together):
@@ -45,11 +47,59 @@ def check_pure(reader: Reader, name: str) -> None:
 
 
 def first_target(reader: Reader) -> Any:
-    """Return the target of a data set's first sample; `...` stands for that of one that cannot be read."""
+    """Return the target of the first sample that takes part; `...` stands for that of one that cannot be read.
+
+    Raises:
+        ConfigError: no sample that is looked at has the values that the config names as its input and target.
+        SampleError: the sample cannot be read, and `on_bad_sample` is to raise.
+    """
+    index = _spread(reader)[0]
     if not reader.draws_at_random:
-        return reader.selection.pair(reader.dataset[0], 0)[1]
-    (first,) = _inputs(reader, [0])
-    return ... if isinstance(first, Unreadable) else first[1]
+        return reader.selection.pair(reader.dataset[index], index)[1]
+    try:
+        (first,) = _inputs(reader, [index])
+    except SampleError:
+        _check_names(reader)
+        raise
+    if isinstance(first, Unreadable):
+        _check_names(reader)
+        return ...
+    return first[1]
+
+
+def _check_names(reader: Reader) -> None:
+    """Refuse names of values that none of some samples has: the names are wrong then, and not the samples."""
+    wrong: list[Exception] = []
+    for index in _spread(reader):
+        try:
+            sample = reader.dataset[index]
+        except MissingValueError as error:
+            wrong.append(error)
+            continue
+        except Exception as error:  # noqa: BLE001 - a bad sample says nothing of names, and is told where it is read
+            log.debug("sample %d, in which names were looked for: %s: %s", index, type(error).__name__, error)
+            continue
+        try:
+            reader.selection.pair(sample, index)
+        except (ValueError, TypeError) as error:
+            wrong.append(error)
+        else:
+            return
+    if wrong:
+        where, told = reader.selection.where, str(wrong[0])
+        told = (
+            told
+            if told.startswith(where)
+            else f"{where}{'.' if isinstance(wrong[0], MissingValueError) else ': '}{told}"
+        )
+        raise ConfigError(f"{told} (so with each of {len(wrong)} that were looked at)")
+
+
+def _spread(reader: Reader) -> list[int]:
+    """Return the indices of some samples that take part, spread over all of them, the first one among them."""
+    length = len(reader.dataset) if reader.chosen is None else len(reader.chosen)
+    places = sorted({length * part // SAMPLES for part in range(SAMPLES)})
+    return places if reader.chosen is None else reader.chosen[places].tolist()
 
 
 def same(one: Any, other: Any) -> bool:

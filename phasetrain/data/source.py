@@ -150,7 +150,8 @@ def chosen_of(source: Source, *, samples: int | None, seed: int, balanced: bool,
 
     Args:
         source: all samples.
-        samples: how many; None takes all that are left.
+        samples: how many; None takes all that are left, and with `balanced` as many of them as leave all classes
+            equally many.
         seed: of the list; the run's seed has no part in it.
         balanced: equally many of each class, to within one.
         skip: how many of the list are passed over; with `balanced`, equally many of each class.
@@ -158,14 +159,24 @@ def chosen_of(source: Source, *, samples: int | None, seed: int, balanced: bool,
     Raises:
         ValueError: there are not so many samples, or they have no classes.
     """
-    if samples is None and not skip:
+    if samples is None and not skip and not balanced:
         return None
     count = len(source) - skip if samples is None else samples
     if count < 1 or skip + count > len(source):
         raise ValueError(f"samples = {samples} and skip = {skip}: the data set has {len(source)} samples")
     if not balanced:
         return np.sort(Permutation(len(source), seed_of(seed, "subset"))[skip : skip + count])
-    classes, parts = by_class(source.labels()), []
+    return _balanced(by_class(source.labels()), samples=samples, seed=seed, skip=skip)
+
+
+def _balanced(classes: Mapping[int, Indices], *, samples: int | None, seed: int, skip: int) -> Indices:
+    smallest, parts = min(len(members) for members in classes.values()), []
+    count = len(classes) * smallest - skip if samples is None else samples
+    if count < 1:
+        raise ValueError(
+            f"balanced, samples = {samples} and skip = {skip}: the smallest of {len(classes)} classes has {smallest} "
+            "samples, so nothing is left; skip fewer, or set balanced=false"
+        )
     for number, (label, members) in enumerate(classes.items()):
         begin = _cut(skip, number, len(classes))
         end = _cut(skip + count, number, len(classes))

@@ -75,11 +75,11 @@ class TorchOrder:
         """Return the indices of one pass, int64 `(N,)`.
 
         Raises:
-            ValueError: it has another number of samples than the pass before.
+            ConfigError: it has another number of samples than the pass before.
         """
         drawn = self._drawn(seed)
         if len(drawn) != self._count:
-            raise ValueError(
+            raise ConfigError(
                 f"{self._where} gave {len(drawn)} samples for a pass and {self._count} for another; a plan needs "
                 "passes of equal length"
             )

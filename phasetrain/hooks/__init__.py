@@ -3,17 +3,23 @@
 from phasetrain.hooks.base import HOOKS, Hook, Hooks, Run, on
 from phasetrain.hooks.checkpoint import CheckpointHook, SaveSettings
 from phasetrain.hooks.console import ConsoleView
+from phasetrain.hooks.csv import CSV
 from phasetrain.hooks.early_stopping import EarlyStopping
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
+from phasetrain.hooks.mlflow import MLflow
 from phasetrain.hooks.numerics import Numerics
 from phasetrain.hooks.plateau import Plateau
+from phasetrain.hooks.report import Report
 from phasetrain.hooks.stragglers import Stragglers
 from phasetrain.hooks.tensorboard import TensorBoard
+from phasetrain.hooks.tracker import Record, Tracker
+from phasetrain.hooks.wandb import WandB
 from phasetrain.hooks.watchdog import Watchdog
 from phasetrain.hooks.weights import ReloadWeights
 
 __all__ = [
+    "CSV",
     "HOOKS",
     "CheckpointHook",
     "ConsoleView",
@@ -21,14 +27,19 @@ __all__ = [
     "Hook",
     "Hooks",
     "LedgerHook",
+    "MLflow",
     "Metrics",
     "Numerics",
     "Plateau",
+    "Record",
     "ReloadWeights",
+    "Report",
     "Run",
     "SaveSettings",
     "Stragglers",
     "TensorBoard",
+    "Tracker",
+    "WandB",
     "Watchdog",
     "on",
 ]

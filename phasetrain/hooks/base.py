@@ -10,6 +10,7 @@
             on_update                           in train phases
             on_step                             the step is counted
             on_save                             if a checkpoint is about to be written
+            on_saved                            a checkpoint has been committed, which may be steps after its on_save
         on_phase_end                          the phase is counted, its metrics are known
         on_save                               if a checkpoint is about to be written
     on_end                                    finished, or stopped between two steps
@@ -22,19 +23,23 @@ closing events in reverse order.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from phasetrain.batch import Batch, StepOutput
 from phasetrain.clock import Clock
 from phasetrain.distributed import Consensus, World
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
+from phasetrain.hooks.policy import Guard, OnException
 from phasetrain.optim import NonFinite
 from phasetrain.plan import Phase, Plan
 from phasetrain.registry import Registry
 from phasetrain.signals import Interrupted
 from phasetrain.state import RunState
 from phasetrain.tasks import Task
+
+R = TypeVar("R")
 
 
 class Run(Protocol):
@@ -78,11 +83,14 @@ class Hook:
         main_only: run on the main process only.
         single: at most one of its kind in a run, because two would write to the same place.
         several_only: left out of a run of one process.
+        policy: what becomes of the run when the hook raises, unless `HOOKS.*.on_exception` says otherwise. A mistake in
+            the config (ConfigError) that is found at the start always ends it.
     """
 
     main_only: bool = True
     single: bool = False
     several_only: bool = False
+    policy: OnException = "raise"
 
     def on_start(self, run: Run) -> None:
         """The run is about to begin or to go on."""
@@ -116,6 +124,12 @@ class Hook:
 
     def on_save(self, run: Run) -> None:
         """A checkpoint is about to be written: flush what belongs to it."""
+
+    def on_saved(self, run: Run) -> None:
+        """The checkpoint of the last `on_save` is committed: nothing before it will be done again.
+
+        It is heard on processes that write, each at a moment of its own; make no collective call.
+        """
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """A phase is complete and counted."""
@@ -160,18 +174,22 @@ class Hooks:
         opening: Sequence[Hook] = list(self.by_label.values())
         closing: Sequence[Hook] = opening[::-1]
         base = Hook
-        self._start = [h.on_start for h in opening if type(h).on_start is not base.on_start]
-        self._load = [h.on_load for h in opening if type(h).on_load is not base.on_load]
-        self._phase_start = [h.on_phase_start for h in opening if type(h).on_phase_start is not base.on_phase_start]
-        self._batch = [h.on_batch for h in opening if type(h).on_batch is not base.on_batch]
-        self._forward = [h.on_forward for h in closing if type(h).on_forward is not base.on_forward]
-        self._backward = [h.on_backward for h in closing if type(h).on_backward is not base.on_backward]
-        self._skip = [h.on_skip for h in closing if type(h).on_skip is not base.on_skip]
-        self._update = [h.on_update for h in closing if type(h).on_update is not base.on_update]
-        self._step = [h.on_step for h in closing if type(h).on_step is not base.on_step]
-        self._save = [h.on_save for h in closing if type(h).on_save is not base.on_save]
-        self._phase_end = [h.on_phase_end for h in closing if type(h).on_phase_end is not base.on_phase_end]
-        self._end = [h.on_end for h in closing if type(h).on_end is not base.on_end]
+        self._guards = {h: Guard(label, h.policy) for label, h in self.by_label.items() if h.policy != "raise"}
+        safe = self._safe
+        self._start = [safe(h, h.on_start, at_start=True) for h in opening if type(h).on_start is not base.on_start]
+        self._load = [safe(h, h.on_load) for h in opening if type(h).on_load is not base.on_load]
+        begins = base.on_phase_start
+        self._phase_start = [safe(h, h.on_phase_start) for h in opening if type(h).on_phase_start is not begins]
+        self._batch = [safe(h, h.on_batch) for h in opening if type(h).on_batch is not base.on_batch]
+        self._forward = [safe(h, h.on_forward) for h in closing if type(h).on_forward is not base.on_forward]
+        self._backward = [safe(h, h.on_backward) for h in closing if type(h).on_backward is not base.on_backward]
+        self._skip = [safe(h, h.on_skip) for h in closing if type(h).on_skip is not base.on_skip]
+        self._update = [safe(h, h.on_update) for h in closing if type(h).on_update is not base.on_update]
+        self._step = [safe(h, h.on_step) for h in closing if type(h).on_step is not base.on_step]
+        self._save = [safe(h, h.on_save) for h in closing if type(h).on_save is not base.on_save]
+        self._saved = [safe(h, h.on_saved) for h in closing if type(h).on_saved is not base.on_saved]
+        self._phase_end = [safe(h, h.on_phase_end) for h in closing if type(h).on_phase_end is not base.on_phase_end]
+        self._end = [safe(h, h.on_end) for h in closing if type(h).on_end is not base.on_end]
         self._exception = [h.on_exception for h in closing if type(h).on_exception is not base.on_exception]
 
     def on_start(self, run: Run) -> None:
@@ -226,6 +244,11 @@ class Hooks:
         for call in self._save:
             call(run)
 
+    def on_saved(self, run: Run) -> None:
+        """Tell every hook that a checkpoint was committed."""
+        for call in self._saved:
+            call(run)
+
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Tell every hook that a phase is complete."""
         for call in self._phase_end:
@@ -248,7 +271,12 @@ class Hooks:
         """Let every hook release what it holds, the last one first, even if one of them fails."""
         with ExitStack() as stack:
             for hook in self.by_label.values():
-                stack.callback(hook.close)
+                guard = self._guards.get(hook)
+                stack.callback(hook.close if guard is None else partial(guard.close, hook.close))
+
+    def _safe(self, hook: Hook, call: Callable[..., R], *, at_start: bool = False) -> Callable[..., R | None]:
+        guard = self._guards.get(hook)
+        return call if guard is None else guard.around(call, at_start=at_start)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""

@@ -273,6 +273,7 @@ class CheckpointHook(Hook):
             self.saves += 1
             if saved is not None:
                 log.debug("checkpoint %s", saved.name)
+                run.hooks.on_saved(run)
         run.clock.turn(before)
 
     def _failed(self, run: Run, error: SaveError) -> None:

@@ -1,97 +1,231 @@
-"""What a person sees of a run: progress, a line per phase, a table of results (hook `console`)."""
+"""What a person sees of a run: progress, a line per phase, the best metrics at the end (hook `console`)."""
 
-import logging
+import math
+import os
+import resource
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from phasetrain.batch import StepOutput
 from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.hooks.pace import Pace
+from phasetrain.hooks.phase_lines import PhaseLines
+from phasetrain.live import Bar, View
 from phasetrain.plan import TRAIN, Phase
-from phasetrain.terminal import Terminal, seconds
+from phasetrain.terminal import SHOWN, Terminal, number, seconds
 
-log = logging.getLogger(__name__)
+TOLD_AFTER = 0.5
+"""Seconds of timed training after which the time that is left is told for the first time."""
+
+LOOK_AGAIN = 0.1
+"""Seconds between two looks at whether it is time for that."""
+
+NAMED = 6
+"""Metrics whose best value is named at the end; all stand in metrics.jsonl."""
 
 
 @HOOKS.register("console")
 class ConsoleView(Hook):
-    """On a terminal a bar with loss, learning rate, samples per second and time left; a line per phase everywhere.
+    """On a terminal bars of the phase and of the run with what a person wants to know; a line per epoch everywhere.
 
     Args:
         terminal: fact; where to print.
-        every_updates: refresh the numbers after each so many updates; reading the loss waits for the device.
-        every_seconds: without a terminal, at most one line of progress in so many seconds.
+        every_updates: read the loss after a multiple of so many updates only; reading it waits for the device.
+        every_seconds: without a terminal, at most one line of progress in so many seconds; on one, the loss is read at
+            most twice a second.
     """
 
     single = True
 
-    def __init__(self, terminal: Terminal, every_updates: int = 10, every_seconds: float = 30.0) -> None:
+    def __init__(self, terminal: Terminal, every_updates: int = 1, every_seconds: float = 30.0) -> None:
         if every_updates < 1:
             raise ValueError(f"every_updates = {every_updates}: expected at least 1")
         self.terminal = terminal
         self.every_updates = every_updates
         self.every_seconds = every_seconds
-        self._began = self._spoke = self._phase_began = 0.0
-        self._updates_before = 0
-        self._results: dict[tuple[str, str], tuple[float, int]] = {}
+        self._interval = 0.5 if terminal.live else every_seconds
+        self._lines = PhaseLines(terminal)
+        self._pace: Pace | None = None
+        self._due = self._spoke = self._phase_began = self._waited = 0.0
+        self._starts_split = self._told = False
+        self._loss = self._lr = ""
+        self._latest: dict[tuple[str, str], tuple[float, int]] = {}
+        self._best: dict[tuple[str, str], tuple[float, int]] = {}
 
     def on_start(self, run: Run) -> None:
-        """Start the clock and the bar."""
-        self._began = self._spoke = time.perf_counter()
-        self._updates_before = run.state.updates
-        self.terminal.progress(run.plan.updates, run.state.updates)
+        """Start the clock, and draw on a terminal."""
+        self._pace = Pace(run.plan)
+        self._spoke = time.perf_counter()
+        self._lines.epochs = run.plan.epochs
+        self.terminal.watch(lambda: self._view(run))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Start the clock of the phase."""
-        self._phase_began = time.perf_counter()
+        """Start the clock of the phase; print the lines of what came before a train phase."""
+        if phase.is_train:
+            self._lines.end()
+        assert self._pace is not None
+        self._starts_split = self._pace.enter(phase, run.state.step, run.plan)
+        self._phase_began, self._waited = time.perf_counter(), run.clock.seconds()["data"]
+        if self._starts_split or not self._told:
+            self._due = 0.0
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Show progress, every few updates."""
-        updates = run.state.updates
-        if not phase.is_train or updates % self.every_updates:
-            return
+        """Take note of the numbers, every now and then."""
         now = time.perf_counter()
-        if not self.terminal.live and now - self._spoke < self.every_seconds:
+        if now < self._due:
             return
-        self._spoke = now
-        rate = (updates - self._updates_before) / max(now - self._began, 1e-9)
-        text = (
-            f"epoch {phase.epoch + 1}/{run.plan.epochs}  loss {float(out.loss):.4f}  lr {run.task.updater.lr:.3g}  "
-            f"{rate * phase.batch_size:,.0f} samples/s"
-        )
-        if self.terminal.live:
-            self.terminal.advance(updates, text)
-        else:
-            left = seconds((run.plan.updates - updates) / rate)
-            log.info("update %d/%d  %s  %s left", updates, run.plan.updates, text, left)
+        if self._starts_split:
+            self._starts_split = False
+            self._begin(run)
+        self._due = now + (self._interval if self._told else min(LOOK_AGAIN, self._interval))
+        if phase.is_train and not run.state.updates % self.every_updates:
+            self._tell_time(run, TOLD_AFTER)
+            if self.terminal.live or now - self._spoke >= self.every_seconds:
+                self._note(run, phase, out)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Say what the phase has brought."""
+        assert self._pace is not None
+        self._pace.leave()
         for name, value in metrics.items():
-            self._results[phase.split, name] = value, run.state.updates
-        found = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        taken = seconds(time.perf_counter() - self._phase_began)
-        log.info("epoch %d/%d  %-5s  %s  (%s)", phase.epoch + 1, run.plan.epochs, phase.split, found, taken)
-        self.terminal.advance(run.state.updates)
+            found = value, run.state.updates
+            self._latest[phase.split, name] = found
+            best = self._best.get((phase.split, name))
+            if best is None or _is_better(run, name, value, best[0]):
+                self._best[phase.split, name] = found
+        if phase.is_train and run.state.phase < len(run.plan.phases):
+            self._tell_time(run, 0.0)
+        self._lines.add(phase, metrics, time.perf_counter() - self._phase_began)
 
     def on_end(self, run: Run) -> None:
-        """Show the results, tests first."""
-        self.terminal.end_progress()
-        if not self._results:
-            return
-        ordered = sorted(self._results.items(), key=lambda item: item[0][0] == TRAIN)
-        rows = [(f"{split}/{name}", f"{value:.4f}", str(at)) for (split, name), (value, at) in ordered]
-        taken = seconds(time.perf_counter() - self._began)
-        self.terminal.table(f"results after {taken} of this attempt", ("metric", "value", "at update"), rows)
+        """Show the best metrics, those of tests if there are any."""
+        self._leave()
+        self.terminal.pairs(self._found(), always=True)
+        if self._latest and self.terminal.verbosity == "verbose":
+            ordered = sorted(self._latest.items(), key=lambda item: item[0][0] == TRAIN)
+            rows = [
+                (f"{split}/{name}", number(value), str(at), *(map(_shown, self._best[split, name])))
+                for (split, name), (value, at) in ordered
+            ]
+            self.terminal.table("results", ("metric", "last", "at update", "best", "at update"), rows)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Take the bar away, so that the error stands alone."""
-        self.terminal.end_progress()
+        """Take the live lines away, so that the error stands alone."""
+        self._leave()
+
+    def close(self) -> None:
+        """Take the live lines away, whatever has happened."""
+        self.terminal.end_watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the latest value of every metric, so that the closing table is whole after a resume."""
-        return {"results": [[*key, *found] for key, found in self._results.items()]}
+        """Return the latest and the best value of every metric, so that the closing lines are whole after a resume."""
+        return {
+            "results": [[*key, *found] for key, found in self._latest.items()],
+            "best": [[*key, *found] for key, found in self._best.items()],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the latest values."""
-        self._results = {(split, name): (value, at) for split, name, value, at in state["results"]}
+        """Take over the values."""
+        self._latest = {(split, name): (value, at) for split, name, value, at in state["results"]}
+        best = {(split, name): (value, at) for split, name, value, at in state.get("best", ())}
+        self._best = self._latest | best
+
+    def _leave(self) -> None:
+        self.terminal.end_watch()
+        self._lines.end()
+
+    def _begin(self, run: Run) -> None:
+        assert self._pace is not None
+        self._pace.begin(run.state.step)
+        self._waited = run.clock.seconds()["data"]
+
+    def _tell_time(self, run: Run, least: float) -> None:
+        """Say once how long the run will take, as soon as `least` seconds of training were timed."""
+        if self._told or self._pace is None:
+            return
+        timed = self._pace.timed(run.state.step)
+        left = self._pace.left(run.state.step) if timed.seconds >= least else None
+        remaining = run.plan.updates - run.state.updates
+        if left is None and timed.steps and not least:  # between two phases
+            left = 0.0, remaining * timed.seconds / timed.steps
+        if left is not None:
+            self._told = True
+            form = "%H:%M:%S" if left[1] < 600 else "%H:%M" if left[1] < 86_400 else "%Y-%m-%d %H:%M"
+            until = time.strftime(form, time.localtime(time.time() + left[1]))
+            self.terminal.pairs([("time", f"about {seconds(left[1])} to go, until {until}")])
+
+    def _note(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Take note of loss and learning rate; without a terminal, print a line of progress."""
+        self._loss, self._lr = number(float(out.loss)), f"{run.task.updater.lr:.3g}"
+        if not self.terminal.live:
+            self._spoke = time.perf_counter()
+            facts = "  ".join((f"epoch {phase.epoch + 1}/{run.plan.epochs}", *self._facts(run, phase)))
+            left = self._left(run)[1]
+            SHOWN.info("update %d/%d  %s", run.state.updates, run.plan.updates, facts)
+            self.terminal.line(f"update {run.state.updates}/{run.plan.updates}  {facts}{left and f'  {left} left'}")
+
+    def _facts(self, run: Run, phase: Phase) -> tuple[str, ...]:
+        """Return the numbers of the moment, the most important first."""
+        assert self._pace is not None
+        rate, elapsed = self._pace.recent(run.state.step)
+        facts = [f"loss {self._loss}", f"lr {self._lr}"] if self._loss else []
+        if rate:
+            facts.append(f"{rate * phase.batch_size:,.0f} samples/s")
+            waited = max(0.0, run.clock.seconds()["data"] - self._waited)
+            facts.append(f"data {100 * min(1.0, waited / elapsed):.0f} %")
+        return (*facts, memory(run.task.parts.machine.device))
+
+    def _left(self, run: Run) -> tuple[str, str]:
+        found = None if self._pace is None else self._pace.left(run.state.step)
+        return ("", "") if found is None else (seconds(found[0]), seconds(found[1]))
+
+    def _view(self, run: Run) -> View:
+        state, phases = run.state, run.plan.phases
+        phase = phases[min(state.phase, len(phases) - 1)] if phases else None
+        if phase is None:
+            return View()
+        step = state.step if state.phase < len(phases) else phase.steps
+        here, all_of_it = self._left(run)
+        label = f"epoch {phase.epoch + 1}/{run.plan.epochs} {phase.split}"
+        bars = (Bar(label, step, phase.steps, here), Bar("run", state.updates, run.plan.updates, all_of_it))
+        return View(bars, self._facts(run, phase), self._lines.pending())
+
+    def _found(self) -> list[tuple[str, str]]:
+        tested = [key for key in self._best if key[0] != TRAIN] or list(self._best)
+        named = [f"{split}/{name} {number(self._best[split, name][0])}" for split, name in tested[:NAMED]]
+        ats = [self._best[key][1] for key in tested[:NAMED]]
+        told = [f"{name} (update {at})" for name, at in zip(named, ats, strict=True)]
+        if len(tested) > NAMED:
+            told.append(f"{len(tested) - NAMED} more in metrics.jsonl")
+        return [("best", ", ".join(told))] if told else []
+
+
+def memory(device: torch.device) -> str:
+    """Return the memory of this process: what torch holds of a CUDA device, else what is in the machine's memory."""
+    if device.type == "cuda":
+        return f"{torch.cuda.memory_reserved(device) / 2**30:.1f} GiB on the device"
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        return f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**20:,.0f} MiB"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, bytes on macOS
+    return f"{peak / (2**20 if sys.platform == 'darwin' else 2**10):,.0f} MiB at most"
+
+
+def _is_better(run: Run, name: str, value: float, than: float) -> bool:
+    """Tell whether a value is the better one; where no direction is known the later one is."""
+    meters = run.task.meters
+    label = max((one for one in meters if name == one or name.startswith(f"{one}_")), key=len, default="")
+    direction = meters[label].direction(name[len(label) + 1 :]) if label else None
+    if direction is None or math.isnan(than):
+        return True
+    return value > than if direction == "larger" else value < than
+
+
+def _shown(value: float | int) -> str:
+    return str(value) if isinstance(value, int) else number(value)

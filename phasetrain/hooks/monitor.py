@@ -9,7 +9,7 @@ from typing import Any
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
 from phasetrain.meters import Meter
-from phasetrain.plan import Phase
+from phasetrain.plan import Phase, Plan
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,14 @@ class Monitor:
             ConfigError: no phase will measure it (near misses are named), or smaller values are known to be better and
                 there is no minus sign before it.
         """
+        return self.among(run.plan, run.task.meters, train_meters=run.task.parts.train_meters)
+
+    def among(self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool) -> "Monitor":
+        """Return the same of a plan and its meters, see `checked`."""
         if self.name == AUTO:
-            return self._first(run)
-        label, name = self._measured(run)
-        direction = run.task.meters[label].direction(name)
+            return self._first(plan, meters)
+        label, name = self._measured(plan, meters, train_meters=train_meters)
+        direction = meters[label].direction(name)
         if direction == "smaller" and not self.name.startswith("-"):
             raise ConfigError(
                 f"{self.where} = {self.name!r}: smaller values of it are better; write -{self.metric}, with a minus "
@@ -80,23 +84,19 @@ class Monitor:
             log.warning("%s = %r: larger values of it are better; this looks for the worst", self.where, self.name)
         return self
 
-    def _first(self, run: Run) -> "Monitor":
-        split = next((phase.split for phase in run.plan.phases if not phase.is_train), "")
-        meters = {label: type(meter) for label, meter in run.task.meters.items()}
+    def _first(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
+        split = next((phase.split for phase in plan.phases if not phase.is_train), "")
         try:
-            chosen = first_metric(split, meters)
+            chosen = first_metric(split, {label: type(meter) for label, meter in meters.items()})
         except ConfigError as error:
             raise ConfigError(f"{self.where} = {AUTO!r}: {error}") from error
         log.info("%s: %s -> %s (the first metric of the first test split)", self.where, AUTO, chosen)
         return Monitor(chosen, self.where)
 
-    def _measured(self, run: Run) -> tuple[str, str]:
+    def _measured(self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool) -> tuple[str, str]:
         """Return the label of the meter that measures it, and which of its metrics it is."""
         split, _, name = self.metric.partition("/")
-        meters = run.task.meters
-        splits = sorted(
-            {phase.split for phase in run.plan.phases if phase.split != "train" or run.task.parts.train_meters}
-        )
+        splits = sorted({phase.split for phase in plan.phases if phase.split != "train" or train_meters})
         labels = [label for label in meters if name == label or name.startswith(f"{label}_")]
         if split in splits and labels:
             label = max(labels, key=len)

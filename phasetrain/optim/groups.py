@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import inf, isfinite
 from typing import Any
 
 from torch import nn
@@ -125,6 +126,12 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
                 f"{where}.groups: {name} = {group.options[name]!r} is no option of the optimizer"
                 f"{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
             )
+        for name, value in group.options.items():
+            usual = optimizer.defaults[name]
+            number = isinstance(usual, int | float) and not isinstance(usual, bool)
+            wrong = isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value)
+            if number and (wrong or (value < 0 and usual >= 0)):
+                raise ConfigError(f"{where}.groups: {name} = {value!r}: expected a number of at least 0")
 
 
 def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
@@ -175,10 +182,12 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
             f"{where} = {dict(rule)}: it chooses weights and says nothing about them; add lr_scale or an option of the "
             "optimizer, such as weight_decay: 0.0"
         )
+    _check_types(rule, where)
     for pattern in patterns(rule.get("match", [])):
         names = [weight.name for weight in weights]
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = did_you_mean(pattern.strip("*."), {part for name in names for part in (name, *name.split("."))})
+            parts = dict.fromkeys(part for name in names for part in (*_around(name), *name.split(".")))
+            near = did_you_mean(pattern.strip("*."), parts)
             raise ConfigError(f"{where}.match = {pattern!r} matches none of the {len(names)} trained weights{near}")
     kinds = {weight.kind for weight in weights}
     for kind in patterns(rule.get("types", [])):
@@ -191,6 +200,28 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
     if not found:
         raise ConfigError(f"{where} = {dict(rule)}: no weight has all that it asks for")
     return found
+
+
+def _around(name: str) -> Iterator[str]:
+    """Yield the name of a weight, and those of the modules around it, the innermost first."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _check_types(rule: Mapping[str, Any], where: str) -> None:
+    """Refuse values that a rule cannot have; what an option of the optimizer may be, `check_options` knows."""
+    for key in ("match", "types"):
+        value = rule.get(key, "")
+        if not isinstance(value, str) and not (
+            isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
+        ):
+            raise ConfigError(f"{where}.{key} = {value!r}: expected a word or a list of words")
+    dimensions, scale = rule.get("max_ndim", 0), rule.get("lr_scale", 1.0)
+    if isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 0:
+        raise ConfigError(f"{where}.max_ndim = {dimensions!r}: expected int >= 0")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < inf:
+        raise ConfigError(f"{where}.lr_scale = {scale!r}: expected float >= 0")
 
 
 def _chooses(rule: Mapping[str, Any], weight: Weight) -> bool:

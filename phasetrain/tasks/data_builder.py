@@ -154,20 +154,10 @@ class DataBuilder(ReadingBuilder):
             ConfigError: the data set, a transform, the sampler or the collate function cannot be made.
         """
         where = f"DATA.{name.upper()}"
-        reseed_all(
-            seed_of(self.seed, "init", "data")
-        )  # the same for all splits, so that random ones complete each other
-        part = Role(
-            "train" if name == TRAIN else "test"
-        )  # a data set that has both gives the one that fits, unless told
+        # The same numbers for all splits, so that random ones complete each other.
+        reseed_all(seed_of(self.seed, "init", "data"))
         if dataset is None:
-            dataset = DATASETS.build(
-                section.dataset,
-                rest(section, DATA_KEYS),
-                where=where,
-                facts={**facts, "split": part, "part": part},
-                used=self.used,
-            )
+            dataset = self._opened(name, section, facts)
         transforms = [
             self.named(TRANSFORMS, item, f"{where}.transforms[{i}]") for i, item in enumerate(section.transforms)
         ]
@@ -184,13 +174,7 @@ class DataBuilder(ReadingBuilder):
         )
         order = self.build_order(where, section, source)
         if name == TRAIN and self.config.PHASES.overfit is not None:
-            count = self.config.PHASES.overfit * section.batch_size
-            if count > pass_length(order, len(dataset)):
-                raise ConfigError(
-                    f"PHASES.overfit = {self.config.PHASES.overfit}: a pass over {where} has "
-                    f"{pass_length(order, len(dataset)) // section.batch_size} whole batches of {section.batch_size}"
-                )
-            order = Overfit(order, count, seed_of(self.seed, "order", name, 0))
+            order = self._overfit(order, section.batch_size, pass_length(order, len(dataset)))
         known = _facts(dataset, where)
         if "input_shape" in known:
             shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
@@ -209,6 +193,25 @@ class DataBuilder(ReadingBuilder):
                 "sequential, or give it `samples`"
             )
         return SplitData(section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own)
+
+    def _opened(self, name: str, section: AttrDict, facts: Mapping[str, Any]) -> Samples:
+        part = Role("train" if name == TRAIN else "test")  # data that has both gives the one that fits, unless told
+        return DATASETS.build(
+            section.dataset,
+            rest(section, DATA_KEYS),
+            where=f"DATA.{name.upper()}",
+            facts={**facts, "split": part, "part": part},
+            used=self.used,
+        )
+
+    def _overfit(self, order: Order, batch_size: int, samples: int) -> Overfit:
+        batches: int = self.config.PHASES.overfit
+        if batches * batch_size > samples:
+            raise ConfigError(
+                f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} whole batches of "
+                f"{batch_size}"
+            )
+        return Overfit(order, batches * batch_size, seed_of(self.seed, "order", TRAIN, 0))
 
     def build_loader(self, split: SplitData, plan: Plan) -> PhaseLoader:
         """Return the batches of one split."""

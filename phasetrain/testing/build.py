@@ -4,34 +4,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import World
-from phasetrain.optim import NonFinite
 from phasetrain.plan import Plan
 from phasetrain.setup import Setup, settle
 from phasetrain.tasks import Task
 from phasetrain.terminal import Terminal
-
-
-class Silent:
-    """The events of a step, when nobody listens."""
-
-    def on_batch(self, batch: Batch) -> Batch:
-        """Return the batch."""
-        return batch
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        """Return the output."""
-        return out
-
-    def on_backward(self, out: StepOutput) -> None:
-        """Do nothing."""
-
-    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """Do nothing."""
-
-    def on_update(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from phasetrain.errors import NumericsError
+from phasetrain.rehearsal import Silent
 from phasetrain.tasks import Position
-from phasetrain.testing.build import Silent, built
+from phasetrain.testing.build import built
 
 
 def assert_learns_one_batch(

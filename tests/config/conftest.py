@@ -54,7 +54,7 @@ def plain() -> None: ...
 def free(a: int = 1, **kwargs: Any) -> None: ...
 
 
-WATCHING = ("ledger", "metrics", "numerics", "stragglers", "watchdog")
+WATCHING = ("ledger", "metrics", "numerics", "report", "stragglers", "watchdog")
 """Hooks of defaults.yaml beside `console`."""
 
 

@@ -11,6 +11,7 @@ from phasetrain.data.datasets import DATASETS, digits, synthetic
 from phasetrain.data.mixing import Mixed, Proportional, mixed, proportional, shares_of, turns_of
 from phasetrain.data.source import Source
 from phasetrain.errors import ConfigError
+from phasetrain.testing.build import built
 
 
 class Faulty:
@@ -64,13 +65,42 @@ class TestMixed:
                 "DATA.* (data set 'mixed'): datasets.a: expected a mapping with `dataset` and its parameters, not "
                 "{'split': 'test'}",
             ),
-            ({"a": {"dataset": "digit"}}, "DATA.*.datasets.a.name = 'digit': no data set has this name"),
+            (
+                {"a": {"dataset": "digit"}},
+                "DATA.* (data set 'mixed'): datasets.a.name = 'digit': no data set has this name",
+            ),
         ],
     )
     def test_what_cannot_be_mixed(self, sections: Any, message: str) -> None:
         with pytest.raises(ConfigError) as caught:
             DATASETS.build("mixed", {"datasets": sections})
         assert str(caught.value).startswith(message)
+
+
+MIXED_DIGITS = "{dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: %s}}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [f"DATA.TEST={MIXED_DIGITS % 'synthetic, input_shape: [1, 8, 8], classes: 3'}"],
+            "DATA.TEST: classes of 'b' are 3, and those of 'a' are 10; mixed data sets number the same classes",
+        ),
+        (
+            [f"DATA.TEST={MIXED_DIGITS % 'digit'}"],
+            "DATA.TEST (data set 'mixed'): datasets.b.name = 'digit': no data set has this name; did you mean 'digits'",
+        ),
+        (
+            [f"DATA.TRAIN={MIXED_DIGITS % 'digits'}", "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}"],
+            "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c: no data set has this label; known: a, b",
+        ),
+    ],
+)
+def test_messages_name_the_split(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built([*words, "PHASES.epochs=1"])
+    assert str(caught.value).startswith(message)
 
 
 class TestShares:
@@ -156,7 +186,7 @@ class TestProportional:
     @pytest.mark.parametrize(
         ("source", "proportions", "kind", "message"),
         [
-            (SOURCE, {"a": 1, "d": 1}, ConfigError, "DATA.*.sampler.proportions.d: no data set has this label"),
+            (SOURCE, {"a": 1, "d": 1}, ValueError, "proportions.d: no data set has this label; known: a, b, c"),
             (Source(range(5)), {"a": 1}, ValueError, "it draws from the sources of a data set that has some"),
             (Source(SOURCE.dataset, np.arange(3)), {"a": 1}, ValueError, "as a whole, without `subset`"),
         ],

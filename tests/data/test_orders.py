@@ -28,8 +28,9 @@ from phasetrain.data.permutation import Indices
 from phasetrain.data.sampler import SAMPLERS, BatchOrder, Order, PhaseSampler, pass_length
 from phasetrain.data.source import Chosen, Source
 from phasetrain.distributed import World
-from phasetrain.errors import ChangedError
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.plan import Phase, PhaseSettings, Split, Stage
+from phasetrain.testing.build import built
 
 
 class Known:
@@ -345,3 +346,42 @@ def test_an_order_with_state_would_be_found() -> None:
         return np.roll(np.arange(length), len(calls))
 
     assert drawn(counting) != drawn(counting)
+
+
+class TestEnds:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["PHASES.updates=3"],
+            ["PHASES.samples=99"],
+            ["PHASES.epochs=2", "PHASES.limit.train=2"],
+            ["PHASES.epochs=2", "DATA.TRAIN.sampler={name: infinite, samples: 200}"],
+            ["PHASES.epochs=2", "PHASES.overfit=1"],
+        ],
+    )
+    def test_a_pass_without_an_end_in_a_run_that_has_one(self, words: list[str]) -> None:
+        assert built(["DATA.TRAIN.sampler=infinite", *words]).plan.updates <= 6
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["DATA.TRAIN.sampler=infinite", "PHASES.epochs=3", "PHASES.test_every.updates=100"],
+                "DATA.TRAIN.sampler = 'infinite': a pass of it has no end, and PHASES.epochs = 3 counts passes; give a "
+                "length in updates or samples (PHASES.updates=...), or give the sampler `samples`",
+            ),
+            (
+                ["PHASES.stages=[{updates: 2}, {epochs: 1, DATA: {TRAIN: {sampler: infinite}}}]"],
+                "DATA.TRAIN.sampler = 'infinite': a pass of it has no end, and PHASES.stages[1].epochs = 1 counts",
+            ),
+            (
+                ["DATA.TEST.sampler=infinite", "PHASES.updates=1"],
+                "DATA.TEST.sampler = 'infinite': a pass of it has no end, and a test goes over one pass; take "
+                "sequential, or give it `samples`",
+            ),
+        ],
+    )
+    def test_what_would_have_none_is_refused(self, words: list[str], message: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            built(words)
+        assert str(caught.value).startswith(message)

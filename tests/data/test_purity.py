@@ -1,6 +1,7 @@
 """Parts with a generator of their own are refused by name; those that use the seeded ones are accepted."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from phasetrain.data.bad_samples import OnBadSample, SampleError
 from phasetrain.data.collate import COLLATES
+from phasetrain.data.datasets import Lines
 from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.data.mixing import Mixed
 from phasetrain.data.purity import check_pure, first_target, same
 from phasetrain.data.reader import Reader
+from phasetrain.data.selecting import Selection
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
@@ -198,6 +202,65 @@ class TestFirstTarget:
     def test_of_data_in_memory(self) -> None:
         samples = TensorSamples(torch.zeros(3, 2), torch.tensor([4, 0, 0]))
         assert int(first_target(read_by(samples))) == 4
+
+
+class Keyed(Samples):
+    """Mappings, some of which lack what the others have."""
+
+    def __init__(self, lacking: tuple[int, ...] = (), broken: tuple[int, ...] = ()) -> None:
+        super().__init__(40)
+        self.lacking, self.broken = lacking, broken
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.broken:
+            raise OSError("gone")
+        return {"image": torch.ones(2)} | ({} if index in self.lacking else {"label": index})
+
+
+class TestNames:
+    LOOKED_AT = (0, 5, 10, 15, 20, 25, 30, 35)
+
+    def reader(self, samples: Any, policy: OnBadSample, **names: Any) -> Reader:
+        selection = Selection(**{"inputs": "image", "targets": "label", "where": "DATA.VALID"} | names)
+        return Reader(samples, Pipeline(), COLLATES["stack"](), seed=0, on_bad_sample=policy, selection=selection)
+
+    @pytest.mark.parametrize("policy", ["raise", "drop", "substitute"])
+    def test_a_wrong_name_is_told_as_such(self, policy: OnBadSample) -> None:
+        with pytest.raises(ConfigError) as caught:
+            first_target(self.reader(Keyed(broken=(5,)), policy, targets="lable"))
+        assert str(caught.value) == (
+            "DATA.VALID.targets = 'lable': the sample has no such name; did you mean 'label'? it has image, label (so "
+            "with each of 7 that were looked at)"
+        )
+
+    def test_mappings_of_which_nobody_says_what_is_what(self) -> None:
+        with pytest.raises(ConfigError, match=r"^DATA\.VALID: the data set gives .*, expected a pair .*; say by"):
+            first_target(self.reader(Keyed(), "drop", inputs=None, targets=None))
+
+    def test_samples_that_lack_it_are_bad_where_others_have_it(self) -> None:
+        reader = self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "drop")
+        assert first_target(reader) is ...
+        with pytest.raises(SampleError, match=r"^DATA\.\w+: sample 0 cannot be read: ValueError: DATA\.VALID\.targets"):
+            first_target(self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "raise"))
+
+    def test_samples_that_cannot_be_read_say_nothing_of_names(self) -> None:
+        assert first_target(self.reader(Keyed(broken=self.LOOKED_AT), "drop", targets="lable")) is ...
+
+    def test_the_first_that_takes_part_is_looked_at(self) -> None:
+        reader = Reader(Keyed(), Pipeline(), COLLATES["stack"](), seed=0, selection=Selection("image", "label"))
+        reader.chosen = np.array([7, 9])
+        assert first_target(reader) == 7
+
+    def test_a_key_of_lines_also_within_mixed_data(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text('{"input": [1.0], "target": 0}\n')
+        lines = Lines(str(tmp_path / "a"), target_key="taget")
+        for samples, key in ((lines, "target_key"), (Mixed({"b": lines}), "datasets.b.target_key")):
+            with pytest.raises(ConfigError) as caught:
+                first_target(self.reader(samples, "drop", inputs=None, targets=None))
+            assert str(caught.value) == (
+                f"DATA.VALID.{key} = 'taget': its line has no 'taget'; did you mean 'target'? it has 'input', 'target' "
+                "(so with each of 1 that were looked at)"
+            )
 
 
 def read_by(samples: Any, on_bad_sample: OnBadSample = "raise") -> Reader:

@@ -3,10 +3,12 @@
 import tracemalloc
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from harness import status, train
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ from phasetrain.cutting import interleave
 from phasetrain.data.permutation import Identity, Indices, Permutation
 from phasetrain.data.sampler import SAMPLERS, Draw, Order, PhaseSampler
 from phasetrain.distributed import World
-from phasetrain.errors import ChangedError
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.machine import seed_of
 from phasetrain.plan import Phase, PhaseSettings, Split, Stage
 
@@ -222,8 +224,14 @@ def test_a_phase_beyond_the_end_of_the_data_is_refused() -> None:
     ],
 )
 def test_an_order_of_another_form_is_refused(made: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         next(sampler(lambda length, seed: made).steps(FIRST))
+
+
+def test_an_index_outside_of_a_test_split_is_told_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^DATA\.TEST\.sampler gave index 355 for a pass, expected .* 0 to 354$"):
+        train(tmp_path, "DATA.TEST.sampler=reading_parts.one_too_far")
+    assert (status(tmp_path)["exit_code"], (tmp_path / "metrics.jsonl").exists()) == (2, False)
 
 
 class Backwards:

@@ -51,9 +51,24 @@ class TestChoice:
         counts = np.bincount(DIGITS.labels()[found], minlength=10)
         assert (counts.sum(), counts.max() - counts.min() <= 1) == (samples, True)
 
+    @pytest.mark.parametrize(("skip", "counts"), [(0, [140] * 10), (3, [139] * 3 + [140] * 7), (1399, [0] * 9 + [1])])
+    def test_balanced_without_a_number_takes_as_many_as_the_smallest_class_has(
+        self, skip: int, counts: list[int]
+    ) -> None:
+        assert min(np.bincount(DIGITS.labels())) == 140
+        found = chosen(skip=skip, balanced=True)
+        assert np.bincount(DIGITS.labels()[found], minlength=10).tolist() == counts
+        if skip:
+            assert not set(found or ()) & set(chosen(samples=skip, balanced=True) or ())
+
     @pytest.mark.parametrize(
         ("given", "message"),
         [
+            (
+                {"skip": 1400, "balanced": True},
+                "balanced, samples = None and skip = 1400: the smallest of 10 classes has 140 samples, so nothing is "
+                "left; skip fewer, or set balanced=false",
+            ),
             ({"samples": 1443}, "samples = 1443 and skip = 0: the data set has 1442 samples"),
             ({"samples": 1000, "skip": 500}, "samples = 1000 and skip = 500: the data set has 1442 samples"),
             ({"skip": 1442}, "samples = None and skip = 1442: the data set has 1442 samples"),

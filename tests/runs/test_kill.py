@@ -64,7 +64,7 @@ def kill_until_done(folder: Path, moments: list[float], *overrides: str) -> int:
     return kills
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_killed_at_random_moments(unbroken: Path, tmp_path: Path, workers: int) -> None:
     moments = [random.Random(workers).uniform(0.0, 0.4) for _ in range(2)]
     assert kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}") > 0
@@ -100,6 +100,7 @@ def test_suite_sees_a_checkpoint_that_is_written_in_place(tmp_path: Path) -> Non
     assert seen(tmp_path, "overwrite_in_place", lambda report: bool(report.lost))
 
 
+@pytest.mark.slow
 def test_suite_sees_momentum_that_is_not_restored(tmp_path: Path) -> None:
     assert seen(tmp_path, "forget_momentum", lambda report: bool(report.wrong))
 

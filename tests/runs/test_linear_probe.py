@@ -17,13 +17,27 @@ def quietly(folder: Path, *words: str) -> None:
     run(given, terminal=Terminal(io.StringIO(), live=False))
 
 
-def probed(folder: Path, name: str, *words: str) -> Probed:
+ALL = ProbeSettings("trunk", device="cpu")
+
+
+def probed(folder: Path, name: str, *words: str, settings: ProbeSettings = ALL) -> Probed:
     out = f"{folder}/{name}"
     quietly(folder, "RUN.engine=extract", "EXTRACT.layers=[trunk]", f"EXTRACT.dir={out}", *PLAIN, *words)
-    return probe(f"{out}/train", f"{out}/test", ProbeSettings("trunk", device="cpu"))
+    return probe(f"{out}/train", f"{out}/test", settings)
 
 
-@pytest.mark.parametrize("epochs", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_from_a_run_to_a_probe_of_what_it_has_learned(tmp_path: Path) -> None:
+    quietly(tmp_path, "PHASES.epochs=1", "PHASES.test_every.epochs=null", "HOOKS.ledger=null")
+    one = ProbeSettings("trunk", penalties=(1e-2,), device="cpu")
+    learned = probed(tmp_path, "learned", settings=one)
+    random = probed(tmp_path, "random", "RUN.checkpoint=none", settings=one)
+    assert learned.dimensions == random.dimensions == 12
+    assert 0.5 < random.linear < 0.8
+    assert 0.5 < learned.linear != random.linear
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epochs", [20, 60])
 def test_simclr_beats_random_weights_by_ten_points(tmp_path: Path, epochs: int) -> None:
     quietly(tmp_path, f"PHASES.epochs={epochs}", "PHASES.test_every.epochs=null", "HOOKS.ledger=null")
     learned, random = probed(tmp_path, "learned"), probed(tmp_path, "random", "RUN.checkpoint=none")

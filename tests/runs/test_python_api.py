@@ -271,7 +271,7 @@ class TestEngines:
             return items(self, indices)
 
         monkeypatch.setattr(TensorSamples, "__getitems__", counted)
-        result = quietly(*SMALL, f"RUN.dir={tmp_path / 'planned'}", "RUN.engine=plan")
+        result = quietly(*SMALL, f"RUN.dir={tmp_path / 'planned'}", "RUN.engine=plan", "RUN.rehearse=false")
         assert (result.state, result.exit_code, read) == ("planned", 0, [])
         assert [path.name for path in (tmp_path / "planned").iterdir()] == ["plan.json"]
         planned = json.loads((tmp_path / "planned" / "plan.json").read_text())

@@ -26,7 +26,7 @@ def words(name: str) -> tuple[str, ...]:
     return (f"experiment=digits_{name}", *SMALL, *STATE.get(name, ()))
 
 
-@pytest.mark.parametrize("name", ["moco", "swav", "dino"])
+@pytest.mark.parametrize("name", ["moco", pytest.param("swav", marks=pytest.mark.slow), "dino"])
 def test_it_resumes_exactly(name: str) -> None:
     assert_exact_resume(words(name), workers=None)
 

@@ -84,7 +84,7 @@ def test_each_stage_has_its_transforms_in_training_and_in_tests() -> None:
     task.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_killed_in_every_stage_and_between_them(unbroken: Path, tmp_path: Path, workers: int) -> None:
     words = (SHORT, f"DATA.TRAIN.workers={workers}", f"DATA.TEST.workers={workers}")
     for steps in (2, 3, 2, 3):  # 2, 5 (end of a stage), 7, 10 (end of the next)
@@ -203,7 +203,7 @@ def test_the_state_of_the_optimizer_goes_over_to_the_next_stage(tmp_path: Path) 
 
 
 def test_the_proof_kit_cuts_every_stage_down() -> None:
-    assert_exact_resume([*SMALL, SHORT])
+    assert_exact_resume([*SMALL, SHORT], workers=None)
 
 
 @pytest.mark.parametrize("reduction", ["native", pytest.param("ordered", marks=pytest.mark.slow)])

@@ -134,7 +134,7 @@ class TestOrder:
             ),
             (
                 [MIXED[0], "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}"],
-                "DATA.*.sampler.proportions.c: no",
+                "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c: no",
             ),
             (["DATA.TRAIN.sampler=builtins.int"], "DATA.TRAIN.sampler gave int, expected a function of the number of "),
         ],

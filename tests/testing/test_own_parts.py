@@ -1,10 +1,13 @@
 """Every part of our own that learns, accumulates or draws at random passes the checks that users' parts pass."""
 
-from collections.abc import Collection, Mapping
+import ast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from own_files import written
 
 from phasetrain.batch import StepOutput
 from phasetrain.data import DATASETS, SAMPLERS, TRANSFORMS
@@ -13,6 +16,8 @@ from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS
 from phasetrain.models import MODELS
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
+from phasetrain.rehearsal import Silent
+from phasetrain.tasks import Position
 from phasetrain.testing import (
     assert_exact_resume,
     assert_learns_one_batch,
@@ -22,12 +27,27 @@ from phasetrain.testing import (
 )
 from phasetrain.testing.build import built
 
+ROOT = Path(__file__).parents[2]
 BATCHES = ["DATA.TRAIN.batch_size=25", "DATA.TEST.batch_size=32"]
 """A size that neither 2, 3 nor 4 processes divide."""
 
+LANGUAGE = ["experiment=text_tiny", "MODEL.width=16", "MODEL.depth=1", "MODEL.heads=2", "MODEL.dropout=0.2"]
+VIEWS = ["experiment=digits_moco", "LOSS.queue=60"]
+HEADS = [
+    "MODEL={name: trunk_heads, trunk: {name: small_cnn, width: 8, dropout: 0.1, cut: head}}",
+    "MODEL.heads={digit: {name: mlp, hidden: []}, probe: {name: mlp, hidden: [], from: features.2, pool: 2}}",
+    "LOSS={name: weighted_sum}",
+    "LOSS.losses={digit: {name: cross_entropy, output: digit}}",
+    "LOSS.losses.probe={name: cross_entropy, output: probe, weight: 0.5}",
+    "METERS.accuracy=null",
+]
 MODEL_WORDS = {
     "mlp": ["MODEL.dropout=0.2"],
+    "resnet_cifar": [],
     "small_cnn": ["MODEL.width=8", "MODEL.dropout=0.1"],
+    "transformer": LANGUAGE,
+    "trunk_head": [*VIEWS, "MODEL.predictor={name: projection}"],
+    "trunk_heads": HEADS,
 }
 OPTIMIZER_WORDS = {
     "sgd": ["OPTIMIZER.lr=0.1", "OPTIMIZER.momentum=0.9", "OPTIMIZER.weight_decay=1e-4"],
@@ -59,17 +79,81 @@ SCHEDULE_WORDS = {
 TRANSFORM_WORDS = {
     "center_crop": ["size: 6"],
     "noise": ["std: 0.1"],
+    "multi_crop": ["groups: [{views: 2, transforms: [{name: random_resized_crop, size: 8}]}]"],
     "normalize": ["mean: [0.5], std: [0.25]"],
     "random_crop": ["size: 6"],
+    "random_resized_crop": ["size: 6"],
     "random_shift": ["pixels: 1"],
     "resize": ["size: 10"],
 }
+FLAT = ["DATA.TRAIN.transforms=[]", "MODEL.name=mlp"]
 DATASET_WORDS = {
-    "synthetic": ["DATA.TRAIN.samples=100", "DATA.TRAIN.transforms=[]", "DATA.TEST.samples=64", "MODEL.name=mlp"]
+    "alice": [*LANGUAGE, "DATA.{split}.context=16"],
+    "digits": [],
+    "huggingface": [
+        "DATA.{split}.path=FILES/huggingface/saved",
+        "DATA.{split}.input_key=x",
+        "MODEL.classes=10",
+        "MODEL.input_shape=[8]",
+        *FLAT,
+    ],
+    "idx": ["DATA.{split}.images=FILES/idx/images", "DATA.{split}.labels=FILES/idx/labels", *FLAT],
+    "image_folder": ["DATA.{split}.path=FILES/image_folder/", "DATA.{split}.mode=L", "DATA.{split}.size=8"],
+    "lines": ["DATA.{split}.files=FILES/lines/*.jsonl", "DATA.{split}.classes=10", *FLAT],
+    "mixed": ["DATA.{split}.datasets={a: {dataset: digits}, b: {dataset: digits, split: test}}"],
+    "synthetic": ["DATA.TRAIN.samples=100", "DATA.TEST.samples=64", *FLAT],
+    "text": [*LANGUAGE, "DATA.{split}.files=FILES/text/text.txt", "DATA.{split}.context=16"],
+    "webdataset": ["DATA.{split}.files=FILES/webdataset/*.tar", "DATA.{split}.mode=L", "DATA.{split}.classes=10"],
+    "windows": [
+        *("DATA.{split}.pattern=FILES/lines/*.jsonl", "DATA.{split}.parameter=files"),
+        *("DATA.{split}.of={dataset: lines, classes: 10}", *FLAT),
+    ],
 }
-NEED_FILES = {"idx", "image_folder", "lines"}
-NEED_SHARDS = {"lanes"}
-"""Samplers for data sets that are read forward; `tests/runs/test_world_size.py` has runs of them."""
+"""`{split}` stands for TRAIN and TEST in turn, `FILES` for a folder of the test."""
+
+IN_MEMORY = ("digits", "synthetic")
+"""Data sets that are crossed with every sampler; each of the others is read in one order."""
+
+SAMPLER_WORDS = {
+    "infinite": "samples: 60",
+    "lanes": "lanes: 5",
+    "length_bucketed": "pool: 2, file: FILES/lengths/lengths.txt",
+    "proportional": "proportions: {a: 1, b: 2}",
+    "stratified": "classes_per_batch: 5",
+    "weighted": "balanced: true",
+}
+SAMPLER_DATA = {"lanes": "lines", "length_bucketed": "digits", "proportional": "mixed"}
+"""Samplers of one kind of data."""
+
+LOSS_WORDS = {
+    "barlow_twins": ["experiment=digits_barlow"],
+    "byol": ["experiment=digits_byol"],
+    "cross_entropy": [],
+    "dino": ["experiment=digits_dino"],
+    "from_model": [
+        *("RUN.imports=[task_parts]", "MODEL.name=own_loss", "LOSS={name: from_model, with_target: true}"),
+        "METERS={accuracy: {output: scores}}",
+    ],
+    "moco": VIEWS,
+    "simclr": ["experiment=digits_simclr"],
+    "soft_targets": [
+        *("DATA.TRAIN={dataset: lines, files: 'FILES/scores/*.jsonl', classes: 10}", "LOSS.name=soft_targets", *FLAT),
+        *("DATA.TEST={dataset: lines, files: 'FILES/scores/*.jsonl'}", "METERS.accuracy=null"),
+        *("OPTIMIZER.name=adam", "OPTIMIZER.lr=0.01"),
+    ],
+    "swav": ["experiment=digits_swav", "LOSS.queue=60", "LOSS.queue_updates=1", "LOSS.frozen_updates=2"],
+    "weighted_sum": HEADS,
+}
+VIEWED = "tests/runs/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"
+LEARNS_ELSEWHERE = {
+    **dict.fromkeys(("barlow_twins", "byol", "dino", "moco", "simclr", "swav", "trunk_head"), VIEWED),
+    "transformer": "tests/runs/test_tasks.py::TestTextTiny::test_the_whole_experiment",
+}
+"""Parts whose loss of one batch does not come near 0: views of a batch stay what they are to each other."""
+
+TRACKERS = {"mlflow", "wandb"}
+"""Hooks that start processes of their own, which takes seconds."""
+
 OTHER_TARGETS = {
     "grouped_auroc": (torch.arange(8.0), {"label": torch.arange(8) % 2, "group": torch.arange(8) // 4}),
     "multilabel_accuracy": (torch.arange(80.0).view(8, 10) - 40, torch.arange(80).view(8, 10) % 2),
@@ -88,12 +172,42 @@ def transform(name: str) -> str:
     return f"DATA.TRAIN.transforms=[{{{', '.join([f'name: {name}', *TRANSFORM_WORDS.get(name, [])])}}}]"
 
 
+def transformed(name: str) -> list[str]:
+    """Return the words of a run with a transform."""
+    more = {"flatten": ["MODEL.name=mlp"], "multi_crop": VIEWS}
+    return [*more.get(name, []), transform(name)]
+
+
 def schedule(name: str) -> str:
     return f"OPTIMIZER.SCHEDULES.lr={{name: {name}, {SCHEDULE_WORDS[name]}}}"
 
 
 def data(name: str) -> list[str]:
-    return [*DATASET_WORDS.get(name, []), f"DATA.TRAIN.dataset={name}", f"DATA.TEST.dataset={name}"]
+    both = [f"DATA.{{split}}.dataset={name}"] + [word for word in DATASET_WORDS[name] if "{split}" in word]
+    others = [word for word in DATASET_WORDS[name] if "{split}" not in word]
+    return [*others, *(word.replace("{split}", split) for word in both for split in ("TRAIN", "TEST"))]
+
+
+def sampler(name: str) -> str:
+    return f"DATA.TRAIN.sampler={{{', '.join([f'name: {name}', *filter(None, [SAMPLER_WORDS.get(name)])])}}}"
+
+
+def loss(name: str) -> list[str]:
+    words = LOSS_WORDS.get(name, [])
+    return words if any("LOSS={" in word or "experiment" in word for word in words) else [f"LOSS.name={name}", *words]
+
+
+def model(name: str) -> list[str]:
+    words = MODEL_WORDS.get(name, [])
+    return words if any("MODEL={" in word or "experiment" in word for word in words) else [f"MODEL.name={name}", *words]
+
+
+def optimizer(name: str) -> list[str]:
+    return [f"OPTIMIZER.name={name}", *OPTIMIZER_WORDS[name]]
+
+
+def scaler(name: str) -> list[str]:
+    return [f"OPTIMIZER.scaler={name}", *SCALER_WORDS.get(name, [])]
 
 
 def hook(name: str) -> str:
@@ -106,52 +220,96 @@ def own(registry: Mapping[str, Any], leave_out: Collection[str] = ()) -> list[st
     return sorted(set(found) - set(leave_out))
 
 
+def names_of_tests(file: Path) -> set[str]:
+    """Return the names of the tests in a file, those of a class behind its name."""
+
+    def found(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+        for one in body:
+            if isinstance(one, ast.FunctionDef) and one.name.startswith("test"):
+                yield prefix + one.name
+            if isinstance(one, ast.ClassDef) and one.name.startswith("Test"):
+                yield from found(one.body, f"{prefix}{one.name}::")
+
+    return set(found(ast.parse(file.read_text("utf-8")).body, ""))
+
+
+@pytest.mark.parametrize("named", sorted(set(LEARNS_ELSEWHERE.values())))
+def test_what_is_proved_elsewhere_is_proved_there(named: str) -> None:
+    file, _, test = named.partition("::")
+    assert test in names_of_tests(ROOT / file)
+    assert test not in names_of_tests(Path(__file__))
+
+
 def test_words_are_for_parts_that_exist() -> None:
     assert set(MODEL_WORDS) <= set(MODELS)
     assert set(SCALER_WORDS) <= set(SCALERS)
     assert set(SCHEDULE_WORDS) <= set(SCHEDULES)
     assert set(TRANSFORM_WORDS) <= set(TRANSFORMS)
-    assert set(DATASET_WORDS) <= set(DATASETS) - NEED_FILES
-    assert set(HOOK_WORDS) <= set(HOOKS)
+    assert set(DATASET_WORDS) == set(own(DATASETS))
+    assert set(SAMPLER_WORDS) | set(SAMPLER_DATA) <= set(own(SAMPLERS))
+    assert set(LOSS_WORDS) == set(own(LOSSES))
+    assert set(LEARNS_ELSEWHERE) <= set(own(LOSSES)) | set(own(MODELS))
+    assert set(HOOK_WORDS) | TRACKERS <= set(HOOKS)
     assert set(own(OPTIMIZERS)) < set(OPTIMIZER_WORDS)
 
 
-def used(parts: Any, images: torch.Tensor, labels: torch.Tensor) -> Any:
-    """Make one update and return the loss."""
-    loss = parts["loss"](parts["model"](images), labels)
-    if "updater" in parts:
-        parts["updater"].backward(loss)
-        parts["updater"].step()
-    return loss.detach()
+class Steps:
+    """A task and how many steps it has made on one batch; a run keeps that number, too."""
+
+    def __init__(self, words: list[str]) -> None:
+        made = built(words)
+        self.task, self.machine, self.step = made.task, made.setup.machine, 0
+        self.phase = next(phase for phase in made.plan.phases if phase.is_train)
+        self.task.begin(self.phase, fresh=True)
+        self.batches = next(iter(self.task.batches(self.phase, 0)))
+
+    def __call__(self) -> torch.Tensor:
+        """Make an update and return its loss."""
+        at = Position(self.phase.split, self.step, self.step, self.step / 10)
+        self.step += 1
+        with self.machine.applied():
+            return self.task.train_step(self.batches, at, Silent()).loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step} | {name: part.state_dict() for name, part in self.task.stateful().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        for name, part in self.task.stateful().items():
+            part.load_state_dict(state[name])
 
 
 def assert_parts_say_all(words: list[str]) -> None:
-    parts = built([*BATCHES, *words]).task.parts
-    images = torch.rand(8, *parts.facts.get("MODEL.input_shape", (1, 8, 8)))
-    labels = torch.arange(8)
-    assert parts.updater is not None
-    together = {"model": parts.model, "loss": parts.loss, "updater": parts.updater}
-    assert_state_round_trip(together, lambda parts: used(parts, images, labels))
+    words = [*words, "DATA.TRAIN.batch_size=8", "DATA.TEST.batch_size=8", "MACHINE.threads=1"]
+    assert_state_round_trip(Steps(words), lambda steps: steps(), fresh=lambda: Steps(words))
 
 
 @pytest.mark.parametrize("name", own(MODELS))
 def test_models_say_all(name: str) -> None:
-    assert_parts_say_all([f"MODEL.name={name}", *MODEL_WORDS.get(name, [])])
+    assert_parts_say_all(model(name))
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_WORDS)
 def test_optimizers_say_all(name: str) -> None:
-    assert_parts_say_all([f"OPTIMIZER.name={name}", *OPTIMIZER_WORDS[name]])
+    assert_parts_say_all(["MODEL.width=4", *optimizer(name)])
 
 
 @pytest.mark.parametrize("name", own(SCALERS))
 def test_scalers_say_all(name: str) -> None:
-    assert_parts_say_all([f"OPTIMIZER.scaler={name}", *SCALER_WORDS.get(name, [])])
+    assert_parts_say_all(["MODEL.width=4", *scaler(name)])
 
 
 @pytest.mark.parametrize("name", own(LOSSES))
-def test_losses_say_all(name: str) -> None:
-    assert_parts_say_all([f"LOSS.name={name}"])
+def test_losses_say_all(name: str, tmp_path: Path) -> None:
+    assert_parts_say_all(written(tmp_path, loss(name)))
+
+
+@pytest.mark.parametrize(
+    "forgetful", ["LOSS.name=forgetful_moco", "TASK={name: forgetful_self_supervised, momentum: 0.9}"]
+)
+def test_what_does_not_say_all_is_seen(forgetful: str) -> None:
+    with pytest.raises(AssertionError, match="not in its state_dict"):
+        assert_parts_say_all([*VIEWS, "RUN.imports=[self_supervised_parts]", forgetful])
 
 
 @pytest.mark.parametrize("name", own(METERS))
@@ -166,13 +324,20 @@ def test_meters_say_all(name: str) -> None:
 
 @pytest.mark.parametrize("name", own(TRANSFORMS))
 def test_transforms_do_not_depend_on_processes(name: str) -> None:
-    assert_world_size_invariant([*BATCHES, transform(name)], sizes=(1, 3))
+    assert_world_size_invariant([*transformed(name), *BATCHES], sizes=(1, 3))
 
 
-@pytest.mark.parametrize("sampler", own(SAMPLERS, NEED_SHARDS))
-@pytest.mark.parametrize("name", own(DATASETS, NEED_FILES))
-def test_orders_do_not_depend_on_processes(name: str, sampler: str) -> None:
-    assert_world_size_invariant([*BATCHES, *data(name), f"DATA.TRAIN.sampler={sampler}"])
+ORDERS = [
+    *((name, order) for name in IN_MEMORY for order in own(SAMPLERS, SAMPLER_DATA)),
+    *((name, order) for order, name in SAMPLER_DATA.items()),
+    *((name, "") for name in own(DATASETS, IN_MEMORY)),
+]
+
+
+@pytest.mark.parametrize(("name", "order"), ORDERS)
+def test_orders_do_not_depend_on_processes(name: str, order: str, tmp_path: Path) -> None:
+    words = written(tmp_path, [*BATCHES, *data(name), *([sampler(order)] if order else [])])
+    assert_world_size_invariant(words, sizes=(1, 2, 3, 4) if name in IN_MEMORY else (1, 3))
 
 
 @pytest.mark.parametrize("name", own(METERS, OTHER_TARGETS))
@@ -181,40 +346,50 @@ def test_meters_do_not_wait(name: str) -> None:
 
 
 def test_hooks_do_not_wait() -> None:
-    assert_no_device_sync([*BATCHES, *map(hook, own(HOOKS))])
-
-
-LEARNING = [
-    *([f"MODEL.name={name}", *MODEL_WORDS.get(name, [])] for name in own(MODELS)),
-    *([f"OPTIMIZER.name={name}", *words] for name, words in OPTIMIZER_WORDS.items()),
-    *([f"LOSS.name={name}"] for name in own(LOSSES)),
-]
+    assert_no_device_sync([*BATCHES, *map(hook, own(HOOKS, TRACKERS))])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", LEARNING, ids=lambda words: words[0])
-def test_every_part_learns(words: list[str]) -> None:
-    assert_learns_one_batch([*BATCHES, *words], updates=100)
+def test_trackers_do_not_wait() -> None:
+    assert_no_device_sync([*BATCHES, *map(hook, TRACKERS)])
 
 
-RESUMED = [
-    *([f"MODEL.name={name}", *MODEL_WORDS.get(name, [])] for name in own(MODELS)),
-    *([f"OPTIMIZER.name={name}", *words, "OPTIMIZER.accumulate=5"] for name, words in OPTIMIZER_WORDS.items()),
-    *([f"OPTIMIZER.scaler={name}", *SCALER_WORDS.get(name, [])] for name in own(SCALERS)),
-    *([schedule(name)] for name in own(SCHEDULES)),
-    *([transform(name), *(["MODEL.name=mlp"] if name == "flatten" else [])] for name in own(TRANSFORMS)),
-    *(data(name) for name in own(DATASETS, NEED_FILES)),
-    *([hook(name)] for name in own(HOOKS)),
-    *([f"LOSS.name={name}"] for name in own(LOSSES)),
-    *([f"METERS.{name}={{}}"] for name in own(METERS, OTHER_TARGETS)),
-    *([f"DATA.TRAIN.sampler={name}"] for name in own(SAMPLERS, NEED_SHARDS)),
-]
+def named(kind: str, words: Callable[[str], list[str]], names: Iterable[str]) -> list[Any]:
+    """Return the words for each part, as parameters with its kind and name."""
+    return [pytest.param(words(name), id=f"{kind} {name}") for name in names]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", RESUMED, ids=lambda words: words[0])
-def test_every_part_resumes_exactly(words: list[str]) -> None:
-    assert_exact_resume([*BATCHES, *words])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *named("model", model, own(MODELS, LEARNS_ELSEWHERE)),
+        *named("optimizer", optimizer, OPTIMIZER_WORDS),
+        *named("loss", loss, own(LOSSES, LEARNS_ELSEWHERE)),
+    ],
+)
+def test_every_part_learns(words: list[str], tmp_path: Path) -> None:
+    assert_learns_one_batch([*written(tmp_path, words), *BATCHES], updates=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        *named("model", model, own(MODELS)),
+        *named("optimizer", lambda name: [*optimizer(name), "OPTIMIZER.accumulate=5"], OPTIMIZER_WORDS),
+        *named("scaler", scaler, own(SCALERS)),
+        *named("schedule", lambda name: [schedule(name)], own(SCHEDULES)),
+        *named("transform", transformed, own(TRANSFORMS)),
+        *named("data set", data, own(DATASETS)),
+        *named("hook", lambda name: [hook(name)], own(HOOKS)),
+        *named("loss", loss, own(LOSSES)),
+        *named("meter", lambda name: [f"METERS.{name}={{}}"], own(METERS, OTHER_TARGETS)),
+        *named("sampler", lambda name: [sampler(name), *data(SAMPLER_DATA.get(name, "digits"))], own(SAMPLERS)),
+    ],
+)
+def test_every_part_resumes_exactly(words: list[str], tmp_path: Path) -> None:
+    assert_exact_resume([*written(tmp_path, words), *BATCHES])
 
 
 def test_many_parts_resume_exactly_together() -> None:

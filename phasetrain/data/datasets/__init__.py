@@ -1,6 +1,6 @@
 """Data sets by name (`DATA.*.dataset`)."""
 
-from phasetrain.data.datasets.base import DATASETS, Described, Labelled, Samples, TensorSamples
+from phasetrain.data.datasets.base import DATASETS, Described, Labelled, Role, Samples, TensorSamples
 from phasetrain.data.datasets.digits import digits
 from phasetrain.data.datasets.huggingface import HuggingFace
 from phasetrain.data.datasets.idx import idx, read_idx
@@ -22,6 +22,7 @@ __all__ = [
     "Labelled",
     "Lines",
     "PackedTokens",
+    "Role",
     "Samples",
     "TensorSamples",
     "TorchvisionSamples",

@@ -48,6 +48,12 @@ class Labelled(Protocol):
 DATASETS: Registry[Samples] = Registry("data set", "DATA.*")
 
 
+class Role(str):
+    """What a split is for, `train` or `test`: a fact that data sets get, where the config names no split of theirs."""
+
+    __slots__ = ()
+
+
 class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
     """A data set in memory, gathered by whole batches; deterministic, it draws nothing at random.
 

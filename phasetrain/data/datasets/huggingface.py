@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from phasetrain.data.datasets.base import DATASETS
-from phasetrain.data.datasets.images import Mode, pillow
+from phasetrain.data.datasets.base import DATASETS, Role
+from phasetrain.data.datasets.images import Mode, pillow, pixels
 from phasetrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -27,7 +26,8 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
 
     Args:
         path: the folder.
-        split: which split of a folder that has several.
+        split: which split of a folder that has several, by default that of the part which the data plays, `train` or
+            `test`. Of a folder that has one, it has to be that one.
         input_key: column that is the input, or several, which make a mapping by name; None takes all but the target.
         target_key: column that is the target, or several; None gives the target None.
         mode: `RGB` or `L`, to which images are converted; None keeps what each is.
@@ -35,7 +35,7 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
 
     Raises:
         ConfigError: the library is not installed.
-        ValueError: no such folder, split or column.
+        ValueError: no such folder, split or column; on access, an image that does not say which number is white.
     """
 
     def __init__(
@@ -60,15 +60,18 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
                     f"path = {path!r}: there is no column {column!r}{did_you_mean(column, rows.column_names) or '.'} "
                     f"It has {', '.join(rows.column_names)}"
                 )
-        rows, self._images = _with_mode(rows, taken, mode)
         self._class_names = _class_names(rows, target_key)
-        self._rows: Rows = rows.with_format("torch", columns=taken)
+        rows, self._modes = _with_pillow(rows, taken, mode)
+        self._rows: Rows = rows.with_format("torch", columns=[one for one in taken if one not in self._modes])
+        self._pictures: Rows = rows.select_columns(list(self._modes))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        row = {name: self._value(name, value) for name, value in self._rows[index].items()}
+        row = dict(self._rows[index])
+        for name, picture in self._pictures[index].items() if self._modes else ():
+            row[name] = None if picture is None else pixels(picture, self._modes[name])
         return _taken(row, self.input_key), _taken(row, self.target_key)
 
     def labels(self) -> NDArray[np.int64]:
@@ -97,9 +100,6 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
             digest.update(f"{Path(file).name}\0{Path(file).stat().st_size}\n".encode())
         return digest.hexdigest()
 
-    def _value(self, name: str, value: Any) -> Any:
-        return value.float().div_(255) if name in self._images and isinstance(value, torch.Tensor) else value
-
 
 def _rows(path: str, split: str | None) -> "Rows":
     try:
@@ -116,6 +116,11 @@ def _rows(path: str, split: str | None) -> "Rows":
     except FileNotFoundError as error:
         raise ValueError(f"path = {path!r}: the folder is none that `save_to_disk` has written") from error
     if isinstance(found, datasets.Dataset):
+        if split is not None and not isinstance(split, Role) and split != str(found.split):
+            told = "without a name" if found.split is None else f"{str(found.split)!r}"
+            raise ValueError(
+                f"split = {split!r}: the folder holds one split, {told}; leave `split` out, or name its own"
+            )
         return found
     if split not in found:
         raise ValueError(
@@ -125,16 +130,18 @@ def _rows(path: str, split: str | None) -> "Rows":
     return found[split]
 
 
-def _with_mode(rows: "Rows", taken: Sequence[str], mode: Mode | None) -> tuple["Rows", frozenset[str]]:
-    """Return the rows with images converted to a mode, and the names of the columns that are images."""
+def _with_pillow(rows: "Rows", taken: Sequence[str], mode: Mode | None) -> tuple["Rows", dict[str, str | None]]:
+    """Return the rows with images as they are in the files, and the mode that those of each column are to have."""
     from datasets import Image
 
-    images = [name for name in taken if isinstance(rows.features[name], Image)]
-    if images:
+    modes: dict[str, str | None] = {
+        name: mode or feature.mode for name in taken if isinstance(feature := rows.features[name], Image)
+    }
+    if modes:
         pillow("huggingface")
-    for name in images if mode is not None else ():
-        rows = rows.cast_column(name, Image(mode=mode))
-    return rows, frozenset(images)
+    for name in modes:
+        rows = rows.cast_column(name, Image())
+    return rows, modes
 
 
 def _class_names(rows: "Rows", target: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -21,6 +21,12 @@ Mode = Literal["RGB", "L"]
 CHANNELS = {"RGB": 3, "L": 1}
 """Mode -> channels of its images."""
 
+KEPT = {"1": "L", "P": "RGB"}
+"""What an image becomes whose mode is kept, where its numbers are no brightness in [0, 255]."""
+
+LARGEST = 65535
+"""Number that stands for white in 16 bits."""
+
 
 def pillow(dataset: str) -> ModuleType:
     """Return Pillow's module of images.
@@ -56,25 +62,50 @@ def decode(source: str | BinaryIO, mode: Mode, size: int | None = None) -> Tenso
 
     try:
         with Image.open(source) as opened:
-            picture = opened.convert(mode)
+            opened.load()
+            return pixels(opened, mode, size)
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot be decoded: {error}") from error
-    return pixels(picture, mode, size)
 
 
-def pixels(picture: "Image", mode: Mode, size: int | None = None) -> Tensor:
+def pixels(picture: "Image", mode: str | None, size: int | None = None) -> Tensor:
     """Return an image as float32 `(C, H, W)` in [0, 1].
+
+    Grey images of 16 bits are divided by 65535, all others by 255.
 
     Args:
         picture: the image.
-        mode: what it is converted to.
+        mode: what it is converted to, `RGB` or `L`; None keeps its channels.
         size: height and width to which it is resized (bilinear, antialiased), in pixels; None keeps them.
+
+    Raises:
+        ValueError: nobody says which number is white, as in grey images of 32 bits.
     """
     from PIL import Image
 
-    picture = picture if picture.mode == mode else picture.convert(mode)
+    if picture.mode == "F" or picture.mode.startswith("I"):
+        picture, white = _as_decimals(picture, mode), LARGEST
+    else:
+        wanted, white = mode or KEPT.get(picture.mode, picture.mode), 255
+        picture = picture if picture.mode == wanted else picture.convert(wanted)
     if size is not None:
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-    found = torch.from_numpy(np.array(picture, dtype=np.uint8))
+    found = torch.from_numpy(np.array(picture, dtype=np.uint8 if white == 255 else np.float32))
     found = found[None] if found.ndim == 2 else found.permute(2, 0, 1)
-    return found.contiguous().float().div_(255)
+    if white == LARGEST and mode == "RGB":
+        found = found.expand(3, -1, -1)
+    return found.contiguous().float().div_(white)
+
+
+def _as_decimals(picture: "Image", mode: str | None) -> "Image":
+    """Return a grey image of more than 8 bits as one of decimal numbers; Pillow cuts them off at 255 otherwise."""
+    from PIL import Image
+
+    # Pillow 10 gives PNG files of 16 bits the mode I, and every version scales PGM files to it.
+    in_16_bits = picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM"))
+    if not in_16_bits or mode not in (None, *CHANNELS):
+        raise ValueError(
+            f"its mode {picture.mode!r} (format {picture.format}) does not say which number is white; save it with 8 "
+            "or 16 bits"
+        )
+    return Image.fromarray(np.asarray(picture, dtype=np.float32))

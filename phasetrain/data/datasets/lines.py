@@ -10,9 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.shards import Shard, indexed, matching
 from phasetrain.data.streams import Streamed
+from phasetrain.errors import did_you_mean
 
 STRIDE = 1024
 """Lines between two places that the index knows."""
@@ -93,9 +95,11 @@ class Lines(Streamed):
         found = json.loads(text)
         if not isinstance(found, dict):
             raise ValueError(f"its line is {type(found).__name__}, expected a JSON object")  # noqa: TRY004 - bad data
-        for key in (self.input_key, self.target_key):
+        for name, key in (("input_key", self.input_key), ("target_key", self.target_key)):
             if key is not None and key not in found:
-                raise ValueError(f"its line has no {key!r}; it has {', '.join(map(repr, found)) or 'nothing'}")
+                near = did_you_mean(key, found) or ";"
+                told = ", ".join(map(repr, found)) or "nothing"
+                raise MissingValueError(f"{name} = {key!r}: its line has no {key!r}{near} it has {told}")
         value = found[self.input_key]
         if isinstance(value, list | int | float):
             value = torch.tensor(value, dtype=TYPES[self.dtype])

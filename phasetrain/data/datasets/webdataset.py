@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
+from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.images import CHANNELS, EXTENSIONS, Mode, check_mode, decode, pillow
 from phasetrain.data.datasets.shards import Shard, indexed, matching
@@ -61,12 +62,12 @@ class TarSample:
         """Return the first extension of alternatives such as `jpg;png` that the sample has.
 
         Raises:
-            ValueError: it has none of them.
+            MissingValueError: it has none of them.
         """
         found = next((one for one in extensions.split(";") if one in self._members), None)
         if found is None:
             near = did_you_mean(extensions, self._members) or "."
-            raise ValueError(f"is not there{near} It has {', '.join(self._members)}")
+            raise MissingValueError(f"is not there{near} It has {', '.join(self._members)}")
         return found
 
     def read(self, extension: str) -> bytes:
@@ -153,7 +154,8 @@ class WebDataset(Streamed):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         sample: TarSample = super().__getitem__(index)
-        return self._taken(index, sample, self.input_key), self._taken(index, sample, self.target_key)
+        value = self._taken(index, sample, self.input_key, "input_key")
+        return value, self._taken(index, sample, self.target_key, "target_key")
 
     def facts(self) -> dict[str, Any]:
         """Return `classes` where they are set, and of images in the input `channels`, and `input_shape` if resized."""
@@ -170,20 +172,20 @@ class WebDataset(Streamed):
             digest.update(f"{Path(shard.path).name}\0{shard.size}\0{shard.samples}\n".encode())
         return digest.hexdigest()
 
-    def _taken(self, index: int, sample: TarSample, key: str | Sequence[str] | None) -> Any:
+    def _taken(self, index: int, sample: TarSample, key: str | Sequence[str] | None, name: str) -> Any:
         if key is None:
             return None
         if not isinstance(key, str):
-            return {one: self._taken(index, sample, one) for one in key}
+            return {one: self._taken(index, sample, one, name) for one in key}
         member = key
         try:
             member = sample.find(key)
             return decoded(member, sample.read(member), self.mode, self.size)
         except (ValueError, OSError, tarfile.TarError) as error:
-            path = self.shards[self._place(index)[0]].path
-            raise PhasetrainError(
-                f"sample {index} ({path}: {sample.key}.{member}) {error}; mend the archive or leave it out"
-            ) from error
+            told = f"sample {index} ({self.shards[self._place(index)[0]].path}: {sample.key}.{member}) {error}"
+            if isinstance(error, MissingValueError):
+                raise MissingValueError(f"{name} = {key!r}: {told}") from error
+            raise PhasetrainError(f"{told}; mend the archive or leave it out") from error
 
 
 def decoded(extension: str, content: bytes, mode: Mode, size: int | None = None) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline
+from phasetrain.errors import ConfigError
 
 
 class MultiCrop(BatchTransform):
@@ -85,8 +86,10 @@ def multi_crop(groups: Sequence[Mapping[str, Any]]) -> MultiCrop | MultiCropOfSa
 
 
 def _built(item: Any, group: int, at: int) -> Callable[..., Any]:
-    where = f"DATA.*.transforms (multi_crop): groups[{group}].transforms[{at}]"
-    if isinstance(item, str):
-        return TRANSFORMS.build(item, {}, where=where)
-    params = {key: value for key, value in item.items() if key != "name"}
-    return TRANSFORMS.build(item["name"], params, where=where)
+    name, params = (
+        (item, {}) if isinstance(item, str) else (item["name"], {k: v for k, v in item.items() if k != "name"})
+    )
+    try:
+        return TRANSFORMS.build(name, params, where=f"groups[{group}].transforms[{at}]")
+    except ConfigError as error:
+        raise ValueError(str(error)) from error  # who asks for multi_crop knows the split

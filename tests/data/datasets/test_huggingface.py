@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from phasetrain.data.datasets import DATASETS, Described, HuggingFace, Labelled
+from phasetrain.data.datasets import DATASETS, Described, HuggingFace, Labelled, Role
 from phasetrain.errors import ConfigError
 
 datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def build(folder: str, **params: Any) -> HuggingFace:
-    found = DATASETS.build("huggingface", {"path": folder} | params, where="DATA.TRAIN", facts={"split": "train"})
+    found = DATASETS.build("huggingface", {"path": folder} | params, where="DATA.TRAIN", facts={"split": Role("train")})
     assert isinstance(found, HuggingFace)
     return found
 
@@ -115,3 +115,36 @@ def test_without_the_library_the_extra_is_named(folder: str, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r'pip install "phasetrain\[datasets\]"'):
         build(folder)
+
+
+def saved(folder: Path, split: str | None, *pictures: Image.Image) -> str:
+    """Save one split, of pictures, and return its folder."""
+    features = datasets.Features({"picture": datasets.Image(), "label": datasets.Value("int64")})
+    columns = {"picture": list(pictures), "label": list(range(len(pictures)))}
+    datasets.Dataset.from_dict(columns, features=features, split=split).save_to_disk(str(folder))
+    return str(folder)
+
+
+def test_a_split_that_a_folder_of_one_does_not_have(tmp_path: Path) -> None:
+    picture = Image.new("L", (2, 2), 51)
+    one, unnamed = saved(tmp_path / "one", "train", picture), saved(tmp_path / "unnamed", None, picture)
+    assert len(build(one)) == len(build(one, split="train")) == len(build(unnamed)) == 1
+    with pytest.raises(ConfigError, match=r"split = 'test': the folder holds one split, 'train'; leave `split` out"):
+        build(one, split="test")
+    with pytest.raises(ConfigError, match=r"split = 'train': the folder holds one split, without a name; leave"):
+        build(unnamed, split="train")
+    as_a_test = DATASETS.build("huggingface", {"path": one}, where="DATA.TEST", facts={"split": Role("test")})
+    assert len(as_a_test) == 1
+
+
+def test_images_of_16_bits_and_of_one_are_scaled_by_their_range(tmp_path: Path) -> None:
+    wide = Image.fromarray(np.array([[0, 13107], [26214, 65535]], dtype=np.uint16))
+    flat = Image.fromarray(np.array([[False, True]]))
+    decimals = Image.fromarray(np.ones((1, 1), dtype=np.float32))
+    path = saved(tmp_path / "rows", "train", wide, flat, decimals)
+    data = build(path, input_key="picture")
+    assert data[0][0][0].tolist() == [pytest.approx([0, 0.2]), pytest.approx([0.4, 1])]
+    assert data[1][0].tolist() == [[[0, 1]]]
+    assert torch.equal(build(path, input_key="picture", mode="RGB")[0][0], data[0][0].expand(3, 2, 2))
+    with pytest.raises(ValueError, match=r"^its mode 'F' \(format TIFF\) does not say which number is white"):
+        data[2]

@@ -82,7 +82,7 @@ def test_bad_lines_are_told_and_others_are_read(tmp_path: Path) -> None:
     write(tmp_path, "a", {"input": [1]}, [2], {"input": [3], "target": 3})
     (tmp_path / "b").write_text('{"input": [4], "tar\n')
     data = Lines([f"{tmp_path}/a", f"{tmp_path}/b"])
-    with pytest.raises(ValueError, match=r"^its line has no 'target'; it has 'input'$"):
+    with pytest.raises(ValueError, match=r"^target_key = 'target': its line has no 'target'; it has 'input'$"):
         data[0]
     with pytest.raises(ValueError, match=r"^its line is list, expected a JSON object$"):
         data[1]

@@ -17,6 +17,8 @@ from phasetrain.data.datasets import DATASETS, WebDataset
 from phasetrain.data.datasets import webdataset as module
 from phasetrain.data.streams import Sharded
 from phasetrain.errors import ConfigError, PhasetrainError
+from phasetrain.run import run
+from phasetrain.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import built
 
@@ -151,7 +153,8 @@ def test_a_sample_that_cannot_be_decoded_is_named_with_its_archive(tmp_path: Pat
     with pytest.raises(PhasetrainError, match=r"^sample 2 \(.*/b\.tar: train/b-001\.png\) cannot be decoded: .*; mend"):
         data[2]
     with pytest.raises(
-        PhasetrainError, match=r"^sample 3 \(.*/b\.tar: train/b-002\.jpg;.*\) is not there.* It has cls;"
+        PhasetrainError,
+        match=r"^input_key = 'jpg;.*': sample 3 \(.*/b\.tar: train/b-002\.jpg.*\) is not there.* has cls$",
     ):
         data[3]
     assert float(data[4][0][0, 0, 0]) == pytest.approx(0.4)
@@ -224,3 +227,15 @@ def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(tm
         [16, 17, 2, 3, 30, 31],
     ]  # no lane is at the end of a shard by then
     assert_exact_resume(words, steps=[1, 2, 6], workers=(0, 2))
+
+
+@pytest.mark.parametrize("policy", ["raise", "drop"])
+def test_a_key_that_no_sample_has_is_a_mistake_in_the_config(tmp_path: Path, two: str, policy: str) -> None:
+    data = f"{{dataset: webdataset, files: '{two}', classes: 3, size: 4, target_key: clss, on_bad_sample: {policy}}}"
+    words = [f"DATA.TRAIN={data}", "DATA.TRAIN.batch_size=2", "DATA.TRAIN.workers=0", "DATA.TEST=null"]
+    with pytest.raises(ConfigError) as caught:
+        run([*words, "PHASES.epochs=1", f"RUN.dir={tmp_path / 'run'}"], terminal=Terminal(io.StringIO(), live=False))
+    assert str(caught.value) == (
+        f"DATA.TRAIN.target_key = 'clss': sample 0 ({tmp_path}/a.tar: train/a-000.clss) is not there; did you mean "
+        "'cls'? It has png, cls (so with each of 5 that were looked at)"
+    )

@@ -1,0 +1,40 @@
+"""What a run says of itself: the time line of its phases."""
+
+import pytest
+
+from phasetrain.cutting import interleave
+from phasetrain.plan import PhaseSettings, Plan, Split, Stage
+from phasetrain.summary import timeline
+
+TRAIN = Split("train", 220, 10, drop_last=True)
+TEST = Split("test", 20, 10, drop_last=False)
+VALID = Split("valid", 30, 10, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("splits", "settings", "text"),
+    [
+        ([TRAIN, TEST], PhaseSettings(epochs=12), "12 x (train 22, test 2)"),
+        ([TRAIN], PhaseSettings(epochs=1), "train 22"),
+        ([TRAIN], PhaseSettings(epochs=3), "3 x train 22"),
+        ([TRAIN, TEST, VALID], PhaseSettings(epochs=1), "train 22, test 2, valid 3"),
+        (
+            [TRAIN, TEST],
+            PhaseSettings(epochs=7, test_every_epochs=3, test_first=True),
+            "test 2, 2 x (3 x train 22, test 2), train 22, test 2",
+        ),
+        ([TRAIN, TEST], PhaseSettings(epochs=0), "nothing"),
+    ],
+)
+def test_time_lines(splits: list[Split], settings: PhaseSettings, text: str) -> None:
+    assert timeline(interleave([Stage({split.name: split for split in splits}, settings)])) == text
+
+
+def test_a_long_one_is_cut() -> None:
+    plan = interleave(
+        [Stage({"train": TRAIN, "test": TEST}, PhaseSettings(epochs=7, test_every_epochs=None, test_every_updates=9))]
+    )
+    assert isinstance(plan, Plan)
+    text = timeline(plan)
+    assert text.startswith("2 x (train 9, test 2), ")
+    assert text.endswith(" more")

@@ -1,0 +1,99 @@
+"""Small data sets in files, for the checks of the parts that read them."""
+
+import io
+import json
+import struct
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+FILES, EACH, CLASSES = 5, 30, 10
+
+Pictures = NDArray[np.uint8]
+
+
+def idx(folder: Path, pictures: Pictures) -> None:
+    """Write images and labels as MNIST has them."""
+    (folder / "images").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", *pictures.shape) + pictures.tobytes())
+    labels = (np.arange(len(pictures)) % CLASSES).astype(np.uint8)
+    (folder / "labels").write_bytes(bytes([0, 0, 8, 1]) + struct.pack(">I", len(labels)) + labels.tobytes())
+
+
+def image_folder(folder: Path, pictures: Pictures) -> None:
+    """Write a folder per class."""
+    for at, picture in enumerate(pictures):
+        path = folder / str(at % CLASSES) / f"{at}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(picture).save(path)
+
+
+def lines(folder: Path, pictures: Pictures) -> None:
+    """Write files of lines, with classes as targets."""
+    _lines(folder, pictures, lambda at: at % CLASSES)
+
+
+def scores(folder: Path, pictures: Pictures) -> None:
+    """Write files of lines, with scores of classes as targets."""
+    _lines(folder, pictures, lambda at: [float((at + one) % CLASSES) for one in range(CLASSES)])
+
+
+def _lines(folder: Path, pictures: Pictures, target: Callable[[int], Any]) -> None:
+    rows = [{"input": (row[0] / 255).tolist(), "target": target(at)} for at, row in enumerate(pictures)]
+    for file in range(FILES):
+        text = "".join(json.dumps(row) + "\n" for row in rows[file * EACH : (file + 1) * EACH])
+        (folder / f"{file}.jsonl").write_text(text)
+
+
+def text(folder: Path, pictures: Pictures) -> None:
+    """Write a text of as many blocks as there are pictures."""
+    (folder / "text.txt").write_bytes(b"".join(bytes(97 + row[0, :16] % 26) for row in pictures.reshape(-1, 1, 64)))
+
+
+def lengths(folder: Path, pictures: Pictures) -> None:
+    """Write a length for each of the digits."""
+    (folder / "lengths.txt").write_text("".join(f"{at * 7 % 50}\n" for at in range(1442)))
+
+
+def huggingface(folder: Path, pictures: Pictures) -> None:
+    """Write a folder as Hugging Face's library saves it."""
+    import datasets  # takes seconds
+
+    rows = {"x": [(row[0] / 255).tolist() for row in pictures], "label": [at % CLASSES for at in range(len(pictures))]}
+    made = datasets.Dataset.from_dict(rows)
+    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(folder / "saved")
+
+
+def webdataset(folder: Path, pictures: Pictures) -> None:
+    """Write archives."""
+    for file in range(FILES):
+        with tarfile.open(folder / f"{file}.tar", "w") as archive:
+            for at in range(file * EACH, (file + 1) * EACH):
+                image = io.BytesIO()
+                Image.fromarray(pictures[at]).save(image, "PNG")
+                for extension, content in (("png", image.getvalue()), ("cls", str(at % CLASSES).encode())):
+                    member = tarfile.TarInfo(f"{at:03}.{extension}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+
+
+WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
+    {one.__name__: one for one in (idx, image_folder, lines, scores, text, lengths, huggingface, webdataset)}
+)
+"""What writes the folder of a name."""
+
+
+def written(folder: Path, words: list[str]) -> list[str]:
+    """Return words in which `FILES/NAME` is the path of a folder, written by the writer of that name."""
+    pictures = np.random.default_rng(0).integers(0, 256, (FILES * EACH, 8, 8), dtype=np.uint8)
+    for name, write in WRITERS.items():
+        wanted = any(f"FILES/{name}/" in word for word in words)
+        if wanted and not (folder / name).exists():
+            (folder / name).mkdir()
+            write(folder / name, pictures)
+    return [word.replace("FILES", str(folder)) for word in words]
