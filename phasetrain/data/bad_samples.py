@@ -28,7 +28,7 @@ class SampleError(PhasetrainError):
 
 
 class MissingValueError(PhasetrainError, ValueError):
-    """A sample has no value of a name that the config gives, such as `target_key`, which begins the message (exit code 1)."""
+    """A sample has no value of a name in the config, such as `target_key`, which begins the message (exit code 1)."""
 
 
 @dataclass(frozen=True)

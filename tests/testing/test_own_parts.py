@@ -35,7 +35,7 @@ LANGUAGE = ["experiment=text_tiny", "MODEL.width=16", "MODEL.depth=1", "MODEL.he
 VIEWS = ["experiment=digits_moco", "LOSS.queue=60"]
 HEADS = [
     "MODEL={name: trunk_heads, trunk: {name: small_cnn, width: 8, dropout: 0.1, cut: head}}",
-    "MODEL.heads={digit: {name: mlp, hidden: []}, probe: {name: mlp, hidden: [], from: features.2, pool: 2}}",
+    "MODEL.heads={digit: {name: mlp, hidden: []}, probe: {name: mlp, hidden: [], from: features.2, pool: 4}}",
     "LOSS={name: weighted_sum}",
     "LOSS.losses={digit: {name: cross_entropy, output: digit}}",
     "LOSS.losses.probe={name: cross_entropy, output: probe, weight: 0.5}",
@@ -139,7 +139,7 @@ LOSS_WORDS = {
     "soft_targets": [
         *("DATA.TRAIN={dataset: lines, files: 'FILES/scores/*.jsonl', classes: 10}", "LOSS.name=soft_targets", *FLAT),
         *("DATA.TEST={dataset: lines, files: 'FILES/scores/*.jsonl'}", "METERS.accuracy=null"),
-        *("OPTIMIZER.name=adam", "OPTIMIZER.lr=0.01"),
+        *("OPTIMIZER.name=adam", "OPTIMIZER.lr=0.05"),
     ],
     "swav": ["experiment=digits_swav", "LOSS.queue=60", "LOSS.queue_updates=1", "LOSS.frozen_updates=2"],
     "weighted_sum": HEADS,
