@@ -26,7 +26,7 @@ def words(name: str) -> tuple[str, ...]:
     return (f"experiment=digits_{name}", *SMALL, *STATE.get(name, ()))
 
 
-@pytest.mark.parametrize("name", ["moco", pytest.param("swav", marks=pytest.mark.slow), "dino"])
+@pytest.mark.parametrize("name", ["dino", *(pytest.param(one, marks=pytest.mark.slow) for one in ("moco", "swav"))])
 def test_it_resumes_exactly(name: str) -> None:
     assert_exact_resume(words(name), workers=None)
 
@@ -50,7 +50,7 @@ def test_a_queue_or_a_teacher_that_is_not_saved_is_found(given: tuple[str, ...],
         assert_exact_resume([*words("moco"), PARTS, *given], workers=None)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_losses_over_processes_are_those_of_one(launcher: Launcher, tmp_path: Path, size: int) -> None:
     assert ROWS % size == 0
     ended = launcher.run(tmp_path / "run", size, PARTS, "HOOKS.view_losses={}", "PHASES.epochs=0", *SMALL)
