@@ -63,7 +63,12 @@ def test_what_a_finished_run_leaves() -> None:
     top = {name.partition("/")[0] for name in below("mem://run")}
     expected = {"RUN.md", "checkpoints", "config.yaml", "environment.json", "log.txt", "metrics.jsonl"}
     expected |= {"predictions.json", "report.html"}
-    assert top - {"steps.ledger", "git.diff", "phasetrain.diff"} == expected | {"overrides.yaml", "plan.json", "reproduce.sh", "status.json"}
+    assert top - {"steps.ledger", "git.diff", "phasetrain.diff"} == expected | {
+        "overrides.yaml",
+        "plan.json",
+        "reproduce.sh",
+        "status.json",
+    }
     assert json.loads(MemoryHandler.objects["mem://run/status.json"])["state"] == "finished"
     assert train("mem://run").updates == 15  # says that it is finished
 
