@@ -193,8 +193,9 @@ class _Survey:
             self._tried(lambda: self.builder.load_weights(model))
         if model is not None and loss is not None:
             self._tried(lambda: self.builder.freeze(model, loss))
-            self._tried(lambda: shares_of(self.setup.config.OPTIMIZER, weights_of(model, loss)))
-            self._tried(lambda: self.builder.build_updater(model, loss, facts))
+            if trained := weights_of(model, loss):
+                self._tried(lambda: shares_of(self.setup.config.OPTIMIZER, trained))
+                self._tried(lambda: self.builder.build_updater(model, loss, facts))
         self._hooks()
         if data is None or plan is None or self.found:
             return
