@@ -177,7 +177,7 @@ def test_a_server_that_is_killed_in_the_middle(
                 server.start()
 
     run = tmp_path / "run"
-    words = (*WORDS, f"HOOKS.mlflow.uri=http://127.0.0.1:{server.port}", "HOOKS.mlflow.wait_seconds=40")
+    words = (*WORDS, f"HOOKS.mlflow.uri=http://127.0.0.1:{server.port}", "HOOKS.mlflow.wait_seconds=120")
     assert train(run, *words, hooks={"kill": Kill()}).state == "finished"
     if comes_back:
         assert complete(run, server.path)

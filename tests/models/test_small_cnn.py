@@ -31,6 +31,7 @@ def test_bad_parameters_are_refused(given):
         SmallCNN(**{"classes": 2} | given)
 
 
+@pytest.mark.slow
 def test_it_learns_the_digits_in_four_epochs():
     torch.manual_seed(0)
     train, test = digits("train"), digits("test")

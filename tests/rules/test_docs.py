@@ -161,7 +161,15 @@ def _failure(place: str, command: Iterable[str], folder: Path, socket: str, *, e
     return [f"{place}: exit code {done.returncode} instead of {expected}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+LONG = {"config.md", "extract.md", "ledger.md"}
+"""Pages whose commands take many seconds together."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.name in LONG else ()) for path in PAGES],
+    ids=[path.relative_to(ROOT).as_posix() for path in PAGES],
+)
 def test_page(path: Path, tmp_path: Path, socket: str) -> None:
     failures = run_page(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"), tmp_path, socket)
     assert not failures, "\n".join(failures)

@@ -190,6 +190,7 @@ class TestRefused:
 
 
 class TestSeveralProcesses:
+    @pytest.mark.slow
     def test_killed_and_resumed_on_three(self, launcher: Launcher, tmp_path: Path) -> None:
         words = (*SMALL, ONE, *AVERAGED, "PHASES.epochs=2", "MODEL.freeze_updates=[{match: features.0, for: 4}]")
         assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]

@@ -208,7 +208,11 @@ class TestWorkers:
     WORDS = (*TROUBLED, "DATA.TRAIN.workers=2")
 
     @pytest.mark.parametrize(
-        ("trouble", "words"), [("kill 200", ()), ("hang 200", ("DATA.TRAIN.timeout_seconds=1.5",))]
+        ("trouble", "words"),
+        [
+            ("kill 200", ()),
+            pytest.param("hang 200", ("DATA.TRAIN.timeout_seconds=1.5",), marks=pytest.mark.slow),
+        ],
     )
     def test_one_that_dies_or_hangs_ends_the_run_with_a_save(
         self, starter: Starter, troubled: Path, tmp_path: Path, trouble: str, words: tuple[str, ...]

@@ -43,7 +43,7 @@ def stalling(split: str):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_sigterm_in_a_data_stall(tmp_path: Path, workers: int) -> None:
     (tmp_path / "stalling.py").write_text(STALLING)
     (tmp_path / "stall").touch()

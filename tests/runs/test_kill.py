@@ -64,7 +64,8 @@ def kill_until_done(folder: Path, moments: list[float], *overrides: str) -> int:
     return kills
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_killed_at_random_moments(unbroken: Path, tmp_path: Path, workers: int) -> None:
     moments = [random.Random(workers).uniform(0.0, 0.4) for _ in range(2)]
     assert kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}") > 0
@@ -96,6 +97,7 @@ def test_twenty_kills(tmp_path: Path, record_property: Callable[[str, object], N
     assert (report.lost, report.wrong, report.left) == ([], [], [])
 
 
+@pytest.mark.slow
 def test_suite_sees_a_checkpoint_that_is_written_in_place(tmp_path: Path) -> None:
     assert seen(tmp_path, "overwrite_in_place", lambda report: bool(report.lost))
 
