@@ -60,6 +60,21 @@ def reseed_all(seed: int) -> None:
     random.seed(seed)
 
 
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put the global generators of torch, on all CUDA devices in use, NumPy and Python back to where they were."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
 @dataclass(frozen=True)
 class Machine:
     """Where and how a run computes.

@@ -5,7 +5,6 @@ It is made with parts that are thrown away afterwards, so that the run begins as
 
 import gc
 import logging
-import random
 import resource
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from phasetrain.data import OwnLoader
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.folder import RunFolder
 from phasetrain.inspection import Inspection, inspect
-from phasetrain.machine import Machine
+from phasetrain.machine import Machine, generators_kept
 from phasetrain.optim import NonFinite
 from phasetrain.plan import TRAIN, Phase, Plan
 from phasetrain.scratch import save_and_restore
@@ -165,7 +164,7 @@ def prepared(
     _checked(setup, data, plan, task, folder, reads=wanted or not plans, fresh=fresh)
     if not wanted:
         return parts, None
-    with generators_as_they_are():
+    with generators_kept():
         found = rehearse(setup, task, plan, machine, folder)
     del parts, task
     gc.collect()
@@ -261,21 +260,6 @@ def kind_of(plan: Plan, phase: Phase) -> str:
 def expected_seconds(plan: Plan, seconds: Mapping[str, float]) -> float:
     """Return about how long the steps of a plan take, from the time of a step of each kind."""
     return sum(phase.steps * seconds.get(kind_of(plan, phase), 0.0) for phase in plan.phases)
-
-
-@contextmanager
-def generators_as_they_are() -> Iterator[None]:
-    """Put the global generators of torch, on all devices in use, NumPy and Python back to where they were."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 def _slow_down(task: Task) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import on
-from phasetrain.machine import Machine, check_threads, reseed, reseed_all, resolve_device, seed_of
+from phasetrain.machine import Machine, check_threads, generators_kept, reseed, reseed_all, resolve_device, seed_of
 from phasetrain.run import run
 from phasetrain.setup import settle
 from phasetrain.terminal import Terminal
@@ -144,3 +144,13 @@ class TestDevice:
     def test_mps_that_is_not_there(self) -> None:
         with pytest.raises(ConfigError, match=r"^MACHINE\.device = 'mps'"):
             resolve_device("mps")
+
+
+def test_generators_are_put_back() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    with generators_kept():
+        torch.rand(3), np.random.rand(), random.random()
+    after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    assert torch.equal(before[0], after[0])
+    assert np.array_equal(before[1], after[1])
+    assert before[2] == after[2]

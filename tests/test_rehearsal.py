@@ -1,18 +1,15 @@
 """A rehearsal finds what would fail later, and the run is bit for bit what it is without one."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from harness import SMALL, leftovers, parted, train
 
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.hooks import Hook
-from phasetrain.rehearsal import LONG_SECONDS, expected_seconds, generators_as_they_are, guessed_seconds, kinds
+from phasetrain.rehearsal import LONG_SECONDS, expected_seconds, guessed_seconds, kinds
 from phasetrain.testing.build import built, settled
 from phasetrain.testing.kills import run_quietly
 
@@ -239,13 +236,3 @@ class TestWhetherThereIsOne:
         short = self.guess("PHASES.epochs=1")
         assert 0.001 < short < LONG_SECONDS < self.guess("PHASES.epochs=20000")
         assert self.guess("PHASES.epochs=2") == pytest.approx(2 * short)
-
-
-def test_generators_are_put_back() -> None:
-    before = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
-    with generators_as_they_are():
-        torch.rand(3), np.random.rand(), random.random()
-    after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
-    assert torch.equal(before[0], after[0])
-    assert np.array_equal(before[1], after[1])
-    assert before[2] == after[2]

@@ -13,9 +13,8 @@ from phasetrain.data.loader import LoaderSettings, PhaseLoader
 from phasetrain.data.reader import Reader
 from phasetrain.data.sampler import Draw, PhaseSampler
 from phasetrain.data.selecting import Selection
-from phasetrain.data.torch_sampler import generators_kept
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.machine import reseed_all, seed_of
+from phasetrain.machine import generators_kept, reseed_all, seed_of
 from phasetrain.plan import Phase, Plan
 from phasetrain.registry import Registry
 

@@ -1,17 +1,14 @@
 """A sampler of torch's kind, whose passes are lists that it draws, as an order that is a function of a seed."""
 
-import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 
 from phasetrain.data.permutation import Indices
 from phasetrain.data.sampler import Order
 from phasetrain.errors import ConfigError
-from phasetrain.machine import reseed_all, seed_of
+from phasetrain.machine import generators_kept, reseed_all, seed_of
 
 ANY_SEED = seed_of(0, "purity of a sampler")
 
@@ -118,15 +115,3 @@ def as_order(found: Any, where: str) -> Order:
         f"{where} gave {type(found).__name__}, expected a function of the number of samples and a seed, or a sampler "
         "of torch's kind"
     )
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Put the global generators of torch (CPU), NumPy and Python back to where they were."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])

@@ -18,8 +18,9 @@ from torch.utils.data import (
 )
 
 from phasetrain.data.sampler import SAMPLERS, pass_length
-from phasetrain.data.torch_sampler import TorchOrder, as_order, generators_kept
+from phasetrain.data.torch_sampler import TorchOrder, as_order
 from phasetrain.errors import ConfigError
+from phasetrain.machine import generators_kept
 
 DATA = range(10)
 
