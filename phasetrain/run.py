@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
         if flags.multirun:
             from phasetrain.sweep import sweep  # Hydra's launchers are slow to import, and rarely wanted
 
-            return sweep(overrides, config_dir=flags.config_dir, check=lambda one: _check(one, flags))
+            return sweep(overrides, config_dir=flags.config_dir, check=lambda one: _settled(one, flags).config)
         if flags.original is not None:
             from phasetrain.repeat import repeat
 
@@ -187,10 +187,6 @@ def _again(overrides: Sequence[str], config_dir: str | None, clock: Clock | None
 
 def _settled(overrides: Sequence[str], flags: argparse.Namespace) -> Setup:
     return settle(overrides, config_dir=flags.config_dir)
-
-
-def _check(overrides: Sequence[str], flags: argparse.Namespace) -> None:
-    _settled(overrides, flags)
 
 
 def told(error: PhasetrainError, environment: Mapping[str, str]) -> str:

@@ -53,6 +53,8 @@ class Summary:
         best: the best value of `metric`; None where nothing was measured.
         metric: CHECKPOINT.best.monitor, or the first metric of a test, without a sign.
         best_updates: at which it was measured.
+        last: the latest value of `metric`.
+        seconds: that all attempts together have taken.
         left_seconds: until a running run will have ended, at its latest pace; None where that is not known.
         seen: time of the last sign of life, in seconds since 1970; 0.0 where there was none.
         error: why it ended, where it did not finish.
@@ -66,6 +68,8 @@ class Summary:
     best: float | None = None
     metric: str = ""
     best_updates: int = 0
+    last: float | None = None
+    seconds: float = 0.0
     left_seconds: float | None = None
     seen: float = 0.0
     error: str = ""
@@ -117,20 +121,27 @@ def as_json(summaries: Sequence[Summary]) -> str:
     """Return summaries as JSON, for scripts; numbers that JSON cannot hold are null."""
     rows = [asdict(one) for one in summaries]
     for row in rows:
-        if row["best"] is not None and not math.isfinite(row["best"]):
-            row["best"] = None
+        for key in ("best", "last"):
+            if row[key] is not None and not math.isfinite(row[key]):
+                row[key] = None
     return json.dumps(rows, indent=1)
 
 
-def summary(folder: Path) -> Summary:
-    """Return what a run folder tells of its run; whatever is broken in it is left out or said."""
+def summary(folder: Path, monitor: str = "") -> Summary:
+    """Return what a run folder tells of its run; whatever is broken in it is left out or said.
+
+    Args:
+        folder: its path.
+        monitor: which metric to look at where CHECKPOINT.best.monitor names none; see `History.best`.
+    """
     now = time.time()
     found, broken = _json(folder / "status.json")
     if broken:
         return Summary(str(folder), "unreadable", error=f"status.json: {broken}")
     status = found if isinstance(found, dict) else {}
     history = History(list(rows_of(_tail(folder / FILE))))
-    best = history.best(monitor_of(folder))
+    named = monitor_of(folder) or monitor
+    best = history.best(named if named.removeprefix("-") in history.last else None)
     planned = _PLANNED.search(_head(folder / "plan.json", HEAD_BYTES))
     heartbeat = status.get("heartbeat")
     beat: dict[str, Any] = heartbeat if isinstance(heartbeat, dict) else {}
@@ -143,6 +154,8 @@ def summary(folder: Path) -> Summary:
         best.value if best else None,
         best.metric if best else "",
         best.updates if best else 0,
+        history.last.get(best.metric) if best else None,
+        _spent(status),
         seen=_time(beat.get("at")),
     )
     if one.state == "running" and not _alive(beat, now):
@@ -291,6 +304,13 @@ def _tail(path: Path) -> bytes:
         return b""
     pace = content.find(b"\n", max(0, len(content) - (1 << 14))) + 1 if len(content) > 1 << 14 else 0
     return b"\n".join(match[0] for match in _PHASE.finditer(content, 0, pace)) + b"\n" + content[pace:]
+
+
+def _spent(status: Mapping[str, Any]) -> float:
+    """Return the seconds of all attempts."""
+    time = status.get("time")
+    kinds = time.get("run") if isinstance(time, dict) else None
+    return sum(_time(value) for value in kinds.values()) if isinstance(kinds, dict) else 0.0
 
 
 def _count(value: Any) -> int:

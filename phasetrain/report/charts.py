@@ -1,7 +1,7 @@
 """Which plots a report has, and through which points their lines go: the same for a page and for a paper."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -44,6 +44,7 @@ class Line:
         color: number of its colour.
         dash: number of its dash pattern; 0 is solid.
         faint: whether it stands in the background of a smooth one.
+        joined: whether its points are joined.
     """
 
     label: str
@@ -52,21 +53,39 @@ class Line:
     dash: int = 0
     faint: bool = False
 
+    joined: bool = True
+
     @property
     def marked(self) -> bool:
         """Whether each point has a mark."""
-        return not self.faint and len(self.curve.x) <= MARKED
+        return not self.joined or (not self.faint and len(self.curve.x) <= MARKED)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis across that does not count updates.
+
+    Attributes:
+        label: what it shows.
+        names: place -> what stands there, of every point and of every mark of the axis.
+        marks: places that have a mark.
+    """
+
+    label: str
+    names: Mapping[float, str]
+    marks: Sequence[float]
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One plot over updates.
+    """One plot, by default over updates.
 
     Attributes:
         name: for files and anchors.
         title, note: what it shows, and what the values are.
         lines: back to front.
         logarithmic: whether the values have an axis in powers of ten.
+        axis: what goes across; None for updates.
     """
 
     name: str
@@ -74,6 +93,7 @@ class Chart:
     note: str
     lines: Sequence[Line] = field(default_factory=list)
     logarithmic: bool = False
+    axis: Axis | None = None
 
 
 def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
@@ -143,7 +163,7 @@ def _metric_chart(name: str, runs: Sequence[RunRecord]) -> Chart:
             else:
                 lines.append(Line(f"{label} · {split}", thinned(curve), number, dash=place))
     note = "by phase; train phases are measured while the weights move" if "train" in splits else "by phase"
-    return Chart(_slug(name), name.replace("_", " "), note, lines, _wide(lines))
+    return Chart(slug(name), name.replace("_", " "), note, lines, wide(lines))
 
 
 def _training_chart(name: str, title: str, note: str, runs: Sequence[RunRecord]) -> Chart:
@@ -162,17 +182,18 @@ def _training_chart(name: str, title: str, note: str, runs: Sequence[RunRecord])
             back.append(Line(own, thinned(curve), number, faint=True))
         front.append(Line(f"mean of {width}" if len(runs) == 1 else label, thinned(smoothed(curve, width)), number))
     lines = [*back, *front]
-    return Chart(f"train-{_slug(name)}", title, note, lines, name != "lr" and _wide(lines))
+    return Chart(f"train-{slug(name)}", title, note, lines, name != "lr" and wide(lines))
 
 
-def _wide(lines: Sequence[Line]) -> bool:
+def wide(lines: Sequence[Line]) -> bool:
     """Tell whether the values are all positive and span so much that only powers of ten show them."""
     values = np.concatenate([line.curve.y for line in lines]) if lines else np.zeros(0)
     values = values[np.isfinite(values)]
-    return bool(len(values)) and values.min() > 0 and float(np.log10(values.max() / values.min())) > DECADES
+    return bool(len(values) and values.min() > 0 and np.log10(values.max() / values.min()) > DECADES)
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """Return a name as it can stand in a file name or an anchor."""
     return "".join(sign if sign.isalnum() else "-" for sign in name).strip("-") or "x"
 
 

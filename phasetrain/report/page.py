@@ -36,13 +36,13 @@ def page(runs: Sequence[RunRecord], at: float | None = None) -> str:
             continue
         if content:
             found.append((name, content))
-    parts = [_head(title, now), _problems(runs, names, problems)]
+    parts = [head(title, now), _problems(runs, names, problems)]
     if found and found[0][0] == TOP:
         parts.append(found.pop(0)[1])
     links = "".join(element("a", escaped(name), href=f"#{_anchor(name)}") for name, _ in found)
     parts.append(element("nav", links))
     parts += [element("section", element("h2", escaped(name)) + text, id=_anchor(name)) for name, text in found]
-    return _document(title, "".join(parts))
+    return document(title, "".join(parts))
 
 
 def _sections(runs: Sequence[RunRecord], names: Sequence[str], now: float) -> dict[str, Callable[[], str]]:
@@ -71,7 +71,8 @@ def _curves(runs: Sequence[RunRecord]) -> str:
     return element("div", drawn, cls="charts") + note
 
 
-def _head(title: str, now: float) -> str:
+def head(title: str, now: float) -> str:
+    """Return the title of a page and the time of its making, in seconds since the epoch."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
     switch = element("button", "light / dark", type="button", id="theme")
     return element("header", element("h1", escaped(title)) + element("span", f"report of {at}", cls="note") + switch)
@@ -88,7 +89,8 @@ def _problems(runs: Sequence[RunRecord], names: Sequence[str], others: Sequence[
     return element("ul", items, cls="problems") if items else ""
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str) -> str:
+    """Return a page around its content, with style and script in it."""
     style = (ASSETS / "report.css").read_text("utf-8")
     script = (ASSETS / "report.js").read_text("utf-8")
     return (

@@ -24,13 +24,9 @@ def write_png(runs: Sequence[RunRecord], folder: str) -> list[str]:
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError('--png needs matplotlib: pip install "phasetrain[plot]"') from error
-    drawn: dict[str, Any] = {}
-    for chart in charts_of(runs):
-        drawn[chart.name] = _chart(Figure(INCHES, layout="constrained"), chart)
+    drawn = _drawn(charts_of(runs))
+    from matplotlib.figure import Figure
+
     for run, label in zip(runs, labels(runs), strict=True):
         prefix = "" if len(runs) == 1 else f"{label.replace('/', '-')}-"
         for split, found in run.predictions.items():
@@ -40,13 +36,26 @@ def write_png(runs: Sequence[RunRecord], folder: str) -> list[str]:
     return [_written(figure, f"{folder.rstrip('/')}/{name}.png") for name, figure in drawn.items()]
 
 
+def write_charts(charts: Sequence[Chart], folder: str) -> list[str]:
+    """Write a PNG file for each chart and return their paths; raises what `write_png` raises."""
+    return [_written(figure, f"{folder.rstrip('/')}/{name}.png") for name, figure in _drawn(charts).items()]
+
+
+def _drawn(charts: Sequence[Chart]) -> dict[str, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError('--png needs matplotlib: pip install "phasetrain[plot]"') from error
+    return {chart.name: _chart(Figure(INCHES, layout="constrained"), chart) for chart in charts}
+
+
 def _chart(figure: Any, chart: Chart) -> Any:
     axes = figure.add_subplot()
     for line in chart.lines:
         axes.plot(
             line.curve.x,
             line.curve.y,
-            DASHES[line.dash % len(DASHES)],
+            DASHES[line.dash % len(DASHES)] if line.joined else "",
             color=COLORS[line.color % len(COLORS)],
             alpha=0.3 if line.faint else 1.0,
             linewidth=0.7 if line.faint else 1.3,
@@ -54,7 +63,9 @@ def _chart(figure: Any, chart: Chart) -> Any:
             markersize=2.5,
             label=line.label,
         )
-    axes.set_xlabel("updates")
+    axes.set_xlabel("updates" if chart.axis is None else chart.axis.label)
+    if chart.axis is not None:
+        axes.set_xticks(list(chart.axis.marks), [chart.axis.names[place] for place in chart.axis.marks])
     axes.set_ylabel(chart.title)
     axes.set_yscale("log" if chart.logarithmic else "linear")
     axes.grid(visible=True, linewidth=0.4, alpha=0.5)

@@ -29,6 +29,7 @@ for (const chart of document.querySelectorAll("figure.chart")) {
   const data = JSON.parse(chart.querySelector("script").textContent);
   const [left, top, width, height] = data.scales.box;
   const [first, last] = data.scales.x;
+  const names = data.scales.names && new Map(data.scales.names);
   const groups = [...picture.querySelectorAll("g[data-line]")];
   const cursor = document.createElementNS(SVG, "path");
   cursor.setAttribute("class", "cursor");
@@ -65,7 +66,7 @@ for (const chart of document.querySelectorAll("figure.chart")) {
     cursor.setAttribute("d", `M${left + width * (at - first) / (last - first)} ${top}v${height}`);
     picture.append(cursor);
     const head = document.createElement("div");
-    head.textContent = `update ${at.toLocaleString("en")}`;
+    head.textContent = names ? names.get(at) : `update ${at.toLocaleString("en")}`;
     const rows = shown.map(([line, number]) => [line, number, nearest(line.x, at)])
       .filter(([line, , place]) => Math.abs(line.x[place] - at) <= (last - first) / 50);
     tip.replaceChildren(head, ...rows.map((one) => row(...one)));

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.report.charts import Chart, Line, extent
+from phasetrain.report.charts import Axis, Chart, Line, extent
 from phasetrain.report.html import element, escaped, script_data
 from phasetrain.report.reading import Array
 
@@ -29,14 +29,17 @@ def figure(chart: Chart) -> str:
     lines = [line for line in chart.lines if len(line.curve.x)]
     picture = element(
         "svg",
-        _grid(scales) + "".join(_drawn(number, line, scales) for number, line in enumerate(lines)),
+        _grid(scales, chart.axis) + "".join(_drawn(number, line, scales) for number, line in enumerate(lines)),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=f"{chart.title} by update",
+        aria_label=f"{chart.title} by {'update' if chart.axis is None else chart.axis.label}",
     )
     head = element("figcaption", element("b", escaped(chart.title)) + " " + element("span", escaped(chart.note)))
     legend = "".join(_key(number, line) for number, line in enumerate(lines))
-    values = script_data({"scales": scales.told(), "lines": [_told(line) for line in lines]})
+    names = (
+        {} if chart.axis is None else {"names": [[x, f"{chart.axis.label} {n}"] for x, n in chart.axis.names.items()]}
+    )
+    values = script_data({"scales": scales.told() | names, "lines": [_told(line) for line in lines]})
     content = head + element("div", legend, cls="legend") + picture + values
     return element("figure", content, cls="chart", id=f"chart-{chart.name}")
 
@@ -44,9 +47,13 @@ def figure(chart: Chart) -> str:
 class _Scales:
     """From values to pixels."""
 
-    def __init__(self, x: tuple[float, float], y: tuple[float, float], *, logarithmic: bool) -> None:
+    def __init__(
+        self, x: tuple[float, float], y: tuple[float, float], *, logarithmic: bool, apart: bool = False
+    ) -> None:
         self.logarithmic = logarithmic
         self.x = x if x[1] > x[0] else (x[0] - 1, x[1] + 1)
+        if apart:  # points at the edges stand clear of them
+            self.x = self.x[0] - 0.05 * (self.x[1] - self.x[0]), self.x[1] + 0.05 * (self.x[1] - self.x[0])
         low, high = (math.log10(one) if logarithmic else max(-LARGEST, min(LARGEST, one)) for one in y)
         room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
         self.y = low - room, high + room
@@ -55,7 +62,9 @@ class _Scales:
     def of(cls, chart: Chart) -> "_Scales | None":
         x = extent(line.curve.x for line in chart.lines)
         y = extent(line.curve.y for line in chart.lines)
-        return None if x is None or y is None else cls(x, y, logarithmic=chart.logarithmic)
+        if x is None or y is None:
+            return None
+        return cls(x, y, logarithmic=chart.logarithmic, apart=chart.axis is not None)
 
     def told(self) -> dict[str, Any]:
         return {"x": self.x, "y": self.y, "log": self.logarithmic, "box": self.box()}
@@ -74,18 +83,20 @@ class _Scales:
         return top + height * ((self.y[1] - values) / (self.y[1] - self.y[0]))
 
 
-def _grid(scales: _Scales) -> str:
+def _grid(scales: _Scales, axis: Axis | None) -> str:
     left, top, width, height = scales.box()
     parts = []
-    for value in ticks(*scales.x, 8):
+    marks = [(x, short(x)) for x in ticks(*scales.x, 8)] if axis is None else [(x, axis.names[x]) for x in axis.marks]
+    for value, text in marks:
         x = float(scales.across(np.array(value)))
-        parts.append(f'<text x="{x:.1f}" y="{top + height + 16}" class="x">{short(value)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{top + height + 16}" class="x">{escaped(text)}</text>')
     for value in decades(*scales.y) if scales.logarithmic else ticks(*scales.y, 6):
         y = float(scales.down(np.array(value)))
         parts.append(f'<path d="M{left} {y:.1f}h{width}" class="grid"/>')
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="y">{short(value)}</text>')
     parts.append(f'<path d="M{left} {top + height}h{width}" class="axis"/>')
-    parts.append(f'<text x="{left + width}" y="{HEIGHT - 4}" class="unit">updates</text>')
+    unit = "updates" if axis is None else escaped(axis.label)
+    parts.append(f'<text x="{left + width}" y="{HEIGHT - 4}" class="unit">{unit}</text>')
     return "".join(parts)
 
 
@@ -100,7 +111,7 @@ def _drawn(number: int, line: Line, scales: _Scales) -> str:
             continue
         path.append(f"{pen}{across:.1f} {down:.1f}")
         pen = "L"
-    drawn = f'<path d="{"".join(path)}"/>'
+    drawn = f'<path d="{"".join(path)}"/>' if line.joined else ""
     if line.marked:
         pairs = zip(x[has].tolist(), y[has].tolist(), strict=True)
         drawn += "".join(f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2.5"/>' for across, down in pairs)
