@@ -111,14 +111,15 @@ def _launch(job: Job, words: Words, runs: Sequence[tuple[int, Sequence[str]]], t
 def _ended(job: Job, code: int) -> int:
     """Name what has failed, and return the exit code of the sweep."""
     own = [one for one in records(job.folder) if one.sweep == job.sweep]
-    failed = [one for one in own if one.exit_code]
+    failed = [one for one in own if one.exit_code != 0]
     asked = job.stop.asked()
     job.stop.forget()
     if asked:
         sys.stderr.write(f"stopped by {signal.Signals(asked).name}; the same command goes on\n")
         return 128 + asked
     for one in failed:
-        sys.stderr.write(f"exit code {one.exit_code}: {' '.join(one.overrides)} in {one.folder}\n")
+        code_told = "its end was not seen" if one.exit_code is None else f"exit code {one.exit_code}"
+        sys.stderr.write(f"{code_told}: {' '.join(one.overrides)} in {one.folder}\n")
     return code or int(bool(failed))
 
 

@@ -204,9 +204,11 @@ def test_launchers_of_hydra_run_the_jobs_of_a_sweep(tmp_path: Path, launcher_nam
     short = ("PHASES.epochs=1", "PHASES.limit.train=2", "PHASES.limit.test=1")
     line = [sys.executable, str(ROOT / "tools/run.py"), "-m", *short, f"hydra/launcher={launcher_name}"]
     line += ["OPTIMIZER.lr=0.1,0.01", "hydra.sweep.dir=out"]
-    done = subprocess.run(
-        line, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = [status(path.with_suffix(""))["state"] for path in (tmp_path / "out").glob("*.json")]
-    assert found == ["finished", "finished"]
+    for earlier in ("", ", 2 of them before this command"):
+        done = subprocess.run(
+            line, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"2 runs in out: 2 finished{earlier}\n" in done.stdout
+        found = [status(path.parent) for path in tmp_path.glob("out/*/status.json")]
+        assert [(one["state"], one["attempt"]) for one in found] == [("finished", 1)] * 2

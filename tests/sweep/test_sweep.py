@@ -260,3 +260,28 @@ def test_sigterm_reaches_the_jobs_which_end_by_themselves_and_no_other_starts(
     assert f"4 runs in out: {4 - at_once} waiting" in text or f", {4 - at_once} waiting" in text
     assert "Traceback" not in text
     assert not list(tmp_path.glob("out/.stop-*"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    (tmp_path / "program.py").write_text("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n")
+    (tmp_path / "main.py").write_text(
+        "import sys\n"
+        "from phasetrain.sweep import sweep\n"
+        "words = ['A.x=1,2', 'hydra.sweep.dir=out', 'hydra/launcher=joblib']\n"
+        "sys.exit(sweep(words, check=lambda one: None, command=[sys.executable, 'program.py']))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "its end was not seen: A.x=" in done.stderr
+    assert "2 runs in out:" in done.stdout
