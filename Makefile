@@ -37,6 +37,7 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/distributed.py
+	$(BIN)/python benchmarks/profiling.py
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(BIN)/python -m pytest tests/rules/test_docs.py $(ARGS)

@@ -46,6 +46,9 @@ MEANINGS = {
 }
 """What it means that a component is the first to differ, everything before it being equal."""
 
+KEPT = ("phase", "reload")
+"""Kinds of lines of metrics.jsonl that are compared in any case; others where both runs have them at an update."""
+
 METER = "a meter, buffers of the model, the test data, or what a hook logs differs"
 """What it means that only measured values differ."""
 
@@ -264,8 +267,8 @@ def _remarks(one: Ledger, other: Ledger) -> Iterator[str]:
 def _first_metric(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> tuple[int, str] | None:
     if not one or not other:
         return None
-    kinds = _common(one, other)
-    for a, b in zip_longest(_of(one, kinds), _of(other, kinds)):
+    common = _common(one, other)
+    for a, b in zip_longest(_of(one, common), _of(other, common)):
         if a == b:
             continue
         if a is None or b is None:
@@ -276,22 +279,22 @@ def _first_metric(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> tup
     return None
 
 
-def _common(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> set[int]:
-    """Return the updates whose steps both have logged: `every_updates` may differ."""
-    steps = [{line["updates"] for line in side if line["kind"] == "step"} for side in (one, other)]
-    return steps[0] & steps[1]
+def _common(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    """Return kind and update of what both have logged: hooks and their `every_updates` may differ."""
+    logged = [{(line["kind"], line["updates"]) for line in side} for side in (one, other)]
+    return logged[0] & logged[1]
 
 
-def _of(lines: list[dict[str, Any]], steps: set[int]) -> list[dict[str, Any]]:
-    return [line for line in lines if line["kind"] != "step" or line["updates"] in steps]
+def _of(lines: list[dict[str, Any]], common: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line["kind"] in KEPT or (line["kind"], line["updates"]) in common]
 
 
 def _name(line: Mapping[str, Any]) -> str:
-    if line["kind"] == "step":
-        return f"step of update {line['updates']}"
+    if line["kind"] == "phase":
+        return f"{line['split']} of epoch {line['epoch']}"
     if line["kind"] == "reload":
         return f"reload of {line['file']}"
-    return f"{line['split']} of epoch {line['epoch']}"
+    return f"{line['kind']} of update {line['updates']}"
 
 
 def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:

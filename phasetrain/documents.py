@@ -51,7 +51,10 @@ the run in a new folder and hear whether every bit is the same, in a checkout of
 | find/ | what was tried, after RUN.engine=find_lr or find_batch_size |
 | launch/ | logs of jobs that the run has submitted to a cluster |
 | report.html | curves, results and environment on one page; `python tools/report.py` makes it anew |
+| breakdown.json | where the time of steps went in the newest attempt; there with HOOKS.breakdown |
 | predictions.json | confusions and samples of the last tests, for the report |
+| profile/ | traces of some updates by attempt and last update, and their slowest operators; from hook `profiler` |
+| memory.json, memory-attempt1.pickle | the most memory of each attempt, and a snapshot of CUDA's; from hook `memory` |
 | attempts.jsonl | how each attempt but the newest ended, and where its time went |
 | reproduce.sh | runs it again from the start, in a new folder; made for a clean clone, see its head |
 

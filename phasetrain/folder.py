@@ -25,6 +25,7 @@ OWN_FILES = (
     "overrides.yaml",
     "environment.json",
     "git.diff",
+    "memory.json",
     "metrics.jsonl",
     "predictions.json",
     "report.html",

@@ -83,7 +83,7 @@ def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
     """
     from torch.utils.flop_counter import FlopCounterMode  # it imports much of torch's compiler
 
-    task.begin(phase, fresh=True)
+    task.begin(phase, fresh=False)
     task.model, task.loss = task.parts.model, task.parts.loss
     counter, notes = FlopCounterMode(display=False), _Notes(task.parts.model)
     with counter, notes.taken(counter.get_total_flops):

@@ -110,6 +110,11 @@ class PhaseLoader:
             return map(partial(self._filled, phase.data, self.bad), steps, self.sampler.steps(phase, start))
         return map(partial(self._counted, phase.data, self.bad), steps)
 
+    @property
+    def worker_ids(self) -> list[int]:
+        """Process ids of the workers that are at work; none where this process reads."""
+        return [] if self._stream is None else [worker.pid for worker in self._stream._workers]
+
     def stateful(self) -> dict[str, Any]:
         """Return what has state, by what is added to the split's name in a checkpoint."""
         return {} if self.bad is None else {"": self.bad}
@@ -336,6 +341,8 @@ def prepare_worker(worker: int, stacks: str | None = None) -> None:
         with suppress(OSError):  # the signal stays ignored where the file cannot be opened
             file = open(stacks, "ab", buffering=0)  # noqa: SIM115 - open as long as the worker lives
             faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    if torch._C._autograd._profiler_enabled():  # a fork has inherited it, and would record until its memory is full
+        torch._C._autograd._enable_record_function(False)  # noqa: FBT003 - torch's name for it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_leave_with_parent, name="phasetrain-orphan", daemon=True).start()
 

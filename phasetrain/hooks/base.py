@@ -140,6 +140,14 @@ class Hook:
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Something was raised; it will be raised again after all hooks have heard of it."""
 
+    def around(self, label: str, event: str, call: Callable[..., R]) -> Callable[..., R]:
+        """Return what is called in place of an event of any hook, its own ones too; for those that time hooks.
+
+        Asked once for each call, in their order, when the hooks of a run are put together; not for `on_exception` and
+        `close`. `label` is that of the hook, `event` without its `on_`; a call takes the run and what else it hears.
+        """
+        return call
+
     def close(self) -> None:
         """Release files and the like; called once at the very end, whatever has happened."""
 
@@ -175,21 +183,24 @@ class Hooks:
         closing: Sequence[Hook] = opening[::-1]
         base = Hook
         self._guards = {h: Guard(label, h.policy) for label, h in self.by_label.items() if h.policy != "raise"}
-        safe = self._safe
-        self._start = [safe(h, h.on_start, at_start=True) for h in opening if type(h).on_start is not base.on_start]
-        self._load = [safe(h, h.on_load) for h in opening if type(h).on_load is not base.on_load]
-        begins = base.on_phase_start
-        self._phase_start = [safe(h, h.on_phase_start) for h in opening if type(h).on_phase_start is not begins]
-        self._batch = [safe(h, h.on_batch) for h in opening if type(h).on_batch is not base.on_batch]
-        self._forward = [safe(h, h.on_forward) for h in closing if type(h).on_forward is not base.on_forward]
-        self._backward = [safe(h, h.on_backward) for h in closing if type(h).on_backward is not base.on_backward]
-        self._skip = [safe(h, h.on_skip) for h in closing if type(h).on_skip is not base.on_skip]
-        self._update = [safe(h, h.on_update) for h in closing if type(h).on_update is not base.on_update]
-        self._step = [safe(h, h.on_step) for h in closing if type(h).on_step is not base.on_step]
-        self._save = [safe(h, h.on_save) for h in closing if type(h).on_save is not base.on_save]
-        self._saved = [safe(h, h.on_saved) for h in closing if type(h).on_saved is not base.on_saved]
-        self._phase_end = [safe(h, h.on_phase_end) for h in closing if type(h).on_phase_end is not base.on_phase_end]
-        self._end = [safe(h, h.on_end) for h in closing if type(h).on_end is not base.on_end]
+        self._labels = {hook: label for label, hook in self.by_label.items()}
+        self._watchers = tuple(h for h in self.by_label.values() if type(h).around is not base.around)
+        safe, begins, ends, back = self._safe, base.on_phase_start, base.on_phase_end, base.on_backward
+        self._start = [safe("start", h, h.on_start) for h in opening if type(h).on_start is not base.on_start]
+        self._load = [safe("load", h, h.on_load) for h in opening if type(h).on_load is not base.on_load]
+        self._phase_start = [
+            safe("phase_start", h, h.on_phase_start) for h in opening if type(h).on_phase_start is not begins
+        ]
+        self._batch = [safe("batch", h, h.on_batch) for h in opening if type(h).on_batch is not base.on_batch]
+        self._forward = [safe("forward", h, h.on_forward) for h in closing if type(h).on_forward is not base.on_forward]
+        self._backward = [safe("backward", h, h.on_backward) for h in closing if type(h).on_backward is not back]
+        self._skip = [safe("skip", h, h.on_skip) for h in closing if type(h).on_skip is not base.on_skip]
+        self._update = [safe("update", h, h.on_update) for h in closing if type(h).on_update is not base.on_update]
+        self._step = [safe("step", h, h.on_step) for h in closing if type(h).on_step is not base.on_step]
+        self._save = [safe("save", h, h.on_save) for h in closing if type(h).on_save is not base.on_save]
+        self._saved = [safe("saved", h, h.on_saved) for h in closing if type(h).on_saved is not base.on_saved]
+        self._phase_end = [safe("phase_end", h, h.on_phase_end) for h in closing if type(h).on_phase_end is not ends]
+        self._end = [safe("end", h, h.on_end) for h in closing if type(h).on_end is not base.on_end]
         self._exception = [h.on_exception for h in closing if type(h).on_exception is not base.on_exception]
 
     def on_start(self, run: Run) -> None:
@@ -274,9 +285,12 @@ class Hooks:
                 guard = self._guards.get(hook)
                 stack.callback(hook.close if guard is None else partial(guard.close, hook.close))
 
-    def _safe(self, hook: Hook, call: Callable[..., R], *, at_start: bool = False) -> Callable[..., R | None]:
+    def _safe(self, event: str, hook: Hook, call: Callable[..., R]) -> Callable[..., R | None]:
         guard = self._guards.get(hook)
-        return call if guard is None else guard.around(call, at_start=at_start)
+        found = call if guard is None else guard.around(call, at_start=event == "start")
+        for watcher in self._watchers:
+            found = watcher.around(self._labels[hook], event, found)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""

@@ -1,7 +1,8 @@
 """What is learned: a task turns batches into losses, updates and metrics."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -24,6 +25,9 @@ from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
 from phasetrain.tasks.predicting import Predicts
 from phasetrain.tasks.state import WholeState, is_ours
 
+Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Given the name of a part of a step and the call that does it, returns what is called in its place."""
+
 TASKS: Registry["Task"] = Registry("task", "TASK")
 
 
@@ -45,6 +49,8 @@ class Task(WholeState, Predicts):
         self.loss = parts.loss
         self.meters = parts.meters
         self._measures = bool(parts.meters)
+        self._show: Callable[[StepOutput], None] | None = None
+        self._move: Callable[[list[Batch]], list[Batch]] | None = None
         self._trained = (
             parts.model if parts.network is None else parts.network,
             parts.loss if parts.criterion is None else parts.criterion,
@@ -113,7 +119,7 @@ class Task(WholeState, Predicts):
             steps = map(self._with_weights, steps)
         if not self._moves:
             return steps
-        return ([batch.to(self._device) for batch in batches] for batches in steps)
+        return map(self._move or self._moved, steps)
 
     def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
         """Make one update from the micro-batches of a step and return what `on_step` sees."""
@@ -207,20 +213,41 @@ class Task(WholeState, Predicts):
         if not self._strategy.warms_up or not phase.steps:
             return
         self.begin(phase, fresh=False)
-        kept = Kept(self.parts.model, self.parts.loss)
-        others = {name: part for name, part in self.stateful().items() if not is_ours(name)}
-        states = {name: deepcopy(part.state_dict()) for name, part in others.items()}
         loader = self.parts.loaders[phase.split]
         draws = next(iter(loader.sampler.steps(phase, 0)))
         batch = loader.read(draws[0]).to(self._device)
-        for _ in range(2):
-            self.reseed(Position(phase.split, 0, phase.first, 0.0))
-            with self._strategy.step(last=True):
-                self._forward(batch).loss.backward()  # type: ignore[no-untyped-call]
-            self.updater.drop_gradients()
-        kept.restore()
-        for name, part in others.items():
-            part.load_state_dict(states[name])
+        with self.unmoved():
+            for _ in range(2):
+                self.reseed(Position(phase.split, 0, phase.first, 0.0))
+                with self._strategy.step(last=True):
+                    self._forward(batch).loss.backward()  # type: ignore[no-untyped-call]
+                self.updater.drop_gradients()
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Drop the gradients of passes without an update, and put back what they move: all but weights.
+
+        That is buffers, and else what learns or accumulates.
+        """
+        modules = (self.parts.model, self.parts.loss, *self.parts.losses)
+        kept = Kept(*modules)
+        others = {name: part for name, part in self.stateful().items() if not is_ours(name)}
+        states = {name: deepcopy(part.state_dict()) for name, part in others.items()}
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.zero_grad()  # of pieces the optimizer's have others
+            kept.restore()
+            for name, part in others.items():
+                part.load_state_dict(states[name])
+
+    def around(self, wrap: Wrap) -> None:
+        """Let `wrap` put something around what a step does beside its events, as a profiler does.
+
+        The parts are `transfer`, of the batches of a step to another device than the CPU, and `meters`.
+        """
+        self._move, self._show = wrap("transfer", self._moved), wrap("meters", self._meters_see)
 
     @torch.no_grad()
     def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
@@ -304,17 +331,23 @@ class Task(WholeState, Predicts):
         """Show an output to the meters and return what is kept of it, without graph."""
         out.loss = out.loss.detach()
         if self._measures:
-            with torch.no_grad():
-                for label, meter in self.meters.items():
-                    try:
-                        choice = self.parts.choices.get(label)
-                        meter.update(out if choice is None else choice(out))
-                    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                        several = isinstance(out.output, Mapping) and (choice is None or choice.output is None)
-                        advice = f"; say with METERS.{label}.output which output it looks at" if several else ""
-                        raise ConfigError(f"METERS.{label}: {error}{advice}") from error
+            (self._show or self._meters_see)(out)
         out.output = out.target = out.mask = None
         return out
+
+    @torch.no_grad()
+    def _meters_see(self, out: StepOutput) -> None:
+        for label, meter in self.meters.items():
+            try:
+                choice = self.parts.choices.get(label)
+                meter.update(out if choice is None else choice(out))
+            except (ValueError, TypeError, RuntimeError, IndexError) as error:
+                several = isinstance(out.output, Mapping) and (choice is None or choice.output is None)
+                advice = f"; say with METERS.{label}.output which output it looks at" if several else ""
+                raise ConfigError(f"METERS.{label}: {error}{advice}") from error
+
+    def _moved(self, batches: list[Batch]) -> list[Batch]:
+        return [batch.to(self._device) for batch in batches]
 
 
 def _skipped(world: World, batches: list[Batch], at: Position, events: StepEvents, found: NonFinite) -> None:
