@@ -19,6 +19,7 @@ from phasetrain.storage import TEMPORARY, LogFile, Storage, open_storage
 log = logging.getLogger(__name__)
 
 OWN_FILES = (
+    "breakdown.json",
     "RUN.md",
     "attempts.jsonl",
     "config.yaml",

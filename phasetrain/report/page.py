@@ -8,7 +8,14 @@ from phasetrain.report.charts import charts_of, labels
 from phasetrain.report.html import element, escaped
 from phasetrain.report.predicted import predictions_section
 from phasetrain.report.reading import DAMAGES, RunRecord
-from phasetrain.report.sections import config_section, environment_section, final_metrics, log_section, times
+from phasetrain.report.sections import (
+    config_section,
+    environment_section,
+    final_metrics,
+    log_section,
+    steps_section,
+    times,
+)
 from phasetrain.report.svg import figure
 from phasetrain.report.tiles import runs_table, tiles
 
@@ -52,6 +59,7 @@ def _sections(runs: Sequence[RunRecord], names: Sequence[str], now: float) -> di
         "Final metrics": lambda: final_metrics(runs, names),
         "Curves": lambda: _curves(runs),
         "Where the time went": lambda: times(runs, names),
+        "Where the time of steps went": lambda: steps_section(runs, names),
         "Predictions": lambda: predictions_section(first),
         "Config": lambda: config_section(runs, names),
         "Environment": lambda: environment_section(runs, names),

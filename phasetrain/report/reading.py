@@ -60,6 +60,7 @@ class RunRecord:
         overrides: what was given on the command line.
         environment: content of environment.json.
         plan: content of plan.json.
+        breakdown: content of breakdown.json.
         predictions: split -> what the hook `report` has kept of its last test.
         attempts: one mapping per attempt, in their order.
         steps: name -> curve of train steps: `loss`, `lr`, `gradient norm`, `samples/s` and what parts log.
@@ -76,6 +77,7 @@ class RunRecord:
     overrides: list[str] = field(default_factory=list)
     environment: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    breakdown: Mapping[str, Any] = field(default_factory=dict)
     predictions: Mapping[str, Any] = field(default_factory=dict)
     attempts: list[Mapping[str, Any]] = field(default_factory=list)
     steps: dict[str, Curve] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class _Reader:
         found.config = self._mapping("config.yaml")
         found.environment = self._mapping("environment.json")
         found.plan = self._mapping("plan.json")
+        found.breakdown = self._mapping("breakdown.json")
         found.predictions = self._mapping("predictions.json")
         found.overrides = self._overrides()
         found.attempts = attempts(found.status, self._lines("attempts.jsonl"))

@@ -8,7 +8,7 @@ import numpy as np
 from phasetrain.clock import KINDS, goodput
 from phasetrain.report.charts import metric_names
 from phasetrain.report.html import element, escaped, table
-from phasetrain.report.reading import Curve, RunRecord, flat, seconds_of
+from phasetrain.report.reading import Curve, RunRecord, flat, number, seconds_of
 from phasetrain.report.tiles import badge, clock_time, span
 
 ATTEMPTS = 30
@@ -63,8 +63,33 @@ def times(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         return ""
     longest = max(sum(spent.values()) for _, spent in bars) or 1.0
     keys = "".join(element("span", escaped(kind), cls=f"key k{place}") for place, kind in enumerate(KINDS))
-    drawn = "".join(_bar(name, spent, longest) for name, spent in bars)
+    drawn = "".join(
+        _bar(name, spent, longest, KINDS, f"{span(sum(spent.values()))}, {100 * goodput(spent):.0f} % in steps")
+        for name, spent in bars
+    )
     return element("div", keys, cls="legend") + element("div", drawn, cls="bars")
+
+
+def steps_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Return a bar for each split of each run, divided by what its steps were busy with (hook `breakdown`)."""
+    bars: list[tuple[str, dict[str, float], int]] = []
+    for run, name in zip(runs, names, strict=True):
+        splits = run.breakdown.get("splits")
+        for split, found in splits.items() if isinstance(splits, Mapping) else ():
+            spent = {str(part): number(one["seconds"]) for part, one in found["parts"].items()}
+            told = escaped(split if len(runs) == 1 else f"{name} · {split}")
+            bars.append((told, spent, int(found["steps"])))
+    if not bars:
+        return ""
+    parts = list(dict.fromkeys(part for _, spent, _ in bars for part in spent))
+    keys = "".join(element("span", escaped(part), cls=f"key k{place}") for place, part in enumerate(parts))
+    longest = max(sum(spent.values()) / max(steps, 1) for _, spent, steps in bars) or 1.0
+    drawn = []
+    for name, spent, steps in bars:
+        each = {part: seconds / max(steps, 1) for part, seconds in spent.items()}
+        total = f"{1e3 * sum(each.values()):.3g} ms per step, {steps:,} steps"
+        drawn.append(_bar(name, each, longest, parts, total))
+    return element("div", keys, cls="legend") + element("div", "".join(drawn), cls="bars")
 
 
 def config_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
@@ -154,14 +179,19 @@ def _attempt_name(attempt: Mapping[str, Any], *, last: bool) -> str:
     return f"{escaped(attempt.get('attempt', '?'))} {badge(state)} {element('small', escaped(at))}"
 
 
-def _bar(name: str, spent: Mapping[str, float], longest: float) -> str:
+def _bar(name: str, spent: Mapping[str, float], longest: float, parts: Sequence[str], total: str) -> str:
     pieces = "".join(
-        element("i", "", cls=f"k{place}", style=f"width:{100 * value / longest:.3f}%", title=f"{kind} {span(value)}")
-        for place, kind in enumerate(KINDS)
-        if (value := spent.get(kind, 0.0)) > 0
+        element(
+            "i", "", cls=f"k{place}", style=f"width:{100 * value / longest:.3f}%", title=f"{part} {_duration(value)}"
+        )
+        for place, part in enumerate(parts)
+        if (value := spent.get(part, 0.0)) > 0
     )
-    text = f"{span(sum(spent.values()))}, {100 * goodput(spent):.0f} % in steps"
-    return element("div", name, cls="what") + element("div", pieces, cls="bar") + element("div", text, cls="total")
+    return element("div", name, cls="what") + element("div", pieces, cls="bar") + element("div", total, cls="total")
+
+
+def _duration(seconds: float) -> str:
+    return span(seconds) if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _different(sides: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from phasetrain.report.sections import (
     figure_text,
     final_metrics,
     log_section,
+    steps_section,
     times,
 )
 
@@ -48,6 +49,20 @@ def test_a_metric_that_is_not_finite() -> None:
 
 def test_no_metrics() -> None:
     assert "nothing was measured" in final_metrics([record()], ["a"])
+
+
+def test_time_of_steps_by_split() -> None:
+    parts = {"data": {"seconds": 0.5}, "forward": {"seconds": 1.5}, "transfer": {"seconds": 0.0}}
+    found = {
+        "splits": {"train": {"steps": 4, "parts": parts}, "test": {"steps": 1, "parts": {"data": {"seconds": 0.1}}}}
+    }
+    text = steps_section([record(breakdown=found)], ["a"])
+    assert "500 ms per step, 4 steps" in text
+    assert "100 ms per step, 1 steps" in text
+    assert 'style="width:75.000%" title="forward 375 ms"' in text
+    assert "transfer 0" not in text
+    assert "a · train" in steps_section([record(breakdown=found), record()], ["a", "b"])
+    assert steps_section([record()], ["a"]) == steps_section([record(breakdown={"splits": 3})], ["a"]) == ""
 
 
 def test_time_by_attempt_with_those_that_were_killed() -> None:
