@@ -40,7 +40,7 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/profiling.py
 
 docs: $(VENV)/full  ## run every code block of the docs
-	$(BIN)/python -m pytest tests/rules/test_docs.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/rules/test_docs.py $(ARGS)
 
 screenshots: $(VENV)/full  ## make the pictures of the docs: of the terminal, and of the report, which needs Chromium
 	$(BIN)/python benchmarks/screenshots.py

@@ -228,7 +228,7 @@ def _loaded(folder: str, checkpoint: str) -> Loaded:
         raise ConfigError(f"{folder!r}: there is no such folder, or nothing in it; name the folder of a run")
     if checkpoint in ("latest", "best"):
         which: Literal["latest", "best"] = "best" if checkpoint == "best" else "latest"
-        return chosen(Source(folder, checkpoint=which, where="load"), storage)
+        return chosen(Source(folder, checkpoint=which, where=""), storage)
     reader = Checkpointer(f"{folder}/checkpoints", storage)
     listed = reader.listed()
     name = next((one.name for one in reversed(listed) if checkpoint in (one.name, one.manifest.facts.name)), None)

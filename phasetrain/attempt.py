@@ -11,6 +11,7 @@ from typing import Any
 from phasetrain.clock import KINDS, Clock, goodput, young_interval
 from phasetrain.errors import ConfigError, NoProgressError, PhasetrainError
 from phasetrain.folder import RunFolder, count
+from phasetrain.live import print_again, print_to
 from phasetrain.state import RunState
 from phasetrain.storage import LogFile
 from phasetrain.terminal import Terminal, plain_table, seconds
@@ -128,14 +129,21 @@ def log_name(folder: RunFolder) -> str:
 
 @contextmanager
 def logged(folder: RunFolder) -> Iterator[None]:
-    """Write what is logged to log.txt as well; other processes than the main one have files of their own."""
+    """Write what is logged to log.txt as well; other processes than the main one have files of their own.
+
+    There goes, too, what their code prints on a terminal, as the main one draws on it.
+    """
     handler = _LogHandler(folder.log(log_name(folder)))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("phasetrain")
     logger.addHandler(handler)
+    if folder.rank:
+        print_to(handler.write)
     try:
         yield
     finally:
+        if folder.rank:
+            print_again()
         logger.removeHandler(handler)
 
 
@@ -149,7 +157,11 @@ class _LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if os.getpid() != self._process:  # a worker forked from it does not know how far the file goes
             return
-        self._file.write(f"{self.format(record)}\n".encode())
+        self.write(self.format(record))
+
+    def write(self, line: str) -> None:
+        """Append a line."""
+        self._file.write(f"{line}\n".encode(errors="backslashreplace"))
         self._file.flush()
 
 

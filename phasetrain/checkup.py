@@ -106,13 +106,23 @@ def check_orders(task: Task, plan: Plan) -> None:
 
 
 def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
-    """See that checkpoints have room.
+    """See that checkpoints have room; a run that saves none unless somebody asks for it is warned at most.
 
     Raises:
         ConfigError: not even two of them have.
     """
     each = checkpoint_bytes(parts)
-    folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
+    if saves(setup):
+        folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
+    else:
+        folder.require(0, each)
+
+
+def saves(setup: Setup) -> bool:
+    """Tell whether there is a rule by which a run saves."""
+    section = setup.config.CHECKPOINT
+    rules = (section.every_updates, section.every_epochs, section.every_minutes, section.best.monitor)
+    return section.at_end or any(rule is not None for rule in rules)
 
 
 def never(setup: Setup, plan: Plan) -> list[str]:
@@ -138,8 +148,7 @@ def never(setup: Setup, plan: Plan) -> list[str]:
     if limit.train is not None and all(phase.first + phase.steps < limit.train for phase in plan.phases):
         longest = max(phase.first + phase.steps for phase in plan.phases if phase.is_train)
         found.append(f"PHASES.limit.train = {limit.train}: no epoch has more than {longest} updates")
-    rules = (save.every_updates, save.every_epochs, save.every_minutes, save.best.monitor)
-    if not save.at_end and all(rule is None for rule in rules):
+    if not saves(setup):
         found.append("CHECKPOINT: every rule by which to save is off, so nothing of this run will be kept")
     found += _unreachable(setup, plan)
     return found

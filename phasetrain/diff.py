@@ -166,9 +166,17 @@ def side(path: str) -> Side:
     """Return what is known of the run in a folder, or of a ledger alone.
 
     Raises:
-        ConfigError: there is no run, or its ledger cannot be read.
+        ConfigError: there is no run, or something of it cannot be read.
     """
-    storage, path = open_storage(path), path.rstrip("/")
+    try:
+        return _read(open_storage(path), path.rstrip("/"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path!r}: a file of this run cannot be read ({error}); put a readable one there, or take it away"
+        ) from error
+
+
+def _read(storage: Storage, path: str) -> Side:
     names = storage.names(path)
     if not names:
         return Side(path, _ledger(storage, path), {}, {}, {}, [])
@@ -176,7 +184,7 @@ def side(path: str) -> Side:
         raise ConfigError(f"{path!r}: expected the folder of a run, or the path of a {FILE}")
     try:
         config = OmegaConf.to_container(OmegaConf.create(_text(storage, path, "config.yaml", names)))
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}/config.yaml cannot be read: {error}") from error
     environment = storage.read_json(f"{path}/environment.json") if "environment.json" in names else {}
     return Side(
@@ -291,9 +299,9 @@ def _of(lines: list[dict[str, Any]], common: set[tuple[str, int]]) -> list[dict[
 
 def _name(line: Mapping[str, Any]) -> str:
     if line["kind"] == "phase":
-        return f"{line['split']} of epoch {line['epoch']}"
+        return f"{line.get('split')} of epoch {line.get('epoch')}"
     if line["kind"] == "reload":
-        return f"reload of {line['file']}"
+        return f"reload of {line.get('file')}"
     return f"{line['kind']} of update {line['updates']}"
 
 
@@ -339,7 +347,7 @@ def _lines(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             content = json.loads(line)
-        except json.JSONDecodeError:  # torn by a kill
+        except (ValueError, RecursionError):  # torn by a kill
             return
         if not isinstance(content, dict) or not isinstance(content.get("updates"), int) or "kind" not in content:
             return

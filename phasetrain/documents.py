@@ -1,22 +1,26 @@
 """The files of a run folder that are for people: what was asked for, where it ran, and how to do it again."""
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from phasetrain import __version__
+from phasetrain.config.words import quoted
 from phasetrain.environment import Redaction, Source, devices, host, installed, source, switches, variables
 from phasetrain.folder import RunFolder
-from phasetrain.resume import environment, packages
+from phasetrain.resume import departures_told, environment, packages
 from phasetrain.setup import Setup
 
 GIT_DIFF, PACKAGE_DIFF = "git.diff", "phasetrain.diff"
 """Files with what the work tree of this folder, and that of the package, differ in from their commits."""
+
+_PLAIN = re.compile(r"[A-Za-z_./-][\w./-]*", re.ASCII)
 
 RUN_MD = """# Run {name}
 
@@ -28,7 +32,7 @@ The same command, started again, goes on from the newest checkpoint; on a finish
 the run in a new folder and hear whether every bit is the same, in a checkout of the source:
 
     python tools/run.py --from {folder}
-
+{departures}
 | file | what it is |
 |---|---|
 | RUN.md | this page |
@@ -65,19 +69,22 @@ Trackers have folders or files of their own beside these, under the label that t
     python tools/runs.py follow A        a run under way
 """
 
+MORE = "The weights may be others all the same: this run is more than its newest command."
+"""Stands above the list of departures."""
+
 REPRODUCE = """#!/bin/sh
 # Runs this training again from the start, in a new folder:   sh reproduce.sh [NEW_FOLDER]
 # Called in a clone of its source at the same commit, it runs there, with git.diff applied where there is one; called
 # elsewhere, in the folder in which the training was started. PYTHON=... chooses the Python. On an equal machine (see
 # environment.json) the digest of the weights that it prints at the end is the one in status.json.
-from=$(cd "$(dirname "$0")" && pwd) || exit
+{departures}from=$(cd "$(dirname "$0")" && pwd) || exit
 case ${{1:-{again}}} in
     /* | *://*) to=${{1:-{again}}} ;;
     *) to=$(pwd)/${{1:-{again}}} ;;
 esac
 commit={commit}
 if [ -n "$commit" ] && [ "$(git rev-parse HEAD 2>/dev/null)" = "$commit" ]; then
-    cd "$(git rev-parse --show-toplevel)" || exit
+    top=$(git rev-parse --show-toplevel) && cd "$top" || exit
     if [ ! -s "$from/git.diff" ] || git apply --reverse --check "$from/git.diff" 2>/dev/null; then
         :
     elif git diff --quiet HEAD; then
@@ -87,36 +94,55 @@ if [ -n "$commit" ] && [ "$(git rev-parse HEAD 2>/dev/null)" = "$commit" ]; then
         echo "$(pwd) has other changes than those of the run ($from/git.diff): running with them" >&2
     fi
     cd {prefix} || exit
+    if [ -d "$top/phasetrain" ]; then  # from any folder of the clone, its own package
+        PYTHONPATH=$top${{PYTHONPATH:+:$PYTHONPATH}}
+        export PYTHONPATH
+    fi
 elif cd {folder} 2>/dev/null; then
+    top=$(pwd)
     echo "not in a clone at commit ${{commit:-(none)}}: running in $(pwd), with the source that it has now" >&2
 else
     echo "call this in a clone of the source of the run${{commit:+, after: git checkout $commit}}" >&2
     exit 2
 fi
 if [ -z "${{PYTHON-}}" ]; then
-    for one in .venv/bin/python {executable} python3; do
+    for one in "$top/.venv/bin/python" {executable} python3; do
         command -v "$one" >/dev/null && PYTHON=$one && break
     done
 fi
-exec "$PYTHON" {command} "RUN.dir=$to"
+quoted=$(printf '%s' "$to" | LC_ALL=C sed 's/\\(\\\\*\\)'\\''/\\1\\1\\\\'\\''/g; s/\\(\\\\*\\)$/\\1\\1/')
+exec "$PYTHON" {command} "RUN.dir='$quoted'"
 """
 
 
-def write_documents(setup: Setup, folder: RunFolder) -> None:
-    """Write RUN.md, config.yaml, overrides.yaml, environment.json, reproduce.sh, and how the source is changed."""
+def write_documents(setup: Setup, folder: RunFolder, departures: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write RUN.md, config.yaml, overrides.yaml, environment.json, reproduce.sh, and how the source is changed.
+
+    Args:
+        setup: the settled config.
+        folder: that of the run.
+        departures: in what the run is more than its command, see `phasetrain.resume.departures`.
+    """
     storage, sources = folder.storage, sources_of(folder.path)
-    overrides = list(setup.composed.overrides)
+    overrides, told = list(setup.composed.overrides), departures_told(list(departures))
     texts = {
         "config.yaml": OmegaConf.to_yaml(OmegaConf.create(setup.config.plain())),
         "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(overrides)),
         "RUN.md": RUN_MD.format(
-            name=setup.config.RUN.name, command=command(setup), folder=shlex.quote(setup.config.RUN.dir)
+            name=setup.config.RUN.name,
+            command=command(setup),
+            folder=shlex.quote(setup.config.RUN.dir),
+            departures="".join((f"\n{MORE}\n", *(f"\n- {line}" for line in told), "\n")) if told else "",
         ),
-        "reproduce.sh": _reproduce(setup, sources["git"]),
+        "reproduce.sh": _reproduce(setup, sources["git"], told),
     }
     for name, text in texts.items():
-        storage.replace(folder.file(name), text.encode(), durable=False)
-    storage.replace_json(folder.file("environment.json"), described(setup, sources), durable=False)
+        content = text.encode(errors="surrogateescape")  # paths need not be text in any encoding
+        storage.replace(folder.file(name), content, durable=False)
+    clean = Redaction(os.environ)
+    public = [{"updates": one["updates"], "what": [clean.text(line) for line in one["what"]]} for one in departures]
+    facts = described(setup, sources) | {"departures": public}
+    storage.replace_json(folder.file("environment.json"), facts, durable=False)
     _write_diffs(folder, sources)
     if storage.keeps_files:
         Path(folder.file("reproduce.sh")).chmod(0o755)
@@ -131,8 +157,13 @@ def _words(setup: Setup) -> list[str]:
     flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
     words = [*flags, *setup.composed.overrides]
     if not any(word.lstrip("+").startswith("RUN.dir=") for word in words):
-        words.append(f"RUN.dir={setup.config.RUN.dir}")
+        words.append(f"RUN.dir={_word(setup.config.RUN.dir)}")
     return words
+
+
+def _word(text: str) -> str:
+    """Return a text as an override has it behind its `=`: in quotes where it must be."""
+    return text if _PLAIN.fullmatch(text) else quoted(text)
 
 
 def described(setup: Setup, sources: Mapping[str, Source | None]) -> dict[str, Any]:
@@ -196,7 +227,7 @@ def _commit(folder: Path) -> str | None:
     return None
 
 
-def _reproduce(setup: Setup, here: Source | None) -> str:
+def _reproduce(setup: Setup, here: Source | None, told: Sequence[str] = ()) -> str:
     """Return a script that runs the training again: in this commit wherever it is called, else in this folder."""
     size, seen = setup.world.size, {word.lstrip("+").partition("=")[0] for word in setup.composed.overrides}
     own = ("RUN.dir", "RUN.resume", "RUN.allow")  # of this folder, not of the training
@@ -212,5 +243,6 @@ def _reproduce(setup: Setup, here: Source | None) -> str:
         prefix=shlex.quote(facts.get("prefix") or "."),
         commit=shlex.quote(facts.get("commit") or ""),
         executable=shlex.quote(sys.executable),
-        again=shlex.quote(f"{setup.config.RUN.name}-again"),
+        again=shlex.quote(f"runs/{setup.config.RUN.name}-again"),
+        departures="".join(f"# {line}\n" for line in (MORE, *told)) if told else "",
     )

@@ -40,6 +40,8 @@ def follow(
         now = summary(path)
         for line in log.new():
             say(line)
+        if not path.is_dir():
+            return Summary(folder, "no run", error=f"{folder!r} is not there any more")
         show(progress(now))
         if now.state not in ("running", "planned"):
             return now

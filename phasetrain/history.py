@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,8 @@ class History(Sequence[dict[str, Any]]):
         if not found:
             return None
         row = (min if name.startswith("-") else max)(found, key=lambda one: one[metric])
-        return Best(metric, row[metric], int(row.get("epoch", 0)), int(row["updates"]))
+        epoch = row.get("epoch")
+        return Best(metric, row[metric], epoch if isinstance(epoch, int) else 0, int(row["updates"]))
 
     def first_metric(self) -> str:
         """Return the first metric of a test, else of training, with a minus sign where its name says smaller is better.
@@ -191,9 +193,9 @@ def rows_of(content: bytes) -> Iterator[dict[str, Any]]:
     for line in content.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and isinstance(record.get("updates"), int) and "kind" in record:
+        if isinstance(record, dict) and isinstance(record.get("updates"), int) and isinstance(record.get("kind"), str):
             yield _flat(record)
 
 
@@ -220,13 +222,14 @@ def _number(value: Any) -> Any:
 
 
 def _is_scalar(name: str, value: Any) -> bool:
-    counts = ("updates", "phase", "epoch", "step", "samples")
-    return name not in counts and isinstance(value, int | float) and not isinstance(value, bool)
+    if name in ("updates", "phase", "epoch", "step", "samples") or isinstance(value, bool):
+        return False
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
 
 
 def _metrics(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     split = f"{row.get('split')}/"
-    yield from ((name, value) for name, value in row.items() if name.startswith(split))
+    yield from ((name, value) for name, value in row.items() if name.startswith(split) and _is_scalar(name, value))
 
 
 def _content(storage: Storage, path: str) -> bytes:

@@ -100,12 +100,12 @@ class LastingStream(io.TextIOBase):
 
 
 class Above(io.TextIOBase):
-    """Stands for standard output or standard error while lines move: what is printed goes above them.
+    """Stands for standard output or standard error while lines move: what is printed goes above them, or elsewhere.
 
     A process forked from this one, such as a worker that loads data, prints past it: it does not share the screen.
 
     Args:
-        say: prints a line above those that move.
+        say: prints a line above those that move, or keeps it from a screen that is another process's.
         stream: what it stands for.
     """
 
@@ -148,6 +148,22 @@ class Above(io.TextIOBase):
         return self.stream
 
 
+def print_to(say: Callable[[str], None]) -> None:
+    """Hand what this process prints on a terminal to `say`, line by line, until `print_again`."""
+    if sys.stdout.isatty():
+        sys.stdout = Above(say, sys.stdout)
+    if sys.stderr.isatty():
+        sys.stderr = Above(say, sys.stderr)
+
+
+def print_again() -> None:
+    """Let this process print where it printed before `print_to`."""
+    if isinstance(sys.stdout, Above):
+        sys.stdout = sys.stdout.end()
+    if isinstance(sys.stderr, Above):
+        sys.stderr = sys.stderr.end()
+
+
 class LiveLines:
     """Lines at the foot of a terminal that are drawn anew twice a second, in a thread.
 
@@ -174,17 +190,11 @@ class LiveLines:
         """Begin to draw; what others print meanwhile is handed to `say`, line by line."""
         self._live.start(refresh=True)
         self._console.show_cursor(show=True)  # a run that is killed leaves it as it was
-        if sys.stdout.isatty():
-            sys.stdout = Above(say, sys.stdout)
-        if sys.stderr.isatty():
-            sys.stderr = Above(say, sys.stderr)
+        print_to(say)
 
     def stop(self) -> None:
         """Take the lines away."""
-        if isinstance(sys.stdout, Above):
-            sys.stdout = sys.stdout.end()
-        if isinstance(sys.stderr, Above):
-            sys.stderr = sys.stderr.end()
+        print_again()
         with suppress(RuntimeError):  # the thread is of the process that this one was forked from
             self._live.stop()
 

@@ -168,6 +168,14 @@ class FolderLock:
         )
 
 
+def holder(path: str, storage: Storage) -> Owner | None:
+    """Return who holds a run folder, if it is a process of this machine that is alive."""
+    owner = FolderLock(path, storage)._owner()
+    if owner is None or owner.host != socket.gethostname() or owner.started is None:
+        return None
+    return owner if process_start(owner.pid) == owner.started else None
+
+
 def process_start(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None where it is gone or the system does not say."""
     try:

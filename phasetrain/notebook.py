@@ -35,6 +35,8 @@ class NotebookProgress(Hook):
         show: takes the HTML; by default the output of the cell that runs.
     """
 
+    shows_only = True
+
     def __init__(self, show: Show | None = None) -> None:
         self._show = show or in_cell()
         self._began = self._spoke = 0.0

@@ -68,6 +68,16 @@ class Silent:
         """Do nothing."""
 
 
+class _Noting(Silent):
+    """Keeps what was not finite."""
+
+    found: NonFinite | None = None
+
+    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
+        """Keep it."""
+        self.found = found
+
+
 @dataclass(frozen=True)
 class Kind:
     """Phases that make the same kind of step.
@@ -323,17 +333,21 @@ def _position(plan: Plan, phase: Phase, step: int) -> Position:
 
 def _stepped(task: Task, phase: Phase, batches: list[Batch], at: Position) -> None:
     """Make a step, and wait until the device has made it."""
-    compute = task.train_step if phase.is_train else task.test_step
+    compute, events = task.train_step if phase.is_train else task.test_step, _Noting()
     try:
-        out = compute(batches, at, Silent())
+        out = compute(batches, at, events)
         float(out.loss)
         if phase.is_train:
             task.updater.resolve()
     except NumericsError as error:
+        told = error if events.found is None else events.found  # there is no update yet to replay
         if not at.stage and not at.updates:
-            raise
+            raise NumericsError(
+                f"{told}, with the weights that the run starts from; look at these samples, at LOSS and at MODEL, or "
+                "leave such updates out with OPTIMIZER.on_nonfinite=skip"
+            ) from error
         # Weights are not where they will be by then.
-        log.warning("rehearsal of %s: %s", phase.split, error)
+        log.warning("rehearsal of %s: %s", phase.split, told)
 
 
 def _moved_on(task: Task, plan: Plan, trained: Phase | None) -> None:

@@ -13,13 +13,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from phasetrain.config.changes import ABSENT, Change, differences
+from phasetrain.config.changes import ABSENT, LABELS, Change, differences
 from phasetrain.config.check import shown
+from phasetrain.config.schema import part_pattern
+from phasetrain.config.sources import EXPERIMENT
 from phasetrain.config.words import literal
-from phasetrain.diff import LENGTH, diff
+from phasetrain.diff import LENGTH, diff, side
 from phasetrain.distributed import placed
 from phasetrain.errors import ConfigError
-from phasetrain.setup import as_asked, settle
+from phasetrain.ledger import FILE
+from phasetrain.resume import departures_told
+from phasetrain.setup import Setup, as_asked, settle
 from phasetrain.storage import Storage, open_storage
 from phasetrain.terminal import Terminal
 from phasetrain.train import Result
@@ -28,6 +32,9 @@ log = logging.getLogger(__name__)
 
 OWN = ("RUN.dir", "RUN.resume", "RUN.allow", "RUN.step")
 """Keys that belong to a folder, and not to what is trained in it."""
+
+ESSENTIAL = ("RUN", "DATA", "MODEL", "OPTIMIZER")
+"""Sections that the config of every run has."""
 
 NOT_TAKEN = ("RUN.", "LAUNCH.", "DISTRIBUTED.timeout_seconds")
 """Beginnings of keys in which a repetition may differ from its original."""
@@ -73,9 +80,10 @@ def repeat(
         1 where the runs part; that of the run where it did not finish.
 
     Raises:
-        ConfigError: the folder holds no run that can be repeated.
+        ConfigError: the folder holds no run that can be repeated, or RUN.dir one in which nothing would be trained.
     """
     original = read_original(folder, config_dir)
+    _refuse_nothing(original)
     words = again(original, overrides)
     result = run(words, original.config_dir)
     if placed(os.environ).rank:
@@ -94,14 +102,20 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
     path = folder.rstrip("/")
     storage = open_storage(path)
     given, config = (_yaml(storage, f"{path}/{name}") for name in ("overrides.yaml", "config.yaml"))
-    if not isinstance(given, list) or not isinstance(config, dict):
+    whole = isinstance(config, dict) and all(isinstance(config.get(section), dict) for section in ESSENTIAL)
+    if not isinstance(given, list) or not whole:
         raise ConfigError(
-            f"--from {folder}: overrides.yaml and config.yaml of a run are expected there, a list and a mapping; name "
-            "the folder of a run"
+            f"--from {folder}: overrides.yaml and config.yaml of a run are expected there, a list, and a mapping of "
+            "every section; name the folder of a run"
         )
     environment, status = (storage.read_json(f"{path}/{name}.json") for name in ("environment", "status"))
     environment = environment if isinstance(environment, dict) else {}
     recorded = environment.get("config_dir")
+    if config_dir is None and not isinstance(recorded, str | None):
+        raise ConfigError(
+            f"--from {folder}: config_dir in its environment.json is {recorded!r}; expected a text or null; give the "
+            "folder with --config-dir"
+        )
     if config_dir is None and recorded is not None and not Path(recorded).is_dir():
         raise ConfigError(
             f"--from {folder}: it was started with --config-dir {recorded}, which is not there; give the folder with "
@@ -110,7 +124,7 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
     return Original(
         path,
         tuple(str(word) for word in given if _key(str(word)) not in OWN),
-        config_dir or recorded,
+        config_dir or recorded or None,
         {str(key): value for key, value in config.items()},
         environment,
         status if isinstance(status, dict) else {},
@@ -120,16 +134,34 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
 def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
     """Return the overrides with which a run is repeated; what is taken over from the original is logged."""
     words, new = [*original.overrides], {_key(word) for word in overrides}
+    for line in departures_told(original.environment.get("departures")):
+        log.warning("%s is more than the command that is repeated, and may part from it: %s", original.folder, line)
     threads, processes = (original.environment.get(key) for key in ("threads", "processes"))
     if original.config.get("MACHINE", {}).get("threads") is None and isinstance(threads, int):
         words.append(f"MACHINE.threads={threads}")
-    changes = _changes(original, [*words, *overrides])
-    for change in changes:
+    setup = settle(
+        [*words, *overrides],
+        config_dir=original.config_dir,
+        terminal=Terminal(io.StringIO(), live=False),
+        place=placed(os.environ),
+    )
+    if setup.config.RUN.engine != "train":
+        raise ConfigError(
+            f"--from {original.folder} with RUN.engine = {setup.config.RUN.engine!r}: a training is repeated; leave "
+            "RUN.engine out"
+        )
+    if "RUN.dir" in new:
+        _refuse_folder(original.folder, setup.config.RUN.dir)
+    for change in _changes(original, setup):
         newer = change.old is ABSENT and change.path.startswith("HOOKS.")  # a hook that did not exist then
-        if change.path in new or change.path.startswith(NOT_TAKEN) or change.path == "MACHINE.threads" or newer:
+        given = any(_covers(key, change.path) for key in new)
+        if given or change.path.startswith(NOT_TAKEN) or change.path == "MACHINE.threads" or newer:
             continue
-        value = "null" if change.old is ABSENT else literal(change.old, change.path)
-        words.append(f"{change.path}={value}")
+        word = _as_then(change, original.config)
+        if word.startswith("~") and not any(_covers(word[1:], path) for path in setup.composed.origins):
+            continue  # it follows from others
+        if word not in words:
+            words.append(word)
         log.info("%s = %s, as it was; it would be %s now", change.path, shown(change.old), shown(change.new))
     size = placed(os.environ).size
     if isinstance(processes, int) and processes != size:
@@ -150,16 +182,16 @@ def verdict(original: Original, result: Result) -> tuple[str, int]:
     try:
         found = diff(folder, other)
     except ConfigError as error:
-        return _by_weights(folder, before, result.digest, str(error))
+        return _by_weights(original, before, result.digest, str(error))
     updates = len(found.one.ledger or ()) or result.updates
     if not found.equal and found.components[0] == LENGTH and before is None:
         return f"bit-identical as far as {folder} went, which has not finished. {found.verdict}", 0
     if not found.equal:
-        return f"NOT bit-identical to {folder}.\n\n{found.report()}", 1
+        return f"NOT bit-identical to {folder}.\n\n{found.report()}{_causes(original)}", 1
     if before is not None and before != result.digest:
         return (
             f"NOT bit-identical to {folder}: {updates} updates and all measured values are equal, and the weights at "
-            f"the end are not: sha256 {before} there, {result.digest} in {other}",
+            f"the end are not: sha256 {before} there, {result.digest} in {other}{_causes(original)}",
             1,
         )
     lines = len(found.one.metrics)
@@ -167,19 +199,71 @@ def verdict(original: Original, result: Result) -> tuple[str, int]:
     return f"bit-identical to {folder}: {weights}{updates} updates, {lines} lines of metrics.jsonl", 0
 
 
-def _by_weights(folder: str, before: Any, digest: str, reason: str) -> tuple[str, int]:
+def _by_weights(original: Original, before: Any, digest: str, reason: str) -> tuple[str, int]:
     if before is None:
-        return f"{folder} cannot be compared: {reason}", 1
+        return f"{original.folder} cannot be compared: {reason}", 1
     if before == digest:
-        return f"the weights are bit-identical to those of {folder}, sha256 {digest}; nothing else was kept", 0
-    return f"NOT bit-identical to {folder}: weights sha256 {before} there, {digest} here", 1
+        return f"the weights are bit-identical to those of {original.folder}, sha256 {digest}; nothing else was kept", 0
+    there = f"NOT bit-identical to {original.folder}: weights sha256 {before} there, {digest} here"
+    return f"{there}{_causes(original)}", 1
 
 
-def _changes(original: Original, words: Sequence[str]) -> list[Change]:
-    """Return in which values the config that overrides make now differs from that of the original."""
-    setup = settle(
-        words, config_dir=original.config_dir, terminal=Terminal(io.StringIO(), live=False), place=placed(os.environ)
-    )
+def _causes(original: Original) -> str:
+    """Return in what the original was more than its command, to be put below a verdict; empty where in nothing."""
+    told = departures_told(original.environment.get("departures"))
+    head = "\n\nNo repetition was to be expected. The original is more than its command:\n"
+    return head + "\n".join(f"  {line}" for line in told) if told else ""
+
+
+def _refuse_nothing(original: Original) -> None:
+    """Refuse an original that has kept nothing that a repetition could be compared with."""
+    if original.status.get("state") == "finished" and original.status.get("digest"):
+        return
+    try:
+        found, reason = side(original.folder), ""
+    except ConfigError as error:
+        found, reason = None, f" ({error})"
+    if found is None or not (found.ledger or found.metrics):
+        raise ConfigError(
+            f"--from {original.folder}: it has not finished, and there is no update in its {FILE} and no line in its "
+            f"metrics.jsonl to compare a repetition with{reason}; go on with it first: phasetrain "
+            f"RUN.dir={original.folder}, with the words in its overrides.yaml"
+        )
+
+
+def _refuse_folder(original: str, chosen: str) -> None:
+    """Refuse a folder in which nothing would be trained."""
+    local = "://" not in original + chosen
+    same = Path(original).resolve() == Path(chosen).resolve() if local else original == chosen.rstrip("/")
+    if same or _has_finished(chosen):
+        why = "is the folder of the original" if same else "holds a run that has finished"
+        raise ConfigError(
+            f"--from {original} RUN.dir={chosen}: this {why}, and nothing would be repeated; give another folder, or "
+            f"leave RUN.dir out for {_free(original)}"
+        )
+
+
+def _as_then(change: Change, config: Mapping[str, Any]) -> str:
+    """Return the override that gives a place the value that it has in a config, or takes it away."""
+    path, value = change.path, change.old
+    if value is ABSENT:
+        path, value = (path, None) if part_pattern(path) in LABELS else _outermost(config, path)
+    return f"~{path}" if value is ABSENT else f"{path}={literal(value, path)}"
+
+
+def _outermost(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
+    """Return the first place on the way to `path` that a config does not have, or that is no mapping there."""
+    node: Any = config
+    names = path.split(".")
+    for depth, name in enumerate(names, 1):
+        node = node.get(name, ABSENT)
+        if not isinstance(node, Mapping):
+            return ".".join(names[:depth]), node
+    raise AssertionError("the config has no value at the path")
+
+
+def _changes(original: Original, setup: Setup) -> list[Change]:
+    """Return in which values a config that is made now differs from that of the original."""
     before = as_asked(dict(original.config), setup.composed.config)
     return differences(before, as_asked(setup.config.plain(), setup.composed.config), setup.schema)
 
@@ -188,10 +272,19 @@ def _free(folder: str) -> str:
     """Return the first name for a repetition under which none has finished."""
     for number in count(1):
         name = f"{folder}-again" if number == 1 else f"{folder}-again-{number}"
-        found = open_storage(name).read_json(f"{name}/status.json")
-        if not isinstance(found, dict) or found.get("state") != "finished":
+        if not _has_finished(name):
             return name
     raise AssertionError("numbers do not end")
+
+
+def _has_finished(folder: str) -> bool:
+    found = open_storage(folder).read_json(f"{folder.rstrip('/')}/status.json")
+    return isinstance(found, dict) and found.get("state") == "finished"
+
+
+def _covers(key: str, path: str) -> bool:
+    """Tell whether an override of `key` says what stands at `path`; another experiment says everything."""
+    return key == EXPERIMENT or path == key or path.startswith(f"{key}.")
 
 
 def _key(word: str) -> str:
@@ -201,5 +294,5 @@ def _key(word: str) -> str:
 def _yaml(storage: Storage, path: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.create(storage.read(path).decode()))
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError):
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError, RecursionError):
         return None

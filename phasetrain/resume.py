@@ -2,11 +2,12 @@
 
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from phasetrain.cutting import splice
 from phasetrain.data import Growing
 from phasetrain.data.sampler import check_batches
 from phasetrain.errors import ChangedError
+from phasetrain.hooks import Hook
 from phasetrain.machine import Machine
 from phasetrain.plan import Plan, Stage
 from phasetrain.setup import Setup
@@ -37,7 +39,13 @@ PLANNED = ("PHASES.", "DATA.TRAIN.batch_size")
 """Keys whose change cuts the rest of the plan anew."""
 
 
-def promise(setup: Setup, data: Mapping[str, SplitData], plan: Plan, machine: Machine) -> dict[str, Any]:
+def promise(
+    setup: Setup,
+    data: Mapping[str, SplitData],
+    plan: Plan,
+    machine: Machine,
+    departures: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Return what a checkpoint keeps for later attempts to compare with, as plain JSON data."""
     return {
         "config": setup.asked,
@@ -46,6 +54,7 @@ def promise(setup: Setup, data: Mapping[str, SplitData], plan: Plan, machine: Ma
         "environment": environment(setup, machine),
         "packages": packages(),
         "code": code(setup),
+        "departures": list(departures),
     }
 
 
@@ -174,9 +183,14 @@ def explained(setup: Setup, loaded: Loaded) -> list[str]:
         for change in changes
         if change.resume == "free" and not change.path.startswith("RUN.")
     ]
+    return lines + renewed(setup, loaded)
+
+
+def renewed(setup: Setup, loaded: Loaded) -> list[str]:
+    """Return a line for each package with another version, and each module with another source, than then."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
     now: dict[str, Any] = packages()
-    lines += [f"package {name}: {before[name]} -> {now.get(name)}" for name in before if before[name] != now.get(name)]
+    lines = [f"package {name}: {before[name]} -> {now.get(name)}" for name in before if before[name] != now.get(name)]
     told, found = loaded.promised.get("code", {}), code(setup)
     changed = [name for name in told if name in found and told[name] != found[name]]
     return lines + [f"the source of {name} has changed; equal bits are promised for equal code" for name in changed]
@@ -214,6 +228,54 @@ def adopted(setup: Setup, loaded: Loaded) -> tuple[Machine, list[str]]:
             f"{', '.join(shares)}"
         )
     return machine, lines
+
+
+def departures(
+    loaded: Loaded | None, updates: int, given: Sequence[str], changed: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return in what a run is more than its newest command, as JSON data: a run from that command alone is another.
+
+    Args:
+        loaded: the checkpoint to go on from, which knows those before it; None at the start.
+        updates: that are done.
+        given: what holds while this attempt lasts, see `given_in_python`; not told again where it is on record.
+        changed: what is other than in the checkpoint.
+
+    Returns:
+        Mappings with `updates`, after which something changed, and `what`, a list of sentences.
+    """
+    known: list[dict[str, Any]] = [] if loaded is None else list(loaded.promised.get("departures", ()))
+    seen = {line for one in known for line in one["what"]}
+    new = [*(line for line in given if line not in seen), *changed]
+    return [*known, {"updates": updates, "what": new}] if new else known
+
+
+def departures_told(found: Any) -> list[str]:
+    """Return a sentence for each entry of `departures`; what was damaged by hand is left out."""
+    return [
+        (f"from update {one['updates']} on: " if one["updates"] else "from the start: ")
+        + " ".join("; ".join(map(str, one["what"])).split())
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, dict) and isinstance(one.get("updates"), int) and isinstance(one.get("what"), list)
+    ]
+
+
+def given_in_python(hooks: Mapping[str, Hook], loop: Callable[..., object] | None) -> list[str]:
+    """Return a line for each hook, and the loop, that was given in Python and that no command can name.
+
+    Args:
+        hooks: label -> hook, beside those of the config.
+        loop: that of one's own, None for the usual one.
+    """
+    lines = [
+        f"hook {label!r} ({type(hook).__module__}.{type(hook).__qualname__}) is given in Python"
+        for label, hook in hooks.items()
+        if not hook.shows_only
+    ]
+    if loop is not None:
+        name = loop if isinstance(loop, FunctionType) else type(loop)
+        lines.append(f"a loop ({name.__module__}.{name.__qualname__}) is given in Python")
+    return lines
 
 
 def consented(change: Change, allowed: Sequence[str]) -> bool:

@@ -66,6 +66,10 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
     """
     try:
         flags, overrides = _parse(sys.argv[1:] if argv is None else argv)
+        if flags.multirun and flags.original is not None:
+            raise ConfigError(
+                f"--from {flags.original} and -m: one run at a time can be repeated; leave one of the two out"
+            )
         if flags.multirun:
             from phasetrain.sweep import sweep  # Hydra's launchers are slow to import, and rarely wanted
 
@@ -76,10 +80,10 @@ def main(argv: Sequence[str] | None = None, *, clock: Clock | None = None) -> in
             again = partial(_again, clock=clock)
             with printed(Terminal()):
                 text, code = repeat(flags.original, overrides, config_dir=flags.config_dir, run=again)
-            print(text, end="\n" if text else "")  # noqa: T201
+            say(text)
             return code
         if flags.cfg:
-            print(OmegaConf.to_yaml(OmegaConf.create(_settled(overrides, flags).config.plain())))  # noqa: T201
+            say(OmegaConf.to_yaml(OmegaConf.create(_settled(overrides, flags).config.plain())))
             return 0
         with warnings_logged():
             return run(overrides, config_dir=flags.config_dir, clock=clock).exit_code
@@ -204,6 +208,12 @@ def told(error: PhasetrainError, environment: Mapping[str, str]) -> str:
         return ""
     text = "\n".join((str(error), *vars(error).get("__notes__", ())))
     return f"process {place.rank} of {place.size}: {text}\n" if place.rank else f"{text}\n"
+
+
+def say(text: str) -> None:
+    """Print a text, if there is any; what the encoding of the output cannot hold is escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end="\n" if text else "")  # noqa: T201
 
 
 def recorded_failure(error: BaseException) -> None:

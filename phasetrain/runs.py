@@ -22,6 +22,12 @@ from phasetrain.terminal import plain_table, seconds
 SILENT_SECONDS = 3 * LEASE_SECONDS
 """A running run without a heartbeat for so long has been killed."""
 
+LATEST = 253402300800.0
+"""Seconds from 1970 to the year 10000."""
+
+MOST = 1 << 63
+"""Counts and durations from there on are damaged."""
+
 DEPTH = 6
 """How many folders deep runs are looked for."""
 
@@ -45,8 +51,8 @@ class Summary:
     Attributes:
         folder: its path.
         state: `running`, `finished`, `preempted` or `failed` as status.json says; `killed` where a running one gives
-            no sign of life; `planned` where nothing has run yet; `unreadable` or `unknown` where status.json is broken
-            or of another version; `no run` for a folder that holds none.
+            no sign of life; `planned` where nothing has run yet; `unreadable` or `unknown` where status.json or what
+            else a folder has is broken or of another version; `no run` for a folder that holds none.
         attempt: number of the newest one; 0 where it is not known.
         updates: done.
         planned: updates of the whole run; 0 where it is not known.
@@ -84,7 +90,8 @@ class Summary:
         error = self.error.strip().splitlines()[0] if self.error.strip() else ""
         name = os.path.relpath(self.folder, root)
         attempt = str(self.attempt or "-")
-        return (name, self.state, attempt, progress, share, best, left, seen, _shortened(error, 80))
+        cells = (name, self.state, attempt, progress, share, best, left, seen, _shortened(error, 80))
+        return tuple(_in_a_line(cell) for cell in cells)
 
 
 def listed(root: str) -> list[Summary]:
@@ -134,6 +141,13 @@ def summary(folder: Path, monitor: str = "") -> Summary:
         folder: its path.
         monitor: which metric to look at where CHECKPOINT.best.monitor names none; see `History.best`.
     """
+    try:
+        return _summary(folder, monitor)
+    except Exception as error:  # noqa: BLE001 - a damaged folder must not hide the others
+        return Summary(str(folder), "unreadable", error=f"{type(error).__name__}: {error}")
+
+
+def _summary(folder: Path, monitor: str) -> Summary:
     now = time.time()
     found, broken = _json(folder / "status.json")
     if broken:
@@ -150,17 +164,17 @@ def summary(folder: Path, monitor: str = "") -> Summary:
         _state(status, folder),
         _count(status.get("attempt")),
         _count(status.get("updates")),
-        int(planned[1]) if planned else 0,
-        best.value if best else None,
+        _count(int(planned[1])) if planned else 0,
+        float(best.value) if best else None,
         best.metric if best else "",
         best.updates if best else 0,
         history.last.get(best.metric) if best else None,
         _spent(status),
-        seen=_time(beat.get("at")),
+        seen=_moment(beat.get("at")),
     )
     if one.state == "running" and not _alive(beat, now):
-        error = f"no sign of life since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(one.seen))}; start it again"
-        return replace(one, state="killed", error=error)
+        since = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(one.seen))}" if one.seen else ""
+        return replace(one, state="killed", error=f"no sign of life{since}; start it again")
     if one.state == "running":
         return replace(one, left_seconds=_left(history, one, now))
     reason = status.get("reason") or status.get("cause") or ""
@@ -239,7 +253,7 @@ def _folders(folder: Path) -> list[Path]:
 def _state(status: Mapping[str, Any], folder: Path) -> str:
     state = status.get("state")
     if isinstance(state, str) and state:
-        return state
+        return _shortened(_in_a_line(state), 20)
     if status or (folder / "status.json").exists():
         return "unknown"
     return "incomplete" if (folder / "checkpoints").is_dir() or (folder / FILE).exists() else "planned"
@@ -247,14 +261,14 @@ def _state(status: Mapping[str, Any], folder: Path) -> str:
 
 def _alive(beat: Mapping[str, Any], now: float) -> bool:
     """Tell whether the process that writes the heartbeat is still there, as far as can be known from here."""
-    if now - _time(beat.get("at")) > SILENT_SECONDS:
+    if now - _moment(beat.get("at")) > SILENT_SECONDS:
         return False
     pid = beat.get("pid")
     if beat.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number that the system cannot hold
         return False
     except OSError:
         return True
@@ -314,11 +328,21 @@ def _spent(status: Mapping[str, Any]) -> float:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST else 0
 
 
 def _time(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    return float(value) if isinstance(value, int | float) and abs(value) < MOST else 0.0
+
+
+def _moment(value: Any) -> float:
+    """Return a time in seconds since 1970; 0.0 where it is none, or none of the years that a calendar can name."""
+    found = _time(value)
+    return found if 0.0 < found < LATEST else 0.0
+
+
+def _in_a_line(text: str) -> str:
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _shortened(text: str, length: int) -> str:

@@ -8,14 +8,22 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = (signal.SIGUSR1,)
 
 REPEAT_SECONDS = 0.1
-"""A SIGTERM so soon after the first is the same request: a wrapper in the same process group has passed it on."""
+"""A signal so soon after the first of its kind is the same request: a wrapper in the same process group passes it on."""
 
 END_SECONDS = 60
 """After a second signal the kernel ends a process that has not found its way out by then."""
+
+
+def heard() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask this process to stop: SIGHUP is none of them where it is ignored.
+
+    A closed terminal sends it, often twice: its shell does, and the kernel. `nohup` ignores it, for all that it starts.
+    """
+    return tuple(one for one in STOPPING if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN)
 
 
 class Interrupted(BaseException):
@@ -25,9 +33,10 @@ class Interrupted(BaseException):
 class Signals:
     """Notes signals for the next step boundary, as a context in which they are caught.
 
-    SIGTERM and SIGINT ask to save and stop, and cut a wait for data short; a second one ends the process at once, a
-    third one even if it hangs on its way out. SIGUSR1 asks to save and go on. Outside of the main thread, where Python
-    allows no handlers, nothing is caught.
+    SIGTERM, SIGINT and SIGHUP ask to save and stop, and cut a wait for data short; a second one ends the process at
+    once, a third one even if it hangs on its way out. A SIGHUP is never a second one, and is left ignored where it is,
+    as under nohup. SIGUSR1 asks to save and go on. Outside of the main thread, where Python allows no handlers, nothing
+    is caught.
 
     Attributes:
         stop: number of the first signal that asked to stop, or 0.
@@ -51,7 +60,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            for number in STOPPING:
+            for number in heard():
                 self._before[number] = signal.signal(number, self._on_stop)
             for number in SAVING:
                 self._before[number] = signal.signal(number, self._on_save)
@@ -65,10 +74,12 @@ class Signals:
         self._before.clear()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stop and number == signal.SIGHUP:
+            return
         if self.ended:
             os._exit(128 + number)
         if self.stop:
-            if number == self.stop == signal.SIGTERM and time.monotonic() - self._first < REPEAT_SECONDS:
+            if self._is_passed_on(number):
                 return
             self.ended = number
             signal.alarm(END_SECONDS)
@@ -76,6 +87,10 @@ class Signals:
         self.stop, self._first = number, time.monotonic()
         if self.reads(frame):
             raise Interrupted(self.stop_name)
+
+    def _is_passed_on(self, number: int) -> bool:
+        soon, hung_up = time.monotonic() - self._first < REPEAT_SECONDS, self.stop == signal.SIGHUP
+        return soon and (number == self.stop or (hung_up and number == signal.SIGTERM))
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.save = True

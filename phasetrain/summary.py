@@ -5,6 +5,7 @@ from itertools import groupby
 
 import torch
 
+from phasetrain.checkpoint import Checkpointer
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.documents import command
 from phasetrain.folder import RunFolder
@@ -63,7 +64,7 @@ def opening(
     ]
 
 
-def ended(setup: Setup, state: RunState, digest: str, best: str) -> Pairs:
+def ended(setup: Setup, state: RunState, digest: str, best: str, checkpointer: Checkpointer) -> Pairs:
     """Return what is said after the last step of a run that has finished.
 
     Args:
@@ -71,12 +72,15 @@ def ended(setup: Setup, state: RunState, digest: str, best: str) -> Pairs:
         state: where it ended.
         digest: of the weights.
         best: path of the checkpoint whose weights they are, or empty.
+        checkpointer: asked whether there is anything to load and to go on from.
     """
     folder, chosen = setup.config.RUN.dir, ", checkpoint='best'" if best else ""
+    kept = _keeps(checkpointer)
+    rest = "everything is in" if kept else "no checkpoint was kept, everything else is in"
     return [
-        ("end", f"{state.finished} after {state.updates} updates; everything is in {folder}"),
-        *_longer(setup.config),
-        ("load", f"phasetrain.load({folder!r}{chosen}) in Python"),
+        ("end", f"{state.finished} after {state.updates} updates; {rest} {folder}"),
+        *(_longer(setup.config) if kept else []),
+        *([("load", f"phasetrain.load({folder!r}{chosen}) in Python")] if kept else []),
         ("weights", f"sha256 {digest}{f' (of {best}, the best)' if best else ''}"),
     ]
 
@@ -114,6 +118,14 @@ def _told(unit: tuple[tuple[str, int], ...]) -> Iterator[str]:
     for (split, steps), same in groupby(unit):
         count = len(list(same))
         yield f"{split} {steps:,}" if count == 1 else f"{count} x {split} {steps:,}"
+
+
+def _keeps(checkpointer: Checkpointer) -> bool:
+    """Tell whether a run has a checkpoint; where nobody can tell, it is taken to have one."""
+    try:
+        return bool(checkpointer.listed())
+    except OSError:
+        return True
 
 
 def _longer(config: AttrDict) -> Pairs:

@@ -3,11 +3,12 @@
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,17 @@ from phasetrain.machine import Machine
 from phasetrain.plan import Phase, Plan
 from phasetrain.preview import described
 from phasetrain.rehearsal import Rehearsal, prepared
-from phasetrain.resume import adopted, explained, position, promise, settled_changes, settled_data
+from phasetrain.resume import (
+    adopted,
+    departures,
+    explained,
+    given_in_python,
+    position,
+    promise,
+    renewed,
+    settled_changes,
+    settled_data,
+)
 from phasetrain.setup import Setup
 from phasetrain.signals import Signals
 from phasetrain.stacks import NAME, stacks_on_signal
@@ -139,6 +150,7 @@ class _Training:
         self.setup, self.builder, self.data = setup, builder, data
         self.folder, self.checkpointer, self.signals = folder, checkpointer, signals
         self.attempt, self.clock = Attempt(folder.status(), clock), clock
+        self.departures: list[dict[str, Any]] = []
         ledger = Path(folder.file(FILE))
         if folder.storage.keeps_files and ledger.is_file():  # it knows of updates that status.json does not
             clock.redo_until = max(clock.redo_until, recorded(ledger.stat().st_size))
@@ -148,7 +160,8 @@ class _Training:
         setup, folder, world = self.setup, self.folder, self.setup.world
         loaded = self._restored()
         with all_at_once(setup):
-            machine, plan, state = self._from(loaded)
+            given = given_in_python(extra, None if loop is PhaseEngine.run else loop)
+            machine, plan, state = self._from(loaded, given)
             folder.watch = lambda: self.attempt.facts(state)
             known = (setup, self.builder, self.data, plan, machine, folder)
             parts, rehearsal = prepared(*known, fresh=loaded is None)
@@ -163,7 +176,7 @@ class _Training:
             self.checkpointer,
             save_settings(setup),
             self.signals,
-            promise(setup, self.data, plan, machine),
+            promise(setup, self.data, plan, machine, self.departures),
             loaded,
         )
         latest = _Latest()
@@ -215,7 +228,7 @@ class _Training:
         """Write down what will be done, and say what of the config never takes effect."""
         folder, setup = self.folder, self.setup
         with folder.writing():
-            write_documents(setup, folder)
+            write_documents(setup, folder, self.departures)
             content, path = described(setup, self.data, plan, parts, rehearsal), folder.file("plan.json")
             before = folder.storage.read_json(path) or {}
             if parts.weights is None:  # those that the first attempt started from
@@ -234,12 +247,15 @@ class _Training:
             log.warning("%s. Starting anew (allowed by RUN.allow)", error)
             return None
 
-    def _from(self, loaded: Loaded | None) -> tuple[Machine, Plan, RunState]:
+    def _from(self, loaded: Loaded | None, given: Sequence[str]) -> tuple[Machine, Plan, RunState]:
         setup = self.setup
         if loaded is None:
+            self.departures = departures(None, 0, given)
             return setup.machine, self.builder.plan(self.data), RunState()
         plan, state, notes = position(setup, loaded, self.data, self.builder.stages(self.data))
         machine, warnings = adopted(setup, loaded)
+        changed = (*notes, *warnings, *renewed(setup, loaded))
+        self.departures = departures(loaded, state.updates, given, changed)
         for line in (*notes, *explained(setup, loaded)):
             log.info(line)
         for line in warnings:
@@ -279,7 +295,7 @@ class _Training:
             result = replace(result, state="preempted", exit_code=128 + number if number else 0, reason=reason)
             rows = stopped(self.setup, state, engine.plan, reason)
         else:
-            rows = ended(self.setup, state, result.digest, best)
+            rows = ended(self.setup, state, result.digest, best, self.checkpointer)
         self.setup.terminal.pairs(rows, always=True)
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
         try:

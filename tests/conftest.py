@@ -10,7 +10,7 @@ import pytest
 import torch
 from operators import declared_operators
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _OPERATORS = declared_operators()  # operators live as long as the library object
 
@@ -32,6 +32,16 @@ def global_state() -> dict[str, Any]:
     }
 
 
+COLLECTED = pytest.StashKey[frozenset[str]]()
+"""Names of all tests that this session has collected, slow ones included, parameters in brackets left out."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what there is before options such as -m leave a part of it out."""
+    config.stash[COLLECTED] = frozenset(item.nodeid.partition("[")[0] for item in items)
+
+
 def pytest_collection_finish() -> None:
     """Take what was imported and collected out of the collector's sight: a run that collects looks at all it sees."""
     gc.freeze()
@@ -44,6 +54,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for name, value in report.user_properties:
                 if name == "summary":
                     terminalreporter.write_line(value)
+
+
+@pytest.fixture(scope="session")
+def collected_here(pytestconfig: pytest.Config) -> frozenset[str]:
+    """Return the names of the tests that this session has collected, deselected ones included."""
+    return pytestconfig.stash[COLLECTED]
 
 
 @pytest.fixture

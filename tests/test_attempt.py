@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -257,3 +258,31 @@ class TestLog:
         assert text.endswith(" WARNING after it\n")
         logging.getLogger("phasetrain.x").warning("and nothing more")
         assert (tmp_path / "log.txt").read_text() == text
+
+    def test_a_path_that_is_no_text_is_escaped(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        folder = RunFolder(str(tmp_path))
+        folder.open()
+        with logged(folder):
+            logging.getLogger("phasetrain.x").warning("in b%s", "\udcff")
+        folder.close()
+        assert (tmp_path / "log.txt").read_text().endswith(" WARNING in b\\udcff\n")
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
+        ("rank", "terminal", "goes"), [(1, True, "log-1.txt"), (1, False, "screen"), (0, True, "screen")]
+    )
+    def test_what_others_than_the_main_process_print_stays_off_its_screen(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, terminal: bool, goes: str
+    ) -> None:
+        screen = io.StringIO()
+        monkeypatch.setattr(screen, "isatty", lambda: terminal)
+        monkeypatch.setattr("sys.stdout", screen)
+        folder = RunFolder(str(tmp_path), rank=rank)
+        with logged(folder):
+            sys.stdout.write("of a loss\nand ")
+            sys.stdout.write("more")
+        folder.close()
+        assert sys.stdout is screen
+        log = tmp_path / ("log-1.txt" if rank else "log.txt")
+        found = {"screen": screen.getvalue(), log.name: log.read_text().rstrip("\n")}
+        assert found == {**dict.fromkeys(found, ""), goes: "of a loss\nand more"}

@@ -1,13 +1,16 @@
 """What is wrong with a run, all of it at once, and what in it never takes effect."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import SMALL, train
 
-from phasetrain.checkup import all_at_once, monitors, never, problems
+from phasetrain.checkup import all_at_once, check_room, monitors, never, problems
 from phasetrain.config.check import problems_in
 from phasetrain.errors import ConfigError
+from phasetrain.folder import RunFolder
 from phasetrain.run import main
 from phasetrain.testing.build import built, settled
 
@@ -47,6 +50,18 @@ def test_what_never_takes_effect(words: tuple[str, ...], told: list[str]) -> Non
 def test_a_run_warns_of_it_and_goes_on(tmp_path: Path) -> None:
     assert train(tmp_path, "PHASES.epochs=1", "CHECKPOINT.every_updates=99").state == "finished"
     assert "CHECKPOINT.every_updates = 99: the run ends after 5 updates" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("words", "refused"), [((), True), (("CHECKPOINT.every_epochs=null",), False)])
+def test_a_run_that_keeps_nothing_needs_no_room(
+    tmp_path: Path, words: tuple[str, ...], refused: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    overrides = [*SMALL, f"RUN.dir={tmp_path}", "CHECKPOINT.at_end=false", *words]
+    folder = RunFolder(str(tmp_path))
+    monkeypatch.setattr(folder, "free", lambda: 1_000)
+    with pytest.raises(ConfigError, match="1,000 bytes are free") if refused else nullcontext():
+        check_room(settled(overrides), folder, built(overrides).task.parts)
+    assert ("1,000 bytes are free" in caplog.text) == (not refused)
 
 
 def test_mistakes_of_all_kinds_in_one_report() -> None:

@@ -2,13 +2,16 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from harness import SMALL, train
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from phasetrain.distributed import World
@@ -69,11 +72,53 @@ def test_no_secret_is_left_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter22@host/0123456789abcdef")
     setup = settle([f"RUN.dir={tmp_path}", "RUN.name=0123456789abcdef"])
-    write_documents(setup, RunFolder(str(tmp_path)))
+    departures = [{"updates": 1, "what": ["DATA.TRAIN.path: was 0123456789abcdef"]}]
+    write_documents(setup, RunFolder(str(tmp_path)), departures)
     text = (tmp_path / "environment.json").read_text()
     assert '"WANDB_API_KEY": "(redacted)"' in text
     assert "hunter22" not in text
     assert "0123456789abcdef" not in text
+
+
+def test_in_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / os.fsdecode(b"b\xff")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (tmp_path / "run").mkdir()
+    write_documents(settle([f"RUN.dir='{here}'"]), RunFolder(str(tmp_path / "run")))
+    for document in ("RUN.md", "reproduce.sh"):
+        assert os.fsencode(tmp_path) + b"/b\xff" in (tmp_path / "run" / document).read_bytes()
+    assert OmegaConf.load(tmp_path / "run" / "config.yaml").RUN.dir == str(here)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["folder"] == str(here)
+
+
+class TestDepartures:
+    """What the newest command does not say of a run."""
+
+    FOUND = (
+        {"updates": 0, "what": ["hook 'a' (b.C) is given in Python"]},
+        {"updates": 44, "what": ["PHASES.epochs: the checkpoint has 2,\n now 3", "x"]},
+    )
+
+    def test_they_are_told_wherever_repetition_is_promised(self, tmp_path: Path) -> None:
+        write_documents(settle([f"RUN.dir={tmp_path}"]), RunFolder(str(tmp_path)), self.FOUND)
+        lines = (
+            "from the start: hook 'a' (b.C) is given in Python",
+            "44 on: PHASES.epochs: the checkpoint has 2, now 3; x",
+        )
+        page, script = (tmp_path / "RUN.md").read_text(), (tmp_path / "reproduce.sh").read_text()
+        head = script.partition("\nfrom=")[0]
+        for line in lines:
+            assert line in page
+            assert line in head
+        assert all(line.startswith("#") for line in head.splitlines())
+        assert json.loads((tmp_path / "environment.json").read_text())["departures"] == list(self.FOUND)
+
+    def test_there_are_none(self, folder: Path) -> None:
+        assert json.loads((folder / "environment.json").read_text())["departures"] == []
+        assert (
+            "The weights may be others" not in (folder / "RUN.md").read_text() + (folder / "reproduce.sh").read_text()
+        )
 
 
 class TestCommand:
@@ -91,6 +136,16 @@ class TestCommand:
     def test_a_folder_that_was_not_given_is_added(self) -> None:
         setup = settle(["PHASES.epochs=2"])
         assert command(setup) == f"phasetrain PHASES.epochs=2 RUN.dir={setup.config.RUN.dir}"
+
+    def test_a_folder_that_must_be_quoted(self, tmp_path: Path) -> None:
+        (tmp_path / "experiment").mkdir()
+        (tmp_path / "experiment" / "mine.yaml").write_text(
+            '# @package _global_\ndefaults: [digits, _self_]\nRUN: {dir: "it\'s a, b"}\n'
+        )
+        setup = settle(["experiment=mine"], config_dir=str(tmp_path))
+        assert setup.config.RUN.dir == "it's a, b"
+        _flag, folder, *words = shlex.split(command(setup))[1:]
+        assert settle(words, config_dir=folder).config.RUN.dir == "it's a, b"
 
     def test_a_folder_of_configs(self, tmp_path: Path) -> None:
         assert (
@@ -126,7 +181,7 @@ class TestReproduceFromAClone:
         git(top, "commit", "-q", "-m", "one")
         git(tmp_path, "clone", "-q", str(top), "clone")
         monkeypatch.chdir(top / "sub")
-        (tmp_path / "python").write_text('#!/bin/sh\necho "$PWD"; for word; do echo "$word"; done\n')
+        (tmp_path / "python").write_text('#!/bin/sh\nfor word in "$PWD" "$@"; do printf "%s\\n" "$word"; done\n')
         (tmp_path / "python").chmod(0o755)
         return top
 
@@ -152,7 +207,7 @@ class TestReproduceFromAClone:
             assert (done.returncode, done.stderr) == (0, told)
             assert done.stdout.splitlines() == [
                 f"{clone}/sub", "-m", "phasetrain", "PHASES.epochs=2", SPACED, "MACHINE.threads=1",
-                f"RUN.dir={clone}/digits-again",
+                f"RUN.dir='{clone}/runs/digits-again'",
             ]  # fmt: skip
             assert [(clone / name).read_text() for name in ("code.py", "new.py")] == ["A = 2\n", "C = 1\n"]
 
@@ -168,7 +223,7 @@ class TestReproduceFromAClone:
         script = self.made(tmp_path, "MACHINE.threads=2")
         done = self.call(script, tmp_path, "x")
         assert done.stderr.startswith("not in a clone at commit ")
-        expected = [f"{tree}/sub", "-m", "phasetrain", "MACHINE.threads=2", f"RUN.dir={tmp_path}/x"]
+        expected = [f"{tree}/sub", "-m", "phasetrain", "MACHINE.threads=2", f"RUN.dir='{tmp_path}/x'"]
         assert done.stdout.splitlines() == expected
 
     def test_it_says_what_it_needs(self, tree: Path, tmp_path: Path) -> None:
@@ -177,6 +232,33 @@ class TestReproduceFromAClone:
         done = self.call(script, tmp_path)
         told = f"call this in a clone of the source of the run, after: git checkout {commit}\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+    @pytest.mark.parametrize("name", ["M\u00fcller, code (1)", "it's a=b", "back\\'\\slash\\", '$HOME `x` "q"'])
+    def test_a_folder_may_have_any_name(self, tree: Path, tmp_path: Path, name: str) -> None:
+        script = self.made(tmp_path)
+        (tmp_path / "clone").rename(tmp_path / name)
+        done = self.call(script, tmp_path / name, "new one")
+        assert (done.returncode, done.stderr) == (0, "")
+        given = OverridesParser.create().parse_override(done.stdout.splitlines()[-1])
+        assert (given.key_or_group, given.value()) == ("RUN.dir", f"{tmp_path / name}/new one")
+
+    def test_a_run_of_a_subfolder_takes_the_package_and_the_python_of_the_clone(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script, clone = self.made(tmp_path), tmp_path / "clone"
+        own = clone / ".venv" / "bin" / "python"
+        own.parent.mkdir(parents=True)
+        own.write_text('#!/bin/sh\necho "$0"; echo "$PWD"; echo "$PYTHONPATH"\n')
+        own.chmod(0o755)
+        (clone / "phasetrain").mkdir()
+        monkeypatch.setenv("PYTHONPATH", "/before")
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+        call = partial(
+            subprocess.run, ["sh", script], cwd=clone, env=environment, check=True, capture_output=True, text=True
+        )
+        assert call().stdout.splitlines() == [str(own), f"{clone}/sub", f"{clone}:/before"]
+        (clone / "phasetrain").rmdir()  # the package comes from elsewhere
+        assert call().stdout.splitlines() == [str(own), f"{clone}/sub", "/before"]
 
     def test_several_processes(self, tree: Path, tmp_path: Path) -> None:
         setup = replace(settle(["RUN.dir=x"]), world=World(size=3))

@@ -73,6 +73,25 @@ def test_a_loss_alone_is_best_where_it_is_smallest() -> None:
     assert (smaller_is_better("test/top_loss"), smaller_is_better("test/accuracy")) == (True, False)
 
 
+NESTED = "[" * 100_000
+DAMAGED = [
+    NESTED,
+    '{"kind": {"a": 1}, "updates": 1, "test/loss": 1.0}',
+    '{"kind": "phase", "updates": 1, "split": "test", "epoch": null, "metrics": {"loss": 3.0, "error": null}}',
+    '{"kind": "phase", "updates": 2, "split": "test", "epoch": "x", "metrics": {"loss": 2.0}}',
+    f'{{"kind": "phase", "updates": 3, "split": "test", "epoch": 1, "metrics": {{"loss": 1{"0" * 400}}}}}',
+]
+
+
+def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join(DAMAGED))
+    found = read_history(tmp_path)
+    assert found.best("-test/loss") == Best("test/loss", 2.0, 0, 2)
+    assert (found.last, found.best()) == ({"test/loss": 2.0}, Best("test/loss", 2.0, 0, 2))
+    assert (found.scalar("test/loss"), found.names) == ([(1, 3.0), (2, 2.0)], ["test/loss"])
+    assert repr(found) == "History of 0 steps and 3 other rows; scalars: test/loss"
+
+
 def test_of_a_folder_without_a_run(tmp_path: Path) -> None:
     assert list(read_history(tmp_path / "none")) == []
 

@@ -27,8 +27,14 @@ PARTS = """
 import torch
 from torch import nn
 
+from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS
+
+@LOSSES.register("spoilt")
+class Spoilt(nn.CrossEntropyLoss):
+    def forward(self, output, target):
+        return super().forward(output, target) * float("nan")
 
 @MODELS.register("counting")
 class Counting(nn.Module):
@@ -168,6 +174,10 @@ class AtFirst(Hook):
         (
             ("RUN.imports=[parts_of_a_rehearsal]", "METERS.late={}", "CHECKPOINT.best.monitor=test/late_fond"),
             ["test/late_fond", "did you mean 'test/late_found'"],
+        ),
+        (
+            ("RUN.imports=[parts_of_a_rehearsal]", "LOSS=null", "LOSS.name=spoilt"),
+            ["update 1 is not finite (loss nan; ", "OPTIMIZER.on_nonfinite=skip\n", "rehearsal of train, before"],
         ),
         (
             (*COUNTING, "MODEL.norm=true", "DATA.TRAIN.batch_size=1441", "DATA.TRAIN.drop_last=false"),

@@ -188,6 +188,10 @@ class TestAdjustable:
         assert steps(tmp_path)[-1][0] == 1
 
 
+QUICK = [(100, 9), (1024, 3), (2000, 5)]
+"""Fewer, as many and more samples than before, and each step, once."""
+
+
 class TestData:
     WORDS = ("DATA.TRAIN.dataset=synthetic", "DATA.TRAIN.input_shape=[1,8,8]", "DATA.TRAIN.classes=10")
 
@@ -205,8 +209,14 @@ class TestData:
         )
         assert caught.value.exit_code == 3
 
-    @pytest.mark.parametrize("samples", [100, 1024, 2000])
-    @pytest.mark.parametrize("step", [3, 5, 9])
+    @pytest.mark.parametrize(
+        ("samples", "step"),
+        [
+            pytest.param(samples, step, marks=() if (samples, step) in QUICK else pytest.mark.slow)
+            for samples in (100, 1024, 2000)
+            for step in (3, 5, 9)
+        ],
+    )
     def test_with_consent_the_run_goes_on_and_finishes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int, step: int
     ) -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -50,6 +51,20 @@ class TestSummary:
         (folder / "status.json").write_bytes(content)
         assert runs.summary(folder).state == state
 
+    @pytest.mark.parametrize(
+        "beat",
+        [{"at": -1e18, "pid": 3, "host": "vm"}, {"at": 1e18, "pid": 10**20, "host": socket.gethostname()},
+         {"at": time.time(), "pid": 10**20, "host": socket.gethostname()}, {"at": 10**400}, {"at": "x"}, {}],
+    )  # fmt: skip
+    def test_of_a_heartbeat_that_cannot_be(self, tmp_path: Path, beat: Any) -> None:
+        folder = write(tmp_path / "a", None)
+        status = {"state": "running", "updates": 10**400, "heartbeat": beat, "time": {"run": {"train": 10**400}}}
+        (folder / "status.json").write_text(json.dumps(status))
+        found = runs.summary(folder)
+        assert (found.state, found.updates, found.seconds) == ("killed", 0, 0.0)
+        assert found.error.startswith("no sign of life")
+        assert json.loads(runs.as_json([found]))[0]["state"] == "killed"
+
     def test_of_what_is_half_written(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "a", None)
         assert runs.summary(folder).state == "incomplete"
@@ -83,6 +98,29 @@ class TestList:
         assert text.splitlines()[0] == f"1 folders in {tmp_path / 'sweep'}: 1 finished"
         assert text.splitlines()[3].split()[:5] == ["b", "finished", "2", "40/100", "40"]
         assert "test/loss 0.5 at 20" in text
+
+    def test_a_damaged_run_does_not_hide_the_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(tmp_path / "a")
+        write(tmp_path / "b")
+        read = runs.monitor_of
+
+        def broken(folder: Path) -> str | None:
+            if folder.name == "a":
+                raise OverflowError("too large")
+            return read(folder)
+
+        monkeypatch.setattr(runs, "monitor_of", broken)
+        found = [(Path(one.folder).name, one.state, one.error) for one in runs.listed(str(tmp_path))]
+        assert found == [("a", "unreadable", "OverflowError: too large"), ("b", "finished", "")]
+
+    def test_every_run_has_a_row_of_one_line(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "a\nb", None)
+        (folder / "status.json").write_text(json.dumps({"state": "do\nne\x1b[31m", "reason": "no\tdisk\nat all"}))
+        lines = runs.table(runs.listed(str(tmp_path)), str(tmp_path)).splitlines()
+        assert len(lines) == 4
+        assert lines[0].endswith(": 1 do ne [31m")
+        assert lines[3].startswith("a b  do ne [31m  ")
+        assert lines[3].endswith("no disk")
 
     def test_a_run_itself_and_nothing(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "a")
@@ -122,6 +160,16 @@ def test_compare(tmp_path: Path) -> None:
         runs.compare(str(tmp_path / "a"), str(tmp_path / "b"))
     with pytest.raises(ConfigError, match="expected the folder of a run"):
         runs.compare(str(tmp_path / "a"), str(tmp_path))
+
+
+def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / name)
+    assert "They do not part" in runs.compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    (tmp_path / "b" / "metrics.jsonl").unlink()
+    (tmp_path / "b" / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"b': a file of this run cannot be read \(.*metrics\.jsonl'\)"):
+        runs.compare(str(tmp_path / "a"), str(tmp_path / "b"))
 
 
 class TestCommandLine:

@@ -10,7 +10,9 @@ import pytest
 from phasetrain.signals import REPEAT_SECONDS, Signals
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGHUP")]
+)
 def test_a_stop_is_noted(number: int, name: str) -> None:
     with Signals() as signals:
         assert (signals.stop, signals.save) == (0, False)
@@ -29,11 +31,38 @@ def test_a_second_stop_ends_the_process_with_its_number(second: int) -> None:
         assert signals.stop_name == "SIGTERM"
 
 
-def test_a_sigterm_that_a_wrapper_passes_on_is_the_same_request() -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT), (signal.SIGHUP, signal.SIGTERM)],
+)
+def test_what_a_wrapper_passes_on_is_the_same_request(first: int, second: int) -> None:
     with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert (signals.stop, signals.ended) == (signal.SIGTERM, 0)
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), second)
+        assert (signals.stop, signals.ended) == (first, 0)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_closed_terminal_is_never_a_second_request(first: int) -> None:
+    with Signals() as signals:
+        os.kill(os.getpid(), first)
+        time.sleep(2 * REPEAT_SECONDS)
+        os.kill(os.getpid(), signal.SIGHUP)  # of the shell, and of the kernel
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (signals.stop, signals.ended) == (first, 0)
+
+
+def test_where_it_is_ignored_as_under_nohup_it_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert (signals.stop, signal.getsignal(signal.SIGHUP)) == (0, signal.SIG_IGN)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.stop == signal.SIGTERM
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_save_is_noted_any_number_of_times() -> None:
@@ -45,7 +74,7 @@ def test_a_save_is_noted_any_number_of_times() -> None:
 
 
 def test_handlers_are_put_back() -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     with Signals():
         assert all(signal.getsignal(n) != b for n, b in zip(numbers, before, strict=True))

@@ -29,7 +29,7 @@ print("alive", flush=True)
 def test_stacks_of_a_process_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "stacks.txt"
     process = subprocess.Popen(
-        [sys.executable, "-c", HANG, str(path), "1.5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HANG, str(path), "0.7"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

@@ -1,10 +1,17 @@
-"""What a run says of itself: the time line of its phases."""
+"""What a run says of itself: the time line of its phases, and how it ended."""
+
+from pathlib import Path
 
 import pytest
+from harness import SMALL, train
 
 from phasetrain.cutting import interleave
+from phasetrain.folder import RunFolder
 from phasetrain.plan import PhaseSettings, Plan, Split, Stage
-from phasetrain.summary import timeline
+from phasetrain.state import RunState
+from phasetrain.summary import ended, timeline
+from phasetrain.testing.build import settled
+from phasetrain.wiring import checkpointer_of
 
 TRAIN = Split("train", 220, 10, drop_last=True)
 TEST = Split("test", 20, 10, drop_last=False)
@@ -38,3 +45,21 @@ def test_a_long_one_is_cut() -> None:
     text = timeline(plan)
     assert text.startswith("2 x (train 9, test 2), ")
     assert text.endswith(" more")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), {"end": "everything is in", "resume": "to train on: PHASES.epochs=2", "load": "phasetrain.load("}),
+        (("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"), {"end": "no checkpoint was kept, everything "}),
+    ],
+)
+def test_only_what_was_kept_is_said_to_be_loaded(tmp_path: Path, words: tuple[str, ...], told: dict[str, str]) -> None:
+    words = ("PHASES.epochs=1", "PHASES.limit.train=2", "DATA.TEST=null", *words)
+    train(tmp_path, *words)
+    setup = settled([*SMALL, f"RUN.dir={tmp_path}", *words])
+    state = RunState(finished="completed", updates=2)
+    rows = dict(ended(setup, state, "ab", "", checkpointer_of(setup, RunFolder(str(tmp_path)))))
+    assert rows.pop("weights") == "sha256 ab"
+    assert list(rows) == list(told)
+    assert all(text in rows[word] for word, text in told.items())

@@ -77,9 +77,10 @@ def _best(source: Source, reader: Checkpointer) -> Loaded | None:
     config = promised.get("config", {}) if isinstance(promised, dict) else {}
     monitor = config.get("CHECKPOINT", {}).get("best", {}).get("monitor")
     if monitor is None:
+        key = f"{source.where}.checkpoint".lstrip(".")
         raise source.refused(
-            f"{source.where}.checkpoint = 'best', and this run had no CHECKPOINT.best.monitor; take "
-            f"{source.where}.checkpoint=latest, or name one of its checkpoints"
+            f"{key} = 'best', and this run had no CHECKPOINT.best.monitor; take {key}='latest', or name one of its "
+            "checkpoints"
         )
     reader.retention = Retention(monitor=monitor)
     return reader.best()

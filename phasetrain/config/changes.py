@@ -19,7 +19,8 @@ class _Absent(Enum):
 
 
 ABSENT: Final = _Absent.ABSENT
-_LABELS = ("DATA.*", "METERS.*", "HOOKS.*", "OPTIMIZER.SCHEDULES.*", "OPTIMIZER.others.*")  # there or not, as a whole
+LABELS = ("DATA.*", "METERS.*", "HOOKS.*", "OPTIMIZER.SCHEDULES.*", "OPTIMIZER.others.*")
+"""Places that are there or not, as a whole."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any], path: str, schema:
     for name in {**old, **new}:
         here = f"{path}.{name}" if path else name
         before, after = (_value(side, name, here, schema) for side in (old, new))
-        if part_pattern(here) not in _LABELS and isinstance(before, Mapping) != isinstance(after, Mapping):
+        if part_pattern(here) not in LABELS and isinstance(before, Mapping) != isinstance(after, Mapping):
             # a mapping beside nothing is compared key by key, so that each key meets its default
             before, after = ({} if side is ABSENT else side for side in (before, after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -80,7 +81,7 @@ def _value(side: Mapping[str, Any], name: str, path: str, schema: Schema) -> Any
     if name in side:
         return _spelled_out(path, side[name])
     key = schema.key(path)
-    return _spelled_out(path, key.default) if key is not None and part_pattern(path) not in _LABELS else ABSENT
+    return _spelled_out(path, key.default) if key is not None and part_pattern(path) not in LABELS else ABSENT
 
 
 def _spelled_out(path: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing import parent_process, resource_tracker
+from multiprocessing.resource_sharer import DupFd
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -27,9 +28,9 @@ from phasetrain.data.sampler import Draw, PhaseSampler
 from phasetrain.data.staged import StagedReader, StagedSampler
 from phasetrain.data.transfer import to_cuda
 from phasetrain.plan import Phase, Plan
-from phasetrain.signals import Interrupted
+from phasetrain.signals import STOPPING, Interrupted, heard
 
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2})
+SIGNALS = frozenset({*STOPPING, signal.SIGUSR1, signal.SIGUSR2})
 """What a run may be sent from outside."""
 
 LOOK_SECONDS = 0.2
@@ -310,16 +311,18 @@ def hear_of_workers_in_a_wait() -> None:
 def _on_child(before: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
     at = frame
     while at is not None and at.f_code is not PhaseLoader._received.__code__:
+        if at.f_code is DupFd.detach.__code__:  # another worker hands a tensor over, and would print that it failed
+            return  # the next look for a batch tells it
         at = at.f_back
     if at is not None:
         before(number, frame)
 
 
 def prepare_worker(worker: int, stacks: str | None = None) -> None:
-    """Let a worker outlive the first SIGTERM or SIGINT, so that the main process can still save; die at the second.
+    """Let a worker outlive the first signal to stop, so that the main process can still save; die at the second.
 
     A signal to the process group reaches workers first. Ignoring it for good would leave a hung worker behind,
-    because the main process ends its workers with SIGTERM.
+    because the main process ends its workers with SIGTERM. A SIGHUP is never a second one: see `Signals`.
 
     Args:
         worker: its number.
@@ -328,12 +331,12 @@ def prepare_worker(worker: int, stacks: str | None = None) -> None:
     received: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if received:
+        if received and number != signal.SIGHUP:
             sys.exit(128 + number)
         received.append(number)
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    for number in heard():
+        signal.signal(number, handle)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     faulthandler.unregister(signal.SIGUSR2)  # a fork has inherited what the main process registered
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -81,6 +81,7 @@ class Hook:
 
     Attributes:
         main_only: run on the main process only.
+        shows_only: it shows how far the run is; whoever repeats the run can do without it.
         single: at most one of its kind in a run, because two would write to the same place.
         several_only: left out of a run of one process.
         policy: what becomes of the run when the hook raises, unless `HOOKS.*.on_exception` says otherwise. A mistake in
@@ -88,6 +89,7 @@ class Hook:
     """
 
     main_only: bool = True
+    shows_only: bool = False
     single: bool = False
     several_only: bool = False
     policy: OnException = "raise"

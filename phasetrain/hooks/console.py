@@ -55,6 +55,7 @@ class ConsoleView(Hook):
         self._due = self._spoke = self._phase_began = self._waited = 0.0
         self._starts_split = self._told = False
         self._loss = self._lr = ""
+        self._last: torch.Tensor | None = None
         self._latest: dict[tuple[str, str], tuple[float, int]] = {}
         self._best: dict[tuple[str, str], tuple[float, int]] = {}
 
@@ -72,11 +73,13 @@ class ConsoleView(Hook):
         assert self._pace is not None
         self._starts_split = self._pace.enter(phase, run.state.step, run.plan)
         self._phase_began, self._waited = time.perf_counter(), run.clock.seconds()["data"]
+        self._last = None
         if self._starts_split or not self._told:
             self._due = 0.0
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Take note of the numbers, every now and then."""
+        self._last = out.loss
         now = time.perf_counter()
         if now < self._due:
             return
@@ -101,6 +104,8 @@ class ConsoleView(Hook):
                 self._best[phase.split, name] = found
         if phase.is_train and run.state.phase < len(run.plan.phases):
             self._tell_time(run, 0.0)
+        if not metrics and phase.is_train and self._last is not None:
+            metrics = {"last loss": float(self._last)}
         self._lines.add(phase, metrics, time.perf_counter() - self._phase_began)
 
     def on_end(self, run: Run) -> None:

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,6 +21,11 @@ TAG = "phasetrain.run"
 
 MOST = 900
 """Metrics sent in one call; MLflow takes 1000."""
+
+LONGEST = 250
+"""Characters of the longest name that MLflow takes."""
+
+log = logging.getLogger(__name__)
 
 ENDINGS: Mapping[Ending, str] = {"finished": "FINISHED", "preempted": "KILLED", "failed": "FAILED"}
 
@@ -53,9 +58,8 @@ class MLflow(Remote):
         self.uri, self.experiment, self.run_name = uri, experiment, run_name
 
     def backend(self, target: Target) -> Backend:
-        """Return MLflow's run; raises ConfigError where the package is missing."""
-        own = target.folder.absolute() / "mlflow.db"
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own}"
+        """Return MLflow's run; raises ConfigError where the package is missing, or no data base can be there."""
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_base(target.folder)
         try:
             import mlflow.tracking  # noqa: F401 - slow, and better done before data workers start
 
@@ -65,7 +69,7 @@ class MLflow(Remote):
             raise ConfigError(
                 f'HOOKS.mlflow needs MLflow: pip install "phasetrain[mlflow]", or HOOKS.mlflow=null ({error})'
             ) from error
-        logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)  # what it says of its tables
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # news of tables, and tracebacks at every retry
         return MLflowRun(target, uri, self.experiment, self.run_name or target.folder.name)
 
 
@@ -82,13 +86,14 @@ class MLflowRun(Backend):
         self._target, self._uri, self._experiment, self._name = target, uri, experiment, name
         self._client: Any = None
         self._id = ""
+        self._refused: set[str] = set()
 
     def connect(self) -> int:
         """Find the run or make it."""
         from mlflow.tracking import MlflowClient
 
         path = Path(self._uri.removeprefix("sqlite:///"))
-        if self._uri.startswith("sqlite:///") and not path.exists():
+        if self._uri.startswith("sqlite:///") and "?" not in self._uri and not path.exists():
             make_base(path)
         client = MlflowClient(self._uri)
         found = client.get_experiment_by_name(self._experiment)
@@ -107,7 +112,8 @@ class MLflowRun(Backend):
         batch: list[Any] = []
         for number, record in enumerate(records, first):
             at = round(record.at * 1000)  # milliseconds since 1970
-            batch += [Metric(_plain(name), value, at, record.updates) for name, value in record.named().items()]
+            values = record.named()
+            batch += [Metric(name, values[raw], at, record.updates) for raw, name in plain_names(values).items()]
             if len(batch) >= MOST or number == first + len(records) - 1:
                 self._client.log_batch(self._id, metrics=[*batch, Metric(COUNT, number + 1, at, record.updates)])
                 batch.clear()
@@ -125,16 +131,36 @@ class MLflowRun(Backend):
         self._client = None
 
     def _log_params(self, known: Mapping[str, str]) -> None:
-        """Log the config; what MLflow has of an earlier attempt cannot be changed there."""
+        """Log the config; what MLflow has of an earlier attempt cannot be changed there.
+
+        Values that MLflow does not take are said and left out: metrics shall come all the same.
+        """
         from mlflow.entities import Param
 
+        values = self._target.hparams
         new = [
-            Param(key, value if isinstance(value, str) else json.dumps(value, default=str))
-            for key, value in self._target.hparams.items()
-            if key not in known
+            Param(key, values[raw] if isinstance(values[raw], str) else json.dumps(values[raw], default=str))
+            for raw, key in plain_names(values).items()
+            if key not in known and key not in self._refused
         ]
         for start in range(0, len(new), 100):
-            self._client.log_batch(self._id, params=new[start : start + 100])
+            batch = new[start : start + 100]
+            if not self._taken(batch):
+                self._refused |= {one.key for one in batch if not self._taken([one])}
+        if self._refused and not known:
+            log.warning("HOOKS.mlflow: it does not take these values of the config: %s", ", ".join(self._refused))
+
+    def _taken(self, params: Sequence[Any]) -> bool:
+        """Log params at once; return whether MLflow has taken them, which another try would not change."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_batch(self._id, params=params)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            return False
+        return True
 
 
 def make_base(path: Path) -> None:
@@ -146,6 +172,39 @@ def make_base(path: Path) -> None:
     half.rename(path)
 
 
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Return each name as MLflow takes it: letters, digits and any of `_-. /:` in a path such as `test/accuracy`.
+
+    No two get the same one: a name that is fine keeps it, others get `_2`, `_3` and so on at their end, in their order.
+    """
+    raw = list(names)
+    found = {name: name for name in raw if _plain(name) == name}
+    taken = set(found)
+    for name in raw:
+        if name not in found:
+            plain, number = _plain(name), 1
+            while plain in taken:
+                number += 1
+                plain = f"{_plain(name)[: LONGEST - 8]}_{number}"
+            found[name] = plain
+            taken.add(plain)
+    return {name: found[name] for name in raw}
+
+
 def _plain(name: str) -> str:
-    """Return a name as MLflow takes it: letters, digits, and any of `_-. /:`."""
-    return "".join(char if char.isalnum() or char in "_-. /:" else "_" for char in name)
+    """Return a name with `_` for what MLflow does not take."""
+    clean = "".join(char if char.isalnum() or char in "_-. /:" else "_" for char in name)
+    path = "/".join("_" if part in ("", ".", "..") else part for part in clean.split("/"))
+    return path if len(path) <= LONGEST else f"{path[: LONGEST - 1]}_"
+
+
+def _own_base(folder: Path) -> str:
+    """Return the address of the data base in a run folder; raises ConfigError where none can name it."""
+    path = folder.absolute() / "mlflow.db"
+    if "?" in str(path):
+        raise ConfigError(
+            f"HOOKS.mlflow keeps a data base in the run folder, and RUN.dir = {str(folder)!r} has a '?', which begins "
+            "the options in an address of a data base; give the folder another path, or set HOOKS.mlflow.uri, or "
+            "HOOKS.mlflow=null"
+        )
+    return f"sqlite:///{path}"

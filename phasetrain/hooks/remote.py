@@ -128,7 +128,7 @@ class Sender:
     ) -> None:
         self._label, self._backend, self._spool, self._made, self._flush = label, backend, spool, made, flush
         self.sent: int | None = None
-        self._most = 0
+        self._most, self._compared = 0, False
         self.offered = made
         self.error = ""
         self._warned = False
@@ -202,11 +202,11 @@ class Sender:
 
     def _connected(self) -> int:
         has = self._backend.connect()
-        if has > self._made:
+        if has > self._made and not self._compared:  # later connections find what this thread has sent
             text = f"records {self._made} to {has - 1} were made again and not sent again"
             self._backend.note("redone", text)
             log.info("HOOKS.%s: %s", self._label, text)
-        self._made, self._most = max(has, self._made), max(has, self._most)
+        self._most, self._compared = max(has, self._most), True
         return has
 
     def _failed(self, error: BaseException) -> bool:

@@ -54,7 +54,7 @@ class Report(Hook):
         self.samples, self.pixels, self.confusion = samples, pixels, confusion
         self._found: dict[str, dict[str, Any]] = {}
         self._written = -WRITE_SECONDS
-        self._pending = self._warned = False
+        self._pending, self._warned = False, set[str]()
         self._looks, self._processes = False, 1
         self._batch: Batch | None = None
         self._names: tuple[str, ...] | None = None
@@ -187,17 +187,17 @@ class Report(Hook):
         if self._pending:
             self._write(folder)
         if not folder.has_room():
-            self._warn("there is too little room in %s, and no report is written", folder.path)
+            self._warn("there is too little room in %s, and report.html is not written", folder.path)
             return
         try:
             write_report([folder.path], storage=folder.storage)
         except Exception as error:  # noqa: BLE001 - the run is complete and must stay so
-            self._warn("there is no report of this run: %s; try python tools/report.py %s", error, folder.path)
+            self._warn("there is no report.html of this run: %s; try python tools/report.py %s", error, folder.path)
 
     def _warn(self, text: str, *values: object) -> None:
-        if not self._warned:
+        if text not in self._warned:
             log.warning("HOOKS.report: " + text, *values)
-        self._warned = True
+        self._warned.add(text)
 
 
 def _class_names(run: Run, phase: Phase) -> tuple[str, ...] | None:

@@ -140,7 +140,12 @@ class TensorBoard(Tracker):
             self._covered[Path(self._events.file.path).name] = self._events.file.size
 
     def on_end(self, run: Run) -> None:
-        """Write the config beside the latest metrics, for TensorBoard's table of runs."""
+        """Write the config beside the latest metrics, for TensorBoard's table of runs.
+
+        TensorBoard keeps the first that it finds, so a run that goes on in another attempt leaves it to that one.
+        """
+        if run.stopping and run.consensus.interrupted:
+            return
         if self._events is not None and self.hparams:
             self._events.hparams(self.hparams, self._results)
 
@@ -150,12 +155,13 @@ class TensorBoard(Tracker):
             self._events.file.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far into each event file a checkpoint covers, in bytes."""
-        return {"covered": dict(self._covered)} if self._covered else {}
+        """Return how far into each event file a checkpoint covers, in bytes, and the latest metrics."""
+        return {"covered": dict(self._covered), "results": dict(self._results)} if self._covered else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint covers; the files are cut at `on_start`."""
         self._covered = dict(state["covered"])
+        self._results = dict(state.get("results", {}))  # a checkpoint of an earlier version has none
 
     def _event_files(self) -> list[Path]:
         return sorted(self._folder.glob("events.out.tfevents.*"))

@@ -1,5 +1,6 @@
 """Writes reports: the page of one run into its folder, or that of several compared."""
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,10 @@ COMPARISON = "comparison.html"
 """Name of the report of several runs, by default in the current folder."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Codes of errors of a disk without space."""
+
+
 def write_report(folders: Sequence[str], out: str | None = None, storage: Storage | None = None) -> str:
     """Write the report of a run, or of several compared, and return its path.
 
@@ -22,8 +27,8 @@ def write_report(folders: Sequence[str], out: str | None = None, storage: Storag
 
     Args:
         folders: of runs.
-        out: path of the page; by default `report.html` in the folder of the only run, `comparison.html` in the current
-            folder for several.
+        out: path of the page, whose folder is made if need be; by default `report.html` in the folder of the only run,
+            `comparison.html` in the current folder for several.
         storage: the door to the files; the one that fits each path by default.
 
     Raises:
@@ -34,11 +39,15 @@ def write_report(folders: Sequence[str], out: str | None = None, storage: Storag
         raise ConfigError("no run folder was given; expected at least one")
     target = out or (f"{runs[0].path}/{FILE}" if len(runs) == 1 else COMPARISON)
     content = page(runs).encode(errors="replace")
+    door, folder = storage or open_storage(target), target.rpartition("/")[0]
     try:
-        (storage or open_storage(target)).replace(target, content, durable=False)
+        if out and folder and door.keeps_files:
+            door.make_folder(folder)
+        door.replace(target, content, durable=False)
     except OSError as error:
+        where = "on a disk with space left" if error.errno in FULL else "in a folder that this user may write to"
         raise ConfigError(
-            f"the report cannot be written to {target!r}: {error.strerror or error}; give another path with --out, on "
-            "a disk with space left"
+            f"the report cannot be written to {target!r}: {error.strerror or error}; give another path with --out, "
+            f"{where}"
         ) from error
     return target if "://" in target else str(Path(target))

@@ -82,10 +82,10 @@ class Storage:
             return content, hasher.digest()
 
     def read_json(self, path: str) -> Any:
-        """Return the content of a JSON file, or None where there is none or it is torn."""
+        """Return the content of a JSON file, or None where there is none, or it is torn or a folder."""
         try:
             return json.loads(self.read(path))
-        except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        except (FileNotFoundError, IsADirectoryError, json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def make_folder(self, path: str) -> None:

@@ -5,11 +5,12 @@ launchers serves (`hydra/launcher=joblib`). What is trained it never sees: each 
 process of its own, with its own overrides and its own run folder.
 """
 
+import fcntl
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,8 @@ import hydra
 from omegaconf import OmegaConf
 
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, FolderInUseError
+from phasetrain.live import LastingStream
 from phasetrain.setup import first_monitor
 from phasetrain.sweep.jobs import NUMBER_KEY, Job, handled, records
 from phasetrain.sweep.output import show
@@ -31,6 +33,9 @@ from phasetrain.terminal import Terminal
 __all__ = ["COMMAND", "Results", "digest", "sweep"]
 
 COMMAND = (sys.executable, "-m", "phasetrain")
+
+LOCK = ".sweep.lock"
+"""In the sweep folder; the kernel lets go of it when the process ends, whatever ends it."""
 
 Check = Callable[[Sequence[str]], AttrDict | None]
 """Raises what is wrong with the overrides of a run, and returns its config."""
@@ -76,16 +81,39 @@ def sweep(
         sweep=uuid4().hex,
         monitor=_monitor(configs[0]),
     )
-    if words.sweeper == "basic":
-        code = _run_all(job, words, grid, check)
-    elif words.sweeper == "optuna":
-        code = Trials(words, job, partial(_launch, job, words)).run()
-    else:
-        code = _hydra(job, [*words.hydra, *words.arguments()])
-    planned = {digest([*words.fixed, *swept]): swept for swept in grid}
-    results = Results.read(job.folder, job.monitor, planned, sweep=job.sweep)
-    show(results, terminal or Terminal())
-    return _ended(job, code)
+    with _alone(job.folder):
+        if words.sweeper == "basic":
+            code = _run_all(job, words, grid, check)
+        elif words.sweeper == "optuna":
+            code = Trials(words, job, partial(_launch, job, words)).run()
+        else:
+            code = _hydra(job, [*words.hydra, *words.arguments()])
+        if code and not records(job.folder):  # Hydra has said why
+            return ConfigError.exit_code
+        planned = {digest([*words.fixed, *swept]): swept for swept in grid}
+        results = Results.read(job.folder, job.monitor, planned, sweep=job.sweep)
+        show(results, terminal or Terminal())
+        return _ended(job, code)
+
+
+@contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Hold the sweep folder; one in which nothing was done is taken away."""
+    path = Path(folder, LOCK)
+    with path.open("ab") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FolderInUseError(
+                f"{FOLDER_KEY} = {folder!r} is in use by another sweep; wait for it to end, or give this one a folder "
+                "of its own"
+            ) from error
+        try:
+            yield
+        finally:
+            if [one.name for one in path.parent.iterdir()] == [LOCK]:
+                path.unlink()
+                path.parent.rmdir()
 
 
 def _run_all(job: Job, words: Words, grid: Sequence[Sequence[str]], check: Check) -> int:
@@ -112,14 +140,14 @@ def _ended(job: Job, code: int) -> int:
     """Name what has failed, and return the exit code of the sweep."""
     own = [one for one in records(job.folder) if one.sweep == job.sweep]
     failed = [one for one in own if one.exit_code != 0]
-    asked = job.stop.asked()
+    asked, stderr = job.stop.asked(), LastingStream(sys.stderr)  # the terminal may have been closed
     job.stop.forget()
     if asked:
-        sys.stderr.write(f"stopped by {signal.Signals(asked).name}; the same command goes on\n")
+        stderr.write(f"stopped by {signal.Signals(asked).name}; the same command goes on\n")
         return 128 + asked
     for one in failed:
         code_told = "its end was not seen" if one.exit_code is None else f"exit code {one.exit_code}"
-        sys.stderr.write(f"{code_told}: {' '.join(one.overrides)} in {one.folder}\n")
+        stderr.write(f"{code_told}: {' '.join(one.overrides)} in {one.folder}\n")
     return code or int(bool(failed))
 
 

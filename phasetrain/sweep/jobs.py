@@ -17,6 +17,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
+from phasetrain.errors import FolderInUseError
+from phasetrain.live import LastingStream
+from phasetrain.lock import Owner, holder, process_start
+from phasetrain.signals import heard
 from phasetrain.storage import open_storage
 from phasetrain.sweep.words import digest, own_words, quoted
 
@@ -61,11 +65,21 @@ class Record:
 
 def records(sweep_folder: str) -> list[Record]:
     """Return the records in a sweep folder, in order of their names; one that cannot be read is left out."""
-    found = []
-    for path in sorted(Path(sweep_folder).glob(NAME)):
-        with suppress(OSError, ValueError, TypeError):
-            found.append(Record(**{"swept": {}, **json.loads(path.read_text("utf-8"))}))
-    return found
+    found = (_read(path) for path in sorted(Path(sweep_folder).glob(NAME)))
+    return [one for one in found if one is not None]
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        one = Record(**{"swept": {}, **json.loads(path.read_text("utf-8"))})
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    texts = [one.sweep, one.folder, one.host]
+    if not isinstance(one.overrides, list) or not isinstance(one.swept, dict) or not isinstance(one.pid, int):
+        return None
+    texts += [*one.overrides, *one.swept, *one.swept.values()]
+    whole = one.exit_code is None or isinstance(one.exit_code, int)
+    return one if whole and all(isinstance(text, str) for text in texts) else None
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,7 @@ class Job:
         monitor: the metric by which they are compared, with a minus sign where smaller is better; empty for none.
         batch: number, from 1, and swept words of each run to launch; empty where a sweeper of Hydra chooses them.
         total: how many runs there are; 0 where it is not known.
-        launcher_pid: the process that launches; elsewhere what a run prints goes to `{digest}.log`.
+        launcher: host, process and its start of what launches; elsewhere what a run prints goes to `{digest}.log`.
     """
 
     command: tuple[str, ...]
@@ -143,7 +157,7 @@ class Job:
     monitor: str = ""
     batch: tuple[tuple[int, tuple[str, ...]], ...] = ()
     total: int = 0
-    launcher_pid: int = field(default_factory=os.getpid)
+    launcher: tuple[str, int, int | None] = field(default_factory=lambda: _here())
 
     @property
     def stop(self) -> Stop:
@@ -151,8 +165,9 @@ class Job:
         return Stop(self.folder, self.sweep)
 
     def __call__(self, config: Any) -> None:
-        """Run one combination to its end; nothing where the sweep has been asked to end."""
-        if self.stop.asked():
+        """Run one combination to its end; nothing where the sweep has been asked to end, or was killed."""
+        apart = _here() != self.launcher
+        if self.stop.asked() or (apart and self._is_orphan()):
             return
         if self.batch:
             number, swept = self.batch[int(config[NUMBER_KEY])]
@@ -160,7 +175,7 @@ class Job:
             found = HydraConfig.get()
             number, swept = int(found.job.num) + 1, tuple(own_words(found.overrides.task))
         told = f"run {number}{f' of {self.total}' if self.total else ''}: {' '.join(swept) or 'no values'}"
-        record, apart = self.record(swept), os.getpid() != self.launcher_pid
+        record = self.record(swept)
         if not apart:
             _say(told)
         code = self._process(record, apart=apart)
@@ -177,7 +192,31 @@ class Job:
         known = {key: value for key, _, value in (word.partition("=") for word in swept)}
         return Record(self.sweep, overrides, known, f"{self.folder}/{digest(overrides)}")
 
+    def _is_orphan(self) -> bool:
+        host, pid, started = self.launcher
+        return host == socket.gethostname() and started is not None and process_start(pid) != started
+
     def _process(self, record: Record, *, apart: bool) -> int:
+        while True:
+            self._wait_for_another(record)
+            code = self._started(record, apart=apart)
+            if code != FolderInUseError.exit_code or self.stop.asked() or not _held(record):
+                break  # somebody else was faster
+        now = _read(Path(f"{record.folder}.json"))
+        if now is None or now.sweep == self.sweep:  # else another call has taken over
+            replace(now or record, exit_code=code).write(self.folder)
+        return code
+
+    def _wait_for_another(self, record: Record) -> None:
+        """Wait for the run in the same folder that a sweep has left behind which was killed."""
+        if (owner := _held(record)) is not None:
+            _say(
+                f"{record.folder} is in use by process {owner.pid}, perhaps of a sweep that was killed; waiting for it"
+            )
+        while _held(record) is not None and not self.stop.asked():
+            time.sleep(LOOK_SECONDS)
+
+    def _started(self, record: Record, *, apart: bool) -> int:
         words = [*self.command, *record.overrides, f"RUN.dir={quoted(record.folder)}"]
         with _output(Path(f"{record.folder}.log") if apart else None) as output, handled(self._on_signal):
             process = subprocess.Popen(words, stdout=output, stderr=output)
@@ -186,9 +225,7 @@ class Job:
             if number := self.stop.asked():  # since it was looked for last
                 process.send_signal(number)
             code = process.wait()
-        code = code if code >= 0 else 128 - code
-        replace(record, exit_code=code).write(self.folder)
-        return code
+        return code if code >= 0 else 128 - code
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.stop.ask(number)
@@ -205,11 +242,11 @@ def _output(path: Path | None) -> Iterator[Any]:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle SIGTERM and SIGINT; other threads than the main one are not told of them."""
+    """Handle what asks a run to stop; other threads than the main one are not told of it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handler) for number in heard()}
     try:
         yield
     finally:
@@ -226,6 +263,15 @@ def _in_foreground() -> bool:
         return False
 
 
+def _here() -> tuple[str, int, int | None]:
+    return socket.gethostname(), os.getpid(), process_start(os.getpid())
+
+
+def _held(record: Record) -> Owner | None:
+    """Return what runs in the folder of a run on this machine."""
+    return holder(record.folder, open_storage(record.folder))
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -237,5 +283,6 @@ def _alive(pid: int) -> bool:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    stream = LastingStream(sys.stdout)  # the terminal may have been closed
+    stream.write(f"{line}\n")
+    stream.flush()

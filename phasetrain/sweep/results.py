@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from phasetrain.history import smaller_is_better
@@ -14,6 +15,23 @@ from phasetrain.runs import summary
 from phasetrain.sweep.jobs import Record, records
 from phasetrain.sweep.words import digest
 from phasetrain.terminal import number, seconds
+
+DROPPED = ("updates", "at update", "last", "time", "folder", "state")
+"""Columns that a narrow table goes without, the first ones first."""
+
+FRAME = 3
+"""Signs around a cell."""
+
+MEANINGS = MappingProxyType(
+    {
+        2: ": its config was refused",
+        3: ": data or config is no longer what its checkpoint was made with",
+        4: ": its folder is in use",
+        5: ": none of its checkpoints can be read",
+        6: ": several attempts made no progress",
+    }
+)
+"""Exit code -> what it says; see docs/config.md."""
 
 DIGITS = 9
 """A number of more signs is shown with six significant digits."""
@@ -110,6 +128,21 @@ class Results:
         """Return the columns of the table."""
         return [*self.keys, f"best {self.metric}".strip(), "at update", "last", "updates", "time", "state", "folder"]
 
+    def table(self, width: int | None = None, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+        """Return columns and rows, without the columns that do not fit.
+
+        Args:
+            width: signs that there is room for; None for any number.
+            most: rows.
+        """
+        names, rows = self.head(), [self.cells(one) for one in self.runs[:most]]
+        kept = list(range(len(names)))
+        for name in DROPPED if width is not None else ():
+            if sum(max(len(row[place]) for row in [names, *rows]) + FRAME for place in kept) < (width or 0):
+                break
+            kept.remove(names.index(name, len(self.keys)))
+        return [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
     def cells(self, one: Result) -> list[str]:
         """Return a run as a row of the table."""
         progress = f"{one.updates}/{one.planned}" if one.planned else "-"
@@ -156,7 +189,8 @@ def _result(folder: str, name: str, record: Record, monitor: str) -> Result:
     if state == "planned":  # it has no status
         state = "failed" if record.exit_code else "waiting"
     if record.exit_code and not error:
-        error = _last_line(Path(folder, f"{name}.log")) or f"exit code {record.exit_code}"
+        told = f"exit code {record.exit_code}{MEANINGS.get(record.exit_code, '')}"
+        error = _last_line(Path(folder, f"{name}.log")) or told
     return Result(
         name,
         record.swept,

@@ -5,9 +5,11 @@ Source: Akiba et al. 2019, doi:10.1145/3292500.3330701; Optuna's ask-and-tell in
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, FolderInUseError, did_you_mean
 from phasetrain.sweep.jobs import Job, records
 from phasetrain.sweep.results import Results
 from phasetrain.sweep.words import SWEEPER_KEY, WHERE, Words, digest
@@ -133,23 +135,39 @@ class Trials:
         return self._failed
 
     def _study(self) -> "Study":
-        optuna = _optuna()
+        optuna, path = _optuna(), Path(self.job.folder, FILE)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        backend = optuna.storages.journal.JournalFileBackend(f"{self.job.folder}/{FILE}")
-        study: Study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend),
-            study_name="sweep",
-            direction="minimize" if self.monitor.startswith("-") else "maximize",
-            load_if_exists=True,
-        )
-        before = study.user_attrs.get("monitor")
-        if before not in (None, self.monitor):
-            raise ConfigError(
-                f"{WHERE}.monitor = {self.monitor!r}, and the study in {self.job.folder} goes by {before!r}; give this "
-                "one a folder of its own with hydra.sweep.dir=FOLDER"
+        _cut_torn_line(path)
+        try:
+            backend = optuna.storages.journal.JournalFileBackend(str(path))
+            study: Study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(backend),
+                study_name="sweep",
+                direction="minimize" if self.monitor.startswith("-") else "maximize",
+                load_if_exists=True,
             )
-        study.set_user_attr("monitor", self.monitor)
+        except OSError:
+            raise
+        except Exception as error:  # its content may be anything
+            raise ConfigError(
+                f"{path} cannot be read as a study ({type(error).__name__}: {error}); move it away to begin anew, in "
+                "which runs with equal values are not made again, or give another folder with hydra.sweep.dir=FOLDER"
+            ) from error
+        space = {key: optuna.distributions.distribution_to_json(one) for key, one in self.space.items()}
+        self._same(study, f"{WHERE}.monitor", "monitor", self.monitor)
+        self._same(study, "what is swept", "space", space)
         return study
+
+    def _same(self, study: "Study", what: str, name: str, value: Any) -> None:
+        """Refuse a study that was made with another value."""
+        before = study.user_attrs.get(name)
+        if before not in (None, value):
+            raise ConfigError(
+                f"{what} is {value!r}, and the study in {self.job.folder} was made with {before!r}; give this one a "
+                "folder of its own with hydra.sweep.dir=FOLDER"
+            )
+        if before is None:
+            study.set_user_attr(name, value)
 
     def _batch(self, study: "Study") -> "list[FrozenTrial]":
         """Return the trials that are to run next: those that were interrupted, and new ones."""
@@ -192,6 +210,8 @@ class Trials:
         runs = {self._name(one): (one.number + 1, _words(one)) for one in batch}
         self._failed = self.launch(list(runs.values()))
         codes = {digest(one.overrides): one.exit_code for one in records(self.job.folder)}
+        if any(codes.get(name) == FolderInUseError.exit_code for name in runs):
+            self._failed = FolderInUseError.exit_code  # somebody else is at it, who will bring the result
         return {
             one.name: one.best
             for one in Results.read(self.job.folder, self.monitor).runs
@@ -228,6 +248,14 @@ def distribution(override: Override) -> Any:
         return kinds.CategoricalDistribution(list(override.sweep_string_iterator()))
     except ValueError as error:
         raise ConfigError(f"{override.input_line}: {error}") from error
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Take away the end of a line that a full disk has cut short; nothing can be appended to it."""
+    with suppress(FileNotFoundError), path.open("rb+") as file:
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
 
 
 def _words(trial: "FrozenTrial") -> list[str]:

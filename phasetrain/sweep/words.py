@@ -1,5 +1,6 @@
 """The command line of a sweep: what all runs share, what is swept, and what is for Hydra."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -24,12 +25,14 @@ LAUNCHER_KEY = "hydra/launcher"
 
 LAUNCHERS = MappingProxyType(
     {
-        "joblib": ("hydra_joblib_launcher", "sweep"),
-        "submitit_local": ("hydra_submitit_launcher", "cluster"),
-        "submitit_slurm": ("hydra_submitit_launcher", "cluster"),
+        "joblib": ("hydra_joblib_launcher", "joblib", "sweep"),
+        "submitit_local": ("hydra_submitit_launcher", "submitit", "cluster"),
+        "submitit_slurm": ("hydra_submitit_launcher", "submitit", "cluster"),
     }
 )
-"""Launcher -> its package below hydra_plugins, and the extra that installs it."""
+"""Launcher -> its package below hydra_plugins, the library that it needs, and the extra that installs both."""
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]+")
 
 GROUP = "select."
 """Before a swept group. In the one config that Hydra makes of swept keys, a group (`LOSS=a,b`) and a key below it
@@ -92,6 +95,8 @@ class Words:
             self.fixed.append(text)
         elif override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP":
             raise ConfigError(f"{text}: glob() is not understood here; list the values, as in {key}=a,b")
+        elif any(one.key_or_group == key for one in self.swept):
+            raise ConfigError(f"{text}: {key} is swept twice; give all its values in one place, as in {key}=a,b,c")
         else:
             self.swept.append(override)
 
@@ -102,7 +107,7 @@ class Words:
         return [[*self.fixed, *(v or c[0] for v, c in zip(row, columns, strict=True))] for row in rows]
 
     def combinations(self) -> list[list[str]]:
-        """Return what is swept of every run, in the order of Hydra.
+        """Return what is swept of every run, in the order of Hydra; equal values such as 0.1 and 1e-1 count once.
 
         Raises:
             ConfigError: a range has no end of values.
@@ -114,7 +119,7 @@ class Words:
                     "the values"
                 )
         columns = [[f"{o.key_or_group}={value}" for value in o.sweep_string_iterator()] for o in self.swept]
-        return [list(row) for row in product(*columns)]
+        return [list(row) for row in product(*map(_different, columns))]
 
     def arguments(self) -> list[str]:
         """Return what another sweeper of Hydra is started with; keys that it does not know are added."""
@@ -145,20 +150,32 @@ def own_words(task: Sequence[str]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a value that Hydra reads as this text."""
+    """Return a text as a value that Hydra reads as this text; a plain path as it is."""
+    if _PLAIN_PATH.fullmatch(text):
+        return text
     return QuotedString(text, Quote.single).with_quotes()
 
 
 def _check_installed(launcher: str) -> None:
-    package, extra = LAUNCHERS.get(launcher, ("", ""))
+    if launcher not in LAUNCHERS:
+        return
+    package, library, extra = LAUNCHERS[launcher]
     try:
-        found = not package or find_spec(f"hydra_plugins.{package}") is not None
+        found = find_spec(f"hydra_plugins.{package}") is not None and find_spec(library) is not None
     except ModuleNotFoundError:  # there is no plugin at all
         found = False
     if not found:
         raise ConfigError(
             f'{LAUNCHER_KEY} = {launcher}: it is not installed; install it with `pip install "phasetrain[{extra}]"`'
         )
+
+
+def _different(words: Sequence[str]) -> list[str]:
+    """Return the first word of each value."""
+    parser, found = OverridesParser.create(), dict[str, str]()
+    for word in words:
+        found.setdefault(repr(parser.parse_override(word).value()), word)
+    return list(found.values())
 
 
 def _values(override: Override) -> list[str]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from phasetrain.config.attrdict import AttrDict
@@ -193,7 +193,7 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
             facts: of the run.
 
         Raises:
-            ConfigError: there is no such model, or it cannot be made.
+            ConfigError: there is no such model, it cannot be made, or its state is more than tensors.
         """
         if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
             raise ConfigError(f"{where} = {section!r}: expected a mapping with `name`, that of a model, and parameters")
@@ -203,6 +203,13 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         self.used |= {key: value for key, value in used.items() if not key.endswith(".make_model")}
         if not isinstance(model, nn.Module):
             raise ConfigError(f"{where}.name = {name!r} gave {type(model).__name__}, expected a torch.nn.Module")
+        other = next(((key, type(one)) for key, one in model.state_dict().items() if not isinstance(one, Tensor)), None)
+        if other is not None:
+            raise ConfigError(
+                f"{where}.name = {name!r}: {other[0]} of its state is of type {other[1].__name__}, and only tensors "
+                "are saved, averaged and compared; register a buffer in its place, or return a tensor from "
+                "get_extra_state"
+            )
         return model
 
     def load_weights(self, model: nn.Module) -> Report | None:

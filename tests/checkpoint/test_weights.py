@@ -13,12 +13,12 @@ from phasetrain.state import RunState
 from phasetrain.storage import Storage
 
 
-def save(folder: Path, step: int, **facts: Any) -> str:
+def save(folder: Path, step: int, monitor: str | None = "test/accuracy", **facts: Any) -> str:
     """Commit a checkpoint whose weights are its step, and return its folder."""
-    monitor = {"CHECKPOINT": {"best": {"monitor": "test/accuracy"}}}
+    config = {"CHECKPOINT": {"best": {"monitor": monitor}}}
     task = {"model": {"layer": {"weight": torch.full((2,), float(step))}}}
     saved = Checkpointer(f"{folder}/checkpoints", Storage()).save(
-        RunState(step=step, updates=step), {"task": task}, {"config": monitor}, Facts(**facts)
+        RunState(step=step, updates=step), {"task": task}, {"config": config}, Facts(**facts)
     )
     return f"{folder}/checkpoints/{saved.name}"
 
@@ -59,6 +59,11 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         read(Source(str(tmp_path), which="ema"))
     with pytest.raises(ConfigError, match="the folder holds no checkpoint; it holds"):
         read(Source(str(tmp_path), checkpoint="best"))
+    save(tmp_path / "plain", 1, monitor=None)
+    for where, told in (("MODEL.weights", "MODEL.weights.checkpoint='latest'"), ("", "checkpoint='latest'")):
+        path = f"{where}.path = " if where else ""
+        with pytest.raises(ConfigError, match=rf"^{path}'.*plain': .* had no CHECKPOINT.best.monitor; take {told}, or"):
+            read(Source(str(tmp_path / "plain"), checkpoint="best", where=where))
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ConfigError, match="the folder holds no checkpoint; it holds checkpoints"):
         read(Source(str(tmp_path / "empty")))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +135,15 @@ def children() -> int:
     return len(multiprocessing.active_children())
 
 
-def wait_for_no_children() -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
-    while children() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
-    assert children() == 0
+    assert condition()
+
+
+def wait_for_no_children() -> None:
+    wait_until(lambda: children() == 0)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -362,10 +366,12 @@ class TestSigusr2:
         made = loader(2, Slow(), stacks=None if path is None else str(path), **known)
         steps = made.batches(PLAN.phases[0])
         found = [next(steps)]
-        for worker in multiprocessing.active_children():
+        for number, worker in enumerate(multiprocessing.active_children(), 1):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGUSR2)
-            time.sleep(0.3)  # both append to one file, line by line
+            if path is not None and path.parent.exists():
+                wait_until(lambda count=number: path.read_text().count("Current thread") == count)
+                time.sleep(0.1)  # both append to one file, line by line
         found += list(steps)
         assert inputs(found) == inputs(read(loader(0), 0))
         assert len(pids(found)) == 2

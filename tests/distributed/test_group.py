@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from processes import free_port
 
-from phasetrain.distributed import Placement, World, joined
+from phasetrain.distributed import Placement, World, group, joined
 from phasetrain.distributed.group import _store, agreed_word
 from phasetrain.errors import PeerError
 
@@ -33,12 +33,11 @@ def test_one_process_makes_a_group_where_it_is_asked_to() -> None:
 def test_nobody_comes(rank: int) -> None:
     place = Placement(rank=rank, size=2, address="127.0.0.1", port=free_port())
     began = time.monotonic()
-    with pytest.raises(PeerError) as caught, joined(place, CPU, timeout_seconds=1):
+    with pytest.raises(PeerError) as caught, joined(place, CPU, timeout_seconds=0.3):
         pass
     assert time.monotonic() - began < 10
-    told = (
-        f"process {rank} of 2 has not met the others at 127.0.0.1:{place.port} within DISTRIBUTED.timeout_seconds = 1"
-    )
+    told = f"process {rank} of 2 has not met the others at 127.0.0.1:{place.port} within "
+    told += "DISTRIBUTED.timeout_seconds = 0.3"
     assert str(caught.value).startswith(told)
     assert not dist.is_initialized()
 
@@ -53,8 +52,10 @@ def test_each_attempt_on_a_machine_has_keys_of_its_own() -> None:
     assert second.check(["address"]) is False
 
 
-def test_attempts_on_several_machines_agree_on_a_word_of_their_own() -> None:
+def test_attempts_on_several_machines_agree_on_a_word_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three processes of an attempt share a word; what former attempts have left behind is not believed."""
+    monkeypatch.setattr(group, "LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(group, "LOOK_SECONDS", 0.02)
     served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)
     words = [attempt(served.port, late) for late in (0, 2, 0, 1)]
     assert [len(set(one)) for one in words] == [1, 1, 1, 1]
@@ -66,14 +67,14 @@ def test_a_word_of_a_former_attempt_is_not_enough() -> None:
     attempt(served.port, 0)
     client = dist.TCPStore("127.0.0.1", served.port, is_master=False)
     with pytest.raises(dist.DistNetworkError, match="process 0 of this attempt has not come"):
-        agreed_word(client, 1, 3, timedelta(seconds=1))
+        agreed_word(client, 1, 3, timedelta(seconds=0.3))
 
 
 def attempt(port: int, late: int) -> list[str]:
     """Return the words of three processes, of which one comes later than the others."""
 
     def meet(rank: int) -> str:
-        time.sleep(0.7 * (rank == late))
+        time.sleep(0.25 * (rank == late))  # the others have looked again meanwhile
         client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
         return agreed_word(client, rank, 3, timedelta(seconds=20))
 

@@ -118,7 +118,7 @@ class TestAnother:
 
 
 def test_who_waits_is_told_at_the_timeout() -> None:
-    said = together(3, watched(alone, timeout_seconds=1.0), timeout_seconds=3.0)
+    said = together(3, watched(alone, timeout_seconds=0.5), timeout_seconds=1.5)
     assert "not all 3 processes have come to the same collective call" in said[0]
     assert "(process 0 waits in barrier at " in said[0]
     assert "not there: 1, 2)" in said[0]

@@ -44,6 +44,14 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert re.fullmatch(r"weights sha256 [0-9a-f]{64}", lines[-1])
 
 
+def test_a_run_without_meters_shows_its_last_training_loss(tmp_path: Path) -> None:
+    text = printed(tmp_path, "METERS=null")
+    losses = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    last = [one["loss"] for one in losses if one["kind"] == "step" and one["updates"] in (5, 10)]
+    assert re.findall(r"epoch \d/2  train last loss (\S+)  test  \(", text) == [number(one) for one in last]
+    assert "best" not in text
+
+
 def test_the_log_has_a_line_for_each_phase(tmp_path: Path) -> None:
     printed(tmp_path)
     lines = [

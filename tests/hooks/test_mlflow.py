@@ -1,6 +1,8 @@
 """MLflow gets each record once, in one run over all attempts, and cannot stop a training."""
 
+import importlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -17,7 +19,7 @@ from harness import KillAfter, die, records, train
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, MLflow, Record
-from phasetrain.hooks.mlflow import COUNT, MLflowRun
+from phasetrain.hooks.mlflow import COUNT, MLflowRun, plain_names
 from phasetrain.hooks.remote import Target
 
 WORDS = ("HOOKS.mlflow.every_updates=1", "HOOKS.mlflow.wait_seconds=60", "HOOKS.report=null", "HOOKS.ledger=null")
@@ -93,7 +95,33 @@ def test_what_is_sent_twice_is_there_once(tmp_path: Path, empty: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_data_base_that_breaks_in_the_middle_stops_nothing(folder: Path) -> None:
+def test_names_and_values_that_mlflow_does_not_take(
+    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
+    shutil.copy(empty, tmp_path / "mlflow.db")
+    config = {
+        "METERS.acc@1.name": "accuracy",
+        "METERS.acc_1.name": "x",
+        **{f"a.{n}": n for n in range(98)},
+        "b": "x" * 7000,
+    }
+    target = Target("x", tmp_path, config)
+    run = MLflowRun(target, f"sqlite:///{tmp_path}/mlflow.db", "phasetrain", "run")
+    run.connect()
+    run.send(0, [Record("phase", "test", 0, 0, 1, 1, 24, {"acc@1": 0.5, "acc_1": 0.25, "": 1.0}, 1000.0)])
+    assert run.connect() == 1
+    assert history(tmp_path / "mlflow.db", "test/acc_1_2") == [(1, 0.5)]
+    assert history(tmp_path / "mlflow.db", "test/acc_1") == [(1, 0.25)]
+    assert history(tmp_path / "mlflow.db", "test/_") == [(1, 1.0)]
+    with sqlite3.connect(tmp_path / "mlflow.db") as base:
+        params = dict(base.execute("select key, value from params"))
+    assert (len(params), params["METERS.acc_1.name_2"], params["METERS.acc_1.name"]) == (100, "accuracy", "x")
+    assert caplog.messages == ["HOOKS.mlflow: it does not take these values of the config: b"]
+
+
+@pytest.mark.slow
+def test_a_data_base_that_breaks_in_the_middle_stops_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, aside = folder / "mlflow.db", folder / "aside.db"
 
     class Break(Hook):
@@ -114,6 +142,7 @@ def test_a_data_base_that_breaks_in_the_middle_stops_nothing(folder: Path) -> No
     told = (folder / "log.txt").read_text()
     assert "of 21 records are not sent" in told
     assert "they are kept in mlflow.jsonl" in told
+    assert "Traceback" not in capsys.readouterr().err
     shutil.copy(aside, path)
     program = f"from phasetrain.hooks import MLflow; print(MLflow(wait_seconds=60).deliver({str(folder)!r}))"
     sent = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -186,6 +215,44 @@ def test_a_server_that_is_killed_in_the_middle(
     server.start()
     assert MLflow(uri=f"http://127.0.0.1:{server.port}", wait_seconds=60).deliver(str(run)) == 21
     assert complete(run, server.path)
+
+
+def test_names_become_those_that_mlflow_takes() -> None:
+    given = ["test/acc@1", "test/acc_1", "test/acc%1", "test/Größe (m)", "/a//b/..", "", "x" * 251, "x" * 250 + "y"]
+    assert list(plain_names(given).values()) == [
+        "test/acc_1_2", "test/acc_1", "test/acc_1_3", "test/Größe _m_", "_/a/_/b/_", "_", "x" * 249 + "_",
+        "x" * 242 + "_2",
+    ]  # fmt: skip
+    assert plain_names(given).keys() == set(given)
+
+
+def test_mlflow_takes_those_names() -> None:
+    pytest.importorskip("mlflow")
+    check: Any = importlib.import_module("mlflow.utils.validation")
+    exceptions: Any = importlib.import_module("mlflow.exceptions")
+    for raw, name in plain_names(["acc@1", "/a//b/..", "", "x" * 251, "a/" * 200]).items():
+        check._validate_param(name, "1")
+        check._validate_metric(name, 1.0, 0, 0)
+        with pytest.raises(exceptions.MlflowException):
+            check._validate_metric(raw, 1.0, 0, 0)
+
+
+def test_errors_of_the_data_base_are_left_to_the_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    MLflow().backend(Target("x", tmp_path))
+    assert not logging.getLogger("mlflow.store.db.utils").isEnabledFor(logging.ERROR)
+
+
+def test_a_run_folder_that_no_address_can_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / "lr?"
+    with pytest.raises(
+        ConfigError, match=r"RUN\.dir = '.*lr\?' has a '\?'.*give the folder another path, or set HOOKS\.mlflow\.uri"
+    ):
+        MLflow().backend(Target("x", folder))
+    pytest.importorskip("mlflow")
+    assert MLflow(uri="http://127.0.0.1:1").backend(Target("x", folder))
 
 
 def test_without_mlflow_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,9 @@ def test_a_full_disk_is_warned_of_and_ends_nothing(tmp_path: Path, end: str, mon
 
 def test_the_last_room_on_a_disk_is_left_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunFolder, "has_room", lambda self: False)
-    assert "predictions.json: there is too little room, and it is not written" in told(tmp_path)
+    printed = told(tmp_path)
+    assert printed.count("predictions.json: there is too little room, and it is not written") == 1
+    assert printed.count(f"there is too little room in {tmp_path}, and report.html is not written") == 1
     assert not {"report.html", "predictions.json"} & {path.name for path in tmp_path.iterdir()}
     assert status(tmp_path)["state"] == "finished"
 
@@ -123,7 +125,7 @@ def test_whatever_goes_wrong_in_a_report_the_run_is_finished(tmp_path: Path, mon
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr("phasetrain.hooks.report.write_report", broken)
-    assert "there is no report of this run: a fault of ours" in told(tmp_path)
+    assert "there is no report.html of this run: a fault of ours" in told(tmp_path)
     assert status(tmp_path)["state"] == "finished"
 
 

@@ -127,6 +127,35 @@ class TestPictures:
         assert pictures(inputs, 2) is None
 
 
+class Stop(Hook):
+    """Stops the run for now, after an update or after the last phase."""
+
+    def __init__(self, updates: int = 0) -> None:
+        self.updates = updates
+
+    def on_step(self, run: Any, phase: Any, out: Any) -> None:
+        if run.state.updates == self.updates:
+            run.stop("enough for now", interrupted=True)
+
+    def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+        if not self.updates and phase.split == "test":
+            run.stop("enough for now", interrupted=True)
+
+
+def test_the_table_of_runs_has_metrics_after_early_and_late_interruptions(tmp_path: Path) -> None:
+    words = (*WORDS, "PHASES.epochs=1")
+    assert train(tmp_path, *words, hooks={"stop": Stop(1)}).state == "preempted"
+    assert train(tmp_path, *words, hooks={"stop": Stop()}).state == "preempted"
+    assert train(tmp_path, *words).state == "finished"
+    module: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    found = module.EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    plugin: Any = importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
+    content = found.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    infos = plugin.HParamsPluginData.FromString(content).experiment.metric_infos
+    assert {info.name.tag for info in infos} == {"train/accuracy", "train/loss", "test/accuracy", "test/loss"}
+
+
 def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     class Full(Hook):
         def on_start(self, run: Any) -> None:

@@ -12,8 +12,8 @@ import pytest
 from harness import KillAfter, records, status
 
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import Hook, Record
-from phasetrain.hooks.remote import Remote, Target
+from phasetrain.hooks import Hook, Record, remote
+from phasetrain.hooks.remote import Remote, Sender, Spool, Target
 from phasetrain.state import RunState
 
 QUICK = ("HOOKS.report=null", "HOOKS.ledger=null")
@@ -173,6 +173,33 @@ class TestFailing:
         assert train(tmp_path / "run", hooks={"noted": Noted(journal)}).state == "finished"
         assert kept(journal.lines()) == unbroken
         assert (tmp_path / "run" / "log.txt").read_text().count("HOOKS.noted: the backend fails") >= 1
+
+    @pytest.mark.parametrize("has", [0, 3])
+    def test_only_what_was_there_before_counts_as_made_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: int
+    ) -> None:
+        class Flaky(Journal):
+            sent = 0
+
+            def send(self, first: int, records: Sequence[Record]) -> None:
+                self.sent += 1
+                super().send(first, records if self.sent != 2 else records[:4])
+                if self.sent == 2:
+                    raise ConnectionError("in the middle")
+
+        monkeypatch.setattr(remote, "AT_ONCE", 5)
+        monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
+        made = [Record("step", "train", 0, 0, n, n, n, {"loss": 1.0}, 0.0) for n in range(1, 21)]
+        (tmp_path / "spool").write_text("".join(f"{json.dumps(line)}\n" for line in [{}, *(r.to_json() for r in made)]))
+        journal = Flaky(tmp_path / "journal")
+        Journal(tmp_path / "journal").send(0, made[:has])
+        sender = Sender("noted", journal, Spool(tmp_path / "spool"), 1)
+        sender.offer(20)
+        sender.start()
+        assert sender.close("finished", 10.0) == 0
+        assert [line["number"] for line in journal.lines()] == list(range(20))
+        assert journal.notes == ({"redone": "records 1 to 2 were made again and not sent again"} if has else {})
+        assert journal.sent > 2
 
     def test_one_that_always_fails_loses_nothing_either(self, tmp_path: Path, unbroken: Any) -> None:
         journal = Journal(tmp_path / "journal", [10**6])

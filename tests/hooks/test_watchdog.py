@@ -31,7 +31,7 @@ def warnings(folder: Path) -> int:
 
 
 def test_a_stall_is_written_down_once_and_the_run_goes_on(tmp_path: Path) -> None:
-    result = train(tmp_path, "PHASES.epochs=1", SLEEPY, hooks={"sleeper": Sleeper(2.0, 2)})
+    result = train(tmp_path, "PHASES.epochs=1", SLEEPY, hooks={"sleeper": Sleeper(1.2, 2)})
     assert result.state == "finished"
     text = (tmp_path / "stacks.txt").read_text()
     assert text.startswith("Timeout (0:00:00.8")
@@ -48,11 +48,11 @@ def test_each_stall_has_its_own(tmp_path: Path) -> None:
 
 
 def test_of_a_run_that_moves_nothing_is_left_and_nothing_goes_on_after_it(tmp_path: Path) -> None:
-    words = ("PHASES.epochs=1", "HOOKS.watchdog={seconds: 1.5}")
-    train(tmp_path, *words, hooks={"sleeper": Sleeper(0.4, *range(5))})  # longer than that in all
+    words = ("PHASES.epochs=1", "HOOKS.watchdog={seconds: 0.8}")
+    train(tmp_path, *words, hooks={"sleeper": Sleeper(0.2, *range(6))})  # longer than that in all
     assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
     assert "no step has completed" not in (tmp_path / "log.txt").read_text()
-    time.sleep(1.7)
+    time.sleep(0.9)
     assert not (tmp_path / "stacks.txt").exists()
 
 

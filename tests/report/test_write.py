@@ -38,6 +38,21 @@ def test_a_full_disk_leaves_the_old_report_and_says_so(run_folder: Path) -> None
     assert not list(run_folder.glob("*.tmp-*"))
 
 
+def test_the_folder_of_the_page_is_made(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "reports" / "today" / "page.html"
+    assert write_report([str(run_folder)], str(out)) == str(out)
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_advice_fits_what_is_wrong(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="another path with --out, in a folder that this user may write to"):
+        write_report([str(run_folder)], str(tmp_path / "file" / "page.html"))
+    full = Storage(Refusing("rename", ".html", errno.ENOSPC))
+    with pytest.raises(ConfigError, match="another path with --out, on a disk with space left"):
+        write_report([str(run_folder)], storage=full)
+
+
 def test_no_folder() -> None:
     with pytest.raises(ConfigError, match="no run folder was given"):
         write_report([])

@@ -161,7 +161,7 @@ def _failure(place: str, command: Iterable[str], folder: Path, socket: str, *, e
     return [f"{place}: exit code {done.returncode} instead of {expected}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"]
 
 
-LONG = {"extract.md", "ledger.md", "sweeps.md"}
+LONG = {"extract.md", "ledger.md", "model.md", "optimizer.md", "sweeps.md", "testing.md"}
 """Pages whose commands take many seconds together."""
 
 

@@ -194,7 +194,8 @@ class Starter:
 
         Args:
             faults: system calls that fail.
-            options: `uid`, the user; `cwd`, the current folder.
+            options: `uid`, the user; `cwd`, the current folder; `path`, a list of folders from which modules are
+                imported before others, by default the current one, as with `python -m`.
         """
         self.start(folder, *words, faults=faults, **options)
         return self.wait()
@@ -284,7 +285,7 @@ def obey(order: dict[str, Any]) -> int:
         os.dup2(output, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
-        sys.path.insert(0, order["cwd"])
+        sys.path[:0] = order.get("path", [order["cwd"]])
         apply(order)
         return main(order["words"])
     except SystemExit as ended:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from processes import free_port
+from processes import free_port, meet_early
 
 from phasetrain.distributed import Placement, World, joined
 
@@ -33,6 +33,7 @@ def together(size: int, function: Callable[[World], Any], *, timeout_seconds: fl
 
 def _called(place: Placement, function: Callable[[World], Any], timeout_seconds: float) -> Any:
     torch.set_num_threads(1)  # a pool of threads does not live on in a fork
+    meet_early()
     try:
         with joined(place, torch.device("cpu"), timeout_seconds=timeout_seconds) as world:
             return function(world)

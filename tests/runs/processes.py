@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from faulty import GONE_SECONDS, HERE, Fault, obey, wait_for_threads
 from kill_findings import session
@@ -149,6 +150,28 @@ def free_port() -> int:
         return port
 
 
+def meet_early() -> None:
+    """Let this process look for the store of the others once it is there: torch's client comes again after long."""
+    from phasetrain.distributed import group
+
+    store = group.TCPStore
+
+    def met(address: str, port: int, *args: Any, is_master: bool, **options: Any) -> Any:
+        end = time.monotonic() + 2.0
+        while not is_master and not listens(port) and time.monotonic() < end:
+            time.sleep(0.005)
+        return store(address, port, *args, is_master=is_master, **options)
+
+    group.TCPStore = met
+
+
+def listens(port: int) -> bool:
+    """Tell whether anybody listens on a port of this machine; True where the kernel does not tell."""
+    tables = [path for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
+    rows = [line.split() for path in tables for line in path.read_text().splitlines()]
+    return not tables or any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
+
+
 def serve() -> None:
     """Fork the processes of a run for each list of orders that comes in, and tell their ids and their ends."""
     import torch
@@ -168,11 +191,14 @@ def serve() -> None:
         if "strategy=fsdp" in line:  # a second or two, once
             import torch.distributed.checkpoint
             import torch.distributed.fsdp
+        if "strategy=zero" in line:
+            import torch.distributed.optim
         wait_for_threads()
         ranks = {}
         for rank, order in enumerate(json.loads(line)):
             if (pid := os.fork()) == 0:
                 os.environ.update(order["environment"])
+                meet_early()
                 os._exit(obey(order) & 0xFF)
             ranks[pid] = rank
         print(json.dumps(list(ranks)), flush=True)  # noqa: T201 - the answer

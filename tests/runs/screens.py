@@ -54,6 +54,7 @@ def on_terminal(
     environment: Mapping[str, str] = NOTHING,
     encoding: str = "utf-8",
     resize: int | None = None,
+    close: bytes = b"",
     call: Callable[[], int] | None = None,
 ) -> Screen:
     """Run the command line in a fork of this process whose standard streams are a pseudo-terminal.
@@ -64,6 +65,7 @@ def on_terminal(
         environment: variables of the fork; TERM is xterm-256color.
         encoding: of its standard streams.
         resize: columns from the moment on when the first progress is drawn.
+        close: closes the terminal as soon as it has been written, and sends SIGHUP so.
         call: what to run in place of the command line.
     """
     sys.stdout.flush()
@@ -82,8 +84,12 @@ def on_terminal(
         if resize is not None and b"run" in raw and b"left" in raw:
             _size(terminal, resize)  # the kernel sends SIGWINCH
             resize = None
+        if close and close in raw:
+            os.close(terminal)
+            break
     _, status = os.waitpid(pid, 0)
-    os.close(terminal)
+    if not close:
+        os.close(terminal)
     return Screen(raw, columns, os.waitstatus_to_exitcode(status))
 
 

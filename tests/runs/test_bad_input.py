@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import Starter
 from harness import SMALL, train
 
 from phasetrain.hooks import Hook
@@ -143,17 +144,16 @@ def test_resume_never_in_a_folder_that_holds_a_run(here: Path, capsys: pytest.Ca
     assert sorted(here.rglob("*")) == before
 
 
-def test_two_runs_in_one_folder(here: Path) -> None:
+def test_two_runs_in_one_folder(starter: Starter, here: Path) -> None:
     codes: list[int] = []
     errors: list[str] = []
 
     class StartAnother(Hook):
         def on_phase_start(self, run: Any, phase: Any) -> None:
             if not codes:
-                words = [sys.executable, "-m", "phasetrain", *SMALL, f"RUN.dir={here / 'run'}"]
-                done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-                codes.append(done.returncode)
-                errors.append(done.stderr)
+                ended = starter.run(here / "run", *SMALL)
+                codes.append(ended.code)
+                errors.append(ended.output)
 
     result = train(here / "run", hooks={"another": StartAnother()})
     assert codes == [4]

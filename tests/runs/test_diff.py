@@ -211,6 +211,16 @@ class TestEqual:
             "1 records in the ledger of B are damaged.",
         )
 
+    def test_files_that_are_nested_too_deeply(self, unbroken: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "copy"
+        shutil.copytree(unbroken, copy)
+        with (copy / "metrics.jsonl").open("a") as file:
+            file.write(100_000 * "[" + "\n")
+        assert diff(str(unbroken), str(copy)).equal
+        (copy / "config.yaml").write_text(100_000 * "[")
+        with pytest.raises(ConfigError, match=r"copy/config\.yaml cannot be read"):
+            diff(str(unbroken), str(copy))
+
 
 class TestCommandLine:
     @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from faulty import Starter
 from harness import train
 
 from phasetrain.run import main
@@ -24,12 +25,12 @@ def block(kind: str) -> str:
     return str(found)
 
 
-def phasetrain(folder: Path, *words: str, path: Path | None = None) -> str:
+def phasetrain(folder: Path, *words: str) -> str:
     """Run the command line in a process of its own, as the installed script does, and return what it printed.
 
     With `-P`, Python leaves the current folder out of its search path: only what phasetrain does puts it there.
     """
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, [ROOT, path])))}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-m", "phasetrain", *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,7 +67,7 @@ def test_without_the_import_the_part_is_not_known(
     assert "LOSS.name = 'focal'" in capsys.readouterr().err
 
 
-def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
+def test_an_experiment_of_ones_own(starter: Starter, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(block("python"), encoding="utf-8")
     (tmp_path / "configs" / "experiment").mkdir(parents=True)
     (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(
@@ -77,17 +78,21 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
         "METERS: {error_rate: {}, accuracy: null}\n",
         encoding="utf-8",
     )
-    phasetrain(tmp_path, "--config-dir", "configs", "experiment=mine", "RUN.dir=run", *SHORT)
+    ended = starter.run(tmp_path / "run", "--config-dir", "configs", "experiment=mine", *SHORT, path=[])
+    assert ended.code == 0, ended.output
     assert metrics_of(tmp_path / "run").keys() == {"loss", "error_rate"}
 
 
-def test_an_installed_package_brings_its_parts(tmp_path: Path) -> None:
+def test_an_installed_package_brings_its_parts(starter: Starter, tmp_path: Path) -> None:
     site = tmp_path / "site"
     (site / "mine-1.0.dist-info").mkdir(parents=True)
     (site / "mine_parts.py").write_text(block("python"), encoding="utf-8")
     (site / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (site / "mine-1.0.dist-info" / "entry_points.txt").write_text("[phasetrain]\nmine = mine_parts\n")
-    phasetrain(tmp_path, "LOSS.name=focal", "METERS.error_rate={}", "RUN.dir=run", *SHORT, path=site)
+    words = ("LOSS.name=focal", "METERS.error_rate={}", *SHORT)
+    assert starter.run(tmp_path / "without", *words, path=[]).code == 2
+    ended = starter.run(tmp_path / "run", *words, path=[str(site)])
+    assert ended.code == 0, ended.output
     assert "error_rate" in metrics_of(tmp_path / "run")
 
 

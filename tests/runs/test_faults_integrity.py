@@ -5,8 +5,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,6 @@ from phasetrain.run import run
 from phasetrain.storage import Storage
 from phasetrain.terminal import Terminal
 
-TOOL = Path(__file__).parents[2] / "tools" / "run.py"
 FILES = ("tensors.safetensors", "state.json", "promised.json", "manifest.json")
 
 
@@ -43,14 +40,13 @@ def said(folder: Path, *words: str) -> str:
     return output.getvalue()
 
 
-def test_one_flipped_bit_of_the_weights_on_the_command_line(calm: Path, mine: Path) -> None:
+def test_one_flipped_bit_of_the_weights_on_the_command_line(starter: Starter, calm: Path, mine: Path) -> None:
     tensors = mine / "checkpoints" / NEWEST / "tensors.safetensors"
     flip(tensors, 8 * tensors.stat().st_size - 7)
     record = json.loads((tensors.parent / "manifest.json").read_text())["body"]["files"][tensors.name]
-    command = [sys.executable, str(TOOL), *SMALL, ONE, f"RUN.dir={mine}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    text = " ".join((done.stdout + done.stderr).split())
+    ended = starter.run(mine, *SMALL, ONE)
+    assert ended.code == 0, ended.output
+    text = " ".join(ended.output.split())
     assert f"{NEWEST} was passed over: tensors.safetensors has digest " in text
     assert f"the manifest says {record['digest']}" in text
     assert f"going on from {mine}/checkpoints/{PREVIOUS} " in text

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from harness import SMALL, leftovers, newest, parted, train
+from faulty import ONE, Starter
+from harness import SMALL, is_clean, newest, parted, train
 
 STALLING = """
 import os, time
@@ -44,29 +43,27 @@ def stalling(split: str):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_sigterm_in_a_data_stall(tmp_path: Path, workers: int) -> None:
+def test_sigterm_in_a_data_stall(starter: Starter, tmp_path: Path, workers: int) -> None:
     (tmp_path / "stalling.py").write_text(STALLING)
     (tmp_path / "stall").touch()
-    words = [*SMALL, "RUN.imports=[stalling]", "DATA.TRAIN.dataset=stalling", "PHASES.limit.train=null"]
-    words += [f"DATA.TRAIN.workers={workers}", f"RUN.dir={tmp_path}/run"]
-    command = [sys.executable, "-m", "phasetrain", *words]
-    options = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, start_new_session=True, **options)  # type: ignore[call-overload]
+    words = (*SMALL, ONE, "RUN.imports=[stalling]", "DATA.TRAIN.dataset=stalling", "PHASES.limit.train=null")
+    words += (f"DATA.TRAIN.workers={workers}", "PHASES.epochs=1")
+    pid = starter.start(tmp_path / "run", *words)
     end = time.monotonic() + 60
     while not (tmp_path / "stalls").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    time.sleep(1.0)  # what was prefetched is used up
+        time.sleep(0.01)
+    time.sleep(1.0 if workers else 0.1)  # what was prefetched is used up
     began = time.monotonic()
-    os.kill(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert (process.returncode, time.monotonic() - began < 20) == (143, True), output
-    assert "stopped by SIGTERM" in output
+    os.kill(pid, signal.SIGTERM)
+    ended = starter.wait()
+    assert (ended.code, time.monotonic() - began < 20) == (143, True), ended.output
+    assert "stopped by SIGTERM" in ended.output
     assert newest(tmp_path / "run").manifest.facts.why == "signal"
-    assert leftovers(tmp_path / "run") == []
+    assert is_clean(ended, tmp_path / "run")
     (tmp_path / "stall").unlink()
-    again = subprocess.run(command, check=False, timeout=120, **options)  # type: ignore[call-overload]
-    assert again.returncode == 0, again.stdout
-    train(tmp_path / "unbroken", "PHASES.limit.train=null")
+    again = starter.run(tmp_path / "run", *words)
+    assert again.code == 0, again.output
+    train(tmp_path / "unbroken", ONE, "PHASES.limit.train=null", "PHASES.epochs=1")
     assert parted(tmp_path / "unbroken", tmp_path / "run") == []
 
 
@@ -91,11 +88,10 @@ threading.Condition.__exit__ = send_within
 """
 
 
-def test_sigterm_while_the_loader_holds_a_lock(tmp_path: Path) -> None:
+def test_sigterm_while_the_loader_holds_a_lock(starter: Starter, tmp_path: Path) -> None:
     """Raised there, the request would leave the lock taken, and the end of the workers would wait for it for ever."""
     (tmp_path / "in_a_lock.py").write_text(IN_A_LOCK)
-    words = [*SMALL, "RUN.imports=[in_a_lock]", "DATA.TRAIN.workers=1", f"RUN.dir={tmp_path}/run"]
-    command = [sys.executable, "-m", "phasetrain", *words]
-    ended = subprocess.run(command, cwd=tmp_path, check=False, timeout=60, capture_output=True, text=True)
-    assert ended.returncode == 143, ended.stdout + ended.stderr
-    assert "stopped by SIGTERM" in ended.stdout
+    ended = starter.run(tmp_path / "run", *SMALL, ONE, "RUN.imports=[in_a_lock]", "DATA.TRAIN.workers=1")
+    assert ended.code == 143, ended.output
+    assert "stopped by SIGTERM" in ended.output
+    assert is_clean(ended, tmp_path / "run")

@@ -117,7 +117,10 @@ def test_a_scaler_of_ones_own_goes_on_with_its_scale(tmp_path: Path) -> None:
 
 
 class TestThreeProcesses:
-    @pytest.mark.parametrize("words", [ROWS, (*SAM, "MODEL.sparse=false")], ids=["rows", "sam"])
+    @pytest.mark.parametrize(
+        "words",
+        [pytest.param(ROWS, marks=pytest.mark.slow, id="rows"), pytest.param((*SAM, "MODEL.sparse=false"), id="sam")],
+    )
     def test_train_as_one_does(self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]) -> None:
         words = (*PLAIN, ONE, "MODEL.name=bag", *words)
         for size in (1, 3):

@@ -39,7 +39,7 @@ def alone(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_weights_and_losses_are_those_of_one_process(
     launcher: Launcher, alone: Path, tmp_path: Path, size: int
 ) -> None:

@@ -4,10 +4,7 @@ import inspect
 import io
 import json
 import logging
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -24,7 +21,7 @@ from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.folder import RunFolder
 from phasetrain.hooks import CheckpointHook, Hook, LedgerHook, Metrics, SaveSettings, on
-from phasetrain.run import run
+from phasetrain.run import main, run
 from phasetrain.setup import settle
 from phasetrain.signals import Signals
 from phasetrain.state import RunState
@@ -294,12 +291,13 @@ class TestEngines:
         assert written["updates"] == 15
 
 
-def test_a_sweep_of_two_values_makes_two_finished_runs(tmp_path: Path) -> None:
+def test_a_sweep_of_two_values_makes_two_finished_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # each run is a process of its own
     words = ["-m", *SMALL, "PHASES.epochs=1", "OPTIMIZER.lr=0.1,0.01", "hydra.sweep.dir=sweep"]
-    command = [sys.executable, "-m", "phasetrain", *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert main(words) == 0, capfd.readouterr()
     folders = [path.parent for path in (tmp_path / "sweep").glob("*/status.json")]
     states = [json.loads((folder / "status.json").read_text()) for folder in folders]
     assert [state["state"] for state in states] == ["finished", "finished"]

@@ -1,5 +1,6 @@
 """A run that is killed at any step and started again ends with the bits of one that was not."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,13 @@ def test_two_unbroken_runs_are_equal_and_another_seed_is_not(unbroken: Path, tmp
     assert "metrics.jsonl.0.loss" in parted(unbroken, tmp_path / "other")
 
 
-@pytest.mark.parametrize("step", range(STEPS))
+SEAMS = (0, 1, 4, 5, 6, 7, 12, 20)
+"""The first and last steps of phases, of the run, and two between; tests/runs/test_faults_twice.py kills at all."""
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=() if step in SEAMS else pytest.mark.slow) for step in range(STEPS)]
+)
 def test_killed_at_every_step_and_resumed_from_that_step(unbroken: Path, tmp_path: Path, step: int) -> None:
     die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
     result = train(tmp_path, hooks={"save": SaveEachStep()})
@@ -60,8 +67,18 @@ def test_killed_again_and_again(unbroken: Path, tmp_path: Path, every: int) -> N
     assert parted(unbroken, tmp_path) == []
 
 
-@pytest.mark.parametrize("workers", [(0, 1), (0, 2), (2, 0), (2, 1)])
-@pytest.mark.parametrize("step", [3, 5, 6, 12])
+QUICK = [((0, 1), 3), ((0, 2), 5), ((2, 0), 6), ((2, 1), 12)]
+"""Each change of the number of workers, and each step, once."""
+
+
+@pytest.mark.parametrize(
+    ("workers", "step"),
+    [
+        pytest.param(workers, step, marks=() if (workers, step) in QUICK else pytest.mark.slow)
+        for workers in ((0, 1), (0, 2), (2, 0), (2, 1))
+        for step in (3, 5, 6, 12)
+    ],
+)
 def test_the_number_of_workers_may_change(unbroken: Path, tmp_path: Path, workers: tuple[int, int], step: int) -> None:
     before, after = (f"DATA.TRAIN.workers={n}" for n in workers)
     die(tmp_path, before, "DATA.TEST.workers=1", hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
@@ -77,7 +94,10 @@ def test_the_way_workers_start_may_change(unbroken: Path, tmp_path: Path, method
     assert parted(unbroken, tmp_path) == []
 
 
-def test_accumulation_clipping_and_adam_resume_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "steps", [(1, 9, 17), pytest.param(range(0, 20, 3), marks=pytest.mark.slow)], ids=["three", "every third"]
+)
+def test_accumulation_clipping_and_adam_resume_exactly(tmp_path: Path, steps: Sequence[int]) -> None:
     overrides = (
         "OPTIMIZER.name=adamw",
         "OPTIMIZER.lr=0.01",
@@ -89,7 +109,7 @@ def test_accumulation_clipping_and_adam_resume_exactly(tmp_path: Path) -> None:
         "DATA.TRAIN.batch_size=300",
     )
     train(tmp_path / "unbroken", *overrides)
-    for step in range(0, 20, 3):
+    for step in steps:
         die(tmp_path / str(step), *overrides, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
         train(tmp_path / str(step), *overrides)
         assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import SMALL, leftovers, newest, parted, status, train
+from faulty import ONE, Starter
+from harness import SMALL, is_clean, leftovers, newest, parted, status, train
 
 from phasetrain.hooks import Hook
 from phasetrain.run import main
@@ -34,8 +35,18 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(("step", "position"), [(3, (0, 3)), (5, (0, 5)), (6, (1, 1)), (7, (1, 2)), (8, (2, 1))])
+STOPS = [(3, (0, 3)), (5, (0, 5)), (6, (1, 1)), (7, (1, 2)), (8, (2, 1))]
+"""Steps, train and test steps counted, and the position after them."""
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "position"),
+    [
+        pytest.param(number, *stop, marks=pytest.mark.slow if number == signal.SIGINT and stop != STOPS[2] else ())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        for stop in (STOPS if number != signal.SIGHUP else STOPS[2:3])
+    ],
+)
 def test_a_stop_signal_saves_at_the_step_boundary(
     unbroken: Path, tmp_path: Path, number: int, step: int, position: tuple[int, int]
 ) -> None:
@@ -93,38 +104,32 @@ def test_a_finished_run_says_so_and_writes_nothing(unbroken: Path, capsys: pytes
 
 SLOW_STEPS = """
 import time
+from pathlib import Path
 from phasetrain.hooks import HOOKS, Hook
 
 @HOOKS.register("slow_steps")
 class SlowSteps(Hook):
     def on_step(self, run, phase, out):
         time.sleep(0.05)
+        if run.state.updates == 3:
+            Path("a_few_steps_in").touch()
 """
 
 
-def test_sigterm_to_the_whole_process_group_spares_the_workers_until_the_save(tmp_path: Path) -> None:
+def test_sigterm_to_the_whole_process_group_spares_the_workers_until_the_save(starter: Starter, tmp_path: Path) -> None:
     (tmp_path / "slow_steps.py").write_text(SLOW_STEPS)
     folder = tmp_path / "run"
-    words = [*SMALL, f"RUN.dir={folder}", "DATA.TRAIN.workers=2", "PHASES.limit.train=50"]
-    words += ["RUN.imports=[slow_steps]", "HOOKS.slow_steps={}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "phasetrain", *words],
-        cwd=tmp_path,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "log.txt").exists())
-    time.sleep(1.0)  # a few slow steps in
-    os.killpg(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, output
-    assert "exited unexpectedly" not in output
-    assert "go on with: phasetrain" in output
+    words = (*SMALL, ONE, "DATA.TRAIN.workers=2", "PHASES.limit.train=50")
+    pid = starter.start(folder, *words, "RUN.imports=[slow_steps]", "HOOKS.slow_steps={}")
+    wait_for((tmp_path / "a_few_steps_in").exists)
+    os.killpg(pid, signal.SIGTERM)
+    ended = starter.wait()
+    assert ended.code == 143, ended.output
+    assert "exited unexpectedly" not in ended.output
+    assert "go on with: phasetrain" in ended.output
     assert newest(folder).manifest.state["updates"] > 0
     assert status(folder)["state"] == "preempted"
-    wait_for(lambda: not alive_in_group(process.pid))
+    assert is_clean(ended, folder)
 
 
 @pytest.mark.slow

@@ -57,6 +57,7 @@ def fifty(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestFiftyUpdates:
     """Batch norm, dropout, augmentation, accumulation without sync, clipping of the whole gradient, tests between."""
 
+    @pytest.mark.slow  # in the quick tests those that change the strategy on the way show it
     @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
     def test_give_the_bits_of_ddp(self, launcher: Launcher, fifty: Path, tmp_path: Path, strategy: str) -> None:
         finished(launcher, tmp_path / "run", 3, *FIFTY, *ADAMW, *using(strategy))

@@ -1,16 +1,18 @@
 """Whole runs on real pseudo-terminals and pipes: what stays, at any width, in any locale, of any size."""
 
 import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
-from harness import SMALL, status
+from harness import SMALL, newest, status
 from processes import Launcher
 from screens import Screen, on_terminal
 
+from phasetrain import live
 from phasetrain.live import Bar, View
-from phasetrain.run import run
+from phasetrain.run import main, run
 from phasetrain.terminal import Terminal
 
 WORDS = (*[word for word in SMALL if word != "HOOKS.console=null"], "PHASES.epochs=2", "MACHINE.threads=1")
@@ -84,12 +86,13 @@ def test_a_run_whose_terminal_is_made_narrower(tmp_path: Path) -> None:
 
 
 def drawn() -> int:
-    """Draw for a second, then print a table, as a run does."""
+    """Draw for a moment, then print a table, as a run does."""
+    live.REFRESHES = 8  # of this fork
     terminal = Terminal()
     terminal.watch(lambda: View((Bar("epoch 1/2 train", 3, 10, "2.0 s"), Bar("run", 3, 20, "5.0 s")), ("loss 0.5",)))
-    time.sleep(0.7)
+    time.sleep(0.4)
     terminal.say("a line that stays")
-    time.sleep(0.6)
+    time.sleep(0.25)
     terminal.end_watch()
     terminal.pairs([("best", "test/accuracy 0.9972 (update 220), test/loss 0.0319 (update 264)")])
     terminal.table("results", ("metric", "value"), [("test/accuracy", "0.9972"), ("test/" + 30 * "x", "0.1")])
@@ -173,6 +176,21 @@ def test_prints_and_warnings_do_not_garble_and_warnings_come_once(tmp_path: Path
     assert len(shown) == 2
     assert shown[0].startswith("warning: UserWarning: a library complains (")
     assert shown[1].startswith("warned  10 x UserWarning: a library complains (")
+
+
+@pytest.mark.parametrize(("nohup", "code", "state"), [(False, 129, "preempted"), (True, 0, "finished")])
+def test_a_closed_terminal_saves_and_stops_the_run_unless_it_began_under_nohup(
+    tmp_path: Path, nohup: bool, code: int, state: str
+) -> None:
+    def call() -> int:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+        return main([*WORDS, "PHASES.epochs=40", "CHECKPOINT.every_epochs=null", f"RUN.dir={tmp_path}"])
+
+    assert on_terminal(close=b"1/40", call=call).code == code
+    told = status(tmp_path)
+    assert (told["state"], told["exit_code"], told["updates"] == 200) == (state, code, nohup)
+    assert told["reason"] == ("completed" if nohup else "SIGHUP")
+    assert newest(tmp_path).manifest.state["updates"] == told["updates"]
 
 
 def test_three_processes_print_as_one(launcher: Launcher, tmp_path: Path) -> None:

@@ -118,7 +118,10 @@ def test_other_data_would_be_seen(whole: Path, launcher: Launcher, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("words", "micros"),
-    [(["DATA.TRAIN.micro_batch_size=4"], 4), (["OPTIMIZER.accumulate=2"], 4)],
+    [
+        (["DATA.TRAIN.micro_batch_size=4"], 4),
+        pytest.param(["OPTIMIZER.accumulate=2"], 4, marks=pytest.mark.slow),
+    ],
     ids=["micro", "accumulate"],
 )
 def test_the_accumulation_or_the_micro_batch_follows_the_number(
@@ -185,7 +188,7 @@ def same_metrics(found: dict[str, dict[str, float]], expected: dict[str, dict[st
         assert one["loss"] == pytest.approx(expected[name]["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
+@pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3)), 4])
 def test_metrics_count_every_sample_once(launcher: Launcher, tested: Path, tmp_path: Path, size: int) -> None:
     folder = tmp_path / "run"
     assert launcher.run(folder, size, *ONLY_TESTS).codes == [0] * size

@@ -93,6 +93,8 @@ class TestReplace:
         assert door.read_json(path) is None
         (tmp_path / "file.json").write_bytes(b"\xff\xfe")
         assert door.read_json(path) is None
+        (tmp_path / "folder.json").mkdir()
+        assert door.read_json(f"{tmp_path}/folder.json") is None
 
 
 class TestFolders:

@@ -4,11 +4,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from phasetrain.sweep.jobs import Job, Record, Stop, records
+from phasetrain.lock import Owner, process_start
+from phasetrain.sweep.jobs import Job, Record, Stop, handled, records
 from phasetrain.sweep.words import digest
 
 
@@ -23,6 +27,15 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / f"{digest(['A.x=1'])}.json").is_file()
 
 
+ODD = ('"overrides": 5', '"overrides": [1]', '"overrides": ["a=1"], "pid": "x"', '"overrides": [], "swept": {"a": 1}')
+
+
+@pytest.mark.parametrize("content", ['{"sweep": "s", "folder": "f", ' + odd + "}" for odd in ODD])
+def test_a_record_with_odd_values_is_left_out(tmp_path: Path, content: str) -> None:
+    (tmp_path / "0123abcd.json").write_text(content)
+    assert records(str(tmp_path)) == []
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"sweep": "s"}', '{"other": 1}', "\x00"])
 def test_a_record_that_is_broken_or_of_another_version_is_left_out(tmp_path: Path, content: str) -> None:
     record(tmp_path).write(str(tmp_path))
@@ -35,6 +48,19 @@ def test_a_record_of_an_older_version_has_no_swept_values(tmp_path: Path) -> Non
     old = {"sweep": "s", "overrides": ["A.x=1"], "folder": "out/1", "exit_code": 0}
     (tmp_path / "0123abcd.json").write_text(json.dumps(old))
     assert records(str(tmp_path)) == [Record("s", ["A.x=1"], {}, "out/1", 0)]
+
+
+@pytest.mark.parametrize(("ignored", "heard"), [(False, [signal.SIGHUP, signal.SIGTERM]), (True, [signal.SIGTERM])])
+def test_what_asks_runs_to_stop(ignored: bool, heard: list[int]) -> None:
+    found: list[int] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with handled(lambda number, frame: found.append(number)):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert found == heard
 
 
 class TestStop:
@@ -89,13 +115,48 @@ class TestJob:
         job({"run": 0})
         assert records(str(tmp_path)) == []
 
+    def test_waits_for_what_a_killed_sweep_has_left_in_its_folder(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        job = self.job(tmp_path, "pass")
+        (one,) = [job.record(words) for _, words in job.batch]
+        left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        Path(one.folder).mkdir()
+        owner = Owner(socket.gethostname(), left.pid, process_start(left.pid), None, 1, time.time())
+        Path(one.folder, "owner.json").write_text(json.dumps(asdict(owner)))
+        replace(one, sweep="killed", pid=left.pid).write(str(tmp_path))
+        thread = threading.Thread(target=job, args=({"run": 0},))
+        thread.start()
+        try:
+            thread.join(0.5)
+            assert thread.is_alive()
+            assert records(str(tmp_path))[0].sweep == "killed"
+        finally:
+            left.communicate(b"\n")
+            thread.join(30)
+        assert (records(str(tmp_path))[0].sweep, records(str(tmp_path))[0].exit_code) == ("s", 0)
+        assert f"is in use by process {left.pid}, perhaps of a sweep that was killed" in capfd.readouterr().out
+
+    def test_is_not_started_by_a_worker_whose_sweep_was_killed(self, tmp_path: Path) -> None:
+        job = replace(self.job(tmp_path, "pass"), launcher=(socket.gethostname(), os.getpid(), 1))
+        job({"run": 0})
+        assert records(str(tmp_path)) == []
+
+    def test_leaves_the_record_to_a_later_sweep(self, tmp_path: Path) -> None:
+        job = self.job(tmp_path, "pass")
+        later = replace(job.record(job.batch[0][1]), sweep="later", pid=1)
+        path, text = f"{later.folder}.json", json.dumps(asdict(later))
+        code = f"import pathlib; pathlib.Path({path!r}).write_text({text!r})"
+        replace(job, command=(sys.executable, "-c", code))({"run": 0})
+        assert records(str(tmp_path)) == [later]
+
     def test_what_it_prints_in_another_process_goes_to_a_file(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         job = self.job(tmp_path, "print('so it is')")
         job({"run": 0})
         assert capfd.readouterr().out == "run 1 of 1: A.x=1\nso it is\n"
-        elsewhere = Job(**{**vars(job), "launcher_pid": os.getpid() + 1})
+        elsewhere = replace(job, launcher=("another machine", 1, 1))
         elsewhere({"run": 0})
         assert capfd.readouterr().out == "run 1 of 1: A.x=1: exit code 0\n"
         assert (tmp_path / f"{digest(['A.y=2', 'A.x=1'])}.log").read_text() == "so it is\n"

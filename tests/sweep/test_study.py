@@ -182,7 +182,42 @@ def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"hydra.sweeper.options = .*no_such"):
         trials(tmp_path / "a", "hydra.sweeper.options.no_such=1")[0].run()
     trials(tmp_path / "b", "hydra.sweeper.n_trials=1")[0].run()
-    with pytest.raises(ConfigError, match=r"goes by '-test/loss'; give this one a folder of its own"):
+    with pytest.raises(ConfigError, match=r"was made with '-test/loss'; give this one a folder of its own"):
         trials(tmp_path / "b", "hydra.sweeper.monitor=test/accuracy")[0].run()
+    with pytest.raises(ConfigError, match=r"what is swept is .* was made with"):
+        trials(tmp_path / "b", "A.more=1,2")[0].run()
     with pytest.raises(ConfigError, match=r"a=interval\(2,1\)"):
         distribution(Words.read(["a=interval(2,1)"]).swept[0])
+
+
+def test_a_journal_whose_last_line_is_torn_goes_on(tmp_path: Path) -> None:
+    words = ("hydra.sweeper.n_trials=5",)
+    trials(tmp_path / "whole", *words)[0].run()
+    trials(tmp_path / "torn", "hydra.sweeper.n_trials=3")[0].run()
+    path = tmp_path / "torn/study.journal"
+    path.write_bytes(path.read_bytes()[:-20])
+    made, player = trials(tmp_path / "torn", *words)
+    assert made.run() == 0
+    assert len(player.runs) == 3  # the last one was not told, and is asked for its result again
+    assert told(tmp_path / "torn") == told(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("content", ["garbage\n", '{"op_code": 99}\n', "\x00\n"])
+def test_a_journal_that_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/study.journal").write_text(content)
+    with pytest.raises(ConfigError, match=r"study.journal cannot be read as a study"):
+        trials(tmp_path / "a")[0].run()
+
+
+def test_a_run_that_is_in_use_elsewhere_leaves_its_trial_open(tmp_path: Path) -> None:
+    made, _ = trials(tmp_path / "a", "hydra.sweeper.n_trials=3")
+
+    def in_use(runs: Sequence[tuple[int, Sequence[str]]]) -> int:
+        for _, words in runs:
+            replace(made.job.record(words), exit_code=4).write(made.job.folder)
+        return 0
+
+    made.launch = in_use
+    assert made.run() == 4
+    assert [state for _, _, state in told(tmp_path / "a")] == ["RUNNING"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.sweep import Check, digest, sweep
 
 
@@ -188,6 +188,7 @@ def test_one_run_is_a_sweep_too(program: list[str]) -> None:
     [
         ("RUN.dir=runs/x", "RUN.dir=runs/x: all runs of a sweep would share this folder"),
         ("RUN.dir=a,b", "would share this folder"),
+        ("A.x=3,4", "A.x is swept twice; give all its values in one place"),
         ("A.y=interval(0,1)", "A.y=interval(0,1): only a sampler can choose from an interval"),
         ("LOSS=glob(*)", "list the values, as in LOSS=a,b"),
         ("hydra.sweep.dir='${no.such}'", "hydra.sweep.dir="),
@@ -195,13 +196,44 @@ def test_one_run_is_a_sweep_too(program: list[str]) -> None:
 )
 def test_what_a_sweep_refuses(program: list[str], word: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        sweep([word, "A.x=1,2"], check=accept, command=program)
+        sweep(["A.x=1,2", word], check=accept, command=program)
     assert message in str(caught.value)
 
 
-def test_a_bad_setting_of_hydra_is_an_exit_code(program: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert sweep(["A.x=1,2", "hydra/launcher=no_such"], check=accept, command=program) == 1
+@pytest.mark.parametrize("word", ["hydra/launcher=no_such", "hydra.launcher.no_such=2", "hydra/sweeper=no_such"])
+def test_a_bad_setting_of_hydra_is_told_and_leaves_nothing(
+    program: list[str], capfd: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert sweep(["A.x=1,2", word], check=accept, command=program) == 2
     assert "no_such" in capfd.readouterr().err
+    assert not list(Path("runs").iterdir())
+
+
+def test_two_sweeps_in_one_folder(program: list[str]) -> None:
+    Path("out").mkdir()
+    with open("out/.sweep.lock", "ab") as file:
+        holding = subprocess.Popen(
+            [sys.executable, "-c", "import fcntl, sys, time; fcntl.lockf(0, fcntl.LOCK_EX); print(); time.sleep(60)"],
+            stdin=file,
+            stdout=subprocess.PIPE,
+        )
+    try:
+        assert holding.stdout is not None
+        holding.stdout.readline()
+        with pytest.raises(FolderInUseError, match=r"hydra.sweep.dir = 'out' is in use by another sweep"):
+            sweep(["A.x=1,2", "hydra.sweep.dir=out"], check=accept, command=program)
+    finally:
+        holding.kill()
+        holding.communicate()
+    assert sweep(["A.x=1,2", "hydra.sweep.dir=out"], check=accept, command=program) == 0
+
+
+def test_equal_values_are_one_run(program: list[str]) -> None:
+    words = ["OPTIMIZER.lr=0.1,0.10,1e-1,0.2", "A.text=a,'a',b", "hydra.sweep.dir=out"]
+    assert sweep(words, check=accept, command=program) == 0
+    assert sorted(words[0] + " " + words[1] for ((words),) in started("out").values()) == [
+        f"OPTIMIZER.lr={lr} A.text={text}" for lr in ("0.1", "0.2") for text in "ab"
+    ]
 
 
 def test_the_folder_may_hold_the_date_and_spaces(program: list[str]) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from phasetrain.errors import ConfigError
-from phasetrain.sweep.words import Words, digest
+from phasetrain.sweep.words import Words, digest, quoted
 
 
 def test_each_word_goes_where_it_belongs() -> None:
@@ -54,3 +54,17 @@ def test_a_launcher_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mo
             Words.read([f"hydra/launcher={launcher}"])
         assert f'pip install "phasetrain[{extra}]"' in str(caught.value)
     assert Words.read(["hydra/launcher=basic"]).hydra == ["hydra/launcher=basic"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("runs/a-1/2", "runs/a-1/2"),
+        ("/tmp/x.y", "/tmp/x.y"),
+        ("12", "'12'"),
+        ("a b/c", "'a b/c'"),
+        ("it's/x", r"'it\'s/x'"),
+    ],
+)
+def test_only_what_needs_it_is_quoted(text: str, word: str) -> None:
+    assert quoted(text) == word

@@ -25,6 +25,27 @@ from phasetrain.train import digest_of
 WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
 
 
+COUNTING = """
+import torch
+from torch import nn
+
+
+class Inner(nn.Linear):
+    as_tensor = True
+
+    def get_extra_state(self):
+        return torch.tensor(3) if self.as_tensor else {"calls": 3}
+
+
+class Counting(nn.Sequential):
+    def __init__(self, classes, as_tensor):
+        super().__init__()
+        self.add_module("flat", nn.Flatten())
+        self.add_module("inner", Inner(64, classes))
+        self.inner.as_tensor = as_tensor
+"""
+
+
 def builder(*words: str) -> Builder:
     setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
     return Builder(setup.config, setup.machine, World())
@@ -134,6 +155,15 @@ class TestParts:
         assert refused("MODEL.name=builtins.dict") == (
             "MODEL.name = 'builtins.dict' gave dict, expected a torch.nn.Module"
         )
+
+    def test_a_model_whose_state_is_more_than_tensors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "counting_mlp.py").write_text(COUNTING)
+        monkeypatch.syspath_prepend(tmp_path)
+        assert refused("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=false") == (
+            "MODEL.name = 'counting_mlp.Counting': inner._extra_state of its state is of type dict, and only tensors "
+            "are saved, averaged and compared; register a buffer in its place, or return a tensor from get_extra_state"
+        )
+        built("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=true")
 
     def test_nothing_to_train(self) -> None:
         assert refused("MODEL.name=torch.nn.Flatten") == "MODEL.name = 'torch.nn.Flatten' has no parameter to train"

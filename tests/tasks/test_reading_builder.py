@@ -208,7 +208,7 @@ def test_updates_get_the_same_samples_on_any_number_of_processes(name: str) -> N
     assert_world_size_invariant([*EXACT[name], "DATA.TRAIN.batch_size=24"], sizes=(1, 3))
 
 
-@pytest.mark.parametrize("name", ["length_bucketed", "proportional"])
+@pytest.mark.parametrize("name", ["length_bucketed", pytest.param("proportional", marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_bit_for_bit(name: str) -> None:
     assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"], steps=[2, 5], workers=None)
 

@@ -334,7 +334,13 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "order"), ORDERS)
+QUICK = [pair for at, pair in enumerate(ORDERS) if any(one not in sum(ORDERS[:at], ()) for one in pair)]
+"""Each data set and each order at least once."""
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in ORDERS]
+)
 def test_orders_do_not_depend_on_processes(name: str, order: str, tmp_path: Path) -> None:
     words = written(tmp_path, [*BATCHES, *data(name), *([sampler(order)] if order else [])])
     assert_world_size_invariant(words, sizes=(1, 2, 3, 4) if name in IN_MEMORY else (1, 3))

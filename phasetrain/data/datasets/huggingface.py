@@ -97,7 +97,7 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         """Return the SHA-256 over columns, number of rows, and names and sizes of the files of data in order."""
         digest = sha256(f"{self._rows.features} {len(self)}".encode())
         for file in sorted({one["filename"] for one in self._rows.cache_files}):
-            digest.update(f"{Path(file).name}\0{Path(file).stat().st_size}\n".encode())
+            digest.update(f"{Path(file).name}\0{Path(file).stat().st_size}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
 

@@ -79,7 +79,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         """Return the SHA-256 over the ordered samples: path below `path`, size in bytes, class."""
         digest = sha256()
         for file, number in self.samples:
-            digest.update(f"{file}\0{Path(self.path, file).stat().st_size}\0{number}\n".encode())
+            told = f"{file}\0{Path(self.path, file).stat().st_size}\0{number}\n"
+            digest.update(told.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def _decoded(self, index: int, file: str) -> Tensor:

@@ -122,7 +122,8 @@ class Lines(Streamed):
         root = os.path.commonpath([Path(shard.path).parent for shard in self.shards])
         digest = sha256()
         for shard in self.shards:
-            digest.update(f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.samples}\n".encode())
+            told = f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.samples}\n"
+            digest.update(told.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
 

@@ -169,7 +169,8 @@ class WebDataset(Streamed):
         """Return the SHA-256 over the archives in order: name, size, number of samples."""
         digest = sha256()
         for shard in self.shards:
-            digest.update(f"{Path(shard.path).name}\0{shard.size}\0{shard.samples}\n".encode())
+            told = f"{Path(shard.path).name}\0{shard.size}\0{shard.samples}\n"
+            digest.update(told.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
     def _taken(self, index: int, sample: TarSample, key: str | Sequence[str] | None, name: str) -> Any:

@@ -72,8 +72,9 @@ class Source:
         return open_storage(self.path)
 
     def refused(self, reason: str) -> ConfigError:
-        """Return the error that says why the source cannot be used."""
-        return ConfigError(f"{self.where}.path = {self.path!r}: {reason}")
+        """Return the error that says why the source cannot be used; without `where` no key is named."""
+        key = f"{self.where}.path = " if self.where else ""
+        return ConfigError(f"{key}{self.path!r}: {reason}")
 
 
 @dataclass(frozen=True)

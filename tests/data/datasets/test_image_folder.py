@@ -1,5 +1,7 @@
+import os
 import pickle
 import sys
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -70,6 +72,14 @@ def test_class_names_fix_the_numbers(folder):
 def test_a_folder_that_is_not_a_known_class_is_named(folder):
     with pytest.raises(ValueError, match=r"the folder 'dog' is not among the 2 class_names; did you mean 'dogs'\?"):
         ImageFolder(str(folder), class_names=("cat", "dogs"))
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    file = tmp_path / "dog" / os.fsdecode(b"\xff.png")
+    picture(file, (255, 0, 0))
+    data = ImageFolder(str(tmp_path))
+    assert data.fingerprint() == sha256(b"dog/\xff.png\0%d\0" % file.stat().st_size + b"0\n").hexdigest()
+    assert data[0][1] == 0
 
 
 def test_fingerprint_tells_renamed_and_resized_files(folder):
