@@ -1,9 +1,9 @@
-"""Pictures of the report for the docs: trains three small runs, one of them killed, and opens their reports.
+"""Pictures of the report for the docs: trains three small runs, one of them killed, and a sweep, and opens the pages.
 
     python benchmarks/report_screenshots.py
 
-writes docs/report.png (one run) and docs/report-compared.png (three runs, dark); about a minute on 2 cores. Needs
-Chromium: `apt-get install chromium`.
+writes docs/report.png (one run), docs/report-compared.png (three runs, dark) and docs/sweep.png; about two minutes on 2
+cores. Needs Chromium: `apt-get install chromium`.
 """
 
 import os
@@ -50,6 +50,9 @@ def main() -> int:
         picture(browser, f"{folders[0]}/report.html", DOCS / "report.png", "1200,2290")
         dark = "--blink-settings=preferredColorScheme=0"
         picture(browser, "comparison.html", DOCS / "report-compared.png", "1200,1660", dark)
+        words = ("PHASES.epochs=6", "OPTIMIZER.lr=0.3,0.1,0.03,0.01", "MODEL.width=8,32", "hydra.sweep.dir=runs/first")
+        subprocess.run([sys.executable, "-m", "phasetrain", "-m", *words], check=True, stdout=subprocess.DEVNULL)
+        picture(browser, "runs/first/sweep.html", DOCS / "sweep.png", "1200,1150")
         os.chdir(DOCS)
     return 0
 

@@ -12,7 +12,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = (signal.SIGUSR1,)
 
 REPEAT_SECONDS = 0.1
-"""A signal so soon after the first of its kind is the same request: a wrapper in the same process group passes it on."""
+"""A signal so soon after the first of its kind is the same request, passed on by a wrapper in the same group."""
 
 END_SECONDS = 60
 """After a second signal the kernel ends a process that has not found its way out by then."""

@@ -18,7 +18,7 @@ from phasetrain.sweep.results import Result, Results
 
 log = logging.getLogger(__name__)
 
-COMPARED = 8
+COMPARED = 5
 """The best runs, whose curves are laid over each other."""
 
 COLORED = 8
@@ -38,7 +38,7 @@ def page(results: Results) -> str:
     by_value = "".join(figure(chart) for chart in charts(results))
     runs = _records(results)
     sections = {
-        Results: _table(results),
+        "Runs": _table(results),
         f"{results.metric} by value": element("div", by_value, cls="charts") if by_value else "",
         f"Curves of the best {len(runs)} runs": _curves(runs),
     }

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,7 +80,12 @@ def test_the_page_of_a_sweep_that_has_measured_nothing() -> None:
     text = page(Results("out", "", [Result("01234567", {"A.x": "<1>"}, "waiting")]))
     assert "A.x" in text
     assert "&lt;1&gt;" in text
-    assert "by value" not in text
+    assert re.findall("<h2>(.*?)</h2>", text) == ["Runs"]
+
+
+def test_the_sections_of_the_page() -> None:
+    text = page(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, 0.25)))
+    assert re.findall("<h2>(.*?)</h2>", text) == ["Runs", "test/accuracy by value"]
 
 
 def test_plots_for_a_paper(tmp_path: Path) -> None:
