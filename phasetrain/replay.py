@@ -17,7 +17,7 @@ from phasetrain.config.changes import Change, differences
 from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.folder import RunFolder
-from phasetrain.hooks import ConsoleView, Hook, LedgerHook, Metrics, Numerics, Run, TensorBoard, Watchdog
+from phasetrain.hooks import Hook, LedgerHook, Run
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.numerics import ROOT, folder_name
 from phasetrain.hooks.whole import restore
@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 
 SHARED = ("samples", "lr")
 """What a replay on one process has in common with an update that several have made."""
-
-WATCHERS = (ConsoleView, LedgerHook, Metrics, Numerics, TensorBoard, Watchdog)
-"""Hooks of ours that write and leave the trajectory alone; a replay does without them."""
 
 
 def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
@@ -232,7 +229,7 @@ def _number(setup: Setup) -> int:
 
 
 def _taking_part(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
-    return {label: hook for label, hook in hooks.items() if not isinstance(hook, WATCHERS)}
+    return {label: hook for label, hook in hooks.items() if not hook.shows_only}
 
 
 @contextmanager

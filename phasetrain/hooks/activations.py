@@ -1,5 +1,6 @@
 """Statistics of what modules put out, and of its gradients, every so many updates (hook `activations`)."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.models.prepare import Compiled
 from phasetrain.plan import Phase
+
+log = logging.getLogger(__name__)
 
 BINS = 20
 """Of a histogram."""
@@ -45,6 +48,7 @@ class Activations(Hook):
         histogram: counts in 20 bins of equal width from min to max, too, of the first tensor of each output.
     """
 
+    shows_only = True
     single = True
 
     def __init__(
@@ -65,6 +69,7 @@ class Activations(Hook):
         self._handles: list[RemovableHandle] = []
         self._found = _Found(bins=BINS if histogram else 0)
         self._update = 0
+        self._warned = False
 
     def on_start(self, run: Run) -> None:
         """Find the modules.
@@ -90,6 +95,7 @@ class Activations(Hook):
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Watch the modules if this is the first micro-batch of an update that is due."""
+        self._release()
         update = run.state.updates + 1
         if not phase.is_train or update % self.every_updates or update == self._update:
             return
@@ -105,7 +111,11 @@ class Activations(Hook):
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Write what was seen in this update; the only moment at which the device is waited for."""
         state = run.state
-        if not phase.is_train or state.updates != self._update or not self._found:
+        self._release()  # a step of one's own may not have told of its forward pass
+        if not phase.is_train or state.updates % self.every_updates:
+            return
+        if state.updates != self._update or not self._found:
+            self._warn()
             return
         place = {"phase": phase.index, "split": phase.split, "epoch": phase.epoch, "step": state.step}
         line = {"kind": "activations", "updates": state.updates, **place, **self._found.read()}
@@ -117,6 +127,15 @@ class Activations(Hook):
         """Watch them no more."""
         self._release()
         self._found.clear()
+
+    def _warn(self) -> None:
+        if not self._warned:
+            log.warning(
+                "HOOKS.activations: update %d told of no batch (events.on_batch), or its passes use other modules; "
+                "such updates have no line",
+                self._update or self.every_updates,
+            )
+        self._warned = True
 
     def _release(self) -> None:
         while self._handles:

@@ -81,7 +81,8 @@ class Hook:
 
     Attributes:
         main_only: run on the main process only.
-        shows_only: it shows how far the run is; whoever repeats the run can do without it.
+        shows_only: it shows or writes what happens and leaves the training alone, so a replay does without it, and a
+            run with it from Python is the run of its command.
         single: at most one of its kind in a run, because two would write to the same place.
         several_only: left out of a run of one process.
         policy: what becomes of the run when the hook raises, unless `HOOKS.*.on_exception` says otherwise. A mistake in

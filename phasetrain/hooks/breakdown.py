@@ -1,6 +1,7 @@
 """Tells where the time of a step goes, which hooks are slow, and how much of the device is used (hook `breakdown`)."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -41,6 +42,7 @@ class Breakdown(Hook):
         hooks: tell the time of each hook by event, too.
     """
 
+    shows_only = True
     main_only = False  # all processes count operations together, and each has a clock
     single = True
 
@@ -55,7 +57,7 @@ class Breakdown(Hook):
     ) -> None:
         if every_updates < 1:
             raise ValueError(f"every_updates = {every_updates}: expected at least 1")
-        if peak_flops is not None and peak_flops <= 0:
+        if peak_flops is not None and not 0 < peak_flops < math.inf:
             raise ValueError(f"peak_flops = {peak_flops}: expected operations per second above 0, such as 989.5e12")
         self.terminal, self.every_updates, self.flops, self.hooks = terminal, every_updates, flops, hooks
         self.peak_flops = peak_flops
@@ -205,6 +207,8 @@ class Breakdown(Hook):
                 share = f", {100 * rates['mfu']:.1f} % of the peak of {self._device} (MFU)" if "mfu" in rates else ""
                 told = f"{flops_told(rates['flops_per_second'])}FLOP/s in {split} steps{share}"
                 self.terminal.pairs([("flops", told)])
+        if self._per_sample and not any(spent.flops for spent in self._times.spent.values()):
+            self._note = "no pass was told of (events.on_forward), so operations per second are not known"
         if self._note:
             self.terminal.pairs([("flops", self._note)])
 

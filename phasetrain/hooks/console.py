@@ -41,6 +41,7 @@ class ConsoleView(Hook):
             most twice a second.
     """
 
+    shows_only = True
     single = True
 
     def __init__(self, terminal: Terminal, every_updates: int = 1, every_seconds: float = 30.0) -> None:

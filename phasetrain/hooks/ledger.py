@@ -82,6 +82,7 @@ class LedgerHook(Hook):
         deferred: keep copies until records are written; None: on every device but the CPU.
     """
 
+    shows_only = True
     single = True
     main_only = False
 

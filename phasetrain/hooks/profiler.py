@@ -63,6 +63,7 @@ class Profiler(Hook):
         sort_by: column of the table, largest first; by default the time of an operator itself on the device.
     """
 
+    shows_only = True
     single = True
     policy: OnException = "ignore"
 

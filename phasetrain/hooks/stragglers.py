@@ -42,6 +42,7 @@ class Stragglers(Hook):
         repeat_updates: after how many updates a process may be told of again.
     """
 
+    shows_only = True
     main_only = False
     single = True
     several_only = True

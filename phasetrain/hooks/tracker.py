@@ -63,6 +63,7 @@ class Tracker(Hook):
         every_updates: hear of a train step after each so many updates; reading the loss waits for the device.
     """
 
+    shows_only = True
     single = True
     policy = "ignore"
 

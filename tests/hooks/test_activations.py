@@ -1,5 +1,6 @@
 """The hook `activations`: the figures are right, no bit of a run changes, and only what is due is watched."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -7,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from harness import KillAfter, SaveEachStep, die, newest, parted, records, train
+from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
 from torch import Tensor, nn
 
+from phasetrain.batch import Batch, StepOutput
+from phasetrain.engine import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Activations, Hook
 from phasetrain.hooks.activations import Spread, chosen, floating, measured
+from phasetrain.run import run
+from phasetrain.terminal import Terminal
 from phasetrain.testing import assert_exact_resume, differences
+from phasetrain.train import Loop
 
 ALL = "HOOKS.activations={every_updates: 4, gradients: true, histogram: true}"
 
@@ -47,6 +53,49 @@ class Model(nn.Module):
         super().__init__()
         self.trunk = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
         self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 3)])
+
+
+def forgets(engine: PhaseEngine) -> None:
+    """A loop that tells of its batches and of nothing else."""
+    for batches in engine.steps():
+        engine.events().on_batch(batches[0])
+        engine.finish(engine.task.train_step(batches, engine.position(), Silent()))
+
+
+def silent(engine: PhaseEngine) -> None:
+    for batches in engine.steps():
+        engine.finish(engine.task.train_step(batches, engine.position(), Silent()))
+
+
+class Silent:
+    """Events that nobody hears of."""
+
+    def on_batch(self, batch: Batch) -> Batch:
+        return batch
+
+    def on_forward(self, out: StepOutput) -> StepOutput:
+        return out
+
+    def on_backward(self, out: StepOutput) -> None: ...
+
+    def on_skip(self, batches: list[Batch], found: Any) -> None: ...
+
+    def on_update(self) -> None: ...
+
+
+class TestALoopOfOnesOwn:
+    def looped(self, folder: Path, loop: Loop) -> str:
+        terminal = Terminal(io.StringIO(), live=False)
+        run([*SMALL, f"RUN.dir={folder}", ALL], loop=loop, terminal=terminal)
+        return (folder / "log.txt").read_text()
+
+    def test_that_does_not_tell_of_its_forward_passes_has_the_same_lines(self, watched: Path, tmp_path: Path) -> None:
+        assert "HOOKS.activations" not in self.looped(tmp_path, forgets)
+        assert lines(tmp_path) == lines(watched)
+
+    def test_that_tells_of_nothing_is_warned_of_once(self, tmp_path: Path) -> None:
+        assert self.looped(tmp_path, silent).count("HOOKS.activations: update 4 told of no batch") == 1
+        assert lines(tmp_path) == []
 
 
 class TestChosen:

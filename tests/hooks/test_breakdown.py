@@ -284,6 +284,7 @@ def test_what_cannot_be_counted_is_said_and_the_run_goes_on(
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="every_updates = 0: expected at least 1"):
         train(tmp_path, "HOOKS.breakdown={every_updates: 0}")
-    with pytest.raises(ConfigError, match="peak_flops = -1: expected operations per second above 0"):
-        train(tmp_path, "HOOKS.breakdown={peak_flops: -1}")
+    for peak in ("-1", "nan", "inf"):
+        with pytest.raises(ConfigError, match=f"peak_flops = {peak}.*: expected operations per second above 0"):
+            train(tmp_path, f"HOOKS.breakdown={{peak_flops: {peak}}}")
     assert HOOKS["breakdown"] is Breakdown

@@ -14,7 +14,7 @@ from harness import SMALL, newest, train
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ChangedError, ConfigError, NumericsError
 from phasetrain.folder import RunFolder
-from phasetrain.hooks import Hook
+from phasetrain.hooks import HOOKS, Hook
 from phasetrain.ledger import FILE, read, written
 from phasetrain.machine import reseed
 from phasetrain.run import main, run
@@ -106,6 +106,21 @@ class TestWhatIsLookedAt:
         assert newest(tmp_path).manifest.state["updates"] == 15
         code, shown = replayed(tmp_path, 8, *words)
         assert (code, "updates 1 to 8 equal the ledger" in shown) == (0, True)
+
+    def test_hooks_that_only_show_take_no_part(self, tmp_path: Path) -> None:
+        shown = ("activations", "breakdown", "csv", "memory", "profiler", "tensorboard")
+        train(tmp_path / "run", *MANY, "HOOKS.activations.every_updates=3", "HOOKS.csv={}")
+        before = sorted(path.name for path in (tmp_path / "run").iterdir())
+        code, told = replayed(tmp_path / "run", 6, *(f"HOOKS.{name}={{}}" for name in shown))
+        assert code == 0, told
+        assert "trace" not in told
+        assert "where the time of steps went" not in told
+        assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
+
+    def test_every_hook_of_ours_that_writes_is_one_of_them(self) -> None:
+        changing = {"early_stopping", "plateau", "reload_weights"}
+        ours = {name for name in HOOKS if HOOKS[name].__module__.startswith("phasetrain.hooks.")}
+        assert {name for name in ours if not HOOKS[name].shows_only} == changing
 
     def test_hooks_of_ones_own_take_part(self, tmp_path: Path) -> None:
         class Noisy(Hook):
