@@ -105,6 +105,7 @@ def test_torch_export(folder: Path, expected: Tensor, tmp_path: Path) -> None:
         assert torch.equal(torch.export.load(tmp_path / "a.pt2").module()(BATCH), expected)
 
 
+@pytest.mark.slow
 def test_onnx(folder: Path, expected: Tensor, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

@@ -31,7 +31,7 @@ from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS
 
-@LOSSES.register("spoilt")
+@LOSSES.register("spoilt_at_once")
 class Spoilt(nn.CrossEntropyLoss):
     def forward(self, output, target):
         return super().forward(output, target) * float("nan")
@@ -176,7 +176,7 @@ class AtFirst(Hook):
             ["test/late_fond", "did you mean 'test/late_found'"],
         ),
         (
-            ("RUN.imports=[parts_of_a_rehearsal]", "LOSS=null", "LOSS.name=spoilt"),
+            ("RUN.imports=[parts_of_a_rehearsal]", "LOSS=null", "LOSS.name=spoilt_at_once"),
             ["update 1 is not finite (loss nan; ", "OPTIMIZER.on_nonfinite=skip\n", "rehearsal of train, before"],
         ),
         (

@@ -161,13 +161,13 @@ def _failure(place: str, command: Iterable[str], folder: Path, socket: str, *, e
     return [f"{place}: exit code {done.returncode} instead of {expected}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"]
 
 
-LONG = {"extract.md", "ledger.md", "model.md", "optimizer.md", "sweeps.md", "testing.md"}
-"""Pages whose commands take many seconds together."""
+AT_ONCE = {"README.md", "extending.md"}
+"""Pages that the default tests run; the others are run by `make docs`, and in CI."""
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.name in LONG else ()) for path in PAGES],
+    [pytest.param(path, marks=() if path.name in AT_ONCE else pytest.mark.slow) for path in PAGES],
     ids=[path.relative_to(ROOT).as_posix() for path in PAGES],
 )
 def test_page(path: Path, tmp_path: Path, socket: str) -> None:

@@ -104,6 +104,7 @@ def test_a_stage_may_bring_its_own(tmp_path: Path) -> None:
 
 
 class TestSeveralProcesses:
+    @pytest.mark.slow
     def test_killed_and_resumed(self, launcher: Launcher, tmp_path: Path) -> None:
         words = (*SMALL, ONE, MIXED, "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
         calm, folder = tmp_path / "calm", tmp_path / "run"

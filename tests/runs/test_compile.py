@@ -114,6 +114,7 @@ class TestThreeProcesses:
         assert "DISTRIBUTED.sync_batch_norm = true and MACHINE.device = 'cpu'" in done.outputs[0]
 
 
+@pytest.mark.slow
 def test_under_fsdp_activations_computed_again_leave_the_bits_alone(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, ONE, "DISTRIBUTED={strategy: fsdp, wrap: [features, head]}", "PHASES.epochs=1")
     digests = []

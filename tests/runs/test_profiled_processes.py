@@ -37,6 +37,7 @@ def watched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.slow
 def test_three_processes_that_are_watched_end_with_the_bits_of_others(
     launcher: Launcher, watched: Path, tmp_path: Path
 ) -> None:

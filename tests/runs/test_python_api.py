@@ -291,6 +291,7 @@ class TestEngines:
         assert written["updates"] == 15
 
 
+@pytest.mark.slow
 def test_a_sweep_of_two_values_makes_two_finished_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

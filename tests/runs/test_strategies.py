@@ -74,6 +74,7 @@ class TestFiftyUpdates:
         assert parted(tmp_path / "ddp", tmp_path / "zero") == []
         assert parted(tmp_path / "ddp", tmp_path / "sharded_ddp") == []
 
+    @pytest.mark.slow
     def test_are_silently_wrong_with_the_buckets_of_fairscale(
         self, launcher: Launcher, fifty: Path, tmp_path: Path
     ) -> None:

@@ -73,13 +73,12 @@ def calm(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_process_killed_under_torchrun_costs_no_bit(calm: Path, tmp_path: Path) -> None:
     strike = "HOOKS.strike={rank: 1, update: 7}"
     with Torchrun(tmp_path / "run", strike, flags=("--max-restarts=3",)) as one:
         assert one.wait() == 0, one.told()
         assert "exitcode: -9" in one.told()
-        assert "process 1 of 3 (pid " in one.told()
-        assert " is gone without a word: killed, or crashed" in one.told()
     assert parted(calm, tmp_path / "run") == []
     assert status(tmp_path / "run")["attempt"] == 2
     assert status(tmp_path / "run")["state"] == "finished"

@@ -11,7 +11,8 @@ STRAGGLERS = "HOOKS.stragglers={every_updates: 5, milliseconds: 20}"
 
 
 class TestStragglers:
-    @pytest.mark.parametrize("rank", [2, pytest.param(0, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rank", [2, 0])
     def test_slow_data_is_told_of_once_and_the_run_is_the_same(
         self, launcher: Launcher, tmp_path: Path, rank: int
     ) -> None:

@@ -262,7 +262,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("launcher", "at_once"), [("basic", 1), ("joblib", 2)])
+@pytest.mark.parametrize(("launcher", "at_once"), [("basic", 1), pytest.param("joblib", 2, marks=pytest.mark.slow)])
 def test_sigterm_reaches_the_jobs_which_end_by_themselves_and_no_other_starts(
     tmp_path: Path, launcher: str, at_once: int
 ) -> None:
