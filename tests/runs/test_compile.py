@@ -91,6 +91,7 @@ def killed_and_resumed(launcher: Launcher, folder: Path, *words: str) -> Path:
 
 
 class TestThreeProcesses:
+    @pytest.mark.slow
     def test_with_rounded_gradients(self, launcher: Launcher, plain3: Path, tmp_path: Path) -> None:
         unbroken = killed_and_resumed(launcher, tmp_path, "DISTRIBUTED.communication=fp16")
         assert learned(plain3, unbroken) != [], "the choice has not arrived at torch"

@@ -158,6 +158,7 @@ class TestASaveUnderWay:
         assert starter.run(folder, *self.WORDS).code == 0
         assert parted(calm, folder) == []
 
+    @pytest.mark.slow
     def test_too_little_grace_for_another(
         self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
     ) -> None:
@@ -194,6 +195,7 @@ class TestWhatDoesNotStop:
         assert is_clean(ended, folder)
         assert parted(calm, folder) == []
 
+    @pytest.mark.slow
     def test_before_torch_is_imported(self, tmp_path: Path) -> None:
         """What a run can answer later does not kill a process that is starting."""
         sends = "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nos.kill(os.getpid(), signal.SIGUSR2)\n"

@@ -21,9 +21,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["own", *(pytest.param(one, marks=pytest.mark.slow) for one in ("torch", "proportional"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own", "torch", "proportional"])
 def test_three_processes_of_which_one_is_killed(launcher: Launcher, tmp_path: Path, name: str) -> None:
     words = (*WORDS, *CASES[name])
     calm, folder = tmp_path / "calm", tmp_path / "run"

@@ -58,7 +58,8 @@ def test_losses_over_processes_are_those_of_one(launcher: Launcher, tmp_path: Pa
     assert "".join(ended.outputs).count("all losses agree") == size
 
 
-@pytest.mark.parametrize("name", ["moco", pytest.param("swav", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["moco", "swav"])
 def test_three_processes_of_which_one_is_killed_end_with_the_bits_of_an_unbroken_run(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:

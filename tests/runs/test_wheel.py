@@ -83,6 +83,7 @@ def test_it_holds_every_module_and_config_and_no_test(unpacked: Path) -> None:
     assert held == expected | {"phasetrain/configs/__init__.py", "phasetrain/config/defaults.yaml"}
 
 
+@pytest.mark.slow
 def test_the_default_experiment_runs_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(unpacked)}
     where = "import phasetrain, phasetrain.configs; print(phasetrain.__file__, *phasetrain.configs.__path__)"
