@@ -199,6 +199,8 @@ class Job:
     def _process(self, record: Record, *, apart: bool) -> int:
         while True:
             self._wait_for_another(record)
+            if number := self.stop.asked():
+                return 128 + number
             code = self._started(record, apart=apart)
             if code != FolderInUseError.exit_code or self.stop.asked() or not _held(record):
                 break  # somebody else was faster

@@ -137,6 +137,18 @@ class TestJob:
         assert (records(str(tmp_path))[0].sweep, records(str(tmp_path))[0].exit_code) == ("s", 0)
         assert f"is in use by process {left.pid}, perhaps of a sweep that was killed" in capfd.readouterr().out
 
+    def test_is_not_started_where_the_sweep_is_asked_to_end_while_it_waits(self, tmp_path: Path) -> None:
+        job = self.job(tmp_path, "pass")
+        (one,) = [job.record(words) for _, words in job.batch]
+        Path(one.folder).mkdir()
+        owner = Owner(socket.gethostname(), os.getpid(), process_start(os.getpid()), None, 1, time.time())
+        Path(one.folder, "owner.json").write_text(json.dumps(asdict(owner)))
+        timer = threading.Timer(0.3, job.stop.ask, [signal.SIGTERM])
+        timer.start()
+        job({"run": 0})
+        timer.join()
+        assert records(str(tmp_path)) == []
+
     def test_is_not_started_by_a_worker_whose_sweep_was_killed(self, tmp_path: Path) -> None:
         job = replace(self.job(tmp_path, "pass"), launcher=(socket.gethostname(), os.getpid(), 1))
         job({"run": 0})
