@@ -139,7 +139,7 @@ def summary(folder: Path, monitor: str = "") -> Summary:
 
     Args:
         folder: its path.
-        monitor: which metric to look at where CHECKPOINT.best.monitor names none; see `History.best`.
+        monitor: which metric to look at, see `History.best`; CHECKPOINT.best.monitor of the run by default.
     """
     try:
         return _summary(folder, monitor)
@@ -154,7 +154,7 @@ def _summary(folder: Path, monitor: str) -> Summary:
         return Summary(str(folder), "unreadable", error=f"status.json: {broken}")
     status = found if isinstance(found, dict) else {}
     history = History(list(rows_of(_tail(folder / FILE))))
-    named = monitor_of(folder) or monitor
+    named = monitor or monitor_of(folder) or ""
     best = history.best(named if named.removeprefix("-") in history.last else None)
     planned = _PLANNED.search(_head(folder / "plan.json", HEAD_BYTES))
     heartbeat = status.get("heartbeat")

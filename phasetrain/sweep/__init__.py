@@ -81,17 +81,20 @@ def sweep(
         sweep=uuid4().hex,
         monitor=_monitor(configs[0]),
     )
+    monitor = job.monitor
     with _alone(job.folder):
-        if words.sweeper == "basic":
-            code = _run_all(job, words, grid, check)
-        elif words.sweeper == "optuna":
-            code = Trials(words, job, partial(_launch, job, words)).run()
-        else:
-            code = _hydra(job, [*words.hydra, *words.arguments()])
+        with handled(lambda number, frame: job.stop.ask(number)):
+            if words.sweeper == "basic":
+                code = _run_all(job, words, grid, check)
+            elif words.sweeper == "optuna":
+                trials = Trials(words, job, partial(_launch, job, words))
+                code, monitor = trials.run(), trials.monitor
+            else:
+                code = _hydra(job, [*words.hydra, *words.arguments()])
         if code and not records(job.folder):  # Hydra has said why
             return ConfigError.exit_code
         planned = {digest([*words.fixed, *swept]): swept for swept in grid}
-        results = Results.read(job.folder, job.monitor, planned, sweep=job.sweep)
+        results = Results.read(job.folder, monitor, planned, sweep=job.sweep)
         show(results, terminal or Terminal())
         return _ended(job, code)
 
@@ -164,9 +167,8 @@ def _hydra(job: Job, words: Sequence[str]) -> int:
     before = sys.argv
     sys.argv = [before[0], "--multirun", *arguments]  # hydra.main has no other door
     try:
-        with handled(lambda number, frame: job.stop.ask(number)):
-            hydra.main(version_base="1.3", config_path=None)(job)()
-            job.stop.wait()
+        hydra.main(version_base="1.3", config_path=None)(job)()
+        job.stop.wait()
     except SystemExit as ended:
         job.stop.wait()
         return ended.code if isinstance(ended.code, int) else 1

@@ -2,6 +2,7 @@
 
 import logging
 
+from phasetrain.report.reading import DAMAGES
 from phasetrain.storage import open_storage
 from phasetrain.sweep.page import page, plots
 from phasetrain.sweep.results import Results
@@ -37,7 +38,7 @@ def write(results: Results) -> list[str]:
         path = f"{results.folder}/{name}"
         try:
             storage.replace(path, content().encode(errors="replace"), durable=False)
-        except OSError as error:
+        except DAMAGES as error:  # of the folders that they tell of, too
             log.warning("%s cannot be written: %s; the same command writes it anew", path, error)
         else:
             written.append(path)

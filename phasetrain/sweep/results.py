@@ -108,8 +108,8 @@ class Results:
         used = monitor or next((one.metric for one in runs if one.metric), "")
         if not monitor and smaller_is_better(used):
             used = f"-{used}"
-        order = list(planned or ())
-        runs.sort(key=lambda one: (order.index(one.name) if one.name in order else len(order), one.name))
+        order = {name: place for place, name in enumerate(planned or ())}
+        runs.sort(key=lambda one: (order.get(one.name, len(order)), one.name))
         runs.sort(key=lambda one: _rank(one, used))
         earlier = {name for name, one in found.items() if one.passed_over or (sweep and one.sweep != sweep)}
         return cls(folder, used, runs, sum(one.name in earlier and one.state == "finished" for one in runs))

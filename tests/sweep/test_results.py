@@ -63,3 +63,16 @@ def test_a_code_says_what_it_means(tmp_path: Path) -> None:
     (tmp_path / "01234567.json").write_text(json.dumps(record))
     (one,) = Results.read(str(tmp_path)).runs
     assert (one.state, one.error) == ("failed", "exit code 4: its folder is in use")
+
+
+def test_the_metric_that_is_asked_for_comes_before_that_of_the_runs(tmp_path: Path) -> None:
+    record = {"sweep": "s", "overrides": ["A.x=1"], "swept": {"A.x": "1"}, "folder": "", "exit_code": 0}
+    name = digest(["A.x=1"])
+    (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.yaml").write_text("CHECKPOINT:\n  best:\n    monitor: test/accuracy\n")
+    measured = {"accuracy": 0.5, "loss": 2.0}
+    line = {"kind": "phase", "split": "test", "epoch": 0, "updates": 4, "metrics": measured}
+    (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = [Results.read(str(tmp_path), monitor).runs[0] for monitor in ("-test/loss", "")]
+    assert [(one.metric, one.best) for one in found] == [("test/loss", 2.0), ("test/accuracy", 0.5)]

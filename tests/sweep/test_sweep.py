@@ -64,6 +64,19 @@ class TestTheSameCommandAgain:
         assert len(json.loads(Path("out/results.json").read_text())["runs"]) == 3
 
 
+def test_optuna_and_the_table_go_by_the_metric_that_the_sampler_is_given(
+    program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    words = ["OPTIMIZER.lr=interval(0,1)", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweep.dir=out"]
+    assert sweep([*words, "hydra.sweeper.monitor=-test/accuracy"], check=settled, command=program) == 0
+    assert "3 runs in out: 3 finished" in capsys.readouterr().out
+    found = json.loads(Path("out/results.json").read_text())
+    bests = [one["best"] for one in found["runs"]]
+    assert (found["monitor"], bests) == ("-test/accuracy", sorted(bests))
+    assert "FAIL" not in Path("out/study.journal").read_text()
+
+
 class TestTheTable:
     def test_has_a_row_per_run_the_best_one_first(
         self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
