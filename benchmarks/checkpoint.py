@@ -1,12 +1,14 @@
-"""Seconds to save and to restore a model of 105 MB with its Adam state (315 MB in all), beside torch's own ways.
+"""Seconds to save and to restore a model of 105 MB with its Adam state (315 MB in all), beside
+torch's own ways.
 
     python benchmarks/checkpoint.py [--repetitions 7] [--megabytes 105] [--dir FOLDER] [--json FILE]
 
-Saves take turns in one process, many times over, each into a new file or folder that is deleted afterwards; what is
-shown are medians, and ratios to `torch.save`. The stall is how long training would stand still, the total how long it
-takes until the checkpoint is on the disk. phasetrain hashes and syncs every file and commits by a rename; torch.save
-does none of it, so its row with an fsync stands beside it. Restores run in a process of their own each, because the
-first touch of fresh memory is most of their time.
+Saves take turns in one process, many times over, each into a new file or folder that is deleted
+afterwards; what is shown are medians, and ratios to `torch.save`. The stall is how long training
+would stand still, the total how long it takes until the checkpoint is on the disk. phasetrain
+hashes and syncs every file and commits by a rename; torch.save does none of it, so its row with an
+fsync stands beside it. Restores run in a process of their own each, because the first touch of
+fresh memory is most of their time.
 """
 
 import argparse
@@ -32,11 +34,12 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 
 from phasetrain.checkpoint import Checkpointer, Facts
 from phasetrain.checkpoint.background import Background
-from phasetrain.state import RunState
-from phasetrain.storage import Storage, tree_digest
+from phasetrain.engine.position import RunState
+from phasetrain.runtime.storage import Storage, tree_digest
 
 Save = Callable[[Path], float]
-"""Saves into a path that does not exist yet, and returns the seconds that training would have stood still."""
+"""Saves into a path that does not exist yet, and returns the seconds that training would have stood
+still."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,10 @@ class Row:
 
 def trained(megabytes: int) -> dict[str, Any]:
     """Return the state of a model of so many megabytes after one update with Adam."""
-    layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(max(1, round(megabytes * 1e6 / 4 / 1024**2)))]
+    layers = [
+        torch.nn.Linear(1024, 1024, bias=False)
+        for _ in range(max(1, round(megabytes * 1e6 / 4 / 1024**2)))
+    ]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     model(torch.randn(1, 1024)).sum().backward()
@@ -141,14 +147,22 @@ def saving(state: dict[str, Any], repetitions: int, scratch: Path) -> list[Row]:
                 began = time.perf_counter()
                 stall = save(path)
                 total = time.perf_counter() - began
-                files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+                files = (
+                    [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+                )
                 sizes[name] = sum(file.stat().st_size for file in files) / 1e6
                 path.unlink() if path.is_file() else shutil.rmtree(path)
                 if repetition:  # the first round fetches memory
                     taken.setdefault(name, []).append((stall or total, total))
-    middle = {name: [median(column) for column in zip(*times, strict=True)] for name, times in taken.items()}
+    middle = {
+        name: [median(column) for column in zip(*times, strict=True)]
+        for name, times in taken.items()
+    }
     base = middle["torch.save"][1]
-    return [Row(name, stall, total, stall / base, total / base, sizes[name]) for name, (stall, total) in middle.items()]
+    return [
+        Row(name, stall, total, stall / base, total / base, sizes[name])
+        for name, (stall, total) in middle.items()
+    ]
 
 
 def restoring(state: dict[str, Any], repetitions: int, scratch: Path) -> dict[str, float]:
@@ -166,7 +180,8 @@ def restoring(state: dict[str, Any], repetitions: int, scratch: Path) -> dict[st
 
 
 def restore(name: str, file: Path, root: Path) -> float:
-    """Return the seconds of one restore in this process; the files have been read before, from the page cache."""
+    """Return the seconds of one restore in this process; the files have been read before, from the
+    page cache."""
     content = file.read_bytes() if name == "hash" else b""
     began = time.perf_counter()
     if name == "torch.load":
@@ -181,10 +196,17 @@ def restore(name: str, file: Path, root: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--megabytes", type=int, default=105, help="size of the model; Adam's state is twice as large")
+    parser.add_argument(
+        "--megabytes",
+        type=int,
+        default=105,
+        help="size of the model; Adam's state is twice as large",
+    )
     parser.add_argument("--dir", help="where to write; a new folder there is used and deleted")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--restore", nargs=3, metavar=("NAME", "FILE", "ROOT"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--restore", nargs=3, metavar=("NAME", "FILE", "ROOT"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.restore:
         name, file, root = options.restore

@@ -1,12 +1,15 @@
-"""What several processes cost: steps, saves, and the time until a lost process is noticed and replaced.
+"""What several processes cost: steps, saves, and the time until a lost process is noticed and
+replaced.
 
-    python benchmarks/distributed.py [step] [detect] [save] [restart] [--repetitions 15] [--json FILE]
+    python benchmarks/distributed.py [step] [detect] [save] [restart] [--repetitions 15] [--json
+    FILE]
 
-Two processes of this machine, one thread each, over gloo. `step` trains in turn, in the same two processes, a loop that
-is written by hand around torch's DistributedDataParallel, and phasetrain's `ddp`; the ratio is the median over
-repetitions of the one divided by the other. `detect` kills or stops one of two processes from outside and waits for
-the other one to end. `save` compares how long training stands still for a checkpoint under `ddp` and `fsdp`. `restart`
-kills one process under torchrun and waits for the first update of the next attempt.
+Two processes of this machine, one thread each, over gloo. `step` trains in turn, in the same two
+processes, a loop that is written by hand around torch's DistributedDataParallel, and phasetrain's
+`ddp`; the ratio is the median over repetitions of the one divided by the other. `detect` kills or
+stops one of two processes from outside and waits for the other one to end. `save` compares how long
+training stands still for a checkpoint under `ddp` and `fsdp`. `restart` kills one process under
+torchrun and waits for the first update of the next attempt.
 """
 
 import argparse
@@ -30,12 +33,13 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from phasetrain.commands.setup import settle
 from phasetrain.distributed import Placement, joined
-from phasetrain.engine import PhaseEngine
-from phasetrain.setup import settle
-from phasetrain.state import RunState
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.position import RunState
+from phasetrain.hooks import Hooks
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
-from phasetrain.terminal import Terminal
 
 FEATURES, HIDDEN, CLASSES = 256, 1024, 720  # 1.0 million parameters
 PART = 64  # samples per process and update
@@ -61,9 +65,16 @@ MODEL = (
 
 def framework(world: Any, updates: int) -> Callable[[], float]:
     """Return a training of some updates through config, builder, plan, task and engine."""
-    words = [*MODEL, f"DATA.TRAIN.samples={2 * PART * updates}", f"DATA.TRAIN.batch_size={2 * PART}", "PHASES.epochs=1"]
+    words = [
+        *MODEL,
+        f"DATA.TRAIN.samples={2 * PART * updates}",
+        f"DATA.TRAIN.batch_size={2 * PART}",
+        "PHASES.epochs=1",
+    ]
     place = Placement(world.rank, world.size)
-    setup = settle([*words, "RUN.dir=unused"], terminal=Terminal(io.StringIO(), live=False), place=place)
+    setup = settle(
+        [*words, "RUN.dir=unused"], terminal=Terminal(io.StringIO(), live=False), place=place
+    )
     builder = Builder(setup.config, setup.machine, world)
     data = builder.data()
     plan = builder.plan(data)
@@ -71,7 +82,7 @@ def framework(world: Any, updates: int) -> Callable[[], float]:
     task.warm_up(plan.phases[0])
 
     def trial() -> float:
-        engine = PhaseEngine(task, plan, RunState(), {}, world=world)
+        engine = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
         with setup.machine.applied():
             dist.barrier()
             began = time.perf_counter()
@@ -127,10 +138,14 @@ def step_worker(repetitions: int) -> None:
 
 def measure_step(repetitions: int) -> dict[str, Any]:
     """Return milliseconds per update of both, and their ratio."""
-    processes = start([sys.executable, __file__, "--worker", str(repetitions)], 2, stdout=subprocess.PIPE)
+    processes = start(
+        [sys.executable, __file__, "--worker", str(repetitions)], 2, stdout=subprocess.PIPE
+    )
     taken = json.loads(processes[0].communicate()[0])
     processes[1].wait()
-    ratios = [ours / theirs for ours, theirs in zip(taken["phasetrain"], taken["bare"], strict=True)]
+    ratios = [
+        ours / theirs for ours, theirs in zip(taken["phasetrain"], taken["bare"], strict=True)
+    ]
     return {
         "bare_ms": 1000 * median(taken["bare"]),
         "phasetrain_ms": 1000 * median(taken["phasetrain"]),
@@ -139,7 +154,9 @@ def measure_step(repetitions: int) -> dict[str, Any]:
     }
 
 
-def measure_detect(folder: Path, how: signal.Signals, repetitions: int, timeout: float) -> dict[str, Any]:
+def measure_detect(
+    folder: Path, how: signal.Signals, repetitions: int, timeout: float
+) -> dict[str, Any]:
     """Return the seconds from the fault of one process to the end of the other."""
     seconds = []
     for number in range(repetitions):
@@ -162,19 +179,33 @@ def measure_detect(folder: Path, how: signal.Signals, repetitions: int, timeout:
 
 
 def measure_save(folder: Path, repetitions: int) -> dict[str, Any]:
-    """Return for how many milliseconds a save of a larger model holds the training up, by strategy."""
+    """Return for how many milliseconds a save of a larger model holds the training up, by
+    strategy."""
     found: dict[str, list[float]] = {"ddp": [], "fsdp": []}
     for number in range(repetitions):
         for strategy, stalls in found.items():
             run = folder / f"{strategy}-{number}"
-            words = [*trained(run, updates=40), "MODEL.hidden=[2048,2048]", "CHECKPOINT.every_updates=10"]
-            for process in start([sys.executable, "-m", "phasetrain", *words, f"DISTRIBUTED.strategy={strategy}"], 2):
+            words = [
+                *trained(run, updates=40),
+                "MODEL.hidden=[2048,2048]",
+                "CHECKPOINT.every_updates=10",
+            ]
+            for process in start(
+                [sys.executable, "-m", "phasetrain", *words, f"DISTRIBUTED.strategy={strategy}"], 2
+            ):
                 assert process.wait(300) == 0
             status = json.loads((run / "status.json").read_text())
-            stalls.append(1000 * status["time"]["run"]["save"] / 5)  # four on the way and one at the end
-            size = sum(file.stat().st_size for file in (run / "checkpoints").rglob("*.safetensors")) / 3
+            stalls.append(
+                1000 * status["time"]["run"]["save"] / 5
+            )  # four on the way and one at the end
+            size = (
+                sum(file.stat().st_size for file in (run / "checkpoints").rglob("*.safetensors"))
+                / 3
+            )
             shutil.rmtree(run, ignore_errors=True)
-    return {strategy: {"stall_ms": median(stalls)} for strategy, stalls in found.items()} | {"megabytes": size / 1e6}
+    return {strategy: {"stall_ms": median(stalls)} for strategy, stalls in found.items()} | {
+        "megabytes": size / 1e6
+    }
 
 
 def measure_restart(folder: Path, repetitions: int) -> dict[str, Any]:
@@ -182,7 +213,11 @@ def measure_restart(folder: Path, repetitions: int) -> dict[str, Any]:
     seconds = []
     for number in range(repetitions):
         run = folder / f"restart-{number}"
-        words = [*trained(run, updates=100_000), "CHECKPOINT.every_updates=20", "HOOKS.metrics.every_updates=1"]
+        words = [
+            *trained(run, updates=100_000),
+            "CHECKPOINT.every_updates=20",
+            "HOOKS.metrics.every_updates=1",
+        ]
         launch = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m", "phasetrain"]
         command = [sys.executable, "-m", "torch.distributed.run", *launch, *words]
         launcher = subprocess.Popen(
@@ -208,12 +243,18 @@ def trained(run: Path, *, updates: int) -> list[str]:
     return [*MODEL, *data, f"RUN.dir={run}", f"PHASES.updates={updates}", "HOOKS.ledger=null"]
 
 
-def start(command: Sequence[str], size: int, stdout: int = subprocess.DEVNULL) -> list[subprocess.Popen[str]]:
+def start(
+    command: Sequence[str], size: int, stdout: int = subprocess.DEVNULL
+) -> list[subprocess.Popen[str]]:
     """Start processes that meet each other."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    shared = os.environ | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = os.environ | {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     return [
         subprocess.Popen(
             command,
@@ -237,8 +278,12 @@ def wait_for_updates(run: Path, updates: int) -> None:
     """Wait until the run has committed checkpoints or logged that far."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        status = json.loads((run / "status.json").read_text()) if (run / "status.json").exists() else {}
-        if status.get("updates", 0) >= updates or any(line["updates"] >= updates for line in lines(run)):
+        status = (
+            json.loads((run / "status.json").read_text()) if (run / "status.json").exists() else {}
+        )
+        if status.get("updates", 0) >= updates or any(
+            line["updates"] >= updates for line in lines(run)
+        ):
             return
         time.sleep(0.05)
     raise TimeoutError(f"{run} has not come to update {updates}")
@@ -246,7 +291,11 @@ def wait_for_updates(run: Path, updates: int) -> None:
 
 def first_update_after(run: Path, moment: float) -> float | None:
     """Return the time of the first update logged after a moment."""
-    found = [line["time"]["at"] for line in lines(run) if line["kind"] == "step" and line["time"]["at"] > moment]
+    found = [
+        line["time"]["at"]
+        for line in lines(run)
+        if line["kind"] == "step" and line["time"]["at"] > moment
+    ]
     return min(found) if found else None
 
 

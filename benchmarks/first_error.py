@@ -1,12 +1,14 @@
-"""How many mistakes in a config are found before the first step, and whether the right correction is named first.
+"""How many mistakes in a config are found before the first step, and whether the right correction
+is named first.
 
     python benchmarks/first_error.py [--seed 0] [--json FILE] [--show]
 
-Two hundred broken configs and fifty good ones, made from a seed by `first_error_corpus.py`, are started one after the
-other in this process with RUN.rehearse=true, and ended at their first step. Of a broken one it is asked whether an
-error came before that, and whether the first thing that it proposes is right: the nearest name where a name is wrong,
-what is expected where a value is, the sizes that work where the arithmetic fails, the key or file at fault elsewhere.
-Printed are the figures, and every miss.
+Two hundred broken configs and fifty good ones, made from a seed by `first_error_corpus.py`, are
+started one after the other in this process with RUN.rehearse=true, and ended at their first step.
+Of a broken one it is asked whether an error came before that, and whether the first thing that it
+proposes is right: the nearest name where a name is wrong, what is expected where a value is, the
+sizes that work where the arithmetic fails, the key or file at fault elsewhere. Printed are the
+figures, and every miss.
 """
 
 import argparse
@@ -23,10 +25,10 @@ from typing import Any
 
 from first_error_corpus import BROKEN, GOOD, Case, broken, good
 
+from phasetrain.commands.cli import run
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
-from phasetrain.run import run
-from phasetrain.terminal import Terminal
+from phasetrain.runtime.terminal import Terminal
 
 FOUND, NAMED, SECONDS = 0.95, 0.90, 5.0
 """What is asked for: shares of the broken configs, and the most seconds that one may take."""
@@ -47,7 +49,8 @@ class AtFirst(Hook):
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of a config: the error, empty where there was none, its kind, and the seconds until then."""
+    """What came of a config: the error, empty where there was none, its kind, and the seconds until
+    then."""
 
     case: Case
     message: str
@@ -97,7 +100,8 @@ def tried(case: Case, folder: Path) -> Tried:
 
 
 def all_tried(cases: Sequence[Case]) -> list[Tried]:
-    """Start all of them, each in a folder of its own, after one that warms up what is slow the first time."""
+    """Start all of them, each in a folder of its own, after one that warms up what is slow the
+    first time."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         tried(good(0)[0], Path(folder))
@@ -112,19 +116,26 @@ def report(ones: Sequence[Tried]) -> dict[str, Any]:
     bad, fine = [one for one in ones if one.case.fixes], [one for one in ones if not one.case.fixes]
     for title, misses in (
         ("not found before the first step", [one for one in bad if not one.found]),
-        ("found, but the right correction is not named first", [one for one in bad if one.found and not one.named]),
+        (
+            "found, but the right correction is not named first",
+            [one for one in bad if one.found and not one.named],
+        ),
         ("false alarms", [one for one in fine if one.found]),
         (f"longer than {SECONDS:g} s", [one for one in ones if one.seconds > SECONDS]),
     ):
         print(f"{title}: {len(misses)}")
         for one in misses:
-            print(f"  [{one.case.kind}] {' '.join(one.case.own)}\n    wanted: {' or '.join(one.case.fixes)}")
+            print(
+                f"  [{one.case.kind}] {' '.join(one.case.own)}\n    wanted: {' or '.join(one.case.fixes)}"
+            )
             print(f"    {one.kind}: {first_problem(one.message)[:300]}  ({one.seconds:.1f} s)")
     kinds = Counter(one.case.kind for one in bad)
     print(f"{'kind':28} {'configs':>8} {'found':>6} {'named':>6}")
     for kind, count in kinds.items():
         of = [one for one in bad if one.case.kind == kind]
-        print(f"{kind:28} {count:8} {sum(o.found for o in of):6} {sum(o.found and o.named for o in of):6}")
+        print(
+            f"{kind:28} {count:8} {sum(o.found for o in of):6} {sum(o.found and o.named for o in of):6}"
+        )
     figures = {
         "broken": len(bad),
         "found": sum(one.found for one in bad) / len(bad),
@@ -151,10 +162,14 @@ def main() -> int:
     ones = all_tried([*broken(given.seed, BROKEN), *good(given.seed, GOOD)])
     if given.show:
         for one in ones:
-            print(f"[{one.case.kind}] {' '.join(one.case.own)}\n    {one.kind}: {first_problem(one.message)}")
+            print(
+                f"[{one.case.kind}] {' '.join(one.case.own)}\n    {one.kind}: {first_problem(one.message)}"
+            )
     figures = report(ones)
     if given.json is not None:
-        given.json.write_text(json.dumps({"figures": figures, "configs": [asdict(one) for one in ones]}, indent=1))
+        given.json.write_text(
+            json.dumps({"figures": figures, "configs": [asdict(one) for one in ones]}, indent=1)
+        )
     met = figures["found"] >= FOUND and figures["named"] >= NAMED and not figures["false_alarms"]
     return 0 if met and figures["most_seconds"] <= SECONDS else 1
 

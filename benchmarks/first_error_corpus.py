@@ -1,4 +1,5 @@
-"""Broken configs with the correction that is wanted, and good ones, made from a seed; see `first_error.py`."""
+"""Broken configs with the correction that is wanted, and good ones, made from a seed; see
+`first_error.py`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,10 +86,21 @@ NAMES = {
     "MODEL.name={}": ("small_cnn", "resnet_cifar", "mlp", "transformer"),
     "LOSS.name={}": ("cross_entropy", "soft_targets", "CrossEntropyLoss"),
     "OPTIMIZER.name={}": ("adamw", "RMSprop", "lamb", "Adagrad"),
-    "OPTIMIZER.SCHEDULES.lr.name={}": ("cosine", "polynomial", "one_cycle", "multistep", "exponential"),
+    "OPTIMIZER.SCHEDULES.lr.name={}": (
+        "cosine",
+        "polynomial",
+        "one_cycle",
+        "multistep",
+        "exponential",
+    ),
     "DATA.TRAIN.dataset={}": ("digits", "synthetic", "image_folder"),
     "DATA.TRAIN.sampler={}": ("shuffled", "stratified", "weighted", "sequential"),
-    "DATA.TRAIN.transforms=[{{name: {}}}]": ("random_shift", "random_crop", "normalize", "random_flip"),
+    "DATA.TRAIN.transforms=[{{name: {}}}]": (
+        "random_shift",
+        "random_crop",
+        "normalize",
+        "random_flip",
+    ),
     "DATA.TRAIN.batch_transforms=[{{name: {}}}]": ("mixup", "cutmix"),
     "METERS.mine={{name: {}}}": ("confusion_matrix", "per_class_accuracy", "auroc"),
     "HOOKS.mine={{name: {}}}": ("early_stopping", "tensorboard", "numerics"),
@@ -176,7 +188,15 @@ SHAPES: Sequence[Row] = (
     ("DATA.TRAIN.transforms=[{name: center_crop, size: 9}]", "transforms"),
     (("MODEL=mlp", "DATA.TEST.transforms=[{name: resize, size: 16}]"), "(256, 1, 16, 16)"),
     (("MODEL=mlp", "MODEL.input_shape=[1, 9, 9]"), "MODEL"),
-    (("MODEL=null", "MODEL.name=torch.nn.Linear", "MODEL.in_features=64", "MODEL.out_features=10"), "MODEL"),
+    (
+        (
+            "MODEL=null",
+            "MODEL.name=torch.nn.Linear",
+            "MODEL.in_features=64",
+            "MODEL.out_features=10",
+        ),
+        "MODEL",
+    ),
     ("DATA.TRAIN.transforms=[{name: normalize, mean: [0.1, 0.2], std: [0.1, 0.2]}]", "transforms"),
     (("METERS.f1={name: f1, classes: 3}",), "METERS.f1"),
     ("METERS.top={name: accuracy, topk: 11}", "METERS.top"),
@@ -198,8 +218,14 @@ FILES: Sequence[Row] = (
     ("MODEL.name=my_package.models.Net", "my_package"),
     ("LOSS.name=phasetrain.losses.Nothing", "phasetrain.losses"),
     ("HOOKS.mine={name: my_hooks.Watch}", "my_hooks"),
-    (("DATA.TRAIN.dataset=idx", "DATA.TRAIN.images={here}/i", "DATA.TRAIN.labels={here}/l"), "{here}"),
-    (("DATA.TRAIN.dataset=lines", "DATA.TRAIN.files={here}/*.csv", "DATA.TRAIN.form=csv"), "DATA.TRAIN"),
+    (
+        ("DATA.TRAIN.dataset=idx", "DATA.TRAIN.images={here}/i", "DATA.TRAIN.labels={here}/l"),
+        "{here}",
+    ),
+    (
+        ("DATA.TRAIN.dataset=lines", "DATA.TRAIN.files={here}/*.csv", "DATA.TRAIN.form=csv"),
+        "DATA.TRAIN",
+    ),
     (("DATA.TRAIN.dataset=text", "DATA.TRAIN.files={here}/book.txt"), "book.txt"),
     (("DATA.TRAIN.dataset=webdataset", "DATA.TRAIN.files={here}/a.tar"), "a.tar"),
     ("RUN.resume=must", "no checkpoint"),
@@ -251,7 +277,10 @@ SUMS: Sequence[Row] = (
     ("OPTIMIZER.accumulate=3", "nearest that work: 2, 4"),
     ("DATA.TRAIN.micro_batch_size=48", "nearest that work: 32, 64"),
     ("DATA.TRAIN.micro_batch_size=10", "nearest that work: 8, 16"),
-    (("DATA.TRAIN.micro_batch_size=16", "OPTIMIZER.accumulate=2"), "is 32, not DATA.TRAIN.batch_size = 64"),
+    (
+        ("DATA.TRAIN.micro_batch_size=16", "OPTIMIZER.accumulate=2"),
+        "is 32, not DATA.TRAIN.batch_size = 64",
+    ),
     ("DATA.TRAIN.batch_size=2000", "to 1442 or less"),
     ("DATA.TEST.micro_batch_size=100", "nearest that work: 64, 128"),
     (("DISTRIBUTED.reduction=ordered", "DISTRIBUTED.virtual_shards=6"), "4 or 8"),
@@ -259,8 +288,14 @@ SUMS: Sequence[Row] = (
     ("PHASES.updates=5", "keep one of them"),
     (("PHASES.updates=5", "PHASES.samples=100"), "keep one of them"),
     (("PHASES.epochs=null", "PHASES.stages=[{name: first}]"), "epochs, updates, samples"),
-    (("PHASES.epochs=null", "PHASES.stages=[{epochs: 1, updates: 3}]"), "give it one of epochs, updates, samples"),
-    (("PHASES.epochs=null", "PHASES.stages=[{epochs: 1, MODEL: {width: 8}}]"), "this is one for the whole run"),
+    (
+        ("PHASES.epochs=null", "PHASES.stages=[{epochs: 1, updates: 3}]"),
+        "give it one of epochs, updates, samples",
+    ),
+    (
+        ("PHASES.epochs=null", "PHASES.stages=[{epochs: 1, MODEL: {width: 8}}]"),
+        "this is one for the whole run",
+    ),
     ("DATA.TRAIN.subset.samples=5000", "1442"),
     (("DATA.TRAIN.subset.samples=20", "DATA.TRAIN.batch_size=64"), "to 20 or less"),
     ("MACHINE.threads=100000", "MACHINE.threads="),
@@ -302,7 +337,8 @@ GOODS = {  # of each key one choice, or none
 
 
 def broken(seed: int, count: int = BROKEN) -> list[Case]:
-    """Return `count` broken configs: of each kind in turn, so that all kinds are about as frequent as they can be."""
+    """Return `count` broken configs: of each kind in turn, so that all kinds are about as frequent
+    as they can be."""
     random = Random(seed)
     makers: Mapping[str, Iterator[Case]] = {
         "key misspelled": _misspelled(random, "key misspelled", list(KEYS.items()), _key),
@@ -328,7 +364,9 @@ def good(seed: int, count: int = 1) -> list[Case]:
     while len(found) < count:
         own = tuple(word for choices in GOODS.values() for word in random.choice(choices))
         if not _clash(own):
-            base = tuple(word for word in BASE if not (word.startswith("MODEL.") and _other_model(own)))
+            base = tuple(
+                word for word in BASE if not (word.startswith("MODEL.") and _other_model(own))
+            )
             found.append(Case("good", (*base, *own), own))
     return found
 
@@ -348,7 +386,9 @@ def _other_model(own: Sequence[str]) -> bool:
     return any(word in ("MODEL=mlp", "MODEL=resnet20") for word in own)
 
 
-def _listed(random: Random, kind: str, rows: Sequence[Row], *, meant: bool = False) -> Iterator[Case]:
+def _listed(
+    random: Random, kind: str, rows: Sequence[Row], *, meant: bool = False
+) -> Iterator[Case]:
     for words, fixes in random.sample(list(rows), len(rows)):
         own = (words,) if isinstance(words, str) else words
         yield _case(kind, own, (fixes,) if isinstance(fixes, str) else fixes, meant=meant)
@@ -364,7 +404,10 @@ def _case(kind: str, own: tuple[str, ...], fixes: tuple[str, ...], *, meant: boo
 
 
 def _misspelled(
-    random: Random, kind: str, rows: Sequence[tuple[str, str]], make: Callable[[Random, str, str], tuple[str, str]]
+    random: Random,
+    kind: str,
+    rows: Sequence[tuple[str, str]],
+    make: Callable[[Random, str, str], tuple[str, str]],
 ) -> Iterator[Case]:
     while True:
         for first, second in random.sample(list(rows), len(rows)):
@@ -386,7 +429,8 @@ def _name(random: Random, pattern: str, name: str) -> tuple[str, str]:
 
 
 def slip(random: Random, word: str) -> str:
-    """Return a word with a slip of the pen: a letter left out, doubled, replaced, or changed with the one after it."""
+    """Return a word with a slip of the pen: a letter left out, doubled, replaced, or changed with
+    the one after it."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     while True:
         at = random.randrange(1, len(word))

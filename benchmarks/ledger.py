@@ -2,10 +2,11 @@
 
     python benchmarks/ledger.py [--repetitions 11] [--updates 300] [--json FILE]
 
-Trainings with and without the hook `ledger` take turns in one process on one thread. Shown are, per update: the time
-within the hook (median over updates, and mean, which has its share of what is written every 50 updates), and what the
-whole training takes more than without it (median of the differences within a repetition, processor time). The hook runs
-between forward, backward and update, so it finds the caches as a training leaves them.
+Trainings with and without the hook `ledger` take turns in one process on one thread. Shown are, per
+update: the time within the hook (median over updates, and mean, which has its share of what is
+written every 50 updates), and what the whole training takes more than without it (median of the
+differences within a repetition, processor time). The hook runs between forward, backward and
+update, so it finds the caches as a training leaves them.
 """
 
 import argparse
@@ -22,17 +23,23 @@ from typing import Any
 
 import torch
 
-from phasetrain.batch import Batch, StepOutput
-from phasetrain.engine import PhaseEngine
-from phasetrain.folder import RunFolder
-from phasetrain.hooks import Hook, LedgerHook
-from phasetrain.ledger import FILE, HEADER
-from phasetrain.plan import Phase
-from phasetrain.setup import settle
-from phasetrain.state import RunState
+from phasetrain.commands.setup import settle
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import Phase
+from phasetrain.engine.position import RunState
+from phasetrain.hooks import Hook, Hooks, LedgerHook
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.ledger import FILE, HEADER
 from phasetrain.tasks import Builder
 
-COMMON = ("DATA.TEST=null", "METERS=null", "MACHINE.threads=1", "OPTIMIZER.SCHEDULES=null", "OPTIMIZER.nesterov=false")
+COMMON = (
+    "DATA.TEST=null",
+    "METERS=null",
+    "MACHINE.threads=1",
+    "OPTIMIZER.SCHEDULES=null",
+    "OPTIMIZER.nesterov=false",
+)
 DIGITS = (*COMMON, "DATA.TRAIN.batch_size=64", "MODEL.name=mlp")
 IMAGES = (
     *COMMON,
@@ -64,7 +71,8 @@ class Timed(LedgerHook):
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds and bytes per update of one training; `above` is None where only the hook itself was timed."""
+    """Microseconds and bytes per update of one training; `above` is None where only the hook itself
+    was timed."""
 
     name: str
     median: float
@@ -90,7 +98,9 @@ class Training:
         """Train once and return the processor time."""
         folder = RunFolder(str(self.folder))
         hooks = {} if hook is None else {"ledger": hook}
-        engine = PhaseEngine(self.task, self.plan, RunState(), hooks, folder=folder, world=self.setup.world)
+        engine = PhaseEngine(
+            self.task, self.plan, RunState(), Hooks(hooks), folder=folder, world=self.setup.world
+        )
         gc.collect()
         with self.setup.machine.applied():
             began = time.process_time()
@@ -102,7 +112,8 @@ class Training:
 
 
 def measure(name: str, training: Training, content: str, repetitions: int, *, whole: bool) -> Row:
-    """Return what the ledger costs in a training; the first repetition warms up and does not count."""
+    """Return what the ledger costs in a training; the first repetition warms up and does not
+    count."""
     spent, above = [], []
     for turn in range(repetitions + 1):
         hook = Timed(content)
@@ -119,16 +130,22 @@ def measure(name: str, training: Training, content: str, repetitions: int, *, wh
 
 def table(rows: list[Row]) -> str:
     """Return the rows as text."""
-    lines = [f"{'per update':<56} {'in the hook, us':>16} {'mean':>7} {'whole, us':>10} {'bytes':>6}"]
+    lines = [
+        f"{'per update':<56} {'in the hook, us':>16} {'mean':>7} {'whole, us':>10} {'bytes':>6}"
+    ]
     for row in rows:
         above = "-" if row.above is None else f"{row.above:.1f}"
-        lines.append(f"{row.name:<56} {row.median:>16.1f} {row.mean:>7.1f} {above:>10} {row.size:>6.0f}")
+        lines.append(
+            f"{row.name:<56} {row.median:>16.1f} {row.mean:>7.1f} {above:>10} {row.size:>6.0f}"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=11)
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -143,12 +160,22 @@ def main() -> None:
             measure("64 digits, sampled", digits, "sampled", flags.repetitions, whole=True),
             measure("64 digits, full", digits, "full", flags.repetitions, whole=True),
             measure("64 digits, none", digits, "none", flags.repetitions, whole=True),
-            measure("256 images of 3x64x64 floats, sampled", images, "sampled", flags.repetitions, whole=False),
+            measure(
+                "256 images of 3x64x64 floats, sampled",
+                images,
+                "sampled",
+                flags.repetitions,
+                whole=False,
+            ),
             measure("256 images of 3x64x64 floats, full", images, "full", 2, whole=False),
         ]
     print(table(rows))
     if flags.json:
-        about = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.processor()}
+        about = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.processor(),
+        }
         content = {**about, "repetitions": flags.repetitions, "rows": [asdict(row) for row in rows]}
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -1,15 +1,18 @@
-"""Microseconds per iteration that phasetrain adds to a bare loop with the same model, data and optimizer.
+"""Microseconds per iteration that phasetrain adds to a bare loop with the same model, data and
+optimizer.
 
     python benchmarks/overhead.py [--repetitions 60] [--updates 500] [--hooks 12] [--json FILE]
 
-The model is as small as models get (Linear 16 to 16, batches of 8 from memory, fused SGD), so that what is measured is
-the loop and not the arithmetic. All exactness guarantees are on: deterministic kernels and seeding of every step.
-Every variant trains in turn, in one process on one thread, many times over; what is shown are medians, and for the
-cost above bare the median of the differences within a repetition, so that a slow moment of the machine hits both sides.
-Time is that of the processor, which other programs disturb less; the wall clock stands beside it.
+The model is as small as models get (Linear 16 to 16, batches of 8 from memory, fused SGD), so that
+what is measured is the loop and not the arithmetic. All exactness guarantees are on: deterministic
+kernels and seeding of every step. Every variant trains in turn, in one process on one thread, many
+times over; what is shown are medians, and for the cost above bare the median of the differences
+within a repetition, so that a slow moment of the machine hits both sides. Time is that of the
+processor, which other programs disturb less; the wall clock stands beside it.
 
-At the end all hooks of the default config together are measured beside steps of a small real model: a ResNet of depth
-20 for pictures of 32 x 32 in batches of 64, with a test, a live terminal and a run folder, against none.
+At the end all hooks of the default config together are measured beside steps of a small real model:
+a ResNet of depth 20 for pictures of 32 x 32 in batches of 64, with a test, a live terminal and a
+run folder, against none.
 """
 
 import argparse
@@ -29,17 +32,17 @@ from statistics import median, quantiles
 import torch
 from torch.nn.functional import cross_entropy
 
-from phasetrain.engine import PhaseEngine
-from phasetrain.folder import RunFolder
-from phasetrain.hooks import Hook
-from phasetrain.hooks.console import ConsoleView
+from phasetrain.commands.build_hooks import hooks_of
+from phasetrain.commands.setup import Setup, settle
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.position import RunState
+from phasetrain.hooks import Hook, Hooks
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
-from phasetrain.setup import Setup, settle
-from phasetrain.state import RunState
+from phasetrain.hooks.progress.console import ConsoleView
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
-from phasetrain.terminal import Terminal
-from phasetrain.wiring import hooks_of
 
 FEATURES, BATCH, STEPS_PER_EPOCH = 16, 8, 250
 
@@ -97,7 +100,8 @@ class NullTerminal(io.TextIOBase):
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds of one trial: of the processor, all threads of the process together, and of the wall clock."""
+    """Seconds of one trial: of the processor, all threads of the process together, and of the wall
+    clock."""
 
     cpu: float
     wall: float
@@ -114,7 +118,8 @@ def stopwatch() -> Iterator[list[Taken]]:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one variant, in microseconds per iteration; `above` is the cost over the bare loop."""
+    """What was measured of one variant, in microseconds per iteration; `above` is the cost over the
+    bare loop."""
 
     name: str
     wall: float
@@ -164,7 +169,9 @@ def framework(
     run_folder = None if folder is None else RunFolder(str(folder))
 
     def trial() -> Taken:
-        engine = PhaseEngine(task, plan, RunState(), hooks(), folder=run_folder, world=setup.world)
+        engine = PhaseEngine(
+            task, plan, RunState(), Hooks(hooks()), folder=run_folder, world=setup.world
+        )
         with setup.machine.applied(), stopwatch() as taken:
             engine.run()
         assert engine.state.updates == updates
@@ -174,7 +181,8 @@ def framework(
 
 
 def default_hooks(folder: Path) -> dict[str, Trial]:
-    """Return an epoch and a test of the small real model, without hooks and with those of the default config."""
+    """Return an epoch and a test of the small real model, without hooks and with those of the
+    default config."""
     folder.mkdir()
     terminal = Terminal(NullTerminal(), live=True)
     setup = settle([*RESNET, f"RUN.dir={folder}"], terminal=terminal)
@@ -184,16 +192,22 @@ def default_hooks(folder: Path) -> dict[str, Trial]:
     task = builder.task(builder.parts(data, plan))
 
     def trial(hooks: Callable[[], Mapping[str, Hook]]) -> Taken:
-        engine = PhaseEngine(task, plan, RunState(), hooks(), folder=RunFolder(str(folder)), world=setup.world)
+        engine = PhaseEngine(
+            task, plan, RunState(), Hooks(hooks()), folder=RunFolder(str(folder)), world=setup.world
+        )
         with setup.machine.applied(), stopwatch() as taken:
             engine.run()
         return taken[0]
 
-    return {"without hooks": lambda: trial(dict), "with all default hooks": lambda: trial(lambda: hooks_of(setup))}
+    return {
+        "without hooks": lambda: trial(dict),
+        "with all default hooks": lambda: trial(lambda: hooks_of(setup)),
+    }
 
 
 def share_of_hooks(trials: Mapping[str, Trial], repetitions: int) -> tuple[float, float, float]:
-    """Return what a step without hooks takes, in seconds, and median and highest quartile of the share of hooks."""
+    """Return what a step without hooks takes, in seconds, and median and highest quartile of the
+    share of hooks."""
     taken: dict[str, list[float]] = {name: [] for name in trials}
     for turn in range(repetitions + 1):
         for name, trial in trials.items():
@@ -207,10 +221,14 @@ def share_of_hooks(trials: Mapping[str, Trial], repetitions: int) -> tuple[float
 
 
 def observers(terminal: Terminal, *, ledger: bool = False) -> Callable[[], Mapping[str, Hook]]:
-    """Return what makes the hooks of variant (b): progress, and the loss in metrics.jsonl every 10 steps."""
+    """Return what makes the hooks of variant (b): progress, and the loss in metrics.jsonl every 10
+    steps."""
 
     def hooks() -> dict[str, Hook]:
-        found: dict[str, Hook] = {"console": ConsoleView(terminal), "metrics": Metrics(every_updates=10)}
+        found: dict[str, Hook] = {
+            "console": ConsoleView(terminal),
+            "metrics": Metrics(every_updates=10),
+        }
         return found | {"ledger": LedgerHook()} if ledger else found
 
     return hooks
@@ -227,14 +245,19 @@ def variants(updates: int, folder: Path) -> dict[str, Trial]:
         "bare loop": bare(updates),
         "(a) phasetrain, everything optional off": framework(PLAIN, updates),
         "(a) with the numerics guard": framework(GUARDED, updates),
-        "(b) guard, progress as lines, loss log, accuracy, schedule": framework(FULL, updates, folder / "lines", lines),
+        "(b) guard, progress as lines, loss log, accuracy, schedule": framework(
+            FULL, updates, folder / "lines", lines
+        ),
         "(b) with progress on a live terminal": framework(FULL, updates, folder / "live", live),
-        "(b) with progress as lines and the ledger": framework(FULL, updates, folder / "recorded", recorded),
+        "(b) with progress as lines and the ledger": framework(
+            FULL, updates, folder / "recorded", recorded
+        ),
     }
 
 
 def measure(trials: Mapping[str, Trial], repetitions: int, updates: int) -> list[Row]:
-    """Run the trials in turn and return what they took; the first turn warms up and does not count."""
+    """Run the trials in turn and return what they took; the first turn warms up and does not
+    count."""
     taken: dict[str, list[Taken]] = {name: [] for name in trials}
     for turn in range(repetitions + 1):
         for name, trial in trials.items():
@@ -247,46 +270,73 @@ def measure(trials: Mapping[str, Trial], repetitions: int, updates: int) -> list
 
 
 def row(name: str, times: list[Taken], base: list[float]) -> Row:
-    """Return the medians of one variant against the bare loop's processor times, all in microseconds."""
+    """Return the medians of one variant against the bare loop's processor times, all in
+    microseconds."""
     cpu = [time.cpu for time in times]
     above = [mine - bare for mine, bare in zip(cpu, base, strict=True)]
     low, _, high = quantiles(above, n=4)
     ratio = median(mine / bare for mine, bare in zip(cpu, base, strict=True))
-    return Row(name, median(time.wall for time in times), median(cpu), median(above), low, high, ratio)
+    return Row(
+        name, median(time.wall for time in times), median(cpu), median(above), low, high, ratio
+    )
 
 
 def table(rows: list[Row]) -> str:
     """Return the rows as text."""
-    lines = [f"{'us per iteration':<58} {'wall':>6} {'cpu':>6} {'above bare':>11} {'(quartiles)':>14} {'ratio':>6}"]
+    lines = [
+        f"{'us per iteration':<58} {'wall':>6} {'cpu':>6} {'above bare':>11} {'(quartiles)':>14} {'ratio':>6}"
+    ]
     for row in rows:
         spread = f"{row.above_low:.1f} .. {row.above_high:.1f}"
-        lines.append(f"{row.name:<58} {row.wall:6.1f} {row.cpu:6.1f} {row.above:>11.1f} {spread:>14} {row.ratio:>6.2f}")
+        lines.append(
+            f"{row.name:<58} {row.wall:6.1f} {row.cpu:6.1f} {row.above:>11.1f} {spread:>14} {row.ratio:>6.2f}"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=60)
-    parser.add_argument("--updates", type=int, default=500, help=f"per repetition, a multiple of {STEPS_PER_EPOCH}")
-    parser.add_argument("--hooks", type=int, default=12, help="repetitions of the measurement of default hooks")
+    parser.add_argument(
+        "--updates", type=int, default=500, help=f"per repetition, a multiple of {STEPS_PER_EPOCH}"
+    )
+    parser.add_argument(
+        "--hooks", type=int, default=12, help="repetitions of the measurement of default hooks"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     if flags.updates % STEPS_PER_EPOCH:
         parser.error(f"--updates {flags.updates}: expected a multiple of {STEPS_PER_EPOCH}")
     torch.set_num_threads(1)
-    logging.getLogger("phasetrain").setLevel(logging.INFO)  # lines are made as in a run; nothing prints them
+    logging.getLogger("phasetrain").setLevel(
+        logging.INFO
+    )  # lines are made as in a run; nothing prints them
     logging.getLogger("phasetrain").addHandler(logging.NullHandler())
     logging.getLogger("phasetrain").propagate = False
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(variants(flags.updates, Path(folder)), flags.repetitions, flags.updates)
         print(table(rows))
         step, share, high = share_of_hooks(default_hooks(Path(folder) / "resnet"), flags.hooks)
-    print(f"all default hooks beside a step of resnet20 at batch {PICTURES} ({step * 1e3:.0f} ms):", end=" ")
+    print(
+        f"all default hooks beside a step of resnet20 at batch {PICTURES} ({step * 1e3:.0f} ms):",
+        end=" ",
+    )
     print(f"{100 * share:.2f} % more (highest quartile {100 * high:.2f} %, aim below 5 %)")
     if flags.json:
-        about = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.processor()}
-        content = {**about, "repetitions": flags.repetitions, "rows": [asdict(row) for row in rows], "hooks": share}
+        about = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.processor(),
+        }
+        content = {
+            **about,
+            "repetitions": flags.repetitions,
+            "rows": [asdict(row) for row in rows],
+            "hooks": share,
+        }
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,11 +1,13 @@
-"""Microseconds per iteration that phasetrain, Lightning and the Hugging Face Trainer add to a bare loop, in one run.
+"""Microseconds per iteration that phasetrain, Lightning and the Hugging Face Trainer add to a bare
+loop, in one run.
 
     python benchmarks/peers_overhead.py [--repetitions 15] [--updates 1000]
 
-The model, its optimizer and the data are those of `overhead.py`. The peers get their batches as whole slices of tensors
-in memory, as fast as their loaders can, without logger, progress bar and checkpoints; they are timed between their own
-events for the beginning and the end of training, so that start-up does not count. Every variant trains in turn.
-Needs the packages of requirements-peers.txt.
+The model, its optimizer and the data are those of `overhead.py`. The peers get their batches as
+whole slices of tensors in memory, as fast as their loaders can, without logger, progress bar and
+checkpoints; they are timed between their own events for the beginning and the end of training, so
+that start-up does not count. Every variant trains in turn. Needs the packages of
+requirements-peers.txt.
 """
 
 import argparse
@@ -31,7 +33,10 @@ class Slices(Dataset):
     """Tensors in memory that give whole batches for lists of indices."""
 
     def __init__(self) -> None:
-        self.inputs, self.targets = torch.randn(SAMPLES, FEATURES), torch.randint(FEATURES, (SAMPLES,))
+        self.inputs, self.targets = (
+            torch.randn(SAMPLES, FEATURES),
+            torch.randint(FEATURES, (SAMPLES,)),
+        )
 
     def __len__(self) -> int:
         return SAMPLES
@@ -42,7 +47,9 @@ class Slices(Dataset):
 
 def loader() -> DataLoader:
     data = Slices()
-    return DataLoader(data, sampler=BatchSampler(RandomSampler(data), BATCH, drop_last=True), batch_size=None)
+    return DataLoader(
+        data, sampler=BatchSampler(RandomSampler(data), BATCH, drop_last=True), batch_size=None
+    )
 
 
 class Model(lightning.LightningModule):
@@ -106,7 +113,9 @@ def of_transformers(updates: int) -> float:
             folder, max_steps=updates, use_cpu=True, report_to=[], save_strategy="no", logging_strategy="no",
             disable_tqdm=True, max_grad_norm=0.0,
         )  # fmt: skip
-        Trainer(model, given, train_dataset=Slices(), optimizers=(optimizer, None), callbacks=[clock]).train()
+        Trainer(
+            model, given, train_dataset=Slices(), optimizers=(optimizer, None), callbacks=[clock]
+        ).train()
     return clock.seconds
 
 
@@ -118,7 +127,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    own = {"phasetrain, everything optional off": PLAIN, "phasetrain with the numerics guard": GUARDED}
+    own = {
+        "phasetrain, everything optional off": PLAIN,
+        "phasetrain with the numerics guard": GUARDED,
+    }
     trials: dict[str, Callable[[], float]] = {}
     for name, trial in {"bare loop": bare(given.updates)}.items():
         trials[name] = lambda trial=trial: trial().cpu
@@ -126,7 +138,9 @@ def main() -> None:
         made = framework(words, given.updates)
         trials[name] = lambda made=made: made().cpu
     trials[f"Lightning {lightning.__version__}"] = lambda: of_lightning(given.updates)
-    trials[f"Hugging Face Trainer {transformers.__version__}"] = lambda: of_transformers(given.updates)
+    trials[f"Hugging Face Trainer {transformers.__version__}"] = lambda: of_transformers(
+        given.updates
+    )
     found: dict[str, list[float]] = {name: [] for name in trials}
     for repetition in range(given.repetitions + 1):
         for name, trial in trials.items():
@@ -136,7 +150,9 @@ def main() -> None:
     base = found["bare loop"]
     for name, times in found.items():
         above = median(one - other for one, other in zip(times, base, strict=True))
-        print(f"{name:45} {median(times):8.1f} us  {above:8.1f} above bare  {median(times) / median(base):6.2f}")
+        print(
+            f"{name:45} {median(times):8.1f} us  {above:8.1f} above bare  {median(times) / median(base):6.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
     python benchmarks/profiling.py [--repetitions 20] [--updates 500] [--json FILE]
 
-The training is that of benchmarks/overhead.py with progress as lines, the loss log and the ledger: as small as
-trainings get, so that what is measured is the hook. The hooks are as they are by default. Every variant runs in turn,
-many times over; shown are medians of the time of the processor, which other programs disturb less, in microseconds
-per update from the start of the first phase to the end of the last. `above` is the median of the differences from the
-training without a profiling hook within a repetition, `ratio` that of the quotients; the wall clock stands beside
+The training is that of benchmarks/overhead.py with progress as lines, the loss log and the ledger:
+as small as trainings get, so that what is measured is the hook. The hooks are as they are by
+default. Every variant runs in turn, many times over; shown are medians of the time of the
+processor, which other programs disturb less, in microseconds per update from the start of the first
+phase to the end of the last. `above` is the median of the differences from the training without a
+profiling hook within a repetition, `ratio` that of the quotients; the wall clock stands beside
 them.
 """
 
@@ -27,12 +28,12 @@ from typing import Any
 import torch
 from overhead import FULL, STEPS_PER_EPOCH, _settled, observers
 
-from phasetrain.engine import PhaseEngine
-from phasetrain.folder import RunFolder
-from phasetrain.hooks import Activations, Breakdown, Hook, Memory, Profiler
-from phasetrain.state import RunState
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.position import RunState
+from phasetrain.hooks import Activations, Breakdown, Hook, Hooks, Memory, Profiler
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
-from phasetrain.terminal import Terminal
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Row:
 
 
 class Stopwatch(Hook):
-    """Takes the time from the start of the first phase to the end of the last, in seconds: wall, processor."""
+    """Takes the time from the start of the first phase to the end of the last, in seconds: wall,
+    processor."""
 
     def __init__(self) -> None:
         self.began = self.ended = (0.0, 0.0)
@@ -88,7 +90,9 @@ def trial(make: Callable[[], Mapping[str, Hook]], updates: int) -> tuple[float, 
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         hooks = {**observers(quiet(), ledger=True)(), **make(), "stopwatch": watch}
-        engine = PhaseEngine(task, plan, RunState(), hooks, folder=RunFolder(folder), world=setup.world)
+        engine = PhaseEngine(
+            task, plan, RunState(), Hooks(hooks), folder=RunFolder(folder), world=setup.world
+        )
         with setup.machine.applied():
             engine.run()
     return watch.ended[0] - watch.began[0], watch.ended[1] - watch.began[1]
@@ -119,9 +123,13 @@ def measure(repetitions: int, updates: int) -> list[Row]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=500, help=f"per repetition, a multiple of {STEPS_PER_EPOCH}")
+    parser.add_argument(
+        "--updates", type=int, default=500, help=f"per repetition, a multiple of {STEPS_PER_EPOCH}"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     if flags.updates % STEPS_PER_EPOCH:
@@ -134,7 +142,11 @@ def main() -> None:
     for row in rows:
         print(f"{row.name:<24} {row.wall:7.1f} {row.cpu:7.1f} {row.above:11.1f} {row.ratio:6.2f}")
     if flags.json:
-        about = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.processor()}
+        about = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.processor(),
+        }
         content = {**about, "updates": flags.updates, "rows": [asdict(row) for row in rows]}
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

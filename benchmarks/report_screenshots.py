@@ -1,9 +1,10 @@
-"""Pictures of the report for the docs: trains three small runs, one of them killed, and a sweep, and opens the pages.
+"""Pictures of the report for the docs: trains three small runs, one of them killed, and a sweep,
+and opens the pages.
 
     python benchmarks/report_screenshots.py
 
-writes docs/report.png (one run), docs/report-compared.png (three runs, dark) and docs/sweep.png; about two minutes on 2
-cores. Needs Chromium: `apt-get install chromium`.
+writes docs/report.png (one run), docs/report-compared.png (three runs, dark) and docs/sweep.png;
+about two minutes on 2 cores. Needs Chromium: `apt-get install chromium`.
 """
 
 import os
@@ -13,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from phasetrain.report import write_report
+from phasetrain.runs.report import write_report
 
 DOCS = Path(__file__).parents[1] / "docs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -28,7 +29,12 @@ FLAGS = (
     "--disable-sync",
     "--hide-scrollbars",
 )
-COMMON = ("PHASES.epochs=20", "OPTIMIZER.clip_norm=5", "HOOKS.metrics.every_updates=5", "CHECKPOINT.every_updates=50")
+COMMON = (
+    "PHASES.epochs=20",
+    "OPTIMIZER.clip_norm=5",
+    "HOOKS.metrics.every_updates=5",
+    "CHECKPOINT.every_updates=50",
+)
 RUNS = {
     "lr-0.1": ("OPTIMIZER.lr=0.1",),
     "lr-0.03": ("OPTIMIZER.lr=0.03",),
@@ -50,8 +56,17 @@ def main() -> int:
         picture(browser, f"{folders[0]}/report.html", DOCS / "report.png", "1200,2290")
         dark = "--blink-settings=preferredColorScheme=0"
         picture(browser, "comparison.html", DOCS / "report-compared.png", "1200,1660", dark)
-        words = ("PHASES.epochs=6", "OPTIMIZER.lr=0.3,0.1,0.03,0.01", "MODEL.width=8,32", "hydra.sweep.dir=runs/first")
-        subprocess.run([sys.executable, "-m", "phasetrain", "-m", *words], check=True, stdout=subprocess.DEVNULL)
+        words = (
+            "PHASES.epochs=6",
+            "OPTIMIZER.lr=0.3,0.1,0.03,0.01",
+            "MODEL.width=8,32",
+            "hydra.sweep.dir=runs/first",
+        )
+        subprocess.run(
+            [sys.executable, "-m", "phasetrain", "-m", *words],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         picture(browser, "runs/first/sweep.html", DOCS / "sweep.png", "1200,1150")
         os.chdir(DOCS)
     return 0
@@ -79,8 +94,17 @@ def killed(command: list[str]) -> None:
 def picture(browser: str, page: str, target: Path, size: str, *flags: str) -> None:
     """Open a page and write what it looks like."""
     profile = tempfile.mkdtemp(dir=Path.cwd())
-    words = [browser, *FLAGS, *flags, f"--user-data-dir={profile}", f"--window-size={size}", f"--screenshot={target}"]
-    subprocess.run([*words, Path(page).resolve().as_uri()], check=True, timeout=120, stderr=subprocess.DEVNULL)
+    words = [
+        browser,
+        *FLAGS,
+        *flags,
+        f"--user-data-dir={profile}",
+        f"--window-size={size}",
+        f"--screenshot={target}",
+    ]
+    subprocess.run(
+        [*words, Path(page).resolve().as_uri()], check=True, timeout=120, stderr=subprocess.DEVNULL
+    )
     print(target)
 
 

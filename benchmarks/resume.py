@@ -1,17 +1,20 @@
-"""What a run that was killed with SIGKILL and resumed has done, beside one that was not: phasetrain and its peers.
+"""What a run that was killed with SIGKILL and resumed has done, beside one that was not: phasetrain
+and its peers.
 
     python -m venv .venv-peers
     .venv-peers/bin/pip install -c constraints.txt -r benchmarks/requirements-peers.txt
     python benchmarks/resume.py --peers .venv-peers/bin/python [--json FILE]
 
-The training (benchmarks/peers/problem.py) has 640 samples in batches of 16, 3 epochs of 40 updates, AdamW with a cosine
-and a checkpoint every 10 updates. It is killed after update 57, in the middle of epoch 2, and resumed in the way that
-the framework's documentation names. `random` draws noise in `__getitem__` and has dropout, `plain` draws nothing after
-the shuffle; each with 0 and with 2 loader workers. Every row is trained whole twice, which must agree bit for bit, so
-that a difference is the fault of the resume. What was done is recorded by hooks of torch, not told by the framework.
+The training (benchmarks/peers/problem.py) has 640 samples in batches of 16, 3 epochs of 40 updates,
+AdamW with a cosine and a checkpoint every 10 updates. It is killed after update 57, in the middle
+of epoch 2, and resumed in the way that the framework's documentation names. `random` draws noise in
+`__getitem__` and has dropout, `plain` draws nothing after the shuffle; each with 0 and with 2
+loader workers. Every row is trained whole twice, which must agree bit for bit, so that a difference
+is the fault of the resume. What was done is recorded by hooks of torch, not told by the framework.
 
-Recovery is the time from the start of the command to its first update, of a fresh start and of a resume: medians, and
-the least in parentheses. Every trial is a process of its own, one at a time. Without `--peers` only phasetrain runs.
+Recovery is the time from the start of the command to its first update, of a fresh start and of a
+resume: medians, and the least in parentheses. Every trial is a process of its own, one at a time.
+Without `--peers` only phasetrain runs.
 """
 
 import argparse
@@ -60,7 +63,8 @@ SETTINGS = tuple(Setting(random, workers) for random in (False, True) for worker
 
 @dataclass(frozen=True)
 class Framework:
-    """A row: its name, and what makes the command of a trial from a setting, a folder and whether to resume."""
+    """A row: its name, and what makes the command of a trial from a setting, a folder and whether
+    to resume."""
 
     name: str
     command: Callable[[Setting, Path, bool], list[str]]
@@ -94,7 +98,15 @@ def script(python: str, name: str, way: str = "") -> Callable[[Setting, Path, bo
 
     def command(setting: Setting, folder: Path, resume: bool) -> list[str]:
         flags = ["--random"] * setting.random + ["--resume"] * resume + [f"--way={way}"] * bool(way)
-        return [python, str(PEERS / name), "--folder", str(folder), "--workers", str(setting.workers), *flags]
+        return [
+            python,
+            str(PEERS / name),
+            "--folder",
+            str(folder),
+            "--workers",
+            str(setting.workers),
+            *flags,
+        ]
 
     return command
 
@@ -104,7 +116,9 @@ def frameworks(python: str | None) -> list[Framework]:
     ours = [Framework("phasetrain", phasetrain)]
     if python is None:
         return ours
-    unchecked = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}  # torch's switch to unpickle as it did before 2.6
+    unchecked = {
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"
+    }  # torch's switch to unpickle as it did before 2.6
     return [
         *ours,
         Framework("Lightning", script(python, "run_lightning.py")),
@@ -112,13 +126,18 @@ def frameworks(python: str | None) -> list[Framework]:
         Framework("HF Trainer", script(python, "run_hf_trainer.py")),
         Framework("MMEngine", script(python, "run_mmengine.py")),
         Framework("MMEngine, load patched", script(python, "run_mmengine.py"), unchecked),
-        Framework("MMEngine, patched, iterations", script(python, "run_mmengine.py", "iterations"), unchecked),
+        Framework(
+            "MMEngine, patched, iterations",
+            script(python, "run_mmengine.py", "iterations"),
+            unchecked,
+        ),
     ]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one process did: the samples of each update and digests of the weights, before the first and after each."""
+    """What one process did: the samples of each update and digests of the weights, before the first
+    and after each."""
 
     code: int
     seconds_to_update: float | None
@@ -136,7 +155,12 @@ class Attempt:
 
 
 def attempt(
-    framework: Framework, setting: Setting, folder: Path, kill_after: int = 0, *, resume: bool = False
+    framework: Framework,
+    setting: Setting,
+    folder: Path,
+    kill_after: int = 0,
+    *,
+    resume: bool = False,
 ) -> Attempt:
     """Run a trial in its folder, which keeps the checkpoints, and return what it did."""
     record = folder / f"record-{len(list(folder.glob('record-*')))}.jsonl"
@@ -157,7 +181,9 @@ def attempt(
         try:
             code = process.wait(timeout=LIMIT_SECONDS)
         finally:
-            with suppress(ProcessLookupError):  # the workers of a process that killed itself, or all that is late
+            with suppress(
+                ProcessLookupError
+            ):  # the workers of a process that killed itself, or all that is late
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
@@ -167,7 +193,9 @@ def attempt(
 
 def read(record: Path, began: float, code: int, output: str) -> Attempt:
     """Return an attempt from the lines of its record."""
-    text = record.read_text("utf-8") if record.exists() else ""  # a process that died early has begun none
+    text = (
+        record.read_text("utf-8") if record.exists() else ""
+    )  # a process that died early has begun none
     lines = [json.loads(line) for line in text.splitlines()]
     updates = lines[1:]
     return Attempt(
@@ -193,7 +221,8 @@ class Outcome:
     Attributes:
         repeatable: two whole runs did the same, without which the rest says nothing.
         resumed_at: updates of the checkpoint that the resume went on from.
-        order_exact: every update of the resumed run had the samples of the whole run, in their order.
+        order_exact: every update of the resumed run had the samples of the whole run, in their
+            order.
         twice, never: samples of epoch 2 that were learned from more than once, or not at all.
         updates: updates made on the way to the final weights.
         equal: the final weights are those of the whole run, bit for bit.
@@ -218,12 +247,27 @@ class Outcome:
 def outcome(framework: Framework, setting: Setting, folder: Path) -> Outcome:
     """Train whole, twice; then train, be killed, and resume; and compare."""
     whole, again, killed, resumed = trials(framework, setting, folder)
-    fresh = [found.seconds_to_update for found in (whole, again) if found.seconds_to_update is not None]
+    fresh = [
+        found.seconds_to_update for found in (whole, again) if found.seconds_to_update is not None
+    ]
     repeatable = whole.did_as(again)
     start = resumed.weights[0] if resumed.updates else None
     if start not in killed.weights:
         error = resumed.error or "went on from weights that the killed run never had"
-        return Outcome(framework.name, setting.name, repeatable, None, None, None, None, None, None, fresh, None, error)
+        return Outcome(
+            framework.name,
+            setting.name,
+            repeatable,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            fresh,
+            None,
+            error,
+        )
     at = killed.weights.index(start)
     samples = killed.samples[:at] + resumed.samples
     twice, never = epoch_two(samples)
@@ -243,7 +287,9 @@ def outcome(framework: Framework, setting: Setting, folder: Path) -> Outcome:
     )
 
 
-def trials(framework: Framework, setting: Setting, folder: Path) -> tuple[Attempt, Attempt, Attempt, Attempt]:
+def trials(
+    framework: Framework, setting: Setting, folder: Path
+) -> tuple[Attempt, Attempt, Attempt, Attempt]:
     """Return the whole run, the same again, the killed one, and its resume."""
     for name in ("whole", "again", "killed"):
         (folder / name).mkdir()
@@ -260,7 +306,8 @@ def trials(framework: Framework, setting: Setting, folder: Path) -> tuple[Attemp
 
 
 def epoch_two(samples: list[list[int]]) -> tuple[int, int]:
-    """Return how many samples were seen more than once, and never, between the first and the last epoch's updates."""
+    """Return how many samples were seen more than once, and never, between the first and the last
+    epoch's updates."""
     seen = Counter(index for batch in samples[STEPS:-STEPS] for index in batch)
     return sum(count > 1 for count in seen.values()), SAMPLES - len(seen)
 
@@ -274,13 +321,27 @@ def table(outcomes: list[Outcome]) -> str:
     rows += [row([found for found in outcomes if found.framework == name]) for name in names]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = ["| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in rows]
-    errors = [f"{name}: {error}" for name, error in dict.fromkeys((f.framework, f.error) for f in outcomes) if error]
-    unlike = [f"{f.framework}, {f.setting}: two whole runs differ" for f in outcomes if not f.repeatable]
-    return "\n".join([*text, "", *errors, *(unlike or ["Every whole run was equal to its repetition, bit for bit."])])
+    errors = [
+        f"{name}: {error}"
+        for name, error in dict.fromkeys((f.framework, f.error) for f in outcomes)
+        if error
+    ]
+    unlike = [
+        f"{f.framework}, {f.setting}: two whole runs differ" for f in outcomes if not f.repeatable
+    ]
+    return "\n".join(
+        [
+            *text,
+            "",
+            *errors,
+            *(unlike or ["Every whole run was equal to its repetition, bit for bit."]),
+        ]
+    )
 
 
 def row(found: list[Outcome]) -> list[str]:
-    """Return the cells of a framework; where its settings differ, all words or the span of the numbers."""
+    """Return the cells of a framework; where its settings differ, all words or the span of the
+    numbers."""
     fresh = [seconds for each in found for seconds in each.fresh_seconds]
     resumed = [each.resumed_seconds for each in found if each.resumed_seconds is not None]
     return [
@@ -291,7 +352,10 @@ def row(found: list[Outcome]) -> list[str]:
         span(each.never for each in found),
         span(each.updates for each in found),
         *(yes(each.equal) or "crash" for each in found),
-        *(f"{median(seconds):.1f} ({min(seconds):.1f})" if seconds else "-" for seconds in (fresh, resumed)),
+        *(
+            f"{median(seconds):.1f} ({min(seconds):.1f})" if seconds else "-"
+            for seconds in (fresh, resumed)
+        ),
     ]
 
 
@@ -321,15 +385,24 @@ def measure(rows: list[Framework]) -> list[Outcome]:
         for framework in rows:
             with tempfile.TemporaryDirectory(prefix="resume-") as folder:
                 outcomes.append(outcome(framework, setting, Path(folder)))
-            print(f"{framework.name}, {setting.name}: equal {yes(outcomes[-1].equal)}", file=sys.stderr, flush=True)
+            print(
+                f"{framework.name}, {setting.name}: equal {yes(outcomes[-1].equal)}",
+                file=sys.stderr,
+                flush=True,
+            )
     return outcomes
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--peers", metavar="PYTHON", type=os.path.abspath, help="a Python that has benchmarks/requirements-peers.txt"
+        "--peers",
+        metavar="PYTHON",
+        type=os.path.abspath,
+        help="a Python that has benchmarks/requirements-peers.txt",
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
@@ -337,7 +410,11 @@ def main() -> None:
     print(table(outcomes))
     if flags.json:
         machine = f"{platform.platform()}, {os.cpu_count()} cores"
-        about = {"python": platform.python_version(), "machine": machine, "killed_after": KILL_AFTER}
+        about = {
+            "python": platform.python_version(),
+            "machine": machine,
+            "killed_after": KILL_AFTER,
+        }
         content = {**about, "rows": [asdict(found) for found in outcomes]}
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -1,8 +1,10 @@
-"""Pictures of the terminal for the docs: trains the default experiment, wider, in a pseudo-terminal that is recorded.
+"""Pictures of the terminal for the docs: trains the default experiment, wider, in a pseudo-terminal
+that is recorded.
 
     python benchmarks/screenshots.py
 
-writes docs/terminal-live.svg (in the middle of the run) and docs/terminal.svg (after it); under a minute on 2 cores.
+writes docs/terminal-live.svg (in the middle of the run) and docs/terminal.svg (after it); under a
+minute on 2 cores.
 """
 
 import fcntl
@@ -25,7 +27,14 @@ from rich.text import Text
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLUMNS, ROWS = 84, 40
-COMMAND = (sys.executable, "-m", "phasetrain", "MODEL.width=48", "MACHINE.threads=1", "RUN.dir=runs/digits-wide")
+COMMAND = (
+    sys.executable,
+    "-m",
+    "phasetrain",
+    "MODEL.width=48",
+    "MACHINE.threads=1",
+    "RUN.dir=runs/digits-wide",
+)
 SHOWN = "phasetrain MODEL.width=48 RUN.dir=runs/digits-wide"
 BEYOND = re.compile(r"\s*@font-face \{.*?\}|<!-- .*? -->", re.S)
 """Letters that a browser would fetch, and an address; a reader's own letters serve."""
@@ -65,7 +74,11 @@ def screen_after(pieces: list[bytes]) -> pyte.Screen:
 
 def middle(pieces: list[bytes]) -> pyte.Screen:
     """Return the screen nearest to the middle of the run on which the live lines are whole."""
-    at = [at for at in range(1, len(pieces)) if any("samples/s" in line for line in screen_after(pieces[:at]).display)]
+    at = [
+        at
+        for at in range(1, len(pieces))
+        if any("samples/s" in line for line in screen_after(pieces[:at]).display)
+    ]
     return screen_after(pieces[: at[len(at) * 2 // 3]])
 
 
@@ -73,10 +86,14 @@ def svg(screen: pyte.Screen, title: str) -> str:
     """Return a screen as a picture."""
     lines = "\n".join(line.rstrip() for line in screen.display).rstrip().count("\n") + 1
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, color_system="truecolor")
+        console = Console(
+            record=True, width=COLUMNS, file=nowhere, force_terminal=True, color_system="truecolor"
+        )
         for row in range(lines):
             cells = [screen.buffer[row][column] for column in range(COLUMNS)]
-            runs = [(look, "".join(cell.data for cell in same)) for look, same in groupby(cells, style)]
+            runs = [
+                (look, "".join(cell.data for cell in same)) for look, same in groupby(cells, style)
+            ]
             text = Text.assemble(*((part, look) for look, part in runs))
             console.print(text, no_wrap=True, crop=True)
         return BEYOND.sub("", console.export_svg(title=title, unique_id=title.replace(" ", "-")))

@@ -1,12 +1,14 @@
-"""Milliseconds to the first draw in the middle of an epoch, and microseconds per step from there on.
+"""Milliseconds to the first draw in the middle of an epoch, and microseconds per step from there
+on.
 
     python benchmarks/seek.py [--repetitions 15] [--steps 2000] [--json FILE]
 
-A seek is what a resumed run waits for: a new `PhaseSampler`, asked for the middle step of a shuffled pass in batches of
-256. Up to 2**20 samples a pass is a table that is made as a whole (NumPy's Philox generator), above that a function of
-the place. Beside it stands `torch.randperm` of the same length, where that takes seconds at most: what a sampler draws
-anew that has a table only. The two take turns; medians are shown, and the slowest seek. The steps go on from a seek;
-their mean includes what is computed ahead, in chunks, and the slowest step is one that computes a chunk.
+A seek is what a resumed run waits for: a new `PhaseSampler`, asked for the middle step of a
+shuffled pass in batches of 256. Up to 2**20 samples a pass is a table that is made as a whole
+(NumPy's Philox generator), above that a function of the place. Beside it stands `torch.randperm` of
+the same length, where that takes seconds at most: what a sampler draws anew that has a table only.
+The two take turns; medians are shown, and the slowest seek. The steps go on from a seek; their mean
+includes what is computed ahead, in chunks, and the slowest step is one that computes a chunk.
 """
 
 import argparse
@@ -21,12 +23,13 @@ from statistics import median
 import numpy as np
 import torch
 
-from phasetrain.data.sampler import SAMPLERS, Draw, PhaseSampler
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler
 from phasetrain.distributed import World
-from phasetrain.plan import Phase
+from phasetrain.engine.plan import Phase
 
 LENGTHS = (10**6, 1_281_167, 10**7, 10**9, 2**30 + 1)
-"""Samples of a pass; 1,281,167 are those of ImageNet, and 2**30 + 1 is the worst case of the network near 10**9."""
+"""Samples of a pass; 1,281,167 are those of ImageNet, and 2**30 + 1 is the worst case of the
+network near 10**9."""
 LONGEST_TABLE = 10**7
 BATCH = 256
 
@@ -50,7 +53,9 @@ def milliseconds_since(begin: int) -> float:
 
 def draws(samples: int, seed: int) -> Iterator[list[Draw]]:
     """Return the steps of a pass from its middle on, of a sampler that has done nothing yet."""
-    sampler = PhaseSampler(SAMPLERS["shuffled"](), samples, seed=seed, micro_batch_size=BATCH, world=World())
+    sampler = PhaseSampler(
+        SAMPLERS["shuffled"](), samples, seed=seed, micro_batch_size=BATCH, world=World()
+    )
     steps = samples // BATCH
     phase = Phase(0, "train", 0, first=0, steps=steps, offset=0, end=samples, batch_size=BATCH)
     return sampler.steps(phase, steps // 2)
@@ -104,15 +109,21 @@ def measure(samples: int, repetitions: int, count: int) -> Figures:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     torch.set_num_threads(1)
     found = [measure(samples, flags.repetitions, flags.steps) for samples in LENGTHS]
-    print(f"steps of {BATCH} samples from the middle of a shuffled pass, medians of {flags.repetitions}")
-    print(f"{'samples':>13} {'seek ms':>9} {'slowest':>9} {'randperm ms':>12} {'step us':>9} {'slowest ms':>11}")
+    print(
+        f"steps of {BATCH} samples from the middle of a shuffled pass, medians of {flags.repetitions}"
+    )
+    print(
+        f"{'samples':>13} {'seek ms':>9} {'slowest':>9} {'randperm ms':>12} {'step us':>9} {'slowest ms':>11}"
+    )
     for row in found:
         table = "-" if row.randperm_ms is None else f"{row.randperm_ms:.2f}"
         print(
@@ -120,7 +131,11 @@ def main() -> None:
             f"{row.step_us:>9.1f} {row.slowest_step_ms:>11.2f}"
         )
     if flags.json:
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+        versions = {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": torch.__version__,
+        }
         content = {**versions, "batch": BATCH, "figures": [asdict(row) for row in found]}
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

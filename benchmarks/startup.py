@@ -1,11 +1,13 @@
-"""CPU seconds from process start to the first update: the default experiment, and a bare script that does the same.
+"""CPU seconds from process start to the first update: the default experiment, and a bare script
+that does the same.
 
     python benchmarks/startup.py [--repetitions 9] [--json FILE]
 
-Both sides are processes of their own that read the digits, build the small network and its optimizer, make one update
-and tell how much processor time they have used so far (user and system, all threads, the interpreter's start
-included). Phasetrain composes and checks its config, plans, opens its run folder and starts its hooks besides. They run
-in turn; medians are shown, then what the imports take, each without what it imports itself from other packages.
+Both sides are processes of their own that read the digits, build the small network and its
+optimizer, make one update and tell how much processor time they have used so far (user and system,
+all threads, the interpreter's start included). Phasetrain composes and checks its config, plans,
+opens its run folder and starts its hooks besides. They run in turn; medians are shown, then what
+the imports take, each without what it imports itself from other packages.
 """
 
 import argparse
@@ -83,7 +85,8 @@ def cpu_seconds(command: list[str], folder: Path) -> float:
 
 
 def measure(repetitions: int, folder: Path) -> dict[str, list[float]]:
-    """Return the seconds of both sides, run in turn; the first turn fills the disk cache and does not count."""
+    """Return the seconds of both sides, run in turn; the first turn fills the disk cache and does
+    not count."""
     (folder / "clock.py").write_text(CLOCK, encoding="utf-8")
     (folder / "bare.py").write_text(BARE, encoding="utf-8")
     taken: dict[str, list[float]] = {"bare script": [], "phasetrain": []}
@@ -98,20 +101,25 @@ def measure(repetitions: int, folder: Path) -> dict[str, list[float]]:
 
 
 def imports(folder: Path) -> list[tuple[str, float]]:
-    """Return the seconds that importing phasetrain spends in each package of its own, the longest first."""
+    """Return the seconds that importing phasetrain spends in each package of its own, the longest
+    first."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-X", "importtime", "-c", "import phasetrain.run"]
+    command = [sys.executable, "-X", "importtime", "-c", "import phasetrain.commands.cli"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
     spent: Counter[str] = Counter()
     for microseconds, module in _IMPORT.findall(done.stderr):
         package = module.partition(".")[0]
-        spent["standard library" if package in sys.stdlib_module_names else package] += int(microseconds)
+        spent["standard library" if package in sys.stdlib_module_names else package] += int(
+            microseconds
+        )
     return [(package, total / 1e6) for package, total in spent.most_common(12)]
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
@@ -128,7 +136,12 @@ def main() -> None:
     for package, seconds in spent:
         print(f"  {package:<18} {seconds:5.2f}")
     if flags.json:
-        content = {"python": platform.python_version(), "median": medians, "above": above, "imports": dict(spent)}
+        content = {
+            "python": platform.python_version(),
+            "median": medians,
+            "above": above,
+            "imports": dict(spent),
+        }
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

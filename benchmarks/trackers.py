@@ -2,11 +2,12 @@
 
     python benchmarks/trackers.py [--repetitions 20] [--updates 500] [--every 10] [--json FILE]
 
-The training is that of benchmarks/overhead.py: as small as trainings get, so that what is measured is the tracker.
-Every variant runs in turn, many times over; shown are medians, in microseconds per update. `above` is the median of the
-differences from the training without a tracker within a repetition, and has what a tracker's own thread takes away.
-`loop` is the wall time that the thread of the training spends in the tracker's `on_step`. What is waited for after the
-last step, while a backend takes the rest, is not the loop's and stands under `end`, in seconds.
+The training is that of benchmarks/overhead.py: as small as trainings get, so that what is measured
+is the tracker. Every variant runs in turn, many times over; shown are medians, in microseconds per
+update. `above` is the median of the differences from the training without a tracker within a
+repetition, and has what a tracker's own thread takes away. `loop` is the wall time that the thread
+of the training spends in the tracker's `on_step`. What is waited for after the last step, while a
+backend takes the rest, is not the loop's and stands under `end`, in seconds.
 """
 
 import argparse
@@ -26,11 +27,11 @@ from typing import Any
 import torch
 from overhead import GUARDED, STEPS_PER_EPOCH, _settled
 
-from phasetrain.engine import PhaseEngine
-from phasetrain.folder import RunFolder
-from phasetrain.hooks import CSV, Hook, Metrics, MLflow, TensorBoard, WandB
-from phasetrain.hooks.mlflow import make_base
-from phasetrain.state import RunState
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.position import RunState
+from phasetrain.hooks import CSV, Hook, Hooks, Metrics, MLflow, TensorBoard, WandB
+from phasetrain.hooks.trackers.mlflow import make_base
+from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder
 
 
@@ -74,7 +75,9 @@ def trial(name: str, make: Callable[[], Hook] | None, updates: int) -> tuple[flo
     task = builder.task(builder.parts(data, plan))
     with tempfile.TemporaryDirectory() as folder:
         hooks = {} if make is None else {name: make()}
-        engine = PhaseEngine(task, plan, RunState(), hooks, folder=RunFolder(folder), world=setup.world)
+        engine = PhaseEngine(
+            task, plan, RunState(), Hooks(hooks), folder=RunFolder(folder), world=setup.world
+        )
         timed = Timed(Hook())
         events = engine.hooks
         events._step = [timed.timed(call) for call in events._step]
@@ -136,10 +139,16 @@ def measure(repetitions: int, updates: int, every: int, folder: Path) -> list[Ro
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=500, help=f"per repetition, a multiple of {STEPS_PER_EPOCH}")
-    parser.add_argument("--every", type=int, default=10, metavar="N", help="a record each N updates")
+    parser.add_argument(
+        "--updates", type=int, default=500, help=f"per repetition, a multiple of {STEPS_PER_EPOCH}"
+    )
+    parser.add_argument(
+        "--every", type=int, default=10, metavar="N", help="a record each N updates"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     if flags.updates % STEPS_PER_EPOCH:
@@ -149,12 +158,25 @@ def main() -> None:
     logging.getLogger("phasetrain").addHandler(logging.NullHandler())
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(flags.repetitions, flags.updates, flags.every, Path(folder))
-    print(f"{'us per update':<24} {'wall':>7} {'above none':>11} {'loop':>7} {'ratio':>6} {'end (s)':>8}")
+    print(
+        f"{'us per update':<24} {'wall':>7} {'above none':>11} {'loop':>7} {'ratio':>6} {'end (s)':>8}"
+    )
     for row in rows:
-        print(f"{row.name:<24} {row.wall:7.1f} {row.above:11.1f} {row.loop:7.1f} {row.ratio:6.2f} {row.end:8.2f}")
+        print(
+            f"{row.name:<24} {row.wall:7.1f} {row.above:11.1f} {row.loop:7.1f} {row.ratio:6.2f} {row.end:8.2f}"
+        )
     if flags.json:
-        about = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.processor()}
-        content = {**about, "updates": flags.updates, "every": flags.every, "rows": [asdict(row) for row in rows]}
+        about = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.processor(),
+        }
+        content = {
+            **about,
+            "updates": flags.updates,
+            "every": flags.every,
+            "rows": [asdict(row) for row in rows],
+        }
         flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -20,7 +20,8 @@ class ConfigError(PhasetrainError, ValueError):
 
 
 class ChangedError(PhasetrainError):
-    """Data, plan or a forbidden key is no longer what the checkpoint was made with (exit code 3)."""
+    """Data, plan or a forbidden key is no longer what the checkpoint was made with (exit code
+    3)."""
 
     exit_code = 3
 
@@ -48,7 +49,8 @@ class SaveError(PhasetrainError):
 
 
 class InvalidCheckpointError(PhasetrainError):
-    """One checkpoint is torn, altered or of an unknown format; the one before it may still serve (exit code 1)."""
+    """One checkpoint is torn, altered or of an unknown format; the one before it may still serve
+    (exit code 1)."""
 
 
 class NumericsError(PhasetrainError):
@@ -56,7 +58,8 @@ class NumericsError(PhasetrainError):
 
 
 class OrderError(PhasetrainError):
-    """The processes of a run do not make the same collective calls in the same order (exit code 1)."""
+    """The processes of a run do not make the same collective calls in the same order (exit code
+    1)."""
 
 
 class LaunchError(PhasetrainError):
@@ -64,7 +67,8 @@ class LaunchError(PhasetrainError):
 
 
 class PeerError(PhasetrainError):
-    """Another process of the run has failed; this one ends with the code of that one, or without one (exit code 1).
+    """Another process of the run has failed; this one ends with the code of that one, or without
+    one (exit code 1).
 
     Args:
         reason: which process, and why.
@@ -79,22 +83,28 @@ class PeerError(PhasetrainError):
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"` for the nearest of `known`, or an empty string when nothing is near."""
+    """Return `"; did you mean 'x'?"` for the nearest of `known`, or an empty string when nothing is
+    near."""
     near = nearest(given, known)
-    return f"; did you mean {near!r}?" if near else ""
+    if near:
+        return f"; did you mean {near!r}?"
+    return ""
 
 
 def nearest(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """Return the entry of `known` most like `given`, compared without case and separators, or None.
 
     Args:
-        likeness: least ratio of matching characters, in (0, 1]; of equally near entries the first one is taken.
+        likeness: least ratio of matching characters, in (0, 1]; of equally near entries the first
+            one is taken.
     """
     entries: dict[str, str] = {}
     for name in known:
         entries.setdefault(plain(name), name)
     found = get_close_matches(plain(given), entries, n=1, cutoff=likeness)
-    return entries[found[0]] if found else None
+    if found:
+        return entries[found[0]]
+    return None
 
 
 def plain(name: str) -> str:

@@ -1,4 +1,5 @@
-"""What holds for every test: no test leaves a trace in the process, and a torchvision without its operators imports."""
+"""What holds for every test: no test leaves a trace in the process, and a torchvision without its
+operators imports."""
 
 import gc
 import logging
@@ -33,7 +34,8 @@ def global_state() -> dict[str, Any]:
 
 
 COLLECTED = pytest.StashKey[frozenset[str]]()
-"""Names of all tests that this session has collected, slow ones included, parameters in brackets left out."""
+"""Names of all tests that this session has collected, slow ones included, parameters in brackets
+left out."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,7 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Take what was imported and collected out of the collector's sight: a run that collects looks at all it sees."""
+    """Take what was imported and collected out of the collector's sight: a run that collects looks
+    at all it sees."""
     gc.freeze()
 
 
@@ -74,5 +77,11 @@ def nothing_left_behind() -> Iterator[None]:
     before = global_state()
     yield
     after = global_state()
-    changed = [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if after[name] != before[name]]
-    assert not changed, "the test changed global state and did not put it back:\n" + "\n".join(changed)
+    changed = [
+        f"{name}: {before[name]!r} -> {after[name]!r}"
+        for name in before
+        if after[name] != before[name]
+    ]
+    assert not changed, "the test changed global state and did not put it back:\n" + "\n".join(
+        changed
+    )

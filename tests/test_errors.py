@@ -24,7 +24,9 @@ from phasetrain.errors import (
         (InvalidCheckpointError, 1),
     ],
 )
-def test_each_error_has_the_exit_code_that_scripts_see(error: type[PhasetrainError], code: int) -> None:
+def test_each_error_has_the_exit_code_that_scripts_see(
+    error: type[PhasetrainError], code: int
+) -> None:
     assert error("told").exit_code == code
     assert issubclass(error, PhasetrainError)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from phasetrain.report.__main__ import main
+from phasetrain.runs.report.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

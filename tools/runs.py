@@ -1,4 +1,5 @@
-"""Look at runs: list those below a folder, follow one, compare two, or find the update at which two part."""
+"""Look at runs: list those below a folder, follow one, compare two, or find the update at which two
+part."""
 
 import argparse
 import os
@@ -11,14 +12,27 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="tools/runs.py", description=__doc__)
     commands = made.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("list", help="a row for each run: state, progress, best metric, time left, last error")
-    one.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="where runs are; `runs` by default")
+    one = commands.add_parser(
+        "list", help="a row for each run: state, progress, best metric, time left, last error"
+    )
+    one.add_argument(
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        default="runs",
+        help="where runs are; `runs` by default",
+    )
     one.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    one = commands.add_parser("follow", help="the log of a run and how far it is, until it ends (0: it has finished)")
+    one = commands.add_parser(
+        "follow", help="the log of a run and how far it is, until it ends (0: it has finished)"
+    )
     one.add_argument("run", metavar="RUN", help="folder of a run")
     for name, meaning in (
         ("compare", "states, metrics, configs of two runs, and where they part"),
-        ("diff", "the first update and the component at which two runs part (0: nowhere, 1: there)"),
+        (
+            "diff",
+            "the first update and the component at which two runs part (0: nowhere, 1: there)",
+        ),
     ):
         one = commands.add_parser(name, help=meaning)
         one.add_argument("a", metavar="A", help="folder of a run, or path of its steps.ledger")
@@ -31,7 +45,7 @@ def main() -> int:
     flags = parser().parse_args()
     try:
         if flags.command == "diff":
-            from phasetrain.diff import diff
+            from phasetrain.commands.runs.diff import diff
 
             found = diff(flags.a, flags.b)
             print(found.report(), flush=True)

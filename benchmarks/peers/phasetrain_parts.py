@@ -1,4 +1,5 @@
-"""The training of problem.py for phasetrain: a data set, a model and the record, for `RUN.imports`."""
+"""The training of problem.py for phasetrain: a data set, a model and the record, for
+`RUN.imports`."""
 
 from problem import Net, Samples, record
 

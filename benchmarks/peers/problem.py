@@ -1,8 +1,8 @@
 """The training that every framework gets in benchmarks/resume.py, and the record of what it did.
 
-640 samples, batches of 16, so 40 steps per epoch; 3 epochs, 120 updates; AdamW and a cosine; a checkpoint every 10
-updates. The record is taken through hooks of torch itself, which see every optimizer step and every forward pass, so
-that no framework is asked and all are measured alike.
+640 samples, batches of 16, so 40 steps per epoch; 3 epochs, 120 updates; AdamW and a cosine; a
+checkpoint every 10 updates. The record is taken through hooks of torch itself, which see every
+optimizer step and every forward pass, so that no framework is asked and all are measured alike.
 """
 
 import argparse
@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import Dataset
 
 SAMPLES, BATCH, EPOCHS, FEATURES, CLASSES = 640, 16, 3, 16, 4
@@ -31,9 +34,11 @@ SEED = 0
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
-    """Random points, labelled by a random linear map; an input `(17,)` begins with the sample's index.
+    """Random points, labelled by a random linear map; an input `(17,)` begins with the sample's
+    index.
 
-    With `random`, noise from torch's global generator is added in `__getitem__`, as an augmentation would.
+    With `random`, noise from torch's global generator is added in `__getitem__`, as an augmentation
+    would.
     """
 
     def __init__(self, random: bool = False) -> None:
@@ -73,8 +78,8 @@ class Net(nn.Module):
 class Record:
     """Writes a line for each optimizer step: when, with which samples, to which weights.
 
-    The first line has the weights before the first step of this process. After `kill_after` steps the process kills
-    itself with SIGKILL; 0 is never.
+    The first line has the weights before the first step of this process. After `kill_after` steps
+    the process kills itself with SIGKILL; 0 is never.
     """
 
     def __init__(self, path: str, kill_after: int) -> None:
@@ -116,7 +121,8 @@ def record() -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a peer's script is asked to do; `way` is the framework's own way of doing it, where it has several."""
+    """What a peer's script is asked to do; `way` is the framework's own way of doing it, where it
+    has several."""
 
     folder: Path
     random: bool

@@ -1,9 +1,22 @@
-"""The training of problem.py with Lightning; `--way stateful` takes torchdata's StatefulDataLoader."""
+"""The training of problem.py with Lightning; `--way stateful` takes torchdata's
+StatefulDataLoader."""
 
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from problem import BATCH, EPOCHS, LR, SAVE_EVERY, SEED, UPDATES, WEIGHT_DECAY, Net, Samples, Wanted, wanted
+from problem import (
+    BATCH,
+    EPOCHS,
+    LR,
+    SAVE_EVERY,
+    SEED,
+    UPDATES,
+    WEIGHT_DECAY,
+    Net,
+    Samples,
+    Wanted,
+    wanted,
+)
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -27,7 +40,9 @@ def loader(asked: Wanted) -> DataLoader:
     if asked.way == "stateful":
         from torchdata.stateful_dataloader import StatefulDataLoader  # only this way needs it
 
-        return StatefulDataLoader(Samples(asked.random), BATCH, shuffle=True, num_workers=asked.workers)
+        return StatefulDataLoader(
+            Samples(asked.random), BATCH, shuffle=True, num_workers=asked.workers
+        )
     return DataLoader(Samples(asked.random), BATCH, shuffle=True, num_workers=asked.workers)
 
 
@@ -41,7 +56,11 @@ def main() -> None:
         logger=False,
         enable_progress_bar=False,
         default_root_dir=asked.folder,
-        callbacks=[ModelCheckpoint(asked.folder, every_n_train_steps=SAVE_EVERY, save_top_k=-1, save_last=True)],
+        callbacks=[
+            ModelCheckpoint(
+                asked.folder, every_n_train_steps=SAVE_EVERY, save_top_k=-1, save_last=True
+            )
+        ],
     )
     trainer.fit(Module(asked.random), loader(asked), ckpt_path="last" if asked.resume else None)
 

@@ -1,4 +1,5 @@
-"""The training of problem.py with MMEngine; `--way iterations` takes its loop by iterations and InfiniteSampler."""
+"""The training of problem.py with MMEngine; `--way iterations` takes its loop by iterations and
+InfiniteSampler."""
 
 from typing import Any
 
@@ -21,7 +22,10 @@ class Model(BaseModel):
 def loop(way: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configs of the loop and of its sampler."""
     if way == "iterations":
-        return {"by_epoch": False, "max_iters": UPDATES}, {"type": "InfiniteSampler", "shuffle": True}
+        return {"by_epoch": False, "max_iters": UPDATES}, {
+            "type": "InfiniteSampler",
+            "shuffle": True,
+        }
     return {"by_epoch": True, "max_epochs": EPOCHS}, {"type": "DefaultSampler", "shuffle": True}
 
 
@@ -41,7 +45,9 @@ def main() -> None:
         train_cfg=train_cfg,
         optim_wrapper={"optimizer": {"type": "AdamW", "lr": LR, "weight_decay": WEIGHT_DECAY}},
         param_scheduler={"type": "CosineAnnealingLR", "T_max": UPDATES, "by_epoch": False},
-        default_hooks={"checkpoint": {"type": "CheckpointHook", "interval": SAVE_EVERY, "by_epoch": False}},
+        default_hooks={
+            "checkpoint": {"type": "CheckpointHook", "interval": SAVE_EVERY, "by_epoch": False}
+        },
         randomness={"seed": SEED, "deterministic": True},
         resume=asked.resume,
     ).train()

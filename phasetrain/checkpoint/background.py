@@ -34,7 +34,8 @@ class Background(Generic[T]):
         self._cancelled.set()
 
     def leave(self) -> None:
-        """Let a job go on without anybody who waits for it; it ends with this process at the latest."""
+        """Let a job go on without anybody who waits for it; it ends with this process at the
+        latest."""
         self._job = None
 
     def start(self, job: Callable[[], T]) -> None:

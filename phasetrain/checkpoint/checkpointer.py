@@ -28,16 +28,19 @@ from phasetrain.checkpoint.commit import (
     read_manifest,
     sweep,
 )
-from phasetrain.checkpoint.draft import LEARNED, Crowd, Draft, Loaded
 from phasetrain.checkpoint.retention import PINNED, Retention
+from phasetrain.checkpoint.save_group import LEARNED, Crowd, Draft, Loaded
 from phasetrain.checkpoint.snapshot import Snapshot, has_nan
 from phasetrain.distributed import World
-from phasetrain.distributed.pieces import is_ours, piece
+from phasetrain.distributed.dtensors import is_ours, piece
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError, SaveError
-from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage
+from phasetrain.runtime.storage import FileRecord, Storage
 
-TREE, TENSORS, PROMISED, INDEX = "state.json", "tensors.safetensors", "promised.json", "shards.json"
+TREE = "state.json"
+TENSORS = "tensors.safetensors"
+PROMISED = "promised.json"
+INDEX = "shards.json"
 
 
 @dataclass
@@ -50,7 +53,8 @@ class Checkpointer:
         retention: which checkpoints are kept.
         verify: what is checked before a checkpoint is used.
         say: told, in a sentence, what was cleared away or refused.
-        crowd: the processes that save together, where each has a piece of the weights; None: this one saves all.
+        crowd: the processes that save together, where each has a piece of the weights; None: this
+            one saves all.
     """
 
     root: str
@@ -72,7 +76,11 @@ class Checkpointer:
             self.say(f"cleared {self.root}/{name}, left by an interrupted save")
 
     def save(
-        self, state: RunState, learned: Mapping[str, Any], promised: Mapping[str, Any], facts: Facts | None = None
+        self,
+        state: RunState,
+        learned: Mapping[str, Any],
+        promised: Mapping[str, Any],
+        facts: Facts | None = None,
     ) -> Saved:
         """Commit a checkpoint of `state`: `draft` and `write` in one.
 
@@ -85,25 +93,36 @@ class Checkpointer:
         Raises:
             SaveError: see `write`.
         """
-        saved = self.write(self.draft(state, learned, json.dumps(promised).encode(), facts or Facts()))
+        saved = self.write(
+            self.draft(state, learned, json.dumps(promised).encode(), facts or Facts())
+        )
         assert saved is not None, "several processes save together through `draft` and `write`"
         return saved
 
-    def draft(self, state: RunState, learned: Mapping[str, Any], promised: bytes, facts: Facts) -> Draft:
+    def draft(
+        self, state: RunState, learned: Mapping[str, Any], promised: bytes, facts: Facts
+    ) -> Draft:
         """Return a standing copy of a run; training may go on while it is written.
 
         The memory of the draft before is used again, so that one must have been written.
         """
         tree, tensors = taken_apart(dict(learned))
-        texts, pieces = {TREE: tree, PROMISED: promised}, None
+        texts = {TREE: tree, PROMISED: promised}
+        pieces = None
         if self.crowd is not None:
-            tensors = [(name, one) for name, one in tensors if is_ours(one, is_main=self.crowd.rank == 0)]
+            tensors = [
+                (name, one) for name, one in tensors if is_ours(one, is_main=self.crowd.rank == 0)
+            ]
             pieces = dict(tensors)
             tensors = [(name, piece(one)) for name, one in tensors]
         return Draft(state.state_dict(), self._snapshot.take(tensors), texts, facts, pieces)
 
     def write(
-        self, draft: Draft, *, give_up: Callable[[], bool] = lambda: False, before: Callable[[], None] = lambda: None
+        self,
+        draft: Draft,
+        *,
+        give_up: Callable[[], bool] = lambda: False,
+        before: Callable[[], None] = lambda: None,
     ) -> Saved | None:
         """Commit a checkpoint, then delete what is no longer to be kept.
 
@@ -116,8 +135,8 @@ class Checkpointer:
             The checkpoint; None on other processes than the main one.
 
         Raises:
-            SaveError: the file system refused; path, reason and bytes are in the message, and the checkpoints
-                before it are untouched.
+            SaveError: the file system refused; path, reason and bytes are in the message, and the
+                checkpoints before it are untouched.
             Unfinished: it was given up.
         """
         try:
@@ -135,29 +154,44 @@ class Checkpointer:
         self._tidy(saved)
         return saved
 
-    def _commit(self, draft: Draft, give_up: Callable[[], bool], before: Callable[[], None]) -> Saved | None:
+    def _commit(
+        self, draft: Draft, give_up: Callable[[], bool], before: Callable[[], None]
+    ) -> Saved | None:
         def describe(files: dict[str, FileRecord], healthy: bool) -> Manifest:  # noqa: FBT001 - passed on by name
             facts = replace(draft.facts, healthy=draft.facts.healthy and healthy)
             layout = FORMAT if draft.pieces is None else SHARDED
-            return Manifest(layout, self._sequence + 1, self.run, self.parent, draft.state, files, facts)
+            return Manifest(
+                layout, self._sequence + 1, self.run, self.parent, draft.state, files, facts
+            )
 
         if self.crowd is not None:
             from phasetrain.checkpoint.sharded import save
 
-            return save(self.storage, self.root, draft, self.crowd, describe, give_up=give_up, before=before)
+            return save(
+                self.storage, self.root, draft, self.crowd, describe, give_up=give_up, before=before
+            )
         before()
         healthy = not has_nan(draft.tensors, LEARNED)
         self.storage.make_folder(self.root)
         contents: Contents = {TENSORS: draft.tensors, **draft.texts}
-        return commit(self.storage, self.root, contents, lambda files: describe(files, healthy), give_up=give_up)
+        return commit(
+            self.storage,
+            self.root,
+            contents,
+            lambda files: describe(files, healthy),
+            give_up=give_up,
+        )
 
     def _tidy(self, saved: Saved) -> None:
-        """Point to a checkpoint and clear away what is no longer wanted; one that fails does not keep the others."""
+        """Point to a checkpoint and clear away what is no longer wanted; one that fails does not
+        keep the others."""
         tasks: dict[str, Callable[[], object]] = {
             f"{LATEST!r} could not be pointed to it": lambda: self.storage.replace(
                 f"{self.root}/{LATEST}", saved.name.encode(), durable=False
             ),
-            "what was left of others could not be cleared away": lambda: sweep(self.storage, self.root),
+            "what was left of others could not be cleared away": lambda: sweep(
+                self.storage, self.root
+            ),
             "older ones could not be cleared away": self._prune,
         }
         troubles = 0
@@ -168,7 +202,9 @@ class Checkpointer:
                 self.say(f"{self.root}/{saved.name} is saved, but {trouble}: {error}")
                 troubles += 1
         if troubles:
-            with suppress(OSError):  # what refused once may give way now; after the last save nobody else comes by
+            with suppress(
+                OSError
+            ):  # what refused once may give way now; after the last save nobody else comes by
                 sweep(self.storage, self.root)
 
     def finished(self) -> bool:
@@ -181,7 +217,8 @@ class Checkpointer:
         return committed(self.storage, self.root)[0]
 
     def newest(self) -> Loaded | None:
-        """Return the newest checkpoint that is whole and healthy, or None where there is no checkpoint at all.
+        """Return the newest checkpoint that is whole and healthy, or None where there is no
+        checkpoint at all.
 
         Only where none is healthy, the newest that is whole.
 
@@ -198,9 +235,13 @@ class Checkpointer:
                 rejected[saved.name] = str(error)
                 continue
             newer = (one for one in others if one.manifest.order > saved.manifest.order)
-            self._report(rejected | {one.name: "its model or loss holds values that are no numbers" for one in newer})
+            self._report(
+                rejected
+                | {one.name: "its model or loss holds values that are no numbers" for one in newer}
+            )
             self._sequence = max(known.manifest.sequence for known in found)
-            self.run, self.parent = saved.manifest.run, saved.name
+            self.run = saved.manifest.run
+            self.parent = saved.name
             self._verified.add(saved.name)
             return loaded
         if rejected:
@@ -212,7 +253,8 @@ class Checkpointer:
         return None
 
     def best(self) -> Loaded | None:
-        """Return the best checkpoint by the monitor that is whole, or None where none was measured."""
+        """Return the best checkpoint by the monitor that is whole, or None where none was
+        measured."""
         for saved in self.retention.ranked(self.listed()):
             try:
                 return self._load(f"{self.root}/{saved.name}", saved.manifest)
@@ -221,9 +263,12 @@ class Checkpointer:
         return None
 
     def point_to_best(self, path: str) -> None:
-        """Write the name of the checkpoint `path` into the file `best`: a hint that nothing relies on."""
+        """Write the name of the checkpoint `path` into the file `best`: a hint that nothing relies
+        on."""
         try:
-            self.storage.replace(f"{self.root}/best", path.rpartition("/")[2].encode(), durable=False)
+            self.storage.replace(
+                f"{self.root}/best", path.rpartition("/")[2].encode(), durable=False
+            )
         except OSError as error:
             self.say(f"'best' could not be pointed to {path}: {error}")
 
@@ -236,10 +281,13 @@ class Checkpointer:
         try:
             return self._load(path.rstrip("/"), read_manifest(self.storage, path.rstrip("/")))
         except InvalidCheckpointError as error:
-            raise ConfigError(f"RUN.checkpoint = {path!r} is no checkpoint that can be used: {error}") from error
+            raise ConfigError(
+                f"RUN.checkpoint = {path!r} is no checkpoint that can be used: {error}"
+            ) from error
 
     def reached(self, path: str, *, patience_seconds: float = 30.0) -> Loaded:
-        """Return the content of a checkpoint that another process has chosen, once this one can see all of it.
+        """Return the content of a checkpoint that another process has chosen, once this one can see
+        all of it.
 
         Raises:
             InvalidCheckpointError: it is not to be seen, or not whole, on this machine.
@@ -271,9 +319,11 @@ class Checkpointer:
         return Loaded(path, manifest, promised, state)
 
     def examine(self, world: World) -> None:
-        """Check the newest checkpoints that several processes wrote, each process some of the files.
+        """Check the newest checkpoints that several processes wrote, each process some of the
+        files.
 
-        Every process takes part. Those after the first that is whole, or that is in one file, are left to `newest`.
+        Every process takes part. Those after the first that is whole, or that is in one file, are
+        left to `newest`.
         """
         if world.is_alone:
             return
@@ -291,7 +341,8 @@ class Checkpointer:
         return list(takewhile(lambda saved: INDEX in saved.manifest.files, tried))
 
     def _problem(self, saved: Saved, world: World) -> str:
-        """Return what is wrong with this process's share of the files of a checkpoint, or nothing."""
+        """Return what is wrong with this process's share of the files of a checkpoint, or
+        nothing."""
         for name, record in list(saved.manifest.files.items())[world.rank :: world.size]:
             try:
                 read_file(self.storage, f"{self.root}/{saved.name}", name, record, self.verify)
@@ -311,7 +362,9 @@ class Checkpointer:
             for name in (TREE, PROMISED, INDEX)
         }
         shards = Shards(self.storage, path, manifest, self.verify, texts[INDEX])
-        loaded = Loaded(path, manifest, _json(texts[PROMISED]), lambda places: shards.state(texts[TREE], places))
+        loaded = Loaded(
+            path, manifest, _json(texts[PROMISED]), lambda places: shards.state(texts[TREE], places)
+        )
         if path not in self._examined:
             assert loaded.state  # reads and checks all of it
         return loaded
@@ -331,7 +384,8 @@ class Checkpointer:
         )
 
     def _prune(self) -> None:
-        """Delete what retention does not keep, as long as two that this process has verified remain, healthy ones."""
+        """Delete what retention does not keep, as long as two that this process has verified
+        remain, healthy ones."""
         names = self.storage.names(self.root)
         pinned = {name.removesuffix(PINNED) for name in names if name.endswith(PINNED)}
         found = self.listed()
@@ -350,4 +404,6 @@ def _json(data: bytes | bytearray) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidCheckpointError(f"{PROMISED} cannot be read ({type(error).__name__}: {error})") from error
+        raise InvalidCheckpointError(
+            f"{PROMISED} cannot be read ({type(error).__name__}: {error})"
+        ) from error

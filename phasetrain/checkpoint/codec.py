@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, tensors_in
-from phasetrain.distributed.pieces import piece
+from phasetrain.distributed.dtensors import piece
 from phasetrain.errors import InvalidCheckpointError
 
 DEPTH = 64
@@ -19,16 +19,20 @@ DEPTH = 64
 INT_BITS = 8192
 """Longest whole number that is written; Python refuses to read much longer ones from text."""
 
-TENSOR, TUPLE, ITEMS, FLOAT = "$tensor", "$tuple", "$items", "$float"
+TENSOR = "$tensor"
+TUPLE = "$tuple"
+ITEMS = "$items"
+FLOAT = "$float"
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(state: Any) -> tuple[bytes, bytes]:
     """Return `state` as (JSON, safetensors).
 
-    None, bool, int, float, str, list, tuple, dict with keys of str, int, bool or None, and dense tensors are
-    written exactly, not-a-number and infinities included; a tensor that stands in several places is written once.
-    What is derived from a list, tuple or dict, such as Counter, comes back as the plain kind.
+    None, bool, int, float, str, list, tuple, dict with keys of str, int, bool or None, and dense
+    tensors are written exactly, not-a-number and infinities included; a tensor that stands in
+    several places is written once. What is derived from a list, tuple or dict, such as Counter,
+    comes back as the plain kind.
 
     Raises:
         TypeError: anything else, with the path to it.
@@ -38,7 +42,8 @@ def encode(state: Any) -> tuple[bytes, bytes]:
 
 
 def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
-    """Return `state` as (JSON, named tensors); the tensors are those of the state, not copies, and may be divided.
+    """Return `state` as (JSON, named tensors); the tensors are those of the state, not copies, and
+    may be divided.
 
     Raises:
         TypeError: see `encode`.
@@ -49,7 +54,14 @@ def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
     def put(value: Tensor, path: str) -> dict[str, str]:
         _check_tensor(value, path)
         own = piece(value)
-        same = (own.data_ptr(), own.dtype, tuple(own.shape), own.stride(), own.is_neg(), str(own.device))
+        same = (
+            own.data_ptr(),
+            own.dtype,
+            tuple(own.shape),
+            own.stride(),
+            own.is_neg(),
+            str(own.device),
+        )
         if own.numel() and same in seen:
             return {TENSOR: seen[same]}
         name = path
@@ -78,15 +90,20 @@ def check(state: Any) -> None:
 
 
 def decode(tree: bytes | bytearray, tensors: bytes | bytearray) -> Any:
-    """Return the state that `encode` wrote; its tensors lie in the memory of `tensors` where that can be written to.
+    """Return the state that `encode` wrote; its tensors lie in the memory of `tensors` where that
+    can be written to.
 
     Raises:
         InvalidCheckpointError: the bytes are not of that form.
     """
     try:
-        return put_together(tree, tensors_in(tensors if isinstance(tensors, bytearray) else bytearray(tensors)))
+        return put_together(
+            tree, tensors_in(tensors if isinstance(tensors, bytearray) else bytearray(tensors))
+        )
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InvalidCheckpointError(f"its state cannot be read ({type(error).__name__}: {error})") from error
+        raise InvalidCheckpointError(
+            f"its state cannot be read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def put_together(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
@@ -98,7 +115,9 @@ def put_together(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
     try:
         return _decode(json.loads(tree), tensors, 0)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, RuntimeError) as error:
-        raise InvalidCheckpointError(f"its state cannot be read ({type(error).__name__}: {error})") from error
+        raise InvalidCheckpointError(
+            f"its state cannot be read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _check_tensor(value: Tensor, path: str) -> None:
@@ -107,7 +126,9 @@ def _check_tensor(value: Tensor, path: str) -> None:
     if value.layout != torch.strided:
         raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
     if value.dtype not in DTYPES:
-        raise TypeError(f"{path}: a tensor of type {value.dtype} cannot be saved; make it of real numbers")
+        raise TypeError(
+            f"{path}: a tensor of type {value.dtype} cannot be saved; make it of real numbers"
+        )
 
 
 def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
@@ -122,16 +143,27 @@ def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
-        return value if math.isfinite(value) else {FLOAT: repr(value)}
+        if math.isfinite(value):
+            return value
+        return {FLOAT: repr(value)}
     if isinstance(value, list):
         return [_encode(item, _below(path, i), put, depth + 1) for i, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {TUPLE: [_encode(item, _below(path, i), put, depth + 1) for i, item in enumerate(value)]}
+        return {
+            TUPLE: [_encode(item, _below(path, i), put, depth + 1) for i, item in enumerate(value)]
+        }
     if isinstance(value, dict):
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: _encode(item, _below(path, key), put, depth + 1) for key, item in value.items()}
+            return {
+                key: _encode(item, _below(path, key), put, depth + 1) for key, item in value.items()
+            }
         if all(key is None or type(key) in (str, int, bool) for key in value):
-            return {ITEMS: [[key, _encode(item, _below(path, key), put, depth + 1)] for key, item in value.items()]}
+            return {
+                ITEMS: [
+                    [key, _encode(item, _below(path, key), put, depth + 1)]
+                    for key, item in value.items()
+                ]
+            }
     raise TypeError(
         f"{path}: {type(value).__module__}.{type(value).__qualname__} cannot be saved in a checkpoint; make it of "
         "tensors, numbers, text, lists, tuples and dicts"
@@ -139,7 +171,9 @@ def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
 
 
 def _below(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)
+    if path:
+        return f"{path}.{key}"
+    return str(key)
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:

@@ -1,4 +1,5 @@
-"""The commit protocol: how a checkpoint folder comes to exist whole or not at all, and how it is read back."""
+"""The commit protocol: how a checkpoint folder comes to exist whole or not at all, and how it is
+read back."""
 
 import json
 import re
@@ -7,15 +8,18 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from phasetrain.engine.position import RunState
 from phasetrain.errors import InvalidCheckpointError
-from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage, Unfinished
+from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
 
-FORMAT, SHARDED = 2, 3
-"""Versions of the layout of a checkpoint folder: tensors in one file, or in one of each process; 1 is read as well."""
+FORMAT = 2
+SHARDED = 3
+"""Versions of the layout of a checkpoint folder: tensors in one file, or in one of each process; 1
+is read as well."""
 
 NAME = re.compile(r"(?P<position>p\d{4,}-s\d{8,})(-c\d+)?")
-MANIFEST, LATEST = "manifest.json", "latest"
+MANIFEST = "manifest.json"
+LATEST = "latest"
 Verify = Literal["full", "size", "off"]
 Contents = Mapping[str, bytes | bytearray | memoryview]
 
@@ -27,7 +31,8 @@ class Facts:
     Attributes:
         why: what asked for it, such as `epoch` or `signal`.
         epochs: epochs complete, where it was made right at the end of one; else None.
-        healthy: whether all numbers of the model are numbers; a resume prefers a checkpoint that is.
+        healthy: whether all numbers of the model are numbers; a resume prefers a checkpoint that
+            is.
         metrics: values measured with these very weights, by `split/name`.
         name: under which a hook asked for it; one with a name is kept for good.
     """
@@ -45,7 +50,8 @@ class Manifest:
 
     Attributes:
         format: version of the layout.
-        sequence: number of the commit in this run folder; a later commit has a higher one, whatever the clock says.
+        sequence: number of the commit in this run folder; a later commit has a higher one, whatever
+            the clock says.
         run: id of the run, the same over all its attempts.
         parent: name of the checkpoint that this attempt of the run went on from, or None.
         state: the position, see RunState.
@@ -82,14 +88,29 @@ class Manifest:
             content = json.loads(data)
             body = content["body"]
             if content["digest"] != _digest(body):
-                raise InvalidCheckpointError(f"{MANIFEST} was altered: its digest does not fit its content")
+                raise InvalidCheckpointError(
+                    f"{MANIFEST} was altered: its digest does not fit its content"
+                )
             if body["format"] > SHARDED:
-                raise InvalidCheckpointError(f"{MANIFEST} has format {body['format']}; this version reads {SHARDED}")
+                raise InvalidCheckpointError(
+                    f"{MANIFEST} has format {body['format']}; this version reads {SHARDED}"
+                )
             RunState().load_state_dict(body["state"])
-            files = {_base_name(name): FileRecord(**record) for name, record in body["files"].items()}
+            files = {
+                _base_name(name): FileRecord(**record) for name, record in body["files"].items()
+            }
             facts = _facts(body.get("facts", {}))
-            return cls(**(body | {"files": files, "facts": facts, "sequence": int(body["sequence"])}))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            return cls(
+                **(body | {"files": files, "facts": facts, "sequence": int(body["sequence"])})
+            )
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise InvalidCheckpointError(f"{MANIFEST} cannot be read ({error})") from error
 
 
@@ -102,7 +123,8 @@ class Saved:
 
 
 def folder_name(state: RunState) -> str:
-    """Return the folder name of a position: phases completed, steps completed in the current one."""
+    """Return the folder name of a position: phases completed, steps completed in the current
+    one."""
     return f"p{state.phase:04d}-s{state.step:08d}"
 
 
@@ -114,11 +136,12 @@ def commit(
     *,
     give_up: Callable[[], bool] = lambda: False,
 ) -> Saved:
-    """Write a checkpoint folder under `root`; it exists from the moment it is published, and only whole.
+    """Write a checkpoint folder under `root`; it exists from the moment it is published, and only
+    whole.
 
-    Files go into a working folder, each created exclusively, hashed and synced; the manifest is written last;
-    publishing is the commit. What was there before stays untouched: a second checkpoint of the same position gets a
-    name of its own, with the number of its commit.
+    Files go into a working folder, each created exclusively, hashed and synced; the manifest is
+    written last; publishing is the commit. What was there before stays untouched: a second
+    checkpoint of the same position gets a name of its own, with the number of its commit.
 
     Args:
         contents: file name -> content.
@@ -175,8 +198,10 @@ class Opened:
 
 
 def committed(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
-    """Return the checkpoints under `root`, oldest first, and what is wrong with each folder that is none."""
-    found, rejected = [], {}
+    """Return the checkpoints under `root`, oldest first, and what is wrong with each folder that is
+    none."""
+    found = []
+    rejected = {}
     for name in storage.names(root):
         if not NAME.fullmatch(name):
             continue
@@ -196,32 +221,49 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     try:
         return Manifest.decode(storage.read(f"{folder}/{MANIFEST}"))
     except OSError as error:
-        raise InvalidCheckpointError(f"{MANIFEST} cannot be read ({error.strerror or error})") from error
+        raise InvalidCheckpointError(
+            f"{MANIFEST} cannot be read ({error.strerror or error})"
+        ) from error
 
 
-def read_files(storage: Storage, folder: str, manifest: Manifest, verify: Verify) -> dict[str, bytearray]:
-    """Return the content of every file of a checkpoint, checked against the manifest in the same pass.
+def read_files(
+    storage: Storage, folder: str, manifest: Manifest, verify: Verify
+) -> dict[str, bytearray]:
+    """Return the content of every file of a checkpoint, checked against the manifest in the same
+    pass.
 
     Raises:
-        InvalidCheckpointError: a file is missing, or its size or digest is not what the manifest says.
+        InvalidCheckpointError: a file is missing, or its size or digest is not what the manifest
+            says.
     """
-    return {name: read_file(storage, folder, name, record, verify) for name, record in manifest.files.items()}
+    return {
+        name: read_file(storage, folder, name, record, verify)
+        for name, record in manifest.files.items()
+    }
 
 
-def read_file(storage: Storage, folder: str, name: str, record: FileRecord, verify: Verify) -> bytearray:
+def read_file(
+    storage: Storage, folder: str, name: str, record: FileRecord, verify: Verify
+) -> bytearray:
     """Return the content of one file of a checkpoint, see `read_files`."""
     try:
         size = storage.size(f"{folder}/{name}")
         if verify != "off" and size not in (None, record.size):  # before memory is taken for it
-            raise InvalidCheckpointError(f"{name} has {size} bytes, the manifest says {record.size}")
+            raise InvalidCheckpointError(
+                f"{name} has {size} bytes, the manifest says {record.size}"
+            )
         data, digest = storage.load(f"{folder}/{name}")
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         raise InvalidCheckpointError(f"{name} cannot be read ({reason})") from error
     if verify != "off" and len(data) != record.size:
-        raise InvalidCheckpointError(f"{name} has {len(data)} bytes, the manifest says {record.size}")
+        raise InvalidCheckpointError(
+            f"{name} has {len(data)} bytes, the manifest says {record.size}"
+        )
     if verify == "full" and digest != record.digest:
-        raise InvalidCheckpointError(f"{name} has digest {digest}, the manifest says {record.digest}")
+        raise InvalidCheckpointError(
+            f"{name} has digest {digest}, the manifest says {record.digest}"
+        )
     return data
 
 
@@ -255,5 +297,7 @@ def _facts(body: dict[str, Any]) -> Facts:
 
 def _base_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise InvalidCheckpointError(f"{MANIFEST} names the file {name!r}, which is no plain file name")
+        raise InvalidCheckpointError(
+            f"{MANIFEST} names the file {name!r}, which is no plain file name"
+        )
     return name

@@ -1,6 +1,7 @@
 """The tensors of a checkpoint in one file of each process, through torch.distributed.checkpoint.
 
-Importing it takes a second: only runs that divide their weights, and whoever reads what they saved, do so.
+Importing it takes a second: only runs that divide their weights, and whoever reads what they saved,
+do so.
 """
 
 import json
@@ -27,10 +28,10 @@ from torch.futures import Future
 
 from phasetrain.checkpoint.codec import put_together
 from phasetrain.checkpoint.commit import Manifest, Opened, Saved, Verify, read_file
-from phasetrain.checkpoint.draft import LEARNED, Crowd, Draft, Places
+from phasetrain.checkpoint.save_group import LEARNED, Crowd, Draft, Places
 from phasetrain.checkpoint.snapshot import DTYPES, NAMED, has_nan, tensors_in
 from phasetrain.errors import InvalidCheckpointError, SaveError
-from phasetrain.storage import FileRecord, Storage, Unfinished
+from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
 
 INDEX = "shards.json"
 """Name of the file that tells which piece of which tensor is in which file."""
@@ -65,7 +66,8 @@ def save(
     give_up: Callable[[], bool],
     before: Callable[[], None],
 ) -> Saved | None:
-    """Commit a checkpoint of which each process writes its pieces; every process takes part, in a thread of its own.
+    """Commit a checkpoint of which each process writes its pieces; every process takes part, in a
+    thread of its own.
 
     Args:
         storage: the door to files.
@@ -88,7 +90,9 @@ def save(
     writer = ShardWriter(storage, root, draft, crowd, describe, give_up=give_up, before=before)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        save_together(dict(draft.pieces), storage_writer=writer, planner=planner, process_group=crowd.group)
+        save_together(
+            dict(draft.pieces), storage_writer=writer, planner=planner, process_group=crowd.group
+        )
     except CheckpointException as error:
         raise _cause(error, crowd.size) from error
     finally:
@@ -117,8 +121,13 @@ class ShardWriter(StorageWriter):
         give_up: Callable[[], bool],
         before: Callable[[], None],
     ) -> None:
-        self._storage, self._root, self._draft, self._crowd = storage, root, draft, crowd
-        self._describe, self._give_up, self._before = describe, give_up, before
+        self._storage = storage
+        self._root = root
+        self._draft = draft
+        self._crowd = crowd
+        self._describe = describe
+        self._give_up = give_up
+        self._before = before
         self._opened: Opened | None = None
         self.saved: Saved | None = None
 
@@ -148,22 +157,30 @@ class ShardWriter(StorageWriter):
     def _write(self, plan: SavePlan) -> list[WriteResult]:
         if self._give_up():
             raise Unfinished(self._root)
-        name, data = _file_name(self._crowd.rank, self._crowd.size), self._draft.tensors
+        name = _file_name(self._crowd.rank, self._crowd.size)
+        data = self._draft.tensors
         record = self._storage.create(f"{plan.storage_data}/{name}", data, give_up=self._give_up)
         written = Written(name, record, not has_nan(data, LEARNED))
-        return [WriteResult(item.index, item.tensor_storage_size() or 0, written) for item in plan.items]
+        return [
+            WriteResult(item.index, item.tensor_storage_size() or 0, written) for item in plan.items
+        ]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write what there is once, the manifest last, and commit; on the main process."""
         assert self._opened is not None
         found = {_place(one.index): one.storage_data for result in results for one in result}
         files = {one.file: one.record for one in found.values()}
-        texts = {INDEX: _index(metadata, {at: one.file for at, one in found.items()}), **self._draft.texts}
+        texts = {
+            INDEX: _index(metadata, {at: one.file for at, one in found.items()}),
+            **self._draft.texts,
+        }
         for name, data in texts.items():
             if self._give_up():
                 raise Unfinished(self._root)
             files[name] = self._storage.create(f"{self._opened.working}/{name}", data)
-        self.saved = self._opened.publish(self._describe(files, all(one.healthy for one in found.values())))
+        self.saved = self._opened.publish(
+            self._describe(files, all(one.healthy for one in found.values()))
+        )
 
     def close(self) -> None:
         """Delete what was written where it was not committed."""
@@ -190,8 +207,13 @@ class Shards:
         InvalidCheckpointError: the index is not of its form, or does not cover a tensor.
     """
 
-    def __init__(self, storage: Storage, folder: str, manifest: Manifest, verify: Verify, index: bytearray) -> None:
-        self._storage, self._folder, self._manifest, self._verify = storage, folder, manifest, verify
+    def __init__(
+        self, storage: Storage, folder: str, manifest: Manifest, verify: Verify, index: bytearray
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._manifest = manifest
+        self._verify = verify
         try:
             tensors = json.loads(index)["tensors"]
             self.metadata = Metadata({name: _metadata(entry) for name, entry in tensors.items()})
@@ -200,25 +222,39 @@ class Shards:
                 for name, entry in tensors.items()
                 for chunk in entry["chunks"]
             }
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-            raise InvalidCheckpointError(f"{INDEX} cannot be read ({type(error).__name__}: {error})") from error
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+            RecursionError,
+        ) as error:
+            raise InvalidCheckpointError(
+                f"{INDEX} cannot be read ({type(error).__name__}: {error})"
+            ) from error
         for file, _ in self.files.values():
             if file not in manifest.files:
-                raise InvalidCheckpointError(f"{INDEX} names the file {file!r}, which is not in the manifest")
+                raise InvalidCheckpointError(
+                    f"{INDEX} names the file {file!r}, which is not in the manifest"
+                )
 
     def state(self, tree: bytes | bytearray, places: Places | None = None) -> Any:
         """Return the state whose tensors these are.
 
         Args:
             tree: the JSON text beside them.
-            places: called with the state, its tensors without content; returns for some of them the tensors into
-                which they are read, which may be divided. All others are read whole.
+            places: called with the state, its tensors without content; returns for some of them the
+                tensors into which they are read, which may be divided. All others are read whole.
 
         Raises:
             InvalidCheckpointError: a file that is needed is missing or damaged.
         """
         found: dict[str, Any] = dict(self.metadata.state_dict_metadata)
-        blank = {name: torch.empty(one.size, dtype=one.properties.dtype, device="meta") for name, one in found.items()}
+        blank = {
+            name: torch.empty(one.size, dtype=one.properties.dtype, device="meta")
+            for name, one in found.items()
+        }
         wanted = places(put_together(tree, blank)) if places is not None else []
         into = {id(saved): tensor for saved, tensor in wanted}
         targets = {
@@ -229,22 +265,36 @@ class Shards:
         return put_together(tree, targets)
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors by their names, each as it is divided here; files that are not needed are not opened."""
+        """Fill tensors by their names, each as it is divided here; files that are not needed are
+        not opened."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             planner.set_up_planner(dict(targets), self.metadata)
             plan = planner.finish_plan(planner.create_local_plan())
             ShardReader(self).read_data(plan, planner).wait()
         except (ValueError, RuntimeError, KeyError) as error:
-            raise InvalidCheckpointError(f"its tensors cannot be read ({type(error).__name__}: {error})") from error
+            raise InvalidCheckpointError(
+                f"its tensors cannot be read ({type(error).__name__}: {error})"
+            ) from error
 
     def content(self, file: str) -> dict[str, Tensor]:
         """Return what is in a file, checked in the same pass."""
-        data = read_file(self._storage, self._folder, file, self._manifest.files[file], self._verify)
+        data = read_file(
+            self._storage, self._folder, file, self._manifest.files[file], self._verify
+        )
         try:
             return tensors_in(data)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, RuntimeError) as error:
-            raise InvalidCheckpointError(f"{file} cannot be read ({type(error).__name__}: {error})") from error
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+            RuntimeError,
+        ) as error:
+            raise InvalidCheckpointError(
+                f"{file} cannot be read ({type(error).__name__}: {error})"
+            ) from error
 
 
 class ShardReader(StorageReader):
@@ -264,7 +314,13 @@ class ShardReader(StorageReader):
         """Return what tensors there are, and in which pieces."""
         return self._shards.metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's
+    def set_up_storage_reader(
+        self,
+        metadata: Metadata,
+        is_coordinator: bool,  # noqa: FBT001 - torch passes it so
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """Do nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -285,8 +341,12 @@ class ShardReader(StorageReader):
             for item in asked:
                 source = tensors[item.storage_index.fqn]
                 if source.shape != self._shards.files[_place(item.storage_index)][1]:
-                    raise ValueError(f"{file} has another piece of {item.storage_index.fqn!r} than {INDEX} says")
-                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    raise ValueError(
+                        f"{file} has another piece of {item.storage_index.fqn!r} than {INDEX} says"
+                    )
+                for dim, (start, length) in enumerate(
+                    zip(item.storage_offsets, item.lengths, strict=True)
+                ):
                     source = source.narrow(dim, start, length)
                 planner.resolve_tensor(item).detach().copy_(source)
         done: Future[None] = Future()
@@ -313,16 +373,26 @@ def _index(metadata: Metadata, files: Mapping[tuple[str, tuple[int, ...]], str])
     for name, one in metadata.state_dict_metadata.items():
         assert isinstance(one, TensorStorageMetadata), name
         chunks = [
-            {"file": files[name, tuple(chunk.offsets)], "offsets": list(chunk.offsets), "sizes": list(chunk.sizes)}
+            {
+                "file": files[name, tuple(chunk.offsets)],
+                "offsets": list(chunk.offsets),
+                "sizes": list(chunk.sizes),
+            }
             for chunk in one.chunks
         ]
-        tensors[name] = {"dtype": DTYPES[one.properties.dtype], "shape": list(one.size), "chunks": chunks}
+        tensors[name] = {
+            "dtype": DTYPES[one.properties.dtype],
+            "shape": list(one.size),
+            "chunks": chunks,
+        }
     return json.dumps({"tensors": tensors}).encode()
 
 
 def _metadata(entry: Any) -> TensorStorageMetadata:
     shape = Size(entry["shape"])
-    chunks = [ChunkStorageMetadata(Size(one["offsets"]), Size(one["sizes"])) for one in entry["chunks"]]
+    chunks = [
+        ChunkStorageMetadata(Size(one["offsets"]), Size(one["sizes"])) for one in entry["chunks"]
+    ]
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError("the pieces of a tensor are not all there")
     return TensorStorageMetadata(TensorProperties(dtype=NAMED[entry["dtype"]]), shape, chunks)
@@ -336,7 +406,9 @@ def _cause(error: CheckpointException, size: int) -> BaseException:
             return one
     for rank, one in failed.items():
         if isinstance(one, OSError):
-            return OSError(one.errno, f"{one.strerror or one} on process {rank} of {size}", one.filename)
+            return OSError(
+                one.errno, f"{one.strerror or one} on process {rank} of {size}", one.filename
+            )
         if isinstance(one, SaveError):
             return one
     return next(iter(failed.values()))

@@ -1,4 +1,5 @@
-"""A standing copy of a run's tensors, in kept memory laid out as the safetensors file that will be written."""
+"""A standing copy of a run's tensors, in kept memory laid out as the safetensors file that will be
+written."""
 
 import json
 import math
@@ -28,7 +29,8 @@ DTYPES = MappingProxyType(
         torch.bool: "BOOL",
     }
 )
-"""Types of tensors that can be saved, by their names in the format (github.com/huggingface/safetensors)."""
+"""Types of tensors that can be saved, by their names in the format
+(github.com/huggingface/safetensors)."""
 
 NAMED = MappingProxyType({name: dtype for dtype, name in DTYPES.items()})
 HEADER_BYTES = 100_000_000
@@ -40,8 +42,8 @@ Named = Sequence[tuple[str, Tensor]]
 class Snapshot:
     """Copies tensors to CPU memory that is kept for the next time.
 
-    Memory is fetched once; later copies of the same tensors cost a copy and nothing else. The content stays as it is
-    until `take` is called again.
+    Memory is fetched once; later copies of the same tensors cost a copy and nothing else. The
+    content stays as it is until `take` is called again.
     """
 
     def __init__(self) -> None:
@@ -51,7 +53,9 @@ class Snapshot:
 
     def take(self, tensors: Named) -> memoryview:
         """Copy the tensors and return the whole file."""
-        ordered = sorted(tensors, key=lambda named: -named[1].element_size())  # so that each lies on its own boundary
+        ordered = sorted(
+            tensors, key=lambda named: -named[1].element_size()
+        )  # so that each lies on its own boundary
         layout = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in ordered)
         if layout != self._layout or not len(self._memory):
             self._arrange(layout)
@@ -61,7 +65,8 @@ class Snapshot:
 
     def _arrange(self, layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> None:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        places, at = [], 0
+        places = []
+        at = 0
         for name, dtype, shape in layout:
             end = at + math.prod(shape) * dtype.itemsize
             header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
@@ -75,7 +80,8 @@ class Snapshot:
         head = len(text).to_bytes(8, "little") + text
         self._memory[:start] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         self._views = [
-            self._memory[start + begin : start + end].view(dtype).view(shape) for begin, end, dtype, shape in places
+            self._memory[start + begin : start + end].view(dtype).view(shape)
+            for begin, end, dtype, shape in places
         ]
         self._layout = layout
 
@@ -84,9 +90,10 @@ def tensors_in(file: bytearray | memoryview) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file by name; they lie in its memory.
 
     Raises:
-        ValueError: it is no such file: a length, a type, a shape or a place does not fit the others. As in the
-            format's own library, tensors may neither overlap nor leave a gap.
-        TypeError, KeyError, RuntimeError: as ValueError, where a part is of a kind that nobody expects.
+        ValueError: it is no such file: a length, a type, a shape or a place does not fit the
+            others. As in the format's own library, tensors may neither overlap nor leave a gap.
+        TypeError, KeyError, RuntimeError: as ValueError, where a part is of a kind that nobody
+            expects.
     """
     length = int.from_bytes(file[:8], "little")
     if len(file) < 8 or length > min(len(file) - 8, HEADER_BYTES):
@@ -125,7 +132,8 @@ def _tensor(file: bytearray | memoryview, start: int, name: str, entry: Any) -> 
 
 
 def has_nan(file: bytearray | memoryview, prefix: str | tuple[str, ...]) -> bool:
-    """Tell whether a tensor whose name begins with `prefix`, or one of several, holds a value that is not a number."""
+    """Tell whether a tensor whose name begins with `prefix`, or one of several, holds a value that
+    is not a number."""
     return any(
         _least_is_nan(tensor)
         for name, tensor in tensors_in(file).items()
@@ -134,6 +142,7 @@ def has_nan(file: bytearray | memoryview, prefix: str | tuple[str, ...]) -> bool
 
 
 def _least_is_nan(tensor: Tensor) -> bool:
-    """Tell whether the least value is no number, as it is wherever one value is none; faster than `isnan`."""
+    """Tell whether the least value is no number, as it is wherever one value is none; faster than
+    `isnan`."""
     least = tensor.float().min() if tensor.element_size() == 1 else tensor.min()
     return math.isnan(least.item())

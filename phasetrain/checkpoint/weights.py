@@ -5,12 +5,12 @@ from hashlib import sha256
 
 from phasetrain.checkpoint.checkpointer import PROMISED, Checkpointer
 from phasetrain.checkpoint.commit import MANIFEST, NAME
-from phasetrain.checkpoint.draft import Loaded
 from phasetrain.checkpoint.retention import Retention
+from phasetrain.checkpoint.save_group import Loaded
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
 from phasetrain.models.sources import FORMATS, Content, Source
 from phasetrain.models.sources.files import flat
-from phasetrain.storage import Storage
+from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,9 @@ def read_checkpoint(source: Source, storage: Storage) -> Content:
     loaded = chosen(source, storage)
     learned = loaded.state["task"]
     if source.which not in learned:
-        raise source.refused(f"{loaded.path} was made without averaged weights; set {source.where}.which=model")
+        raise source.refused(
+            f"{loaded.path} was made without averaged weights; set {source.where}.which=model"
+        )
     state = learned[source.which]
     digest = sha256(loaded.manifest.encode()).hexdigest()
     return Content(flat(state), "phasetrain", digest, loaded.path)
@@ -48,7 +50,9 @@ def chosen(source: Source, storage: Storage) -> Loaded:
         try:
             return Checkpointer(path, storage).load(path)
         except ConfigError as error:
-            raise source.refused(f"it is no checkpoint that can be used: {error.__cause__ or error}") from error
+            raise source.refused(
+                f"it is no checkpoint that can be used: {error.__cause__ or error}"
+            ) from error
     root = f"{path}/{FOLDER}" if FOLDER in names else path
     reader = Checkpointer(root, storage, say=log.warning)
     try:
@@ -56,16 +60,21 @@ def chosen(source: Source, storage: Storage) -> Loaded:
     except (InvalidCheckpointError, NoValidCheckpointError) as error:
         raise source.refused(f"none of its checkpoints can be used: {error}") from error
     if loaded is None:
-        raise source.refused(f"the folder holds no checkpoint; it holds {', '.join(names[:10]) or 'nothing'}")
+        raise source.refused(
+            f"the folder holds no checkpoint; it holds {', '.join(names[:10]) or 'nothing'}"
+        )
     return loaded
 
 
 def checkpoint_root(storage: Storage, folder: str) -> str | None:
-    """Return where the checkpoints of a run folder are, or of a folder that holds some itself; None where none are."""
+    """Return where the checkpoints of a run folder are, or of a folder that holds some itself; None
+    where none are."""
     names = storage.names(folder)
     if FOLDER in names:
         return f"{folder}/{FOLDER}"
-    return folder if any(map(NAME.fullmatch, names)) else None
+    if any(map(NAME.fullmatch, names)):
+        return folder
+    return None
 
 
 def _best(source: Source, reader: Checkpointer) -> Loaded | None:

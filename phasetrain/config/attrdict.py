@@ -12,7 +12,8 @@ class AttrDict(dict[str, Any]):
     Mappings inside become AttrDicts and lists become tuples, so nothing below can change either.
 
     Raises:
-        AttributeError: an unknown key, with the near miss: `no 'lrr' in OPTIMIZER; did you mean 'lr'?`
+        AttributeError: an unknown key, with the near miss:
+            `no 'lrr' in OPTIMIZER; did you mean 'lr'?`
         TypeError: any attempt to change it.
     """
 
@@ -36,7 +37,9 @@ class AttrDict(dict[str, Any]):
         return {key: _plain(value) for key, value in self.items()}
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise TypeError(f"{self._path or 'the config'} is frozen; change it by an override or a config file")
+        raise TypeError(
+            f"{self._path or 'the config'} is frozen; change it by an override or a config file"
+        )
 
     __setitem__ = __delitem__ = __setattr__ = __delattr__ = _refuse
     clear = pop = popitem = setdefault = update = __ior__ = _refuse

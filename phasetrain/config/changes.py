@@ -43,8 +43,9 @@ class Change:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], schema: Schema) -> list[Change]:
     """Return the leaves in which two configs differ, in the order of the keys.
 
-    A key that one of them does not have counts as its default: a newer version may have added it. Numbers are
-    compared by value (1.0 is 1), lists item by item. A label or split that only one of them has is one change.
+    A key that one of them does not have counts as its default: a newer version may have added it.
+    Numbers are compared by value (1.0 is 1), lists item by item. A label or split that only one of
+    them has is one change.
     """
     return list(_compared(old, new, "", schema))
 
@@ -52,23 +53,32 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], schema: Schema) 
 def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
     """Return 8 hex digits of blake2b over the canonical JSON of all keys that are not `free`.
 
-    The order of keys does not matter, and 1.0 is 1. Keys at their default are left out, so that a key added by a
-    newer version does not move a run to another folder; names of parts always count.
+    The order of keys does not matter, and 1.0 is 1. Keys at their default are left out, so that a
+    key added by a newer version does not move a run to another folder; names of parts always count.
     """
-    words = {path for path, value in leaves(config).items() if isinstance(value, str) and part_pattern(path) in WORDS}
+    words = {
+        path
+        for path, value in leaves(config).items()
+        if isinstance(value, str) and part_pattern(path) in WORDS
+    }
     shaping = {
         f"{path}.name" if path in words else path: _canonical(value)
         for path, value in leaves(config).items()
-        if schema.resume(path) != "free" and (_is_name(path) or not _is_default(path, value, schema))
+        if schema.resume(path) != "free"
+        and (_is_name(path) or not _is_default(path, value, schema))
     }
     return blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
-def _compared(old: Mapping[str, Any], new: Mapping[str, Any], path: str, schema: Schema) -> Iterator[Change]:
+def _compared(
+    old: Mapping[str, Any], new: Mapping[str, Any], path: str, schema: Schema
+) -> Iterator[Change]:
     for name in {**old, **new}:
         here = f"{path}.{name}" if path else name
         before, after = (_value(side, name, here, schema) for side in (old, new))
-        if part_pattern(here) not in LABELS and isinstance(before, Mapping) != isinstance(after, Mapping):
+        if part_pattern(here) not in LABELS and isinstance(before, Mapping) != isinstance(
+            after, Mapping
+        ):
             # a mapping beside nothing is compared key by key, so that each key meets its default
             before, after = ({} if side is ABSENT else side for side in (before, after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -81,12 +91,16 @@ def _value(side: Mapping[str, Any], name: str, path: str, schema: Schema) -> Any
     if name in side:
         return _spelled_out(path, side[name])
     key = schema.key(path)
-    return _spelled_out(path, key.default) if key is not None and part_pattern(path) not in LABELS else ABSENT
+    if key is not None and part_pattern(path) not in LABELS:
+        return _spelled_out(path, key.default)
+    return ABSENT
 
 
 def _spelled_out(path: str, value: Any) -> Any:
     """Return `{name: stack}` for the word `stack` where both are the same."""
-    return {"name": value} if isinstance(value, str) and part_pattern(path) in WORDS else value
+    if isinstance(value, str) and part_pattern(path) in WORDS:
+        return {"name": value}
+    return value
 
 
 def _is_name(path: str) -> bool:

@@ -1,8 +1,8 @@
 """From overrides to one config: every layer merged, every mistake collected.
 
-Layers, lowest first: `defaults.yaml`; the files of the experiment's defaults list in Hydra's order, and the
-experiment itself where its list has `_self_` (by default last); options selected on the command line
-(`LOSS=focal`), which so beat what the experiment says; values of the command line.
+Layers, lowest first: `defaults.yaml`; the files of the experiment's defaults list in Hydra's order,
+and the experiment itself where its list has `_self_` (by default last); options selected on the
+command line (`LOSS=focal`), which so beat what the experiment says; values of the command line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ class Composed:
 
     Attributes:
         config: nested plain dicts and lists, interpolations resolved.
-        origins: dotted path of each leaf -> the layer that set it last: `defaults.yaml`, `LOSS/focal.yaml`,
-            the path of a user's file, or `command line`.
+        origins: dotted path of each leaf -> the layer that set it last: `defaults.yaml`,
+            `LOSS/focal.yaml`, the path of a user's file, or `command line`.
         layers: names of the layers, lowest first.
         notes: lines about parameters that were dropped because another part was named.
         problems: everything wrong that was found on the way.
@@ -143,10 +143,15 @@ def _resolve(merged: Merged) -> list[str]:
         try:
             parent: Any = OmegaConf.select(tree, parent_path) if parent_path else tree
             value = parent[name]
-            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            if OmegaConf.is_config(value):
+                plain = OmegaConf.to_container(value, resolve=True)
+            else:
+                plain = value
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0]
-            problems.append(f"{path} = {given!r} ({merged.origins[path]}): cannot be resolved: {reason}")
+            problems.append(
+                f"{path} = {given!r} ({merged.origins[path]}): cannot be resolved: {reason}"
+            )
             continue
         merged.replace(path, plain)
     return problems

@@ -8,13 +8,13 @@ from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.changes import trajectory_digest
-from phasetrain.config.check import raise_all, shown
 from phasetrain.config.compiling import compile_settings
 from phasetrain.config.compose import Composed
 from phasetrain.config.layers import leaves, lookup, origin_of
 from phasetrain.config.scaling import lr_factor
 from phasetrain.config.schema import Schema
 from phasetrain.config.stages import LENGTHS
+from phasetrain.config.validation import raise_all, shown
 from phasetrain.errors import ConfigError
 
 _NAME = re.compile(r"[\w.+-]+")
@@ -34,7 +34,12 @@ class Derived:
 
 
 def derive(
-    composed: Composed, schema: Schema, *, device: str, processes: int = 1, monitor: Callable[[], str] = lambda: ""
+    composed: Composed,
+    schema: Schema,
+    *,
+    device: str,
+    processes: int = 1,
+    monitor: Callable[[], str] = lambda: "",
 ) -> Derived:
     """Apply the rules to a checked config.
 
@@ -44,11 +49,14 @@ def derive(
         monitor: returns what CHECKPOINT.best.monitor = auto stands for; asked where it is wanted.
 
     Raises:
-        ConfigError: lists every rule that cannot be met: the length of training, micro-batches that do not divide
-            the batch, a name that cannot be a folder's.
+        ConfigError: lists every rule that cannot be met: the length of training, micro-batches that
+            do not divide the batch, a name that cannot be a folder's.
     """
     rules = _Rules(composed, schema)
-    learns = rules.config["RUN"]["engine"] not in ("test", "extract")  # those take any number of processes
+    learns = rules.config["RUN"]["engine"] not in (
+        "test",
+        "extract",
+    )  # those take any number of processes
     rules.length()
     rules.micro_batches(processes if learns else None)
     rules.test_micro_batches()
@@ -87,7 +95,8 @@ class _Rules:
         self._schema = schema
 
     def length(self) -> None:
-        """PHASES: of epochs, updates, samples and stages one is set; the highest layer wins over those below."""
+        """PHASES: of epochs, updates, samples and stages one is set; the highest layer wins over
+        those below."""
         phases = self.config["PHASES"]
         given = {
             key: self._rank(f"PHASES.{key}")
@@ -97,26 +106,35 @@ class _Rules:
         if not given and self.config["RUN"]["engine"] == "extract":
             return
         if not given:
-            self.problems.append("PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10")
+            self.problems.append(
+                "PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10"
+            )
             return
         highest = [key for key, rank in given.items() if rank == max(given.values())]
         if len(highest) > 1:
             told = " and ".join(f"PHASES.{key} = {phases[key]}" for key in highest)
-            self.problems.append(f"{told} are both set ({self._layer(f'PHASES.{highest[0]}')}); keep one of them")
+            self.problems.append(
+                f"{told} are both set ({self._layer(f'PHASES.{highest[0]}')}); keep one of them"
+            )
             return
         for key in given.keys() - set(highest):
             winner = f"PHASES.{highest[0]} = {phases[highest[0]]} ({self._layer(f'PHASES.{highest[0]}')})"
             self._set(
-                f"PHASES.{key}", [] if key == "stages" else None, f"{winner} comes above {self._layer(f'PHASES.{key}')}"
+                f"PHASES.{key}",
+                [] if key == "stages" else None,
+                f"{winner} comes above {self._layer(f'PHASES.{key}')}",
             )
 
     def micro_batches(self, processes: int | None) -> None:
-        """DATA.TRAIN.batch_size = micro_batch_size x OPTIMIZER.accumulate, and x processes where both are given."""
-        batch, micro = self.config["DATA"]["TRAIN"]["batch_size"], self.config["DATA"]["TRAIN"]["micro_batch_size"]
+        """DATA.TRAIN.batch_size = micro_batch_size x OPTIMIZER.accumulate, and x processes where
+        both are given."""
+        batch = self.config["DATA"]["TRAIN"]["batch_size"]
+        micro = self.config["DATA"]["TRAIN"]["micro_batch_size"]
         accumulate = self.config["OPTIMIZER"]["accumulate"]
         if micro is not None and accumulate is not None:
             if processes is not None and micro * accumulate * processes != batch:
-                times, rest = "", ""
+                times = ""
+                rest = ""
                 if processes > 1:
                     times = f" times {processes} processes"
                     rest = ", and the other one follows from the number of processes"
@@ -133,21 +151,29 @@ class _Rules:
             self._set("DATA.TRAIN.micro_batch_size", batch, "batch_size in one piece")
             self._set("OPTIMIZER.accumulate", 1, "batch_size in one piece")
         elif self._divides("DATA.TRAIN.micro_batch_size", micro, "DATA.TRAIN.batch_size", batch):
-            self._set("OPTIMIZER.accumulate", batch // micro, f"batch_size {batch} / micro_batch_size {micro}")
+            self._set(
+                "OPTIMIZER.accumulate",
+                batch // micro,
+                f"batch_size {batch} / micro_batch_size {micro}",
+            )
 
     def test_micro_batches(self) -> None:
-        """DATA.*.micro_batch_size of a test split divides its batch_size, and is batch_size when not given."""
+        """DATA.*.micro_batch_size of a test split divides its batch_size, and is batch_size when
+        not given."""
         for split, section in self.config["DATA"].items():
             if split == "TRAIN":
                 continue
-            path, batch, micro = f"DATA.{split}", section["batch_size"], section["micro_batch_size"]
+            path = f"DATA.{split}"
+            batch = section["batch_size"]
+            micro = section["micro_batch_size"]
             if micro is None:
                 self._set(f"{path}.micro_batch_size", batch, "batch_size in one piece")
             else:
                 self._divides(f"{path}.micro_batch_size", micro, f"{path}.batch_size", batch)
 
     def processes(self, size: int) -> None:
-        """DATA.TRAIN.batch_size = micro_batch_size x processes x OPTIMIZER.accumulate, unless reduction is ordered."""
+        """DATA.TRAIN.batch_size = micro_batch_size x processes x OPTIMIZER.accumulate, unless
+        reduction is ordered."""
         section = self.config["DISTRIBUTED"]
         if section["reduction"] == "ordered":
             self._virtual_shards(size, section["virtual_shards"])
@@ -159,10 +185,15 @@ class _Rules:
                 f"DISTRIBUTED.strategy = 'none' and {size} processes: each would train for itself; take another "
                 "strategy, such as DISTRIBUTED.strategy=ddp, or start one process"
             )
-        train, optimizer = self.config["DATA"]["TRAIN"], self.config["OPTIMIZER"]
-        batch, micro, accumulate = train["batch_size"], train["micro_batch_size"], optimizer["accumulate"]
+        train = self.config["DATA"]["TRAIN"]
+        optimizer = self.config["OPTIMIZER"]
+        batch = train["batch_size"]
+        micro = train["micro_batch_size"]
+        accumulate = optimizer["accumulate"]
         keys = ("DATA.TRAIN.micro_batch_size", "OPTIMIZER.accumulate")
-        micro_given, accumulate_given = (lookup(self._composed.config, key) is not None for key in keys)
+        micro_given, accumulate_given = (
+            lookup(self._composed.config, key) is not None for key in keys
+        )
         if micro_given and accumulate_given:
             return  # `micro_batches` has seen that they fit
         whole, each = (accumulate, micro) if micro_given else (micro, accumulate)
@@ -176,18 +207,25 @@ class _Rules:
             self._set("DATA.TRAIN.micro_batch_size", micro // size, why)
 
     def _virtual_shards(self, size: int, shards: int) -> None:
-        """DATA.TRAIN.batch_size = micro_batch_size x virtual_shards; each process does an equal number of them."""
-        batch, path = self.config["DATA"]["TRAIN"]["batch_size"], "DISTRIBUTED.virtual_shards"
+        """DATA.TRAIN.batch_size = micro_batch_size x virtual_shards; each process does an equal
+        number of them."""
+        batch = self.config["DATA"]["TRAIN"]["batch_size"]
+        path = "DISTRIBUTED.virtual_shards"
         if shards & (shards - 1):
             near = 1 << (shards.bit_length() - 1)
-            self.problems.append(f"{path} = {shards}: expected a power of two, such as {near} or {2 * near}")
+            self.problems.append(
+                f"{path} = {shards}: expected a power of two, such as {near} or {2 * near}"
+            )
         elif shards % size:
             self.problems.append(
                 f"{path} = {shards} and {size} processes: DISTRIBUTED.reduction = 'ordered' works on 1, 2, 4, ... "
                 f"processes, up to {shards}; start as many, or take DISTRIBUTED.reduction=native"
             )
         elif self._divides(path, shards, "DATA.TRAIN.batch_size", batch):
-            for key, section in (("DATA.TRAIN.micro_batch_size", "DATA"), ("OPTIMIZER.accumulate", "OPTIMIZER")):
+            for key, section in (
+                ("DATA.TRAIN.micro_batch_size", "DATA"),
+                ("OPTIMIZER.accumulate", "OPTIMIZER"),
+            ):
                 if lookup(self._composed.config, key) is not None:
                     self.problems.append(
                         f"{key} = {lookup(self._composed.config, key)} and DISTRIBUTED.reduction = 'ordered', under "
@@ -198,12 +236,15 @@ class _Rules:
             self._set("OPTIMIZER.accumulate", shards // size, why)
 
     def learning_rate(self) -> None:
-        """OPTIMIZER.lr is multiplied as auto_lr_scaling says, which is null then: the config goes on to hold once."""
+        """OPTIMIZER.lr is multiplied as auto_lr_scaling says, which is null then: the config goes
+        on to hold once."""
         optimizer = self.config["OPTIMIZER"]
         if optimizer["auto_lr_scaling"] is None:
             return
         try:
-            factor, why = lr_factor(optimizer["auto_lr_scaling"], self.config["DATA"]["TRAIN"]["batch_size"])
+            factor, why = lr_factor(
+                optimizer["auto_lr_scaling"], self.config["DATA"]["TRAIN"]["batch_size"]
+            )
         except ConfigError as error:
             self.problems.append(str(error))
             return
@@ -211,13 +252,20 @@ class _Rules:
         self._set("OPTIMIZER.auto_lr_scaling", None, "it is in OPTIMIZER.lr")
 
     def monitor(self, first: Callable[[], str]) -> None:
-        """CHECKPOINT.best.monitor: auto, and null with load_best, is the first metric of the first test split."""
-        section, path = self.config["CHECKPOINT"], "CHECKPOINT.best.monitor"
-        if section["best"]["monitor"] == "auto" or (section["best"]["monitor"] is None and section["load_best"]):
+        """CHECKPOINT.best.monitor: auto, and null with load_best, is the first metric of the first
+        test split."""
+        section = self.config["CHECKPOINT"]
+        path = "CHECKPOINT.best.monitor"
+        if section["best"]["monitor"] == "auto" or (
+            section["best"]["monitor"] is None and section["load_best"]
+        ):
             try:
                 self._set(path, first(), "the first metric of the first test split")
             except ConfigError as error:
-                asked = f"{path} = 'auto'" if section["best"]["monitor"] else "CHECKPOINT.load_best = true"
+                if section["best"]["monitor"]:
+                    asked = f"{path} = 'auto'"
+                else:
+                    asked = "CHECKPOINT.load_best = true"
                 self.problems.append(f"{asked}: {error}")
 
     def device(self, device: str) -> None:
@@ -229,7 +277,10 @@ class _Rules:
         """MACHINE and DISTRIBUTED: what was Apex's is torch's own today."""
         if self.config["MACHINE"]["precision"] == "apex":
             self._set("MACHINE.precision", "fp16", "mixed precision of Apex is torch.amp today")
-        if self.config["MACHINE"]["precision"] == "tf32" and self.config["MACHINE"]["device"] != "cuda":
+        if (
+            self.config["MACHINE"]["precision"] == "tf32"
+            and self.config["MACHINE"]["device"] != "cuda"
+        ):
             device = self.config["MACHINE"]["device"]
             self.problems.append(
                 f"MACHINE.precision = 'tf32' and MACHINE.device = {device!r}: only CUDA devices have it; take fp32"
@@ -238,7 +289,8 @@ class _Rules:
             self._set("DISTRIBUTED.sync_batch_norm", "global", "Apex's is torch's today")
 
     def compile(self) -> None:
-        """MACHINE.compile: a bare backend is spelled out; what makes bits depend on what came before is refused."""
+        """MACHINE.compile: a bare backend is spelled out; what makes bits depend on what came
+        before is refused."""
         if self.config["MACHINE"]["compile"] is None:
             return
         spelled, problems = compile_settings(self.config)
@@ -247,28 +299,40 @@ class _Rules:
             self._set("MACHINE.compile", spelled, "spelled out")
 
     def communication(self, size: int) -> None:
-        """DISTRIBUTED: what several processes cannot do on this device, or not in this order, is refused."""
-        section, device = self.config["DISTRIBUTED"], self.config["MACHINE"]["device"]
-        how, path = section["communication"], "DISTRIBUTED.communication"
+        """DISTRIBUTED: what several processes cannot do on this device, or not in this order, is
+        refused."""
+        section = self.config["DISTRIBUTED"]
+        device = self.config["MACHINE"]["device"]
+        how = section["communication"]
+        path = "DISTRIBUTED.communication"
         if how == "powersgd":
             self.problems.append(
                 f"{path} = 'powersgd': each process keeps what the others have not been sent, a tensor as large as the "
                 "gradient, which no checkpoint holds, so no resume would be exact; take fp16 or bf16"
             )
         elif how not in ("none", "fp16", "bf16"):
-            self.problems.append(f"{path} = {how!r} ({self._layer(path)}): expected none, fp16 or bf16")
+            self.problems.append(
+                f"{path} = {how!r} ({self._layer(path)}): expected none, fp16 or bf16"
+            )
         elif how == "bf16" and size > 1 and device != "cuda":
             self.problems.append(
                 f"{path} = 'bf16' and MACHINE.device = {device!r}: only NCCL, between CUDA devices, adds bf16 "
                 "gradients; take fp16 or none"
             )
-        for key, given in (("communication", how != "none"), ("sync_batch_norm", section["sync_batch_norm"])):
+        for key, given in (
+            ("communication", how != "none"),
+            ("sync_batch_norm", section["sync_batch_norm"]),
+        ):
             if given and section["reduction"] == "ordered":
                 self.problems.append(
                     f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = 'ordered': bits would "
                     "depend on the number of processes, which ordered promises they do not; leave one of them out"
                 )
-        if self.config["MACHINE"]["compile"] is not None and size > 1 and section["strategy"] == "sharded_ddp":
+        if (
+            self.config["MACHINE"]["compile"] is not None
+            and size > 1
+            and section["strategy"] == "sharded_ddp"
+        ):
             self.problems.append(
                 "MACHINE.compile and DISTRIBUTED.strategy = 'sharded_ddp': fairscale knows nothing of torch.compile; "
                 "take the strategy zero or ddp, or leave out MACHINE.compile"
@@ -280,7 +344,8 @@ class _Rules:
             )
 
     def folder(self) -> None:
-        """RUN.name is the experiment's name, RUN.dir is runs/{name}-{digest of what shapes the trajectory}."""
+        """RUN.name is the experiment's name, RUN.dir is runs/{name}-{digest of what shapes the
+        trajectory}."""
         run = self.config["RUN"]
         if run["name"] is None:
             experiment = self._composed.experiment
@@ -292,10 +357,15 @@ class _Rules:
             )
         if run["dir"] is None:
             digest = trajectory_digest(self.config, self._schema)
-            self._set("RUN.dir", f"runs/{run['name']}-{digest}", "RUN.name and the digest of what shapes the run")
+            self._set(
+                "RUN.dir",
+                f"runs/{run['name']}-{digest}",
+                "RUN.name and the digest of what shapes the run",
+            )
 
     def launch(self) -> None:
-        """LAUNCH: the warning comes before the time limit, and a local job is one of this machine."""
+        """LAUNCH: the warning comes before the time limit, and a local job is one of this
+        machine."""
         launch = self.config["LAUNCH"]
         if launch["lead_seconds"] >= 60 * launch["minutes"]:
             self.problems.append(
@@ -333,7 +403,8 @@ class _Rules:
 
 
 def _uneven(batch: int, size: int, whole: int, each: int, *, micro_given: bool) -> str:
-    """Return what to say of a batch of `whole` x `each` samples where processes cannot share the `whole` evenly."""
+    """Return what to say of a batch of `whole` x `each` samples where processes cannot share the
+    `whole` evenly."""
     sizes = _listed(nearest_divisors(whole, size))
     batches = _listed([n * size * each for n in (whole // size, whole // size + 1) if n])
     near = f"nearest numbers of processes that work: {sizes}; nearest batch sizes: {batches}"

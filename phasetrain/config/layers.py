@@ -1,10 +1,20 @@
-"""Merging layers into one config: who set what last, and what falls away when a layer names another part."""
+"""Merging layers into one config: who set what last, and what falls away when a layer names another
+part."""
 
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from phasetrain.config.schema import DEFAULT_NAMES, LABELLED, PARTS, WORDS, Schema, is_split, matches, part_pattern
+from phasetrain.config.schema import (
+    DEFAULT_NAMES,
+    LABELLED,
+    PARTS,
+    WORDS,
+    Schema,
+    is_split,
+    matches,
+    part_pattern,
+)
 from phasetrain.config.sources import Layer
 
 IMPORTS = "RUN.imports"  # the one list that is not replaced: the union over layers
@@ -13,13 +23,14 @@ IMPORTS = "RUN.imports"  # the one list that is not replaced: the union over lay
 class Merged:
     """The layers applied so far.
 
-    Mappings merge deeply, lists are replaced, null is kept. When a layer changes the name of a part, parameters
-    that lower layers set for the old one are dropped; keys of `defaults.yaml` belong to the section and stay.
+    Mappings merge deeply, lists are replaced, null is kept. When a layer changes the name of a
+    part, parameters that lower layers set for the old one are dropped; keys of `defaults.yaml`
+    belong to the section and stay.
 
     Attributes:
         values: the nested config.
-        origins: dotted path of each leaf -> name of the layer that set it last. A list is a leaf, and so is an
-            empty mapping.
+        origins: dotted path of each leaf -> name of the layer that set it last. A list is a leaf,
+            and so is an empty mapping.
         notes: one line per dropped parameter.
     """
 
@@ -46,7 +57,8 @@ class Merged:
         self._put(target, name, path, value, layer)
 
     def remove(self, path: str, default: Layer) -> bool:
-        """Take back what was set at a path: a label or a test split goes, a key gets its default again.
+        """Take back what was set at a path: a label or a test split goes, a key gets its default
+        again.
 
         Returns:
             False when nothing is there.
@@ -63,7 +75,9 @@ class Merged:
 
     def finish(self, default: Layer) -> None:
         """Drop labels and splits that are null, and give each split the keys it does not set."""
-        for path in [p for p in self.origins if (is_label(p) or matches(p, "DATA.*")) and p != "DATA.TRAIN"]:
+        for path in [
+            p for p in self.origins if (is_label(p) or matches(p, "DATA.*")) and p != "DATA.TRAIN"
+        ]:
             if self.get(path) is None:
                 parent, _, label = path.rpartition(".")
                 del lookup(self.values, parent)[label]
@@ -79,20 +93,27 @@ class Merged:
                 for leaf in leaves(data[split], f"DATA.{split}"):
                     self.origins.setdefault(leaf, default.name)
 
-    def _merge(self, target: dict[str, Any], source: Mapping[Any, Any], path: str, layer: str) -> None:
+    def _merge(
+        self, target: dict[str, Any], source: Mapping[Any, Any], path: str, layer: str
+    ) -> None:
         for key, new in source.items():
             here = f"{path}.{key}" if path else str(key)
             pattern = part_pattern(here)
             if pattern in WORDS:
                 new = self._as_mapping(target, str(key), here, new)
-            if pattern is not None and isinstance(target.get(str(key)), dict) and isinstance(new, Mapping):
+            if (
+                pattern is not None
+                and isinstance(target.get(str(key)), dict)
+                and isinstance(new, Mapping)
+            ):
                 self._rename(target[str(key)], here, new, pattern, layer)
             self._put(target, str(key), here, new, layer)
 
     def _put(self, target: dict[str, Any], key: str, here: str, new: Any, layer: str) -> None:
         old = target.get(key)
         if new is None and here in LABELLED:
-            new, old = {}, None
+            new = {}
+            old = None
         if isinstance(new, Mapping):
             if not isinstance(old, dict):
                 self._forget(here)
@@ -113,14 +134,19 @@ class Merged:
         self.origins[here] = layer
 
     def _as_mapping(self, target: dict[str, Any], key: str, here: str, new: Any) -> Any:
-        """Where one side says `stack` and the other `{name: stack, ...}`, write both as mappings."""
+        """Where one side says `stack` and the other `{name: stack, ...}`, write both as
+        mappings."""
         old = target.get(key)
         if isinstance(old, str) and isinstance(new, Mapping):
             target[key] = {"name": old}
             self.origins[f"{here}.name"] = self.origins.pop(here)
-        return {"name": new} if isinstance(old, dict) and isinstance(new, str) else new
+        if isinstance(old, dict) and isinstance(new, str):
+            return {"name": new}
+        return new
 
-    def _rename(self, old: dict[str, Any], here: str, new: Mapping[str, Any], pattern: str, layer: str) -> None:
+    def _rename(
+        self, old: dict[str, Any], here: str, new: Mapping[str, Any], pattern: str, layer: str
+    ) -> None:
         """Drop the parameters of the part that was named so far when `new` names another one."""
         name_key = PARTS[pattern]
         old_name = old.get(name_key, here.rpartition(".")[2] if pattern in DEFAULT_NAMES else None)
@@ -154,7 +180,8 @@ class Merged:
 
 
 def _filled_up(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a split with defaults for those that it lacks, within its groups of keys too."""
+    """Return the keys of a split with defaults for those that it lacks, within its groups of keys
+    too."""
     groups = {
         key: deepcopy(dict(default)) | dict(keys[key])
         for key, default in defaults.items()
@@ -186,7 +213,8 @@ def leaves(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def origin_of(origins: Mapping[str, str], path: str) -> str:
-    """Return the layer that set a path, or for a mapping the one that set its first leaf; `""` when none did."""
+    """Return the layer that set a path, or for a mapping the one that set its first leaf; `""` when
+    none did."""
     if path in origins:
         return origins[path]
     return next((layer for known, layer in origins.items() if known.startswith(f"{path}.")), "")

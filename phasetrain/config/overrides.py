@@ -1,4 +1,5 @@
-"""The words of the command line: `SECTION=GROUP` selects a file, `A.b=c` sets a value, `~A.b` takes one back."""
+"""The words of the command line: `SECTION=GROUP` selects a file, `A.b=c` sets a value, `~A.b` takes
+one back."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,8 @@ class CommandLine:
         experiment: the selected experiment, None for `experiment=null`.
         groups: group -> the options selected from it, in order.
         values: nested mapping of what is set.
-        removals: dotted paths of `~path`; those of lower layers, what this line set before is gone from `values`.
+        removals: dotted paths of `~path`; those of lower layers, what this line set before is gone
+            from `values`.
         problems: one sentence per override that cannot be used.
     """
 
@@ -36,8 +38,10 @@ class CommandLine:
 
 
 def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema) -> CommandLine:
-    """Parse every override with Hydra's grammar, each on its own so that all bad ones are reported."""
-    line, parser = CommandLine(), OverridesParser.create()
+    """Parse every override with Hydra's grammar, each on its own so that all bad ones are
+    reported."""
+    line = CommandLine()
+    parser = OverridesParser.create()
     for text in overrides:
         try:
             override = parser.parse_override(text)
@@ -57,7 +61,8 @@ class _Reader:
         self._schema = schema
 
     def read(self, override: Override) -> None:
-        text, key = str(override.input_line), override.key_or_group
+        text = str(override.input_line)
+        key = override.key_or_group
         problems = self._line.problems
         if not key:
             problems.append(_no_override(text))
@@ -74,7 +79,9 @@ class _Reader:
             self._remove(key, override.value())
         elif _is_options(override.value()) and "." not in key and self._selects(key):
             options = override.value()
-            self._select(key, [str(o) for o in options] if isinstance(options, list) else [str(options)])
+            self._select(
+                key, [str(o) for o in options] if isinstance(options, list) else [str(options)]
+            )
         elif key == EXPERIMENT and override.value() is None:
             self._line.experiment = None
         elif "/" in key:
@@ -100,7 +107,9 @@ class _Reader:
                 f"{group}={option}: there is no file {group}/{option}.yaml{near} options of {group}: {listed}{more}"
             )
         if group == EXPERIMENT and len(chosen) > 1:
-            self._line.problems.append(f"{EXPERIMENT}=[{','.join(chosen)}]: one experiment at a time; add -m for each")
+            self._line.problems.append(
+                f"{EXPERIMENT}=[{','.join(chosen)}]: one experiment at a time; add -m for each"
+            )
         elif unknown:
             return
         elif group == EXPERIMENT:
@@ -112,7 +121,9 @@ class _Reader:
         value = _text_keys(override.value())
         key = self._schema.key(path)
         if key is not None and isinstance(value, int | float) and not key.type.fits(value):
-            typed = override.get_value_string()  # a key that is text takes what was typed: RUN.name=007
+            typed = (
+                override.get_value_string()
+            )  # a key that is text takes what was typed: RUN.name=007
             value = typed if key.type.fits(typed) else value
         node = self._line.values
         *parents, last = path.split(".")
@@ -127,7 +138,11 @@ class _Reader:
             node[name] = node.get(name) or {}
             node = node[name]
         before = node.get(last)
-        node[last] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        node[last] = (
+            _merged(before, value)
+            if isinstance(before, dict) and isinstance(value, dict)
+            else value
+        )
 
     def _remove(self, path: str, value: Any) -> None:
         if path in self._line.groups:
@@ -151,7 +166,10 @@ def _unreadable(text: str, error: HydraException) -> str:
     if not equals and not text.startswith("~"):
         return _no_override(text)
     reason = str(error).splitlines()[0].partition(" expecting {")[0]
-    hint = "" if value[:1] in "[{'\"" else f"; a text with special characters is quoted twice: \"{key}='{value}'\""
+    if value[:1] in "[{'\"":
+        hint = ""
+    else:
+        hint = f"; a text with special characters is quoted twice: \"{key}='{value}'\""
     return f"{text!r} cannot be read: {reason}{hint}"
 
 
@@ -168,8 +186,16 @@ def as_word(value: Any) -> str:
         return "[" + ", ".join(map(as_word, value)) + "]"
     if isinstance(value, str):
         # Backslashes stand for themselves, but for those in front of a quote.
-        return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return (
+            "'"
+            + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
+            + "'"
+        )
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _no_override(text: str) -> str:
@@ -192,5 +218,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        result[key] = (
+            _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
     return result

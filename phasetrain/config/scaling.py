@@ -1,10 +1,11 @@
-"""The learning rate that fits another batch size than the one it was found with (OPTIMIZER.auto_lr_scaling)."""
+"""The learning rate that fits another batch size than the one it was found with
+(OPTIMIZER.auto_lr_scaling)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.config.check import shown
+from phasetrain.config.validation import shown
 from phasetrain.errors import ConfigError, did_you_mean
 
 SCALING: Mapping[str, Any] = MappingProxyType({"base_batch_size": 256, "rule": "linear"})
@@ -17,7 +18,8 @@ RULES: Mapping[str, float] = MappingProxyType({"linear": 1.0, "sqrt": 0.5})
 def lr_factor(section: Mapping[str, Any], batch_size: int) -> tuple[float, str]:
     """Return what a learning rate is multiplied by at a batch size, and why, in words.
 
-    The rules are those of Goyal et al. 2017 (linear, arXiv:1706.02677) and Krizhevsky 2014 (sqrt, arXiv:1404.5997).
+    The rules are those of Goyal et al. 2017 (linear, arXiv:1706.02677) and Krizhevsky 2014 (sqrt,
+    arXiv:1404.5997).
 
     Args:
         section: `base_batch_size`, with which the learning rate was found, and `rule`.
@@ -32,7 +34,8 @@ def lr_factor(section: Mapping[str, Any], batch_size: int) -> tuple[float, str]:
             f"{where}.{key}: no such key{did_you_mean(key, SCALING) or '.'} It takes: {', '.join(SCALING)}"
         )
     given = {**SCALING, **section}
-    base, rule = given["base_batch_size"], given["rule"]
+    base = given["base_batch_size"]
+    rule = given["rule"]
     if isinstance(base, bool) or not isinstance(base, int) or base < 1:
         raise ConfigError(f"{where}.base_batch_size = {shown(base)}: expected int >= 1")
     if rule not in RULES:

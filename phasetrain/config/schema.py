@@ -1,4 +1,5 @@
-"""The keys of phasetrain: what `defaults.yaml` says about each one, read from the comments behind the values."""
+"""The keys of phasetrain: what `defaults.yaml` says about each one, read from the comments behind
+the values."""
 
 import operator
 import re
@@ -16,7 +17,8 @@ Resume = Literal["forbidden", "adjustable", "free"]
 
 DEFAULTS = "defaults.yaml"
 
-# Places where a name chooses a part, and the key that holds the name. `*` is one label or data split.
+# Places where a name chooses a part, and the key that holds the name. `*` is one label or data
+# split.
 PARTS: Mapping[str, str] = MappingProxyType(
     {
         "DATA.*": "dataset",
@@ -46,9 +48,15 @@ WORDS = (  # where a plain word stands for {name: word}
 )
 # Mappings from a label to a part; null empties them.
 LABELLED = ("METERS", "HOOKS", "OPTIMIZER.SCHEDULES", "OPTIMIZER.others")
-FREE = ("HOOKS", "DISTRIBUTED")  # sections whose parts leave the trajectory alone, or its samples at least
+FREE = (
+    "HOOKS",
+    "DISTRIBUTED",
+)  # sections whose parts leave the trajectory alone, or its samples at least
 STEERING = ("HOOKS.plateau",)  # hooks that do not watch alone: another one makes other weights
-ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")  # of fsdp: they change more than last bits
+ROUNDING = (
+    "DISTRIBUTED.param_dtype",
+    "DISTRIBUTED.reduce_dtype",
+)  # of fsdp: they change more than last bits
 DEFAULT_NAMES = ("METERS.*", "HOOKS.*")  # where the label is the name unless one is given
 
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*?)(?:\s#\s*(?P<comment>.*))?$")
@@ -77,7 +85,8 @@ class ValueType:
         return cls(text, tuple(_test(alternative.strip()) for alternative in text.split(" or ")))
 
     def fits(self, value: Any) -> bool:
-        """Tell whether `value` is one of the alternatives; an int is a float, a bool is no number."""
+        """Tell whether `value` is one of the alternatives; an int is a float, a bool is no
+        number."""
         return any(test(value) for test in self.tests)
 
 
@@ -112,29 +121,37 @@ class Schema:
 
     def __init__(self, text: str) -> None:
         self.defaults = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
-        self.keys: Mapping[str, Key] = MappingProxyType({key.path: key for key in _keys(text, self.defaults)})
+        self.keys: Mapping[str, Key] = MappingProxyType(
+            {key.path: key for key in _keys(text, self.defaults)}
+        )
         self.sections = tuple(self.defaults)
 
     def key(self, path: str) -> Key | None:
-        """Return the key at a dotted path, or None; every split but DATA.TRAIN has the keys of DATA.TEST."""
+        """Return the key at a dotted path, or None; every split but DATA.TRAIN has the keys of
+        DATA.TEST."""
         return self.keys.get(_as_known(path))
 
     def children(self, path: str) -> tuple[str, ...]:
-        """Return the names of the keys and groups of keys right below a path, in order; `""` gives the sections."""
+        """Return the names of the keys and groups of keys right below a path, in order; `""` gives
+        the sections."""
         node: Any = self.defaults
         for part in filter(None, _as_known(path).split(".")):
             node = node.get(part) if isinstance(node, dict) else None
-        return tuple(node) if isinstance(node, dict) else ()
+        if isinstance(node, dict):
+            return tuple(node)
+        return ()
 
     def problem(self, path: str, value: Any) -> str | None:
-        """Return `expected int >= 1` when the value does not fit the key at `path`, None when it does or is no key."""
+        """Return `expected int >= 1` when the value does not fit the key at `path`, None when it
+        does or is no key."""
         key = self.key(path)
         if key is None or key.type.fits(value):
             return None
         return f"expected {key.type.text}"
 
     def resume(self, path: str) -> Resume:
-        """Return the class for resume of any dotted path; parameters of parts are forbidden to change but in FREE."""
+        """Return the class for resume of any dotted path; parameters of parts are forbidden to
+        change but in FREE."""
         section = path.partition(".")[0]
         if path in ROUNDING or any(path == one or path.startswith(f"{one}.") for one in STEERING):
             return "adjustable"
@@ -143,7 +160,9 @@ class Schema:
             if key is not None:
                 return key.resume
             path = path.rpartition(".")[0]
-        return "free" if section in FREE else "forbidden"
+        if section in FREE:
+            return "free"
+        return "forbidden"
 
 
 @cache
@@ -159,9 +178,13 @@ def part_pattern(path: str) -> str | None:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Tell whether a dotted path fits a pattern in which `*` is one label; below DATA it is an upper-case split."""
-    names, wanted = path.split("."), pattern.split(".")
-    if len(names) != len(wanted) or any(w not in ("*", n) for n, w in zip(names, wanted, strict=True)):
+    """Tell whether a dotted path fits a pattern in which `*` is one label; below DATA it is an
+    upper-case split."""
+    names = path.split(".")
+    wanted = pattern.split(".")
+    if len(names) != len(wanted) or any(
+        w not in ("*", n) for n, w in zip(names, wanted, strict=True)
+    ):
         return False
     return names[0] != "DATA" or len(names) < 2 or is_split(names[1])
 
@@ -185,7 +208,9 @@ def _keys(text: str, defaults: dict[str, Any]) -> Iterator[Key]:
             continue
         found = _LINE.match(line)
         if found is None:
-            raise ValueError(f"{DEFAULTS}, line {number}: expected `key: value  # type | class | meaning`: {line!r}")
+            raise ValueError(
+                f"{DEFAULTS}, line {number}: expected `key: value  # type | class | meaning`: {line!r}"
+            )
         indent = len(found["indent"])
         while stack and stack[-1][0] >= indent:
             stack.pop()
@@ -220,7 +245,9 @@ def _at(node: Any, names: list[str]) -> Any:
 def _test(text: str) -> Callable[[Any], bool]:
     number = _NUMBER.match(text)
     if number is not None:
-        return _number_test(int if number["kind"] == "int" else float, _BOUND.findall(number["bounds"]))
+        return _number_test(
+            int if number["kind"] == "int" else float, _BOUND.findall(number["bounds"])
+        )
     if len(text) > 2 and text[0] == text[-1] == "'":
         return lambda value: isinstance(value, str) and value == text[1:-1]
     if text.startswith("list of "):
@@ -230,7 +257,9 @@ def _test(text: str) -> Callable[[Any], bool]:
         return lambda value: value is None
     kinds: dict[str, Any] = {"bool": bool, "str": str, "list": list | tuple, "mapping": Mapping}
     if text not in kinds:
-        raise ValueError(f"{text!r} is no type; known: int, float, null, 'a word', list of ..., {', '.join(kinds)}")
+        raise ValueError(
+            f"{text!r} is no type; known: int, float, null, 'a word', list of ..., {', '.join(kinds)}"
+        )
     return lambda value: isinstance(value, kinds[text])
 
 

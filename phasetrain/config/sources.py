@@ -1,9 +1,10 @@
-"""The YAML files of the package and of `--config-dir`, found, ordered and read by Hydra, one layer per file.
+"""The YAML files of the package and of `--config-dir`, found, ordered and read by Hydra, one layer
+per file.
 
-This is the only module that uses what Hydra calls internal. Hydra's public `compose` returns the merged result,
-in which nobody can see which file set a value, and stops at the first mistake. The two pieces needed for more
-(`ConfigRepository`, which reads files, and `create_defaults_list`, which orders them) have kept their signatures
-since Hydra 1.1.
+This is the only module that uses what Hydra calls internal. Hydra's public `compose` returns the
+merged result, in which nobody can see which file set a value, and stops at the first mistake. The
+two pieces needed for more (`ConfigRepository`, which reads files, and `create_defaults_list`, which
+orders them) have kept their signatures since Hydra 1.1.
 """
 
 import re
@@ -16,7 +17,9 @@ import hydra
 import yaml
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.default_element import GroupDefault
 from hydra.core.object_type import ObjectType
@@ -61,13 +64,17 @@ class ConfigFiles:
         if hydra.__version__.startswith("1.3."):
             hydra.version.setbase("1.3")  # Hydra 1.3 would behave like 1.1 otherwise
         self.problems: list[str] = []
-        self._builtin = ImportlibResourcesConfigSource(provider="phasetrain", path=f"pkg://{PACKAGE}")
+        self._builtin = ImportlibResourcesConfigSource(
+            provider="phasetrain", path=f"pkg://{PACKAGE}"
+        )
         self._user: FileConfigSource | None = None
         self._user_dir = config_dir
         if config_dir is not None and not Path(config_dir).is_dir():
             self.problems.append(f"--config-dir {config_dir}: there is no such folder")
         elif config_dir is not None:
-            self._user = FileConfigSource(provider="user", path=f"file://{Path(config_dir).absolute()}")
+            self._user = FileConfigSource(
+                provider="user", path=f"file://{Path(config_dir).absolute()}"
+            )
             self._refuse_hidden(self._user)
 
     def is_group(self, group: str) -> bool:
@@ -80,25 +87,45 @@ class ConfigFiles:
         return sorted(found, key=lambda name: (name != EXPERIMENT, name))
 
     def options(self, group: str) -> list[str]:
-        """Return the names of a group's options in order; those in sub-folders with their path (`vision/digits`)."""
-        return sorted({name for source in self._sources() if source.is_group(group) for name in _names(source, group)})
+        """Return the names of a group's options in order; those in sub-folders with their path
+        (`vision/digits`)."""
+        return sorted(
+            {
+                name
+                for source in self._sources()
+                if source.is_group(group)
+                for name in _names(source, group)
+            }
+        )
 
     def select(self, group: str, option: str, *, replaced: Sequence[str] = ()) -> list[Layer]:
-        """Return the layers that an option brings, lowest first: the files of its defaults list and its own.
+        """Return the layers that an option brings, lowest first: the files of its defaults list and
+        its own.
 
         Args:
-            replaced: groups that the command line selects; where a defaults list names one of them, that entry
-                is passed over.
+            replaced: groups that the command line selects; where a defaults list names one of them,
+                that entry is passed over.
         """
-        repository = _Repository(self._sources(), GroupDefault(group=f"/{group}", value=option), replaced)
-        layers = [self._layer(repository, path, package) for path, package in self._ordered(repository, group, option)]
-        self.problems += [f"{self._label(path)}: {problem}" for path, problem in repository.problems]
+        repository = _Repository(
+            self._sources(), GroupDefault(group=f"/{group}", value=option), replaced
+        )
+        layers = [
+            self._layer(repository, path, package)
+            for path, package in self._ordered(repository, group, option)
+        ]
+        self.problems += [
+            f"{self._label(path)}: {problem}" for path, problem in repository.problems
+        ]
         return layers
 
-    def _ordered(self, repository: "_Repository", group: str, option: str) -> Iterator[tuple[str, str]]:
+    def _ordered(
+        self, repository: "_Repository", group: str, option: str
+    ) -> Iterator[tuple[str, str]]:
         while True:
             try:
-                found = create_defaults_list(repository, _SELECTED, [], prepend_hydra=False, skip_missing=False)
+                found = create_defaults_list(
+                    repository, _SELECTED, [], prepend_hydra=False, skip_missing=False
+                )
             except MissingConfigException as error:
                 path = str(error.missing_cfg_file)
                 self.problems.append(self._missing(path, str(error)))
@@ -108,9 +135,15 @@ class ConfigFiles:
                 self.problems.append(f"{self._label(f'{group}/{option}')}: {_hydra_reason(error)}")
                 return
             except RecursionError:
-                self.problems.append(f"{self._label(f'{group}/{option}')}: its defaults list leads back to itself")
+                self.problems.append(
+                    f"{self._label(f'{group}/{option}')}: its defaults list leads back to itself"
+                )
                 return
-            yield from ((str(d.config_path), d.package or "") for d in found.defaults if d.config_path != _SELECTED)
+            yield from (
+                (str(d.config_path), d.package or "")
+                for d in found.defaults
+                if d.config_path != _SELECTED
+            )
             return
 
     def _layer(self, repository: "_Repository", path: str, package: str) -> Layer:
@@ -124,10 +157,16 @@ class ConfigFiles:
         return Layer(self._label(path), values)  # type: ignore[arg-type]
 
     def _sources(self) -> list[ConfigSource]:
-        return [self._builtin, self._user] if self._user is not None else [self._builtin]
+        if self._user is not None:
+            return [self._builtin, self._user]
+        return [self._builtin]
 
     def _label(self, path: str) -> str:
-        if self._user is not None and self._user.is_config(path) and not self._builtin.is_config(path):
+        if (
+            self._user is not None
+            and self._user.is_config(path)
+            and not self._builtin.is_config(path)
+        ):
             return str(Path(self._user_dir or ".") / f"{path}.yaml")
         return f"{path}.yaml"
 
@@ -146,17 +185,21 @@ class ConfigFiles:
                 path = f"{group}/{option}"
                 if user.is_config(path):
                     own = Path(self._user_dir or ".") / f"{path}.yaml"
-                    self.problems.append(f"{own} has the name of the built-in {PACKAGE}/{path}.yaml; rename yours")
+                    self.problems.append(
+                        f"{own} has the name of the built-in {PACKAGE}/{path}.yaml; rename yours"
+                    )
 
 
 class _Repository(ConfigRepository):
     """Hydra's reader of files, with a first file in memory that selects one option.
 
-    Files of `experiment/` are about the whole config, with or without the header `# @package _global_`. A file that
-    cannot be parsed is noted and read as empty.
+    Files of `experiment/` are about the whole config, with or without the header
+    `# @package _global_`. A file that cannot be parsed is noted and read as empty.
     """
 
-    def __init__(self, sources: list[ConfigSource], selected: GroupDefault, replaced: Sequence[str]) -> None:
+    def __init__(
+        self, sources: list[ConfigSource], selected: GroupDefault, replaced: Sequence[str]
+    ) -> None:
         self.sources = sources
         self.problems: list[tuple[str, str]] = []
         self._replaced = frozenset(replaced)
@@ -179,18 +222,30 @@ class _Repository(ConfigRepository):
     def _read(self, config_path: str) -> ConfigResult | None:
         try:
             loaded: ConfigResult | None = super().load_config(config_path)
-        except (yaml.YAMLError, OmegaConfBaseException, ValueError, AssertionError, OSError) as error:
+        except (
+            yaml.YAMLError,
+            OmegaConfBaseException,
+            ValueError,
+            AssertionError,
+            OSError,
+        ) as error:
             self.problems.append((config_path, _reason(error)))
             return _empty_file()
         if loaded is None:
             return None
         if config_path.startswith(f"{EXPERIMENT}/") and loaded.header.get("package") is None:
             loaded.header["package"] = "_global_"
-        loaded.defaults_list = [d for d in loaded.defaults_list or [] if not self._is_replaced(d, config_path)]
+        loaded.defaults_list = [
+            d for d in loaded.defaults_list or [] if not self._is_replaced(d, config_path)
+        ]
         return loaded
 
     def _is_replaced(self, default: Any, config_path: str) -> bool:
-        if not isinstance(default, GroupDefault) or default.package is not None or default.group is None:
+        if (
+            not isinstance(default, GroupDefault)
+            or default.package is not None
+            or default.group is None
+        ):
             return False
         folder = config_path.rpartition("/")[0]
         group = default.group[1:] if default.group.startswith("/") else f"{folder}/{default.group}"
@@ -199,7 +254,11 @@ class _Repository(ConfigRepository):
 
 def _empty_file() -> ConfigResult:
     return ConfigResult(
-        provider="phasetrain", path="memory://", config=OmegaConf.create({}), header={"package": None}, defaults_list=[]
+        provider="phasetrain",
+        path="memory://",
+        config=OmegaConf.create({}),
+        header={"package": None},
+        defaults_list=[],
     )
 
 

@@ -5,11 +5,11 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from phasetrain.config.check import raise_all
 from phasetrain.config.compose import Composed
 from phasetrain.config.layers import Merged, leaves
 from phasetrain.config.schema import Schema
 from phasetrain.config.sources import Layer
+from phasetrain.config.validation import raise_all
 from phasetrain.errors import did_you_mean
 
 LENGTHS = ("epochs", "updates", "samples")
@@ -46,27 +46,51 @@ def staged(composed: Composed, settled: Mapping[str, Any], schema: Schema) -> tu
         schema: the keys.
 
     Raises:
-        ConfigError: lists every stage without a length of its own or with more than one, and every key that no stage
-            may change.
+        ConfigError: lists every stage without a length of its own or with more than one, and every
+            key that no stage may change.
     """
     stages = settled["PHASES"]["stages"]
     splits = list(settled["DATA"])
-    problems = [problem for number, stage in enumerate(stages) for problem in _problems(f"[{number}]", stage, splits)]
+    problems = [
+        problem
+        for number, stage in enumerate(stages)
+        for problem in _problems(f"[{number}]", stage, splits)
+    ]
     raise_all([f"PHASES.stages{problem}" for problem in problems])
-    return tuple(_stage(composed, settled, schema, number, stage) for number, stage in enumerate(stages))
+    return tuple(
+        _stage(composed, settled, schema, number, stage) for number, stage in enumerate(stages)
+    )
 
 
 def _stage(
-    composed: Composed, settled: Mapping[str, Any], schema: Schema, number: int, stage: Mapping[str, Any]
+    composed: Composed,
+    settled: Mapping[str, Any],
+    schema: Schema,
+    number: int,
+    stage: Mapping[str, Any],
 ) -> Composed:
-    config, name = deepcopy(composed.config), f"PHASES.stages[{number}]"
+    config = deepcopy(composed.config)
+    name = f"PHASES.stages[{number}]"
     config |= {"RUN": deepcopy(settled["RUN"]), "MACHINE": deepcopy(settled["MACHINE"])}
-    config["PHASES"] |= dict.fromkeys(LENGTHS) | {key: stage[key] for key in LENGTHS if key in stage} | {"stages": []}
+    config["PHASES"] |= (
+        dict.fromkeys(LENGTHS)
+        | {key: stage[key] for key in LENGTHS if key in stage}
+        | {"stages": []}
+    )
     merged = Merged(schema)
-    merged.values, merged.origins = config, dict(composed.origins)
-    merged.apply(Layer(name, {key: deepcopy(value) for key, value in stage.items() if key not in OWN}))
+    merged.values = config
+    merged.origins = dict(composed.origins)
+    merged.apply(
+        Layer(name, {key: deepcopy(value) for key, value in stage.items() if key not in OWN})
+    )
     origins = merged.origins | {f"PHASES.{key}": name for key in LENGTHS}
-    return replace(composed, config=merged.values, origins=origins, layers=(*composed.layers, name), problems=())
+    return replace(
+        composed,
+        config=merged.values,
+        origins=origins,
+        layers=(*composed.layers, name),
+        problems=(),
+    )
 
 
 def _problems(where: str, stage: Mapping[str, Any], splits: Sequence[str]) -> list[str]:
@@ -75,7 +99,10 @@ def _problems(where: str, stage: Mapping[str, Any], splits: Sequence[str]) -> li
     if len(given) != 1:
         told = " and ".join(f"{key}: {stage[key]}" for key in given) or "no length"
         found.append(f"{where} has {told}; give it one of {', '.join(LENGTHS)}")
-    if any(isinstance(stage[key], bool) or not isinstance(stage[key], int) or stage[key] < 1 for key in given):
+    if any(
+        isinstance(stage[key], bool) or not isinstance(stage[key], int) or stage[key] < 1
+        for key in given
+    ):
         told = ", ".join(f"{key} = {stage[key]!r}" for key in given)
         found.append(f"{where}: {told}: expected a whole number of at least 1")
     if not isinstance(stage.get("name", ""), str):
@@ -84,7 +111,9 @@ def _problems(where: str, stage: Mapping[str, Any], splits: Sequence[str]) -> li
     for split in data if isinstance(data, Mapping) else ():
         if split not in splits:
             near = did_you_mean(split, splits) or "."
-            found.append(f"{where}.DATA.{split}: the run has no such split{near} It has {', '.join(splits)}")
+            found.append(
+                f"{where}.DATA.{split}: the run has no such split{near} It has {', '.join(splits)}"
+            )
     changed = leaves({key: value for key, value in stage.items() if key not in OWN})
     for path in (path for path in changed if not _may_change(path)):
         near = did_you_mean(path, [*OWN, *CHANGES])
@@ -98,6 +127,8 @@ def _may_change(path: str) -> bool:
     names = path.split(".")
     for allowed in CHANGES:
         wanted = allowed.split(".")
-        if len(names) >= len(wanted) and all(w in ("*", n) for w, n in zip(wanted, names, strict=False)):
+        if len(names) >= len(wanted) and all(
+            w in ("*", n) for w, n in zip(wanted, names, strict=False)
+        ):
             return True
     return False

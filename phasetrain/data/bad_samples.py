@@ -1,4 +1,5 @@
-"""Samples that cannot be read: what stands for one, and how many of a split a run has put up with."""
+"""Samples that cannot be read: what stands for one, and how many of a split a run has put up
+with."""
 
 import logging
 import re
@@ -24,11 +25,13 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 
 
 class SampleError(PhasetrainError):
-    """A sample could not be read; the message names the split, the sample and the cause (exit code 1)."""
+    """A sample could not be read; the message names the split, the sample and the cause (exit code
+    1)."""
 
 
 class MissingValueError(PhasetrainError, ValueError):
-    """A sample has no value of a name in the config, such as `target_key`, which begins the message (exit code 1)."""
+    """A sample has no value of a name in the config, such as `target_key`, which begins the message
+    (exit code 1)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Unreadable:
 
     @classmethod
     def by(cls, error: Exception) -> "Unreadable":
-        """Return it with an error's type and words; addresses in memory, which no two processes share, are left out."""
+        """Return it with an error's type and words; addresses in memory, which no two processes
+        share, are left out."""
         words = " ".join(f"{type(error).__name__}: {error}".split())
         return cls(_ADDRESS.sub("0x...", words)[:LONGEST_REASON])
 
@@ -65,7 +69,8 @@ class BadSamples:
         return len(self._reasons)
 
     def add(self, split: str, met: Iterable[tuple[int, str]]) -> None:
-        """Count what was met in a batch that is about to be used, and warn of each index that is new.
+        """Count what was met in a batch that is about to be used, and warn of each index that is
+        new.
 
         Raises:
             SampleError: they are more than the budget; nothing of the batch is counted then.
@@ -84,7 +89,11 @@ class BadSamples:
             if index not in self._reasons:
                 self._reasons[index] = reason
                 log.warning(
-                    "DATA.%s: sample %d cannot be read (%s); %s", split.upper(), index, reason, DONE[self.policy]
+                    "DATA.%s: sample %d cannot be read (%s); %s",
+                    split.upper(),
+                    index,
+                    reason,
+                    DONE[self.policy],
                 )
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,13 @@
 """The processes of a run and how they share its work (section DISTRIBUTED)."""
 
 from phasetrain.distributed.buffers import Kept, buffers_of, fill_buffers, places
-from phasetrain.distributed.collectives import gather_rows, gather_with_gradient, log_once, main_first, reduce
+from phasetrain.distributed.collectives import (
+    gather_rows,
+    gather_with_gradient,
+    log_once,
+    main_first,
+    reduce,
+)
 from phasetrain.distributed.consensus import Consensus
 from phasetrain.distributed.failures import Failures, is_lost_peer
 from phasetrain.distributed.group import joined

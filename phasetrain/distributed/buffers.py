@@ -1,4 +1,5 @@
-"""Buffers of modules, looked up by their places: a module may change one, or put another tensor in its place."""
+"""Buffers of modules, looked up by their places: a module may change one, or put another tensor in
+its place."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,12 @@ Place = tuple[dict[str, Tensor | None], str]
 
 def places(*modules: nn.Module) -> list[Place]:
     """Return where modules and their parts keep their buffers."""
-    return [(part._buffers, name) for module in modules for part in module.modules() for name in part._buffers]
+    return [
+        (part._buffers, name)
+        for module in modules
+        for part in module.modules()
+        for name in part._buffers
+    ]
 
 
 def buffers_of(*modules: nn.Module) -> Callable[[], list[Tensor]]:
@@ -29,7 +35,8 @@ def fill_buffers(module: nn.Module, values: Mapping[str, Any]) -> None:
 
 
 class Kept:
-    """The buffers of modules as they are now, to be put back: the same tensors, with the same content."""
+    """The buffers of modules as they are now, to be put back: the same tensors, with the same
+    content."""
 
     def __init__(self, *modules: nn.Module) -> None:
         self._kept: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [

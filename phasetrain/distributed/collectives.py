@@ -1,6 +1,8 @@
-"""What users' hooks, meters and losses exchange between processes; on one process each is the identity.
+"""What users' hooks, meters and losses exchange between processes; on one process each is the
+identity.
 
-Every process has to make the same calls in the same order; `DISTRIBUTED.debug=true` looks for mistakes.
+Every process has to make the same calls in the same order; `DISTRIBUTED.debug=true` looks for
+mistakes.
 """
 
 import logging
@@ -24,9 +26,10 @@ def gather_rows(world: World, value: Any, mask: Tensor | None = None) -> Any:
 
     Args:
         world: the processes.
-        value: a tensor `(N, ...)`, or a nested list, tuple or dict of them; N may differ between processes.
-        mask: which rows count, bool `(N,)`, as in `Batch.mask`: rows that only stand in for others are left out, so
-            that no sample is there twice. None: all.
+        value: a tensor `(N, ...)`, or a nested list, tuple or dict of them; N may differ between
+            processes.
+        mask: which rows count, bool `(N,)`, as in `Batch.mask`: rows that only stand in for others
+            are left out, so that no sample is there twice. None: all.
 
     Returns:
         The same form with tensors `(sum of N, ...)` on the device where they were, without graph.
@@ -42,10 +45,11 @@ def gather_rows(world: World, value: Any, mask: Tensor | None = None) -> Any:
 
 
 def gather_with_gradient(world: World, value: Tensor) -> Tensor:
-    """Return the rows of all processes with a graph: gradients of all processes' losses come back added up.
+    """Return the rows of all processes with a graph: gradients of all processes' losses come back
+    added up.
 
-    For losses over samples of other processes, contrastive ones say. Strategies average gradients over processes, so a
-    loss that each process computes over all rows gets its own gradient back.
+    For losses over samples of other processes, contrastive ones say. Strategies average gradients
+    over processes, so a loss that each process computes over all rows gets its own gradient back.
 
     Args:
         world: the processes.
@@ -54,11 +58,15 @@ def gather_with_gradient(world: World, value: Tensor) -> Tensor:
     Returns:
         `(N * processes, ...)`, in the order of the processes.
     """
-    return value if world.is_alone else _GatherRows.apply(value, world)  # type: ignore[no-untyped-call]
+    if world.is_alone:
+        return value
+    gathered: Tensor = _GatherRows.apply(value, world)  # type: ignore[no-untyped-call]
+    return gathered
 
 
 def reduce(world: World, value: Tensor, how: Reduction = "sum") -> Tensor:
-    """Return a tensor reduced over all processes, entry by entry, without graph, on the device where it was."""
+    """Return a tensor reduced over all processes, entry by entry, without graph, on the device
+    where it was."""
     if world.is_alone:
         return value.detach()
     found = value.detach().clone()
@@ -69,12 +77,15 @@ def reduce(world: World, value: Tensor, how: Reduction = "sum") -> Tensor:
         "max": dist.ReduceOp.MAX,
     }
     dist.all_reduce(found, operation[how])
-    return found / world.size if how == "mean" else found
+    if how == "mean":
+        return found / world.size
+    return found
 
 
 @contextmanager
 def main_first(world: World, *, per_machine: bool = False) -> Iterator[None]:
-    """Let the main process go through a block before all others do: the first one fills a cache, say.
+    """Let the main process go through a block before all others do: the first one fills a cache,
+    say.
 
     Args:
         world: the processes.
@@ -95,7 +106,8 @@ def main_first(world: World, *, per_machine: bool = False) -> Iterator[None]:
 
 
 def log_once(world: World, line: str, *, per_machine: bool = False) -> None:
-    """Log a line on the main process, which prints it, or on the first one of each machine, in its own log file."""
+    """Log a line on the main process, which prints it, or on the first one of each machine, in its
+    own log file."""
     if world.local_rank == 0 if per_machine else world.is_main:
         log.info(line)
 
@@ -103,7 +115,8 @@ def log_once(world: World, line: str, *, per_machine: bool = False) -> None:
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, world: World) -> Tensor:
-        ctx.world, ctx.rows = world, len(value)
+        ctx.world = world
+        ctx.rows = len(value)
         parts = [torch.empty_like(value) for _ in range(world.size)]
         dist.all_gather(parts, value.contiguous())
         return torch.cat(parts)

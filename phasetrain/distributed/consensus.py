@@ -10,7 +10,8 @@ from phasetrain.distributed.world import World
 
 Wish = Literal["stop", "signal", "minutes", "save"]
 WISHES: tuple[Wish, ...] = ("stop", "signal", "minutes", "save")
-"""What may be asked for: an end, a save because of a signal or because time has passed, or one under a name."""
+"""What may be asked for: an end, a save because of a signal or because time has passed, or one
+under a name."""
 
 
 _NAME = re.compile(r"[\w.-]+")
@@ -19,8 +20,8 @@ _NAME = re.compile(r"[\w.-]+")
 class Consensus:
     """Brings wishes of single processes to all of them.
 
-    With one process a wish holds at once. With several the wishes of all go round after each step without anybody
-    waiting, and hold, on all processes alike, when the round is read a step later.
+    With one process a wish holds at once. With several the wishes of all go round after each step
+    without anybody waiting, and hold, on all processes alike, when the round is read a step later.
 
     Args:
         world: the processes.
@@ -34,9 +35,11 @@ class Consensus:
         self._world = world
         self._wishes: set[Wish] = set()
         self._agreed: set[Wish] = set()
-        self._reason, self._name = ("", False), ""
+        self._reason = ("", False)
+        self._name = ""
         self._round: tuple[Any, torch.Tensor] | None = None
-        self.stopping, self.interrupted = "", False
+        self.stopping = ""
+        self.interrupted = False
 
     def ask_stop(self, reason: str, *, interrupted: bool) -> None:
         """Ask for an end; the first reason stands."""
@@ -47,21 +50,26 @@ class Consensus:
             self.stopping, self.interrupted = self._reason
 
     def ask_save(self, name: str) -> None:
-        """Ask for a checkpoint under a name, which is kept for good; it is made at a boundary between two steps.
+        """Ask for a checkpoint under a name, which is kept for good; it is made at a boundary
+        between two steps.
 
         Args:
-            name: letters, digits, dots, dashes and underscores; `latest` and `best` have a meaning of their own.
+            name: letters, digits, dots, dashes and underscores; `latest` and `best` have a meaning
+                of their own.
 
         Raises:
             ValueError: another name.
         """
         if _NAME.fullmatch(name) is None or name in ("latest", "best"):
-            raise ValueError(f"name = {name!r}: a checkpoint is named by letters, digits and . - _, not latest or best")
+            raise ValueError(
+                f"name = {name!r}: a checkpoint is named by letters, digits and . - _, not latest or best"
+            )
         self._name = name
         self.ask("save")
 
     def take_save(self) -> str:
-        """Return the name under which a checkpoint is asked for, which is then made; empty for none."""
+        """Return the name under which a checkpoint is asked for, which is then made; empty for
+        none."""
         if not self.take("save"):
             return ""
         found = next((name for name in self._world.shared(self._name) if name), "")
@@ -106,7 +114,9 @@ class Consensus:
             return
         (work, asked), self._round = self._round, None
         work.wait()
-        agreed = {wish for wish, any_process in zip(WISHES, asked.tolist(), strict=True) if any_process}
+        agreed = {
+            wish for wish, any_process in zip(WISHES, asked.tolist(), strict=True) if any_process
+        }
         self._agreed |= agreed - {"stop"}
         if "stop" in agreed:
             told = [reason for reason in self._world.shared(self._reason) if reason[0]]

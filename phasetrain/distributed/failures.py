@@ -32,7 +32,8 @@ Status = Callable[[], Mapping[str, Any]]
 
 LOOK_SECONDS = 0.05
 
-_DEAD, _STOPPED = "ZXx", "Tt"
+_DEAD = "ZXx"
+_STOPPED = "Tt"
 """Letters of the states of processes, see proc(5)."""
 
 _LOST = re.compile(
@@ -52,14 +53,19 @@ def is_lost_peer(error: BaseException) -> bool:
     """Tell whether an error only says that another process is gone or does not answer."""
     if isinstance(error, PeerError | dist.DistError):
         return True
-    if not isinstance(error, RuntimeError) or isinstance(error, PhasetrainError) or not _LOST.search(str(error)):
+    if (
+        not isinstance(error, RuntimeError)
+        or isinstance(error, PhasetrainError)
+        or not _LOST.search(str(error))
+    ):
         return False
     return "gloo/transport" in str(error) or bool(_OURS.search(_raised_in(error)))
 
 
 def _raised_in(error: BaseException) -> str:
     """Return the file in which an error was raised, empty where it was not raised at all."""
-    trace, file = error.__traceback__, ""
+    trace = error.__traceback__
+    file = ""
     while trace is not None:
         file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
     return file
@@ -74,12 +80,17 @@ class Failures:
         peers: host and process id of each.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, peers: Sequence[tuple[str, int]] = ()) -> None:
-        self._store, self._rank, self._size = store, rank, size
+    def __init__(
+        self, store: Any, rank: int, size: int, peers: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
         self.peers = tuple(peers)
 
     def cause(self, error: BaseException, status: Status = dict) -> BaseException:
-        """Return what this process ends with: its own error, of which others then hear, or that of the first to fail.
+        """Return what this process ends with: its own error, of which others then hear, or that of
+        the first to fail.
 
         A process that has only lost another one waits a moment to hear why.
 
@@ -96,16 +107,20 @@ class Failures:
         code = error.exit_code if isinstance(error, PhasetrainError) else _code(error)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if isinstance(error, SystemExit):
-            text = f"it ended at once with code {code}" + (" (a second signal)" if code > 128 else "")
+            text = f"it ended at once with code {code}" + (
+                " (a second signal)" if code > 128 else ""
+            )
         self._write(self._rank, code, text[:4000])
         return error
 
     def wait_until_heard(self) -> None:
-        """Wait a moment until all others that live know as well why they end: the store goes with this process.
+        """Wait a moment until all others that live know as well why they end: the store goes with
+        this process.
 
         Those that wait for this process alone notice only when it ends, and then find status.json.
         """
-        others, end = set(range(self._size)) - {self._rank}, time.monotonic() + HEARD_SECONDS
+        others = set(range(self._size)) - {self._rank}
+        end = time.monotonic() + HEARD_SECONDS
         while (others := others - set(self._local(_DEAD))) and time.monotonic() < end:
             others = {rank for rank in others if not self._ask(partial(self._has, f"heard/{rank}"))}
             time.sleep(LOOK_SECONDS if others else 0.0)
@@ -139,7 +154,8 @@ class Failures:
         return bool(self._store.check([key]))
 
     def _let_end(self, rank: int) -> None:
-        """Wait a moment for the process that failed first to end first: launchers look at who ends."""
+        """Wait a moment for the process that failed first to end first: launchers look at who
+        ends."""
         end = time.monotonic() + PATIENCE_SECONDS
         here = bool(self.peers) and self.peers[rank][0] == socket.gethostname()
         while here and rank not in self._local(_DEAD) and time.monotonic() < end:
@@ -149,12 +165,18 @@ class Failures:
         """Return what the main process has written into status.json on its way out."""
         with suppress(OSError, ValueError):
             found = status()
-            beat, code, reason = found.get("heartbeat") or {}, found.get("exit_code"), str(found.get("reason", ""))
-            same = self._rank and self.peers and (beat.get("host"), beat.get("pid")) == self.peers[0]
+            beat = found.get("heartbeat") or {}
+            code = found.get("exit_code")
+            reason = str(found.get("reason", ""))
+            same = (
+                self._rank and self.peers and (beat.get("host"), beat.get("pid")) == self.peers[0]
+            )
             if same and found.get("state") in ("failed", "preempted") and isinstance(code, int):
                 peer = f"{PeerError.__name__}: "
                 first = reason.startswith(peer)
-                return PeerError(reason.removeprefix(peer) if first else self._failed_first(reason), code)
+                return PeerError(
+                    reason.removeprefix(peer) if first else self._failed_first(reason), code
+                )
         return None
 
     def _failed_first(self, reason: str) -> str:
@@ -184,23 +206,31 @@ class Failures:
         )
 
     def _silent(self) -> list[int]:
-        """Return the processes that do not say, within a moment, that they have lost somebody as well."""
+        """Return the processes that do not say, within a moment, that they have lost somebody as
+        well."""
         told = self.told("lost", "1")
         return [rank for rank in range(self._size) if rank not in told]
 
     def told(self, key: str, text: str) -> dict[int, str]:
-        """Tell the others something, and return what they tell, by number, as far as they do within a moment."""
+        """Tell the others something, and return what they tell, by number, as far as they do within
+        a moment."""
         self._ask(lambda: self._store.set(f"{key}/{self._rank}", text))
-        end, found = time.monotonic() + PATIENCE_SECONDS, {self._rank: text}
+        end = time.monotonic() + PATIENCE_SECONDS
+        found = {self._rank: text}
         while len(found) < self._size and time.monotonic() < end:
             time.sleep(LOOK_SECONDS)
             for rank in set(range(self._size)) - found.keys():
                 if self._ask(partial(self._has, f"{key}/{rank}")):
-                    found[rank] = (self._ask(partial(self._store.get, f"{key}/{rank}")) or b"").decode()
+                    found[rank] = (
+                        self._ask(partial(self._store.get, f"{key}/{rank}")) or b""
+                    ).decode()
         return found
 
     def _named(self, ranks: Sequence[int]) -> str:
-        where = f" (pid {self.peers[ranks[0]][1]} on {self.peers[ranks[0]][0]})" if self.peers else ""
+        if self.peers:
+            where = f" (pid {self.peers[ranks[0]][1]} on {self.peers[ranks[0]][0]})"
+        else:
+            where = ""
         if len(ranks) == 1:
             return f"process {ranks[0]} of {self._size}{where}"
         return f"one or more of the processes {', '.join(map(str, ranks))} of {self._size}"
@@ -208,11 +238,16 @@ class Failures:
     def _local(self, states: str) -> list[int]:
         """Return the processes of this machine that are in one of these states, see proc(5)."""
         here = socket.gethostname()
-        others = [(rank, pid) for rank, (host, pid) in enumerate(self.peers) if host == here and rank != self._rank]
+        others = [
+            (rank, pid)
+            for rank, (host, pid) in enumerate(self.peers)
+            if host == here and rank != self._rank
+        ]
         return [rank for rank, pid in others if _state(pid) in states]
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Return what the store answers; None where it is gone or does not answer, after which it is left alone."""
+        """Return what the store answers; None where it is gone or does not answer, after which it
+        is left alone."""
         if self._store is None:
             return None
         found: list[Any] = []
@@ -226,7 +261,9 @@ class Failures:
         asking.join(ANSWER_SECONDS)
         if not found:
             self._store = None
-        return found[0] if found else None
+        if found:
+            return found[0]
+        return None
 
 
 def _state(pid: int) -> str:
@@ -247,4 +284,6 @@ def _lost_in(error: BaseException) -> BaseException | None:
 
 
 def _code(error: BaseException) -> int:
-    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return 1

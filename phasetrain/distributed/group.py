@@ -24,17 +24,22 @@ from phasetrain.errors import PeerError
 PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
-LOOK_SECONDS, LOOK_AGAIN_SECONDS = 0.05, 0.5
-"""How often a process looks whether process 0 has greeted it, and how long it believes in what it was told before."""
+LOOK_SECONDS = 0.05
+LOOK_AGAIN_SECONDS = 0.5
+"""How often a process looks whether process 0 has greeted it, and how long it believes in what it
+was told before."""
 
 
 @contextmanager
-def joined(place: Placement, device: torch.device, *, timeout_seconds: float, alone: bool = False) -> Iterator[World]:
+def joined(
+    place: Placement, device: torch.device, *, timeout_seconds: float, alone: bool = False
+) -> Iterator[World]:
     """Join the processes of a run for as long as the context lasts.
 
     Args:
         place: of this process.
-        device: where it computes; decides the backend of the gradients' group (NCCL on CUDA, gloo elsewhere).
+        device: where it computes; decides the backend of the gradients' group (NCCL on CUDA, gloo
+            elsewhere).
         timeout_seconds: how long one process waits for another before it fails.
         alone: make a group of one process too, for what cannot do without.
 
@@ -52,7 +57,9 @@ def joined(place: Placement, device: torch.device, *, timeout_seconds: float, al
         store = _store(place, timeout)
         if own:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+            dist.init_process_group(
+                backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout
+            )
         control = dist.new_group(backend="gloo", timeout=timeout)
         peers: list[Any] = [None] * place.size
         dist.all_gather_object(peers, (socket.gethostname(), os.getpid()), group=control)
@@ -81,7 +88,8 @@ def joined(place: Placement, device: torch.device, *, timeout_seconds: float, al
 
 
 def stop_with_parent() -> None:
-    """Let the kernel send SIGTERM to this process when the one that started it, torchrun, dies without a word.
+    """Let the kernel send SIGTERM to this process when the one that started it, torchrun, dies
+    without a word.
 
     Nobody would look after it any more. Linux only; elsewhere nothing happens.
     """
@@ -92,9 +100,9 @@ def stop_with_parent() -> None:
 def _store(place: Placement, timeout: timedelta) -> Any:
     """Return the store at which the processes of this attempt meet.
 
-    Each attempt has keys of its own: torchrun's store outlives it, and the addresses of the attempt before would be
-    taken for those of this one. On one machine torchrun's count tells attempts apart; that of several machines
-    differs from one to the other.
+    Each attempt has keys of its own: torchrun's store outlives it, and the addresses of the attempt
+    before would be taken for those of this one. On one machine torchrun's count tells attempts
+    apart; that of several machines differs from one to the other.
     """
     if place.size == 1:
         return HashStore()
@@ -107,15 +115,17 @@ def _store(place: Placement, timeout: timedelta) -> Any:
 
 
 def agreed_word(store: Any, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a word that the processes of this attempt share, in a store that holds those of former attempts too.
+    """Return a word that the processes of this attempt share, in a store that holds those of former
+    attempts too.
 
-    Process 0 chooses it. Another one believes it once process 0 has greeted it by a name of its own: the word of a
-    former attempt is never answered.
+    Process 0 chooses it. Another one believes it once process 0 has greeted it by a name of its
+    own: the word of a former attempt is never answered.
 
     Raises:
         RuntimeError: the others have not come in time.
     """
-    own, end = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    own = uuid4().hex
+    end = time.monotonic() + timeout.total_seconds()
     if rank == 0:
         store.set("word", own)
         for other in range(1, size):

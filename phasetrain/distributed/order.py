@@ -25,8 +25,8 @@ class Call(NamedTuple):
 
     Attributes:
         name: what a person calls it.
-        same: number of the argument whose tensors have the same shape and type on all processes; None where they need
-            not.
+        same: number of the argument whose tensors have the same shape and type on all processes;
+            None where they need not.
     """
 
     name: str
@@ -52,13 +52,15 @@ CALLS: Mapping[str, Call] = {
     "alltoall": Call("all_to_all"),
     "barrier": Call("barrier"),
 }
-"""The collective calls through which those of `torch.distributed` go, by the method of ProcessGroup."""
+"""The collective calls through which those of `torch.distributed` go, by the method of
+ProcessGroup."""
 
 LENGTH = 1024
 """Bytes of a description; all have the same number, so that one exchange is enough."""
 
 PASSED_OVER = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-"""Folders of code that makes collective calls for others: what a person looks for is who asked for one."""
+"""Folders of code that makes collective calls for others: what a person looks for is who asked for
+one."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,12 @@ class _Guard:
 
 @contextmanager
 def guarded(world: World, *, timeout_seconds: float, debug: bool = True) -> Iterator[None]:
-    """Compare, before each collective call of the main thread over all processes, what each is about to do.
+    """Compare, before each collective call of the main thread over all processes, what each is
+    about to do.
 
-    Without it, torch adds up what does not belong together, or waits until the timeout. The calls of DDP's own backward
-    pass are made in C++ and are not compared. Costs an exchange per call; nothing where it is off.
+    Without it, torch adds up what does not belong together, or waits until the timeout. The calls
+    of DDP's own backward pass are made in C++ and are not compared. Costs an exchange per call;
+    nothing where it is off.
 
     Args:
         world: the processes.
@@ -141,8 +145,14 @@ def guarded(world: World, *, timeout_seconds: float, debug: bool = True) -> Iter
     from unittest.mock import patch  # puts methods in place of others and back again; rarely wanted
 
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-    kept = {method: vars(dist.ProcessGroup)[method] for method in CALLS if method in vars(dist.ProcessGroup)}
-    guard = _Guard(world, group, timeout_seconds, threading.get_ident(), dist.ProcessGroup.allgather)
+    kept = {
+        method: vars(dist.ProcessGroup)[method]
+        for method in CALLS
+        if method in vars(dist.ProcessGroup)
+    }
+    guard = _Guard(
+        world, group, timeout_seconds, threading.get_ident(), dist.ProcessGroup.allgather
+    )
     compared: dict[str, Any] = {name: _compared(guard, name, call) for name, call in kept.items()}
     with patch.multiple(dist.ProcessGroup, **compared):
         yield
@@ -158,7 +168,8 @@ def _compared(guard: _Guard, method: str, call: Callable[..., Any]) -> Callable[
 
 def _described(method: str, args: tuple[Any, ...], options: Any) -> str:
     """Return a call in words: what, of which tensors, and where in the code."""
-    call, frame = CALLS[method], sys._getframe(3)
+    call = CALLS[method]
+    frame = sys._getframe(3)
     name, site = _asked(frame, call.name)
     tensors = [] if call.same is None or call.same >= len(args) else list(_tensors(args[call.same]))
     of = ", ".join(f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in tensors)
@@ -166,7 +177,8 @@ def _described(method: str, args: tuple[Any, ...], options: Any) -> str:
 
 
 def _asked(frame: FrameType | None, name: str) -> tuple[str, str]:
-    """Return the function of torch.distributed that was called, and from where, outside of torch and of this folder."""
+    """Return the function of torch.distributed that was called, and from where, outside of torch
+    and of this folder."""
     collective = str(Path(dist.__file__).parent / "distributed_c10d.py")
     place = ""
     while frame is not None:

@@ -34,7 +34,8 @@ def placed(environment: Mapping[str, str]) -> Placement:
     """Return the place of this process: that of torchrun, that of a step of srun, or the only one.
 
     Raises:
-        ConfigError: the environment tells of several processes, and not where they meet, or numbers that are none.
+        ConfigError: the environment tells of several processes, and not where they meet, or numbers
+            that are none.
     """
     if "WORLD_SIZE" in environment:
         return _of_torchrun(environment)
@@ -44,14 +45,17 @@ def placed(environment: Mapping[str, str]) -> Placement:
 
 
 def _of_torchrun(environment: Mapping[str, str]) -> Placement:
-    size, rank = _number(environment, "WORLD_SIZE", 1), _number(environment, "RANK", 0)
+    size = _number(environment, "WORLD_SIZE", 1)
+    rank = _number(environment, "RANK", 0)
     if size > 1 and not environment.keys() >= {"RANK", "MASTER_ADDR", "MASTER_PORT"}:
         raise ConfigError(
             f"WORLD_SIZE = {size}: RANK, MASTER_ADDR and MASTER_PORT are expected beside it; start the run with "
             "torchrun, which sets them, or unset WORLD_SIZE"
         )
     if not 0 <= rank < size:
-        raise ConfigError(f"RANK = {rank} and WORLD_SIZE = {size}: RANK is expected to be from 0 to {size - 1}")
+        raise ConfigError(
+            f"RANK = {rank} and WORLD_SIZE = {size}: RANK is expected to be from 0 to {size - 1}"
+        )
     return Placement(
         rank=rank,
         size=size,
@@ -66,7 +70,9 @@ def _of_torchrun(environment: Mapping[str, str]) -> Placement:
 
 def _of_srun(environment: Mapping[str, str]) -> Placement:
     job = _number(environment, "SLURM_JOB_ID", 0)
-    first = first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
+    first = first_host(
+        environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    )
     return Placement(
         rank=_number(environment, "SLURM_PROCID", 0),
         size=_number(environment, "SLURM_STEP_NUM_TASKS", 1),
@@ -74,7 +80,9 @@ def _of_srun(environment: Mapping[str, str]) -> Placement:
         nodes=_number(environment, "SLURM_STEP_NUM_NODES", 1),
         address=environment.get("MASTER_ADDR") or first or "127.0.0.1",
         port=_number(
-            environment, "MASTER_PORT", 10_000 + (job * 7 + _number(environment, "SLURM_STEP_ID", 0)) % 20_000
+            environment,
+            "MASTER_PORT",
+            10_000 + (job * 7 + _number(environment, "SLURM_STEP_ID", 0)) % 20_000,
         ),
         attempt=_number(environment, "SLURM_RESTART_COUNT", 0),
     )
@@ -101,4 +109,6 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{name} = {text!r} in the environment: expected a whole number") from None
+        raise ConfigError(
+            f"{name} = {text!r} in the environment: expected a whole number"
+        ) from None

@@ -15,7 +15,8 @@ def partition(world: World, over: int | str, where: str) -> list[list[int]]:
 
     Args:
         world: the processes.
-        over: `true` or `global`: one group of all; `node`: those of one machine; a number: so many, in their order.
+        over: `true` or `global`: one group of all; `node`: those of one machine; a number: so many,
+            in their order.
         where: config path, for messages.
 
     Raises:
@@ -29,7 +30,9 @@ def partition(world: World, over: int | str, where: str) -> list[list[int]]:
         return [[rank for rank in ranks if hosts[rank] == host] for host in dict.fromkeys(hosts)]
     size = int(over)
     if world.size % size:
-        raise ConfigError(f"{where} = {size}: {world.size} processes cannot be put into groups of {size}")
+        raise ConfigError(
+            f"{where} = {size}: {world.size} processes cannot be put into groups of {size}"
+        )
     return [ranks[at : at + size] for at in range(0, world.size, size)]
 
 

@@ -19,14 +19,15 @@ Number = TypeVar("Number", int, float)
 class World:
     """The processes of a run, seen from one of them.
 
-    What is told here goes over a group of its own between CPUs, beside that of the gradients; every process has to
-    take part, at the same place. One process tells itself everything at no cost.
+    What is told here goes over a group of its own between CPUs, beside that of the gradients; every
+    process has to take part, at the same place. One process tells itself everything at no cost.
 
     Attributes:
         rank: number of this process, from 0; process 0 is the main one.
         size: number of processes.
         local_rank: number of this process on its machine, from 0.
-        control: group for decisions; None where there is one process, or where only shares are looked at.
+        control: group for decisions; None where there is one process, or where only shares are
+            looked at.
         failures: who failed first; None as above.
         timeout_seconds: how long one process waits for another.
     """
@@ -49,7 +50,8 @@ class World:
         return self.size == 1
 
     def share(self, start: int, stop: int) -> tuple[int, int]:
-        """Return this process's slice of the global batch [start, stop): contiguous, even to within one sample."""
+        """Return this process's slice of the global batch [start, stop): contiguous, even to within
+        one sample."""
         count = stop - start
         return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
 
@@ -62,7 +64,8 @@ class World:
         return box[0]
 
     def gathered(self, value: T) -> list[T] | None:
-        """Return the values of all processes in the order of their numbers, on the main process; None on others."""
+        """Return the values of all processes in the order of their numbers, on the main process;
+        None on others."""
         if self.is_alone:
             return [value]
         box: list[Any] | None = [None] * self.size if self.is_main else None
@@ -81,7 +84,8 @@ class World:
         """Call a function on the main process, and return on every process what it returned there.
 
         Raises:
-            PeerError: on other processes, where it raised on the main one; there, whatever it raised.
+            PeerError: on other processes, where it raised on the main one; there, whatever it
+                raised.
         """
         if self.is_alone:
             return function()
@@ -100,10 +104,13 @@ class World:
         return found
 
     def total(self, count: Number) -> Number:
-        """Return the sum of a count over all processes; all give a whole number, or all one with decimals."""
+        """Return the sum of a count over all processes; all give a whole number, or all one with
+        decimals."""
         if self.is_alone:
             return count
-        sum_of_all = torch.tensor(count, dtype=torch.int64 if isinstance(count, int) else torch.float64)
+        sum_of_all = torch.tensor(
+            count, dtype=torch.int64 if isinstance(count, int) else torch.float64
+        )
         dist.all_reduce(sum_of_all, group=self._control())
         return type(count)(sum_of_all)
 
@@ -116,7 +123,8 @@ class World:
         return float(found)
 
     def new_group(self) -> Any:
-        """Return another group of all processes between CPUs, for a thread of its own; every process takes part."""
+        """Return another group of all processes between CPUs, for a thread of its own; every
+        process takes part."""
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_seconds))
 
     def _control(self) -> Any:

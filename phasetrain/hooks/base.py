@@ -10,33 +10,35 @@
             on_update                           in train phases
             on_step                             the step is counted
             on_save                             if a checkpoint is about to be written
-            on_saved                            a checkpoint has been committed, which may be steps after its on_save
+            on_saved                            a checkpoint has been committed, which may be steps
+            after its on_save
         on_phase_end                          the phase is counted, its metrics are known
         on_save                               if a checkpoint is about to be written
     on_end                                    finished, or stopped between two steps
     on_exception                              instead of on_end, when something was raised
     close                                     at the very end, whatever has happened
 
-Opening events (on_start, on_load, on_phase_start, on_batch) reach the hooks in the order of the keys under HOOKS,
-closing events in reverse order.
+Opening events (on_start, on_load, on_phase_start, on_batch) reach the hooks in the order of the
+keys under HOOKS, closing events in reverse order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from phasetrain.batch import Batch, StepOutput
-from phasetrain.clock import Clock
+from phasetrain.config.registry import Registry
 from phasetrain.distributed import Consensus, World
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.folder import RunFolder
-from phasetrain.hooks.policy import Guard, OnException
+from phasetrain.hooks.error_policy import Guard, OnException
 from phasetrain.optim import NonFinite
-from phasetrain.plan import Phase, Plan
-from phasetrain.registry import Registry
-from phasetrain.signals import Interrupted
-from phasetrain.state import RunState
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.clock import Clock
+from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks import Task
 
 R = TypeVar("R")
@@ -81,12 +83,13 @@ class Hook:
 
     Attributes:
         main_only: run on the main process only.
-        shows_only: it shows or writes what happens and leaves the training alone, so a replay does without it, and a
-            run with it from Python is the run of its command.
+        shows_only: it shows or writes what happens and leaves the training alone, so a replay does
+            without it, and a run with it from Python is the run of its command.
         single: at most one of its kind in a run, because two would write to the same place.
         several_only: left out of a run of one process.
-        policy: what becomes of the run when the hook raises, unless `HOOKS.*.on_exception` says otherwise. A mistake in
-            the config (ConfigError) that is found at the start always ends it.
+        policy: what becomes of the run when the hook raises, unless `HOOKS.*.on_exception` says
+            otherwise. A mistake in the config (ConfigError) that is found at the start always ends
+            it.
     """
 
     main_only: bool = True
@@ -114,13 +117,15 @@ class Hook:
         """The gradient of a micro-batch has been added."""
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
-        """An update of `batches` was not made, because its loss or gradient was not finite; the weights stand still.
+        """An update of `batches` was not made, because its loss or gradient was not finite; the
+        weights stand still.
 
         A run that has to stop for it (`found.stops`) stops once all hooks have heard.
         """
 
     def on_update(self, run: Run, phase: Phase) -> None:
-        """The weights have been updated, unless the update was skipped; the step is not yet counted."""
+        """The weights have been updated, unless the update was skipped; the step is not yet
+        counted."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """A step is complete and counted; `out` holds no graph, no output and no target."""
@@ -144,10 +149,12 @@ class Hook:
         """Something was raised; it will be raised again after all hooks have heard of it."""
 
     def around(self, label: str, event: str, call: Callable[..., R]) -> Callable[..., R]:
-        """Return what is called in place of an event of any hook, its own ones too; for those that time hooks.
+        """Return what is called in place of an event of any hook, its own ones too; for those that
+        time hooks.
 
-        Asked once for each call, in their order, when the hooks of a run are put together; not for `on_exception` and
-        `close`. `label` is that of the hook, `event` without its `on_`; a call takes the run and what else it hears.
+        Asked once for each call, in their order, when the hooks of a run are put together; not for
+        `on_exception` and `close`. `label` is that of the hook, `event` without its `on_`; a call
+        takes the run and what else it hears.
         """
         return call
 
@@ -170,11 +177,14 @@ class Hooks:
 
     Args:
         hooks: label -> hook, in the order of opening events.
-        world: hooks with `main_only` are left out on other processes than the main one, those with `several_only` where
-            there is one process.
+        world: hooks with `main_only` are left out on other processes than the main one, those with
+            `several_only` where there is one process.
     """
 
-    def __init__(self, hooks: Mapping[str, Hook], world: World) -> None:
+    def __init__(
+        self, hooks: Mapping[str, Hook] = MappingProxyType({}), world: World | None = None
+    ) -> None:
+        world = world or World()
         self.by_label = {
             label: hook
             for label, hook in hooks.items()
@@ -185,26 +195,69 @@ class Hooks:
         opening: Sequence[Hook] = list(self.by_label.values())
         closing: Sequence[Hook] = opening[::-1]
         base = Hook
-        self._guards = {h: Guard(label, h.policy) for label, h in self.by_label.items() if h.policy != "raise"}
+        self._guards = {
+            h: Guard(label, h.policy) for label, h in self.by_label.items() if h.policy != "raise"
+        }
         self._labels = {hook: label for label, hook in self.by_label.items()}
-        self._watchers = tuple(h for h in self.by_label.values() if type(h).around is not base.around)
-        safe, begins, ends, back = self._safe, base.on_phase_start, base.on_phase_end, base.on_backward
-        self._start = [safe("start", h, h.on_start) for h in opening if type(h).on_start is not base.on_start]
-        self._load = [safe("load", h, h.on_load) for h in opening if type(h).on_load is not base.on_load]
-        self._phase_start = [
-            safe("phase_start", h, h.on_phase_start) for h in opening if type(h).on_phase_start is not begins
+        self._watchers = tuple(
+            h for h in self.by_label.values() if type(h).around is not base.around
+        )
+        safe = self._safe
+        begins = base.on_phase_start
+        ends = base.on_phase_end
+        back = base.on_backward
+        self._start = [
+            safe("start", h, h.on_start) for h in opening if type(h).on_start is not base.on_start
         ]
-        self._batch = [safe("batch", h, h.on_batch) for h in opening if type(h).on_batch is not base.on_batch]
-        self._forward = [safe("forward", h, h.on_forward) for h in closing if type(h).on_forward is not base.on_forward]
-        self._backward = [safe("backward", h, h.on_backward) for h in closing if type(h).on_backward is not back]
-        self._skip = [safe("skip", h, h.on_skip) for h in closing if type(h).on_skip is not base.on_skip]
-        self._update = [safe("update", h, h.on_update) for h in closing if type(h).on_update is not base.on_update]
-        self._step = [safe("step", h, h.on_step) for h in closing if type(h).on_step is not base.on_step]
-        self._save = [safe("save", h, h.on_save) for h in closing if type(h).on_save is not base.on_save]
-        self._saved = [safe("saved", h, h.on_saved) for h in closing if type(h).on_saved is not base.on_saved]
-        self._phase_end = [safe("phase_end", h, h.on_phase_end) for h in closing if type(h).on_phase_end is not ends]
+        self._load = [
+            safe("load", h, h.on_load) for h in opening if type(h).on_load is not base.on_load
+        ]
+        self._phase_start = [
+            safe("phase_start", h, h.on_phase_start)
+            for h in opening
+            if type(h).on_phase_start is not begins
+        ]
+        self._batch = [
+            safe("batch", h, h.on_batch) for h in opening if type(h).on_batch is not base.on_batch
+        ]
+        self._forward = [
+            safe("forward", h, h.on_forward)
+            for h in closing
+            if type(h).on_forward is not base.on_forward
+        ]
+        self._backward = [
+            safe("backward", h, h.on_backward) for h in closing if type(h).on_backward is not back
+        ]
+        self._skip = [
+            safe("skip", h, h.on_skip) for h in closing if type(h).on_skip is not base.on_skip
+        ]
+        self._update = [
+            safe("update", h, h.on_update)
+            for h in closing
+            if type(h).on_update is not base.on_update
+        ]
+        self._step = [
+            safe("step", h, h.on_step) for h in closing if type(h).on_step is not base.on_step
+        ]
+        self._save = [
+            safe("save", h, h.on_save) for h in closing if type(h).on_save is not base.on_save
+        ]
+        self._saved = [
+            safe("saved", h, h.on_saved) for h in closing if type(h).on_saved is not base.on_saved
+        ]
+        self._phase_end = [
+            safe("phase_end", h, h.on_phase_end)
+            for h in closing
+            if type(h).on_phase_end is not ends
+        ]
         self._end = [safe("end", h, h.on_end) for h in closing if type(h).on_end is not base.on_end]
-        self._exception = [h.on_exception for h in closing if type(h).on_exception is not base.on_exception]
+        self._exception = [
+            h.on_exception for h in closing if type(h).on_exception is not base.on_exception
+        ]
+
+    def events(self, run: Run, phase: Phase) -> "PhaseEvents":
+        """Return the events within the steps of a phase."""
+        return PhaseEvents(run, phase)
 
     def on_start(self, run: Run) -> None:
         """Tell every hook that the run begins."""
@@ -274,12 +327,15 @@ class Hooks:
             call(run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Tell every hook that something was raised; what a hook raises in turn is noted on `error`."""
+        """Tell every hook that something was raised; what a hook raises in turn is noted on
+        `error`."""
         for call in self._exception:
             try:
                 call(run, error)
             except (Exception, Interrupted) as second:  # noqa: BLE001 - the first cause must reach the user
-                error.add_note(f"while hooks heard of it, {type(second).__name__} was raised: {second}")
+                error.add_note(
+                    f"while hooks heard of it, {type(second).__name__} was raised: {second}"
+                )
 
     def close(self) -> None:
         """Let every hook release what it holds, the last one first, even if one of them fails."""
@@ -297,11 +353,14 @@ class Hooks:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""
-        present = {label: state for label, hook in self.by_label.items() if (state := hook.state_dict())}
+        present = {
+            label: state for label, hook in self.by_label.items() if (state := hook.state_dict())
+        }
         return {**self._absent, **present}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give every hook its state; that of a hook which is gone is kept for when it comes back."""
+        """Give every hook its state; that of a hook which is gone is kept for when it comes
+        back."""
         self._absent = {label: kept for label, kept in state.items() if label not in self.by_label}
         for label, hook in self.by_label.items():
             if label in state:
@@ -328,7 +387,9 @@ class PhaseEvents:
     """
 
     def __init__(self, run: Run, phase: Phase) -> None:
-        self._run, self._phase, self._hooks = run, phase, run.hooks
+        self._run = run
+        self._phase = phase
+        self._hooks = run.hooks
 
     def on_batch(self, batch: Batch) -> Batch:
         """Return the batch, or what hooks put in its place."""
@@ -356,8 +417,8 @@ def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
 
     Args:
         event: name of the event without `on_`, such as `step` or `phase_end`.
-        every: call the function only while the number of updates is a multiple of this; a function of the
-            position, so that a resumed run calls it at the same moments.
+        every: call the function only while the number of updates is a multiple of this; a function
+            of the position, so that a resumed run calls it at the same moments.
 
     Example:
         >>> @on("step", every=100)
@@ -366,8 +427,12 @@ def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
     """
     name = f"on_{event}"
     if name not in vars(Hook) or every < 1:
-        known = ", ".join(sorted(key.removeprefix("on_") for key in vars(Hook) if key.startswith("on_")))
-        raise ValueError(f"on({event!r}, every={every}): events are {known}, and every is at least 1")
+        known = ", ".join(
+            sorted(key.removeprefix("on_") for key in vars(Hook) if key.startswith("on_"))
+        )
+        raise ValueError(
+            f"on({event!r}, every={every}): events are {known}, and every is at least 1"
+        )
 
     def decorate(function: Callable[..., Any]) -> Hook:
         def call(hook: Hook, run: Run, *args: Any) -> Any:

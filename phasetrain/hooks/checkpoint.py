@@ -1,4 +1,5 @@
-"""Saves a run when it is due and puts a resumed one back where it was; always the first hook (section CHECKPOINT)."""
+"""Saves a run when it is due and puts a resumed one back where it was; always the first hook
+(section CHECKPOINT)."""
 
 import json
 import logging
@@ -9,17 +10,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from phasetrain.batch import StepOutput
 from phasetrain.checkpoint import Checkpointer, Crowd, Draft, Facts, Loaded, Saved, check
 from phasetrain.checkpoint.background import Background
 from phasetrain.distributed import is_lost_peer
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.monitor import Monitor
-from phasetrain.hooks.whole import restore, restore_modules, state_of
-from phasetrain.plan import Phase
-from phasetrain.signals import Signals
-from phasetrain.storage import Unfinished
+from phasetrain.hooks.run_state import restore, restore_modules, state_of
+from phasetrain.runtime.signals import Signals
+from phasetrain.runtime.storage import Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,14 @@ class SaveSettings:
         every_epochs: after each so many epochs, or None.
         every_minutes: when so many minutes have passed since the last save, or None.
         at_end: when the run ends.
-        on_exception: when something is raised between two steps, such as by a sample that cannot be read.
+        on_exception: when something is raised between two steps, such as by a sample that cannot be
+            read.
         background: write while training goes on, from a copy in memory.
         on_error: go on training after a save that failed, or stop.
-        grace_seconds: a stop by a signal starts no save that is expected to take longer; None: it always saves.
-        load_best: give the modules the best weights once the run has finished and its last state is saved.
+        grace_seconds: a stop by a signal starts no save that is expected to take longer; None: it
+            always saves.
+        load_best: give the modules the best weights once the run has finished and its last state is
+            saved.
     """
 
     every_updates: int | None = None
@@ -63,7 +67,8 @@ class CheckpointHook(Hook):
 
     Attributes:
         saves, failures: checkpoints of this attempt that were written, and that could not be.
-        best: path and metrics of the checkpoint whose weights were loaded at the end; None where none were.
+        best: path and metrics of the checkpoint whose weights were loaded at the end; None where
+            none were.
     """
 
     main_only = False
@@ -96,7 +101,9 @@ class CheckpointHook(Hook):
         """Restore everything that learns, accumulates or watches."""
         if self._monitor is not None:
             self._monitor = self._monitor.checked(run)
-            self.checkpointer.retention = replace(self.checkpointer.retention, monitor=self._monitor.name)
+            self.checkpointer.retention = replace(
+                self.checkpointer.retention, monitor=self._monitor.name
+            )
         self._wait_minutes()
         if run.task.divides:
             self.checkpointer.crowd = Crowd(run.world.new_group(), run.world.rank, run.world.size)
@@ -134,7 +141,8 @@ class CheckpointHook(Hook):
         if time.monotonic() >= self._due:
             run.consensus.ask("minutes")
             self._due = math.inf  # until it is saved
-        asked, due = run.consensus.take("signal"), run.consensus.take("minutes")
+        asked = run.consensus.take("signal")
+        due = run.consensus.take("minutes")
         if name := run.consensus.take_save():
             self.save(run, "hook", name=name)
         elif asked:
@@ -147,18 +155,35 @@ class CheckpointHook(Hook):
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Save if an epoch is complete and it is due, or if the weights are among the best."""
         updates, measured = self._measured
-        found = {f"{phase.split}/{name}": value for name, value in metrics.items() if math.isfinite(value)}
+        found = {
+            f"{phase.split}/{name}": value
+            for name, value in metrics.items()
+            if math.isfinite(value)
+        }
         score = None if self._monitor is None else self._monitor.found(phase, metrics)
-        self._measured = run.state.updates, (measured if updates == run.state.updates else {}) | found
+        self._measured = (
+            run.state.updates,
+            (measured if updates == run.state.updates else {}) | found,
+        )
         every = self.settings.every_epochs
-        if every is not None and phase.is_train and phase.ends_epoch and (phase.epoch + 1) % every == 0:
+        if (
+            every is not None
+            and phase.is_train
+            and phase.ends_epoch
+            and (phase.epoch + 1) % every == 0
+        ):
             self.save(run, "epoch", epochs=phase.epoch + 1)
-        elif self._monitor and self._monitor.split == phase.split and run.world.on_main(lambda: self._is_best(score)):
+        elif (
+            self._monitor
+            and self._monitor.split == phase.split
+            and run.world.on_main(lambda: self._is_best(score))
+        ):
             self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)
 
     def on_end(self, run: Run) -> None:
         """Save where the run stopped, and why; what was asked for is written when this returns."""
-        grace, self._ending = self.settings.grace_seconds, True
+        grace = self.settings.grace_seconds
+        self._ending = True
         interrupted = run.consensus.interrupted
         if interrupted and grace is not None:
             self._settle(run)  # finishes the save under way, and tells how long one takes
@@ -176,15 +201,19 @@ class CheckpointHook(Hook):
             self._load_best(run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Save if all parts stand between two steps; let a save under way come to its end, or give it up."""
+        """Save if all parts stand between two steps; let a save under way come to its end, or give
+        it up."""
         if isinstance(error, SystemExit):  # a second signal
             self._writing.cancel()
         elif not run.world.is_alone:  # several do not all stand between the same two steps
             pass
-        elif isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data":
+        elif (
+            isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data"
+        ):
             self.save(run, "exception")
         if run.task.divides and is_lost_peer(error):
-            # The others may wait for this process before they can go on with the save: it can only leave them.
+            # The others may wait for this process before they can go on with the save: it can only
+            # leave them.
             self._writing.leave()
         self._settle(run)
 
@@ -217,7 +246,9 @@ class CheckpointHook(Hook):
         self._settle(run)
         run.hooks.on_save(run)
         updates, metrics = self._measured
-        facts = Facts(why, epochs, metrics=metrics if updates == run.state.updates else {}, name=name)
+        facts = Facts(
+            why, epochs, metrics=metrics if updates == run.state.updates else {}, name=name
+        )
         self._saved_at = position
         self._wait_minutes()
         draft = self._draft(run, facts)
@@ -229,7 +260,9 @@ class CheckpointHook(Hook):
 
     def _draft(self, run: Run, facts: Facts) -> Draft | None:
         """Return what this process writes; None where it writes nothing."""
-        state, draft, trouble = state_of(run), None, ""
+        state = state_of(run)
+        draft = None
+        trouble = ""
         if run.world.is_main or run.task.divides:
             try:
                 draft = self.checkpointer.draft(run.state, state, self._promised, facts)
@@ -283,7 +316,10 @@ class CheckpointHook(Hook):
             run.folder.note(save_failures=self.failures)
         if self.settings.on_error == "stop":
             raise error
-        goes_on = "" if self._ending else ". Training goes on (CHECKPOINT.on_save_error = 'continue')"
+        if self._ending:
+            goes_on = ""
+        else:
+            goes_on = ". Training goes on (CHECKPOINT.on_save_error = 'continue')"
         log.warning("%s%s", error, goes_on)
 
     def _sync_logs(self, run: Run) -> None:
@@ -303,20 +339,30 @@ class CheckpointHook(Hook):
             self._due = time.monotonic() + 60 * self.settings.every_minutes
 
     def _is_best(self, now: float | None) -> bool:
-        """Tell whether the score just measured brings these weights among the best that are kept."""
+        """Tell whether the score just measured brings these weights among the best that are
+        kept."""
         if now is None:
             return False
         retention = self.checkpointer.retention
-        scores = [retention.score(saved) for saved in retention.ranked(self.checkpointer.listed())[: retention.best]]
-        return len(scores) < retention.best or any(score is not None and now > score for score in scores)
+        scores = [
+            retention.score(saved)
+            for saved in retention.ranked(self.checkpointer.listed())[: retention.best]
+        ]
+        return len(scores) < retention.best or any(
+            score is not None and now > score for score in scores
+        )
 
     def _load_best(self, run: Run) -> None:
-        """Give the modules the best weights; what is on the disk stays as it is, and a file names the checkpoint."""
-        checkpointer, found = self.checkpointer, list[Loaded]()
+        """Give the modules the best weights; what is on the disk stays as it is, and a file names
+        the checkpoint."""
+        checkpointer = self.checkpointer
+        found = list[Loaded]()
 
         def choose() -> str:
             found.extend([loaded] if (loaded := checkpointer.best()) is not None else [])
-            return found[0].path if found else ""
+            if found:
+                return found[0].path
+            return ""
 
         path = run.world.on_main(choose)
         if not path:
@@ -326,7 +372,9 @@ class CheckpointHook(Hook):
         loaded = found[0] if found else checkpointer.reached(path)
         restore_modules(run, loaded)
         self.best = path, dict(loaded.manifest.facts.metrics)
-        log.info("the weights are those of %s, the best by %s", path, checkpointer.retention.monitor)
+        log.info(
+            "the weights are those of %s, the best by %s", path, checkpointer.retention.monitor
+        )
         run.world.on_main(lambda: checkpointer.point_to_best(path))
 
 

@@ -1,4 +1,5 @@
-"""Writes steps.ledger: a short record of every update, from which a replay and a comparison tell where runs part."""
+"""Writes steps.ledger: a short record of every update, from which a replay and a comparison tell
+where runs part."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.batch import Batch, StepOutput
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import NumericsError
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.ledger import (
+from phasetrain.optim import NonFinite, Updater
+from phasetrain.runs.ledger import (
     FILE,
     FULL,
     HEADER,
@@ -28,17 +31,18 @@ from phasetrain.ledger import (
     encoded,
     recorded,
 )
-from phasetrain.optim import NonFinite, Updater
-from phasetrain.plan import Phase
-from phasetrain.storage import LogFile
+from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 Values = TypeVar("Values", Tensor, Array)
 Content = Literal["sampled", "full", "none"]
-SAMPLE_BYTES, PLACES, RUN = 64, 256, 64
-"""What is hashed at most: bytes of a sample in a tensor, places in a tensor, entries of a parameter."""
+SAMPLE_BYTES = 64
+PLACES = 256
+RUN = 64
+"""What is hashed at most: bytes of a sample in a tensor, places in a tensor, entries of a
+parameter."""
 
 
 Piece = Tensor | bytes
@@ -51,7 +55,8 @@ Fields = tuple[int, int, int, int, int, bytes, int, int, float, float, float]
 
 @dataclass(slots=True)
 class _Row:
-    """What a record is made of when it is written: between two steps caches are cold, and little is done there."""
+    """What a record is made of when it is written: between two steps caches are cold, and little is
+    done there."""
 
     updates: int
     phase: int
@@ -70,15 +75,16 @@ class _Row:
 class LedgerHook(Hook):
     """Appends a record of 76 bytes per update to `steps.ledger` in the run folder.
 
-    What it hashes of batches is what the task gets, except for what hooks that come after it put in their place.
-    On the CPU everything is read at once. On other devices small copies are kept there and read together, so that
-    nothing waits for the device between two flushes.
+    What it hashes of batches is what the task gets, except for what hooks that come after it put in
+    their place. On the CPU everything is read at once. On other devices small copies are kept there
+    and read together, so that nothing waits for the device between two flushes.
 
     Args:
-        content: how much of a batch is hashed: about 64 bytes of each sample, or of 256 samples where there are more,
-            at evenly spaced places that move from update to update; all of it, which on a device waits for each
-            batch; or nothing.
-        flush_every: updates after which records are written; they are before each checkpoint and after each phase.
+        content: how much of a batch is hashed: about 64 bytes of each sample, or of 256 samples
+            where there are more, at evenly spaced places that move from update to update; all of
+            it, which on a device waits for each batch; or nothing.
+        flush_every: updates after which records are written; they are before each checkpoint and
+            after each phase.
         deferred: keep copies until records are written; None: on every device but the CPU.
     """
 
@@ -86,7 +92,9 @@ class LedgerHook(Hook):
     single = True
     main_only = False
 
-    def __init__(self, content: Content = "sampled", flush_every: int = 50, *, deferred: bool | None = None) -> None:
+    def __init__(
+        self, content: Content = "sampled", flush_every: int = 50, *, deferred: bool | None = None
+    ) -> None:
         if content not in ("sampled", "full", "none"):
             raise ValueError(f"content = {content!r}: expected 'sampled', 'full' or 'none'")
         if flush_every < 1:
@@ -119,7 +127,12 @@ class LedgerHook(Hook):
         begins = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
         if self._records and not (begins and whole >= self._records):
             found = f"{whole} records" if begins else "no header that this version knows"
-            log.warning("%s has %s, the checkpoint covers %d: earlier ones are lost", file.path, found, self._records)
+            log.warning(
+                "%s has %s, the checkpoint covers %d: earlier ones are lost",
+                file.path,
+                found,
+                self._records,
+            )
         self._records = min(self._records, whole) if begins else 0
         file.cut(len(HEADER) + self._records * RECORD_BYTES if begins else 0)
         if not begins:
@@ -129,7 +142,9 @@ class LedgerHook(Hook):
         """Hash the indices of a micro-batch, and of its content what is asked for."""
         if not phase.is_train:
             return
-        self._ids.append(batch.ids.numpy().tobytes())  # no reference, as workers' memory comes with open files
+        self._ids.append(
+            batch.ids.numpy().tobytes()
+        )  # no reference, as workers' memory comes with open files
         if self.content == "none":
             return
         found = tensors((batch.input, batch.target, batch.mask))
@@ -157,7 +172,9 @@ class LedgerHook(Hook):
         """Make the record of a train step."""
         if not phase.is_train:
             return
-        state, updater, later = run.state, run.task.updater, self._later
+        state = run.state
+        updater = run.task.updater
+        later = self._later
         norm = updater.norm
         self._rows.append(
             _Row(
@@ -165,7 +182,9 @@ class LedgerHook(Hook):
                 phase=phase.index,
                 step=state.step,
                 samples=out.samples,
-                flags=self._flags | (NORM if norm is not None else 0) | (PIECES if run.task.divides else 0),
+                flags=self._flags
+                | (NORM if norm is not None else 0)
+                | (PIECES if run.task.divides else 0),
                 lr=updater.lr,
                 ids=self._ids,
                 content=digest_of(self._hasher) if self._hasher else self._pieces,
@@ -207,12 +226,15 @@ class LedgerHook(Hook):
         self._records = int(state["records"])
 
     def _weights(self, updater: Updater, turn: int) -> list[Piece]:
-        """Return a run of entries of one of all trained parameters, and of one of those that are no vectors.
+        """Return a run of entries of one of all trained parameters, and of one of those that are no
+        vectors.
 
-        They take turns. Biases and the like are too many beside the matrices, and weight decay leaves them at the 0
-        that they begin with.
+        They take turns. Biases and the like are too many beside the matrices, and weight decay
+        leaves them at the 0 that they begin with.
         """
-        if sum(len(group["params"]) for group in updater.optimizer.param_groups) != len(self._parameters):
+        if sum(len(group["params"]) for group in updater.optimizer.param_groups) != len(
+            self._parameters
+        ):
             self._parameters = updater.parameters
             self._matrices = [parameter for parameter in self._parameters if parameter.ndim > 1]
         chosen = [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
@@ -239,18 +261,35 @@ class LedgerHook(Hook):
         self._records += len(rows)
         error = self._file.flush()
         if error is not None and not self._warned:
-            log.warning("%s cannot be written now: %s; records are kept in memory until it can", FILE, error)
+            log.warning(
+                "%s cannot be written now: %s; records are kept in memory until it can", FILE, error
+            )
         self._warned = error is not None
 
     def _read(self, rows: Sequence[_Row]) -> Iterator["Fields"]:
         """Return what records are made of, after one copy from each device and type."""
         skipped, self._skipped = self._skipped, set()
-        numbers = iter(_floats([value for row in rows for value in (row.loss, row.norm) if isinstance(value, Tensor)]))
-        lists = [kept for row in rows for kept in (row.content, row.weights) if isinstance(kept, list)]
-        blocks = iter(_bytes([piece for kept in lists for piece in kept if isinstance(piece, Tensor)]))
+        numbers = iter(
+            _floats(
+                [
+                    value
+                    for row in rows
+                    for value in (row.loss, row.norm)
+                    if isinstance(value, Tensor)
+                ]
+            )
+        )
+        lists = [
+            kept for row in rows for kept in (row.content, row.weights) if isinstance(kept, list)
+        ]
+        blocks = iter(
+            _bytes([piece for kept in lists for piece in kept if isinstance(piece, Tensor)])
+        )
 
         def hashed(kept: list[Piece]) -> int:
-            return digest(b"".join([next(blocks) if isinstance(piece, Tensor) else piece for piece in kept]))
+            return digest(
+                b"".join([next(blocks) if isinstance(piece, Tensor) else piece for piece in kept])
+            )
 
         for row in rows:
             yield (
@@ -260,7 +299,11 @@ class LedgerHook(Hook):
                 row.samples,
                 row.flags | (SKIPPED if row.updates in skipped else 0),
                 b"".join(row.ids),
-                row.content if isinstance(row.content, int) else hashed(row.content) if row.flags & SAMPLED else 0,
+                row.content
+                if isinstance(row.content, int)
+                else hashed(row.content)
+                if row.flags & SAMPLED
+                else 0,
                 hashed(row.weights),
                 next(numbers) if isinstance(row.loss, Tensor) else row.loss,
                 next(numbers) if isinstance(row.norm, Tensor) else row.norm,
@@ -268,8 +311,11 @@ class LedgerHook(Hook):
             )
 
 
-def together(processes: Sequence[Fields]) -> tuple[int, int, int, int, int, int, int, int, float, float, float]:
-    """Return the fields of a record: indices of all processes in their order, digests of theirs, else the main one's.
+def together(
+    processes: Sequence[Fields],
+) -> tuple[int, int, int, int, int, int, int, int, float, float, float]:
+    """Return the fields of a record: indices of all processes in their order, digests of theirs,
+    else the main one's.
 
     The digest of the indices does not depend on the number of processes; that of the content does.
     """
@@ -287,7 +333,9 @@ def tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple):
-        return [value] if isinstance(value, Tensor) else []
+        if isinstance(value, Tensor):
+            return [value]
+        return []
     found = []
     for item in value:
         if isinstance(item, Tensor):
@@ -300,7 +348,8 @@ def tensors(value: Any) -> list[Tensor]:
 def as_it_lies(tensor: Tensor) -> Tensor:
     """Return a tensor without graph, its dimensions but the first in the order of memory.
 
-    A tensor in `channels_last` or the like need not be copied then to look at its entries one after the other.
+    A tensor in `channels_last` or the like need not be copied then to look at its entries one after
+    the other.
     """
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
@@ -316,15 +365,18 @@ def array_of(tensor: Tensor) -> Array:
     try:
         return tensor.numpy()
     except TypeError:  # a type that NumPy does not have, such as bfloat16
-        return tensor.contiguous().view(torch.int16 if tensor.itemsize == 2 else torch.uint8).numpy()
+        return (
+            tensor.contiguous().view(torch.int16 if tensor.itemsize == 2 else torch.uint8).numpy()
+        )
 
 
 def part_of(values: Values, count: int, turn: int) -> Values:
-    """Return some entries of the samples: short runs at evenly spaced places, `(samples, places, entries)`; or all,
-    `(N, entries)`, where they are few.
+    """Return some entries of the samples: short runs at evenly spaced places,
+    `(samples, places, entries)`; or all, `(N, entries)`, where they are few.
 
-    Each place is a line of memory that has to be fetched, which is what this costs; so there are at most 256, and the
-    more samples the fewer and longer the runs. Of more samples than that only some are looked at.
+    Each place is a line of memory that has to be fetched, which is what this costs; so there are at
+    most 256, and the more samples the fewer and longer the runs. Of more samples than that only
+    some are looked at.
 
     Args:
         values: what the samples hold, one after the other.
@@ -344,15 +396,16 @@ def part_of(values: Values, count: int, turn: int) -> Values:
 
 @lru_cache(maxsize=64)
 def _spread(count: int, entries: int, size: int) -> tuple[int, int, int, int, int]:
-    """Return which samples are taken (every so many), places in each, entries in a run, the distance of places, and
-    at how many entries the first place may begin.
+    """Return which samples are taken (every so many), places in each, entries in a run, the
+    distance of places, and at how many entries the first place may begin.
     """
     every = -(-count // PLACES)
     wanted = max(1, min(entries, SAMPLE_BYTES // size))
     places = max(1, min(wanted, PLACES * every // count))
     if wanted == entries:
         return every, 1, entries, entries, 1
-    run, spacing = wanted // places, entries // places
+    run = wanted // places
+    spacing = entries // places
     return every, places, run, spacing, entries - places * spacing + 1
 
 
@@ -387,7 +440,9 @@ def _bytes(blocks: Sequence[Tensor]) -> list[bytes]:
     found = [b""] * len(blocks)
     for places in _kinds(blocks):
         joined = torch.cat([blocks[place].reshape(-1) for place in places]).cpu()
-        for place, part in zip(places, torch.split(joined, [blocks[place].numel() for place in places]), strict=True):
+        for place, part in zip(
+            places, torch.split(joined, [blocks[place].numel() for place in places]), strict=True
+        ):
             found[place] = array_of(part).tobytes()
     return found
 

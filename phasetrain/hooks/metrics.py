@@ -1,4 +1,5 @@
-"""Writes metrics.jsonl: one JSON object per logged step and per phase, each step once after any number of resumes."""
+"""Writes metrics.jsonl: one JSON object per logged step and per phase, each step once after any
+number of resumes."""
 
 import json
 import logging
@@ -7,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.plan import Phase
-from phasetrain.storage import LogFile
+from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 class Metrics(Hook):
     """Appends to `metrics.jsonl` in the run folder.
 
-    Everything that may differ between two equal runs stands under `time`. A resumed run cuts the file back to what
-    the checkpoint covers.
+    Everything that may differ between two equal runs stands under `time`. A resumed run cuts the
+    file back to what the checkpoint covers.
 
     Args:
         every_updates: log a train step after each so many updates.
@@ -46,9 +47,15 @@ class Metrics(Hook):
         if not run.world.is_main:
             return
         self._file = run.folder.log("metrics.jsonl")
-        size, path = self._file.size, self._file.path
+        size = self._file.size
+        path = self._file.path
         if size < self._offset:
-            log.warning("%s has %d bytes, the checkpoint covers %d: earlier lines are lost", path, size, self._offset)
+            log.warning(
+                "%s has %d bytes, the checkpoint covers %d: earlier lines are lost",
+                path,
+                size,
+                self._offset,
+            )
             self._offset = self._file.read().rfind(b"\n") + 1
         self._file.cut(self._offset)
 
@@ -62,12 +69,19 @@ class Metrics(Hook):
         state = run.state
         if not phase.is_train or state.updates % self.every_updates:
             return
-        now, waited, (then, samples, before) = time.perf_counter(), run.clock.seconds()["data"], self._since
+        now, waited, (then, samples, before) = (
+            time.perf_counter(),
+            run.clock.seconds()["data"],
+            self._since,
+        )
         self._since = now, state.samples, waited
         longest = run.world.largest(waited - before)
         if self._file is None:
             return
-        spent = {"samples_per_second": (state.samples - samples) / max(now - then, 1e-9), "data_seconds": longest}
+        spent = {
+            "samples_per_second": (state.samples - samples) / max(now - then, 1e-9),
+            "data_seconds": longest,
+        }
         self.record(
             {
                 "kind": "step",
@@ -79,7 +93,11 @@ class Metrics(Hook):
                 "samples": state.samples,
                 "loss": _number(float(out.loss)),
                 "lr": run.task.updater.lr,
-                **({"logs": {name: _number(float(value)) for name, value in out.logs.items()}} if out.logs else {}),
+                **(
+                    {"logs": {name: _number(float(value)) for name, value in out.logs.items()}}
+                    if out.logs
+                    else {}
+                ),
                 "time": {"at": time.time(), **spent},
             }
         )
@@ -103,7 +121,8 @@ class Metrics(Hook):
         self._flush()
 
     def close(self) -> None:
-        """Hand over what is left; lines that no checkpoint covers stay, for whoever looks for a cause."""
+        """Hand over what is left; lines that no checkpoint covers stay, for whoever looks for a
+        cause."""
         self._flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,7 +134,8 @@ class Metrics(Hook):
         self._offset = int(state["offset"])
 
     def record(self, record: dict[str, Any]) -> None:
-        """Append a record of a kind of its own; what may differ between equal runs belongs under `time`."""
+        """Append a record of a kind of its own; what may differ between equal runs belongs under
+        `time`."""
         if self._file is None:  # another process writes
             return
         line = (json.dumps(record) + "\n").encode()
@@ -125,10 +145,15 @@ class Metrics(Hook):
     def _flush(self) -> None:
         error = None if self._file is None else self._file.flush()
         if error is not None and not self._warned:
-            log.warning("metrics.jsonl cannot be written now: %s; lines are kept in memory until it can", error)
+            log.warning(
+                "metrics.jsonl cannot be written now: %s; lines are kept in memory until it can",
+                error,
+            )
         self._warned = error is not None
 
 
 def _number(value: float) -> float | str:
     """Return a number as JSON can hold it; the non-finite ones as text."""
-    return value if math.isfinite(value) else repr(value)
+    if math.isfinite(value):
+        return value
+    return repr(value)

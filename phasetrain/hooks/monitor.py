@@ -1,4 +1,5 @@
-"""A metric by which weights are compared: `split/metric`, with a minus sign before it where smaller is better."""
+"""A metric by which weights are compared: `split/metric`, with a minus sign before it where smaller
+is better."""
 
 import logging
 import math
@@ -6,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
 from phasetrain.meters import Meter
-from phasetrain.plan import Phase, Plan
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +42,13 @@ class Monitor:
 
     def score(self, value: float) -> float:
         """Return a value so that more is better."""
-        return -value if self.name.startswith("-") else value
+        if self.name.startswith("-"):
+            return -value
+        return value
 
     def found(self, phase: Phase, metrics: Mapping[str, float]) -> float | None:
-        """Return the score that a phase has brought; None where it does not measure it, or it is no number.
+        """Return the score that a phase has brought; None where it does not measure it, or it is no
+        number.
 
         Raises:
             ConfigError: a phase of its split has measured all but it.
@@ -58,14 +62,17 @@ class Monitor:
                 f"{did_you_mean(name, metrics)}"
             )
         value = metrics[name]
-        return self.score(value) if math.isfinite(value) else None
+        if math.isfinite(value):
+            return self.score(value)
+        return None
 
     def checked(self, run: Run) -> "Monitor":
-        """Return the monitor with `auto` replaced, seen before the first step to be measured in its direction.
+        """Return the monitor with `auto` replaced, seen before the first step to be measured in its
+        direction.
 
         Raises:
-            ConfigError: no phase will measure it (near misses are named), or smaller values are known to be better and
-                there is no minus sign before it.
+            ConfigError: no phase will measure it (near misses are named), or smaller values are
+                known to be better and there is no minus sign before it.
         """
         return self.among(run.plan, run.task.meters, train_meters=run.task.parts.train_meters)
 
@@ -81,7 +88,11 @@ class Monitor:
                 "sign before it"
             )
         if direction == "larger" and self.name.startswith("-"):
-            log.warning("%s = %r: larger values of it are better; this looks for the worst", self.where, self.name)
+            log.warning(
+                "%s = %r: larger values of it are better; this looks for the worst",
+                self.where,
+                self.name,
+            )
         return self
 
     def _first(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
@@ -90,17 +101,24 @@ class Monitor:
             chosen = first_metric(split, {label: type(meter) for label, meter in meters.items()})
         except ConfigError as error:
             raise ConfigError(f"{self.where} = {AUTO!r}: {error}") from error
-        log.info("%s: %s -> %s (the first metric of the first test split)", self.where, AUTO, chosen)
+        log.info(
+            "%s: %s -> %s (the first metric of the first test split)", self.where, AUTO, chosen
+        )
         return Monitor(chosen, self.where)
 
-    def _measured(self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool) -> tuple[str, str]:
+    def _measured(
+        self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool
+    ) -> tuple[str, str]:
         """Return the label of the meter that measures it, and which of its metrics it is."""
         split, _, name = self.metric.partition("/")
-        splits = sorted({phase.split for phase in plan.phases if phase.split != "train" or train_meters})
+        splits = sorted(
+            {phase.split for phase in plan.phases if phase.split != "train" or train_meters}
+        )
         labels = [label for label in meters if name == label or name.startswith(f"{label}_")]
         if split in splits and labels:
             label = max(labels, key=len)
-            below, known = name[len(label) + 1 :], meters[label].metrics()
+            below = name[len(label) + 1 :]
+            known = meters[label].metrics()
             if known is None or below in (known or ("",)):
                 return label, below
         measured = [f"{one}/{label}" for one in splits for label in _names(meters)]
@@ -131,14 +149,17 @@ class Patience:
             raise ValueError(f"patience = {patience}: expected at least 1")
         if min_delta < 0:
             raise ValueError(f"min_delta = {min_delta}: expected at least 0")
-        self.patience, self.min_delta = patience, min_delta
+        self.patience = patience
+        self.min_delta = min_delta
         self.best: float | None = None
         self.spent = 0
 
     def hear(self, score: float | None) -> bool:
-        """Count a measurement, None for what is no number; return whether patience is at its end."""
+        """Count a measurement, None for what is no number; return whether patience is at its
+        end."""
         if score is not None and (self.best is None or score > self.best + self.min_delta):
-            self.best, self.spent = score, 0
+            self.best = score
+            self.spent = 0
         else:
             self.spent += 1
         return self.spent >= self.patience
@@ -149,7 +170,8 @@ class Patience:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self.best, self.spent = state["best"], int(state["spent"])
+        self.best = state["best"]
+        self.spent = int(state["spent"])
 
 
 def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
@@ -160,7 +182,8 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
         meters: label -> kind of meter, in their order.
 
     Raises:
-        ConfigError: there is no split or no meter, or the first one does not say which of its values are better.
+        ConfigError: there is no split or no meter, or the first one does not say which of its
+            values are better.
     """
     if not split or not meters:
         raise ConfigError(
@@ -173,9 +196,15 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
             f"{split}/{label}, with a minus sign before it where smaller is better"
         )
     name = f"{split}/{label}_{kind.first}" if kind.first else f"{split}/{label}"
-    return f"-{name}" if kind.better == "smaller" else name
+    if kind.better == "smaller":
+        return f"-{name}"
+    return name
 
 
 def _names(meters: Mapping[str, Meter]) -> list[str]:
     """Return the names of all metrics, as far as they are known before there is data."""
-    return [f"{label}_{name}" if name else label for label, one in meters.items() for name in one.metrics() or ("",)]
+    return [
+        f"{label}_{name}" if name else label
+        for label, one in meters.items()
+        for name in one.metrics() or ("",)
+    ]

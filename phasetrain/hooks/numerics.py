@@ -1,4 +1,5 @@
-"""Keeps the steps whose loss or gradient was not finite, with all that it takes to run them again."""
+"""Keeps the steps whose loss or gradient was not finite, with all that it takes to run them
+again."""
 
 import logging
 import re
@@ -8,20 +9,22 @@ from typing import Any
 
 import torch
 
-from phasetrain.batch import Batch
 from phasetrain.checkpoint import decode, encode
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import InvalidCheckpointError
-from phasetrain.folder import RunFolder
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.optim import NonFinite
-from phasetrain.plan import Phase
-from phasetrain.storage import Storage
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import Position
 
 log = logging.getLogger(__name__)
 
-ROOT, NAME = "numerics", re.compile(r"u\d{8,}")
-STATE, TENSORS = "state.json", "tensors.safetensors"
+ROOT = "numerics"
+NAME = re.compile(r"u\d{8,}")
+STATE = "state.json"
+TENSORS = "tensors.safetensors"
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,11 @@ class StepDump:
 
     Attributes:
         position: where it stands; `updates` are those before it.
-        batches: its micro-batches as the model got them, on the CPU, those of all processes in their order.
-        task: state of everything that learns or accumulates, by name, as in a checkpoint. Weights and optimizer are
-            those that the step began with, and so are buffers; meters have already seen its batches, and with a
-            verdict that comes late buffers may have moved on.
+        batches: its micro-batches as the model got them, on the CPU, those of all processes in
+            their order.
+        task: state of everything that learns or accumulates, by name, as in a checkpoint. Weights
+            and optimizer are those that the step began with, and so are buffers; meters have
+            already seen its batches, and with a verdict that comes late buffers may have moved on.
         found: what was not finite.
         shares: how many of the micro-batches were those of each process.
     """
@@ -47,10 +51,12 @@ class StepDump:
 
 @HOOKS.register("numerics")
 class Numerics(Hook):
-    """Writes a skipped step to `numerics/u00000012/` in the run folder, where 12 is the update as metrics.jsonl counts.
+    """Writes a skipped step to `numerics/u00000012/` in the run folder, where 12 is the update as
+    metrics.jsonl counts.
 
-    Steps that a gradient scaler skips are no fault and are kept only when the run stops for them. A disk that is full
-    is warned of and ends nothing. Of several processes each gives its batches, and the main one writes.
+    Steps that a gradient scaler skips are no fault and are kept only when the run stops for them. A
+    disk that is full is warned of and ends nothing. Of several processes each gives its batches,
+    and the main one writes.
 
     Args:
         keep: steps to keep in a run; the first ones, as later ones may be their consequence.
@@ -68,7 +74,9 @@ class Numerics(Hook):
     def on_start(self, run: Run) -> None:
         """Clear away what a kill has left half written."""
         if run.folder is not None and run.world.is_main:
-            run.folder.storage.sweep(run.folder.file(ROOT), lambda name: bool(NAME.fullmatch(name)), STATE)
+            run.folder.storage.sweep(
+                run.folder.file(ROOT), lambda name: bool(NAME.fullmatch(name)), STATE
+            )
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
         """Keep the step, unless there are enough, and note on `found` where."""
@@ -82,7 +90,9 @@ class Numerics(Hook):
         is_there = name in kept  # the attempt before this one came here too
         if not is_there and len(kept) < self.keep:
             step = gathered(run, batches, found)
-            is_there = run.world.told(step is not None and _written(run.folder.storage, folder, step))
+            is_there = run.world.told(
+                step is not None and _written(run.folder.storage, folder, step)
+            )
         if is_there:
             found.dump = folder
 
@@ -92,7 +102,9 @@ class Numerics(Hook):
         try:
             return [name for name in folder.storage.names(root) if NAME.fullmatch(name)]
         except OSError as error:
-            log.warning("HOOKS.numerics: %s cannot be looked at, and no step is kept: %s", root, error)
+            log.warning(
+                "HOOKS.numerics: %s cannot be looked at, and no step is kept: %s", root, error
+            )
             return None
 
 
@@ -102,7 +114,8 @@ def folder_name(updates: int) -> str:
 
 
 def gathered(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any] | None:
-    """Return all that a step takes, on the main process; None on others, each of which takes part."""
+    """Return all that a step takes, on the main process; None on others, each of which takes
+    part."""
     shares = run.world.gathered(_share(batches))
     task = run.task.whole_state()
     if shares is None:
@@ -117,7 +130,8 @@ def gathered(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any]
 
 
 def _share(batches: list[Batch]) -> list[Any]:
-    """Return what a process has of a step, as it can be sent: a batch that cannot be written is told by its error."""
+    """Return what a process has of a step, as it can be sent: a batch that cannot be written is
+    told by its error."""
     fields: list[Any] = [_fields(batch.to(torch.device("cpu"))) for batch in batches]
     try:
         encode(fields)
@@ -172,7 +186,9 @@ def read_dump(storage: Storage, folder: str) -> StepDump:
             shares=tuple(content["shares"]),
         )
     except OSError as error:
-        raise InvalidCheckpointError(f"{folder} cannot be read ({error.strerror or error})") from error
+        raise InvalidCheckpointError(
+            f"{folder} cannot be read ({error.strerror or error})"
+        ) from error
     except (KeyError, TypeError) as error:
         raise InvalidCheckpointError(f"{folder} is no kept step ({error})") from error
 

@@ -4,25 +4,27 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.monitor import AUTO, Monitor, Patience
-from phasetrain.plan import Phase
 
 log = logging.getLogger(__name__)
 
 
 @HOOKS.register("plateau")
 class Plateau(Hook):
-    """Multiplies all learning rates by `factor` when the metric was not better than its best `patience` times in a row.
+    """Multiplies all learning rates by `factor` when the metric was not better than its best
+    `patience` times in a row.
 
-    It multiplies what the schedules give, from the next update on. The product of all reductions is state of the
-    updater (`Updater.factor`), the best value and what was counted are state of the hook, so a resumed run lowers it
-    where an unbroken one does. torch.optim.lr_scheduler.ReduceLROnPlateau with `patience=n` does the same as
-    `patience: n + 1` here.
+    It multiplies what the schedules give, from the next update on. The product of all reductions is
+    state of the updater (`Updater.factor`), the best value and what was counted are state of the
+    hook, so a resumed run lowers it where an unbroken one does.
+    torch.optim.lr_scheduler.ReduceLROnPlateau with `patience=n` does the same as `patience: n + 1`
+    here.
 
     Args:
-        monitor: `split/metric`, such as `test/accuracy`; with a minus sign before it smaller is better: `-test/loss`;
-            `auto` is the first metric of the first test split.
+        monitor: `split/metric`, such as `test/accuracy`; with a minus sign before it smaller is
+            better: `-test/loss`; `auto` is the first metric of the first test split.
         factor: of one reduction, above 0 and below 1.
         patience: measurements in a row that may bring nothing.
         min_delta: by how much a value has to be better to count.
@@ -51,7 +53,9 @@ class Plateau(Hook):
         if not 0 <= min_factor < 1:
             raise ValueError(f"min_factor = {min_factor}: expected at least 0 and below 1")
         self.monitor = Monitor(monitor, "HOOKS.plateau.monitor")
-        self.factor, self.cooldown, self.min_factor = factor, cooldown, min_factor
+        self.factor = factor
+        self.cooldown = cooldown
+        self.min_factor = min_factor
         self.patience = Patience(patience, min_delta)
         self.resting = 0
 
@@ -60,14 +64,16 @@ class Plateau(Hook):
         self.monitor = self.monitor.checked(run)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Compare with the best value so far; all processes go by what the main one has measured."""
+        """Compare with the best value so far; all processes go by what the main one has
+        measured."""
         if phase.split != self.monitor.split:
             return
         ended = self.patience.hear(run.world.told(self.monitor.found(phase, metrics)))
         if self.resting:
             self.resting, self.patience.spent = self.resting - 1, 0
         elif ended:
-            self.resting, self.patience.spent = self.cooldown, 0
+            self.resting = self.cooldown
+            self.patience.spent = 0
             self._reduce(run)
 
     def _reduce(self, run: Run) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from phasetrain.batch import Batch, StepOutput
 from phasetrain.data.datasets import Described
-from phasetrain.folder import RunFolder
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.policy import OnException
+from phasetrain.hooks.error_policy import OnException
 from phasetrain.meters import ConfusionMatrix
-from phasetrain.meters.scored import Scored, class_labels, only_single, scored
-from phasetrain.plan import Phase
-from phasetrain.report import write_report
-from phasetrain.report.images import as_pixels, data_url
+from phasetrain.meters.classification.scored import Scored, class_labels, only_single, scored
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.report import write_report
+from phasetrain.runs.report.images import as_pixels, data_url
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,18 @@ CLASSES = 200
 """Classes up to which confusions are counted."""
 
 WRITE_SECONDS = 10.0
-"""Between two writes of predictions.json while the run goes on; at its end it is written in any case."""
+"""Between two writes of predictions.json while the run goes on; at its end it is written in any
+case."""
 
 
 @HOOKS.register("report")
 class Report(Hook):
-    """Writes `report.html` once everything else is done, whatever the end of the run, and never fails it.
+    """Writes `report.html` once everything else is done, whatever the end of the run, and never
+    fails it.
 
-    In tests of tasks that take samples for classes it counts which class is taken for which, over all processes, and
-    keeps some samples of the first batch, with label and prediction, as small images where they are images. Train
-    steps it leaves alone.
+    In tests of tasks that take samples for classes it counts which class is taken for which, over
+    all processes, and keeps some samples of the first batch, with label and prediction, as small
+    images where they are images. Train steps it leaves alone.
 
     Args:
         samples: samples of the first batch that are kept, and mistakes in it; 0 keeps none.
@@ -51,12 +53,18 @@ class Report(Hook):
 
     def __init__(self, samples: int = 12, pixels: int = 64, *, confusion: bool = True) -> None:
         if samples < 0 or pixels < 8:
-            raise ValueError(f"samples = {samples} and pixels = {pixels}: expected samples from 0 and pixels from 8")
-        self.samples, self.pixels, self.confusion = samples, pixels, confusion
+            raise ValueError(
+                f"samples = {samples} and pixels = {pixels}: expected samples from 0 and pixels from 8"
+            )
+        self.samples = samples
+        self.pixels = pixels
+        self.confusion = confusion
         self._found: dict[str, dict[str, Any]] = {}
         self._written = -WRITE_SECONDS
-        self._pending, self._warned = False, set[str]()
-        self._looks, self._processes = False, 1
+        self._pending = False
+        self._warned = set[str]()
+        self._looks = False
+        self._processes = 1
         self._batch: Batch | None = None
         self._names: tuple[str, ...] | None = None
         self._kept: dict[str, Any] | None = None
@@ -64,18 +72,24 @@ class Report(Hook):
         self._loaded: dict[str, Any] = {}
 
     def on_start(self, run: Run) -> None:
-        """Take over what an attempt before has kept, and have the report written when the folder is closed."""
-        folder, self._processes = run.folder, run.world.size
+        """Take over what an attempt before has kept, and have the report written when the folder is
+        closed."""
+        folder = run.folder
+        self._processes = run.world.size
         if folder is None or not run.world.is_main:
             return
         before = folder.storage.read_json(folder.file(FILE))
         if isinstance(before, dict):
-            self._found = {split: one for split, one in before.items() if _is_reached(one, run.state.updates)}
+            self._found = {
+                split: one for split, one in before.items() if _is_reached(one, run.state.updates)
+            }
         folder.before_close.append(lambda: self._finish(folder))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Begin to look at a test, or go on where a checkpoint was made in the midst of one."""
-        self._looks, self._kept, self._counts = not phase.is_train, None, None
+        self._looks = not phase.is_train
+        self._kept = None
+        self._counts = None
         loaded, self._loaded = self._loaded, {}
         if phase.is_train:
             return
@@ -85,7 +99,9 @@ class Report(Hook):
             self._kept = loaded.get("kept")
             if self._looks and loaded.get("counts") is not None:
                 self._counts = self._matrix(len(loaded["counts"]))
-                self._counts.load_state_dict({"counts": loaded["counts"], "outside": loaded["outside"]})
+                self._counts.load_state_dict(
+                    {"counts": loaded["counts"], "outside": loaded["outside"]}
+                )
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Hold the first batch of a test until the model has seen it."""
@@ -97,7 +113,9 @@ class Report(Hook):
         if not self._looks:
             return
         batch, self._batch = self._batch, None
-        self._looks = False  # where the rest fails, what was found so far is no longer of the whole test
+        self._looks = (
+            False  # where the rest fails, what was found so far is no longer of the whole test
+        )
         try:
             found = only_single("report", scored("report", out).classes(0.0))
             classes = found.scores.shape[1]
@@ -108,15 +126,21 @@ class Report(Hook):
         except (ValueError, IndexError):  # it does not tell classes
             return
         if batch is not None and run.world.is_main:
-            self._kept = self._chosen(batch, found, class_labels(classes, self._names)) if self.samples else {}
+            if self.samples:
+                self._kept = self._chosen(batch, found, class_labels(classes, self._names))
+            else:
+                self._kept = {}
         self._looks = True
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Add the confusions of all processes up and write what was found, if that was not done just now."""
+        """Add the confusions of all processes up and write what was found, if that was not done
+        just now."""
         if phase.is_train:
             return
-        counts, looked = self._counts, all(run.world.shared(self._looks))
-        self._looks, self._counts = False, None
+        counts = self._counts
+        looked = all(run.world.shared(self._looks))
+        self._looks = False
+        self._counts = None
         if not looked:
             return
         counted = all(run.world.shared(counts is not None))
@@ -136,7 +160,10 @@ class Report(Hook):
         if not self._looks:
             return {}
         counts = self._counts
-        state = {} if counts is None else {"counts": counts.counts.cpu(), "outside": counts.outside.cpu()}
+        if counts is None:
+            state = {}
+        else:
+            state = {"counts": counts.counts.cpu(), "outside": counts.outside.cpu()}
         return {"processes": self._processes, "kept": self._kept, **state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -147,9 +174,11 @@ class Report(Hook):
         return ConfusionMatrix(classes, class_names=self._names)
 
     def _chosen(self, batch: Batch, found: Scored, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the first samples of a batch that count, and the mistakes of which the model was most certain."""
+        """Return the first samples of a batch that count, and the mistakes of which the model was
+        most certain."""
         certain, predicted = found.scores.float().softmax(1).max(1)
-        counting, inside = found.counting().cpu(), (found.target >= 0) & (found.target < len(names))
+        counting = found.counting().cpu()
+        inside = (found.target >= 0) & (found.target < len(names))
         certain, predicted, target = certain.cpu(), predicted.cpu(), found.target.cpu()
         places = (counting & inside.cpu()).nonzero()[:, 0]
         wrong = places[predicted[places] != target[places]]
@@ -164,17 +193,24 @@ class Report(Hook):
                 "image": self._image(batch.input, place),
             }
 
-        first, mistakes = places[: self.samples].tolist(), wrong[: self.samples].tolist()
-        return {"first": [told(place) for place in first], "mistakes": [told(place) for place in mistakes]}
+        first = places[: self.samples].tolist()
+        mistakes = wrong[: self.samples].tolist()
+        return {
+            "first": [told(place) for place in first],
+            "mistakes": [told(place) for place in mistakes],
+        }
 
     def _image(self, inputs: Any, place: int) -> str | None:
         if not isinstance(inputs, Tensor) or inputs.ndim not in (3, 4) or inputs.is_complex():
             return None
         pixels = as_pixels(inputs[place].detach().float().cpu().numpy(), self.pixels)
-        return None if pixels is None else data_url(pixels)
+        if pixels is None:
+            return None
+        return data_url(pixels)
 
     def _write(self, folder: RunFolder) -> None:
-        self._written, self._pending = time.monotonic(), False
+        self._written = time.monotonic()
+        self._pending = False
         if not folder.has_room():
             self._warn("%s: there is too little room, and it is not written", folder.file(FILE))
             return
@@ -188,12 +224,18 @@ class Report(Hook):
         if self._pending:
             self._write(folder)
         if not folder.has_room():
-            self._warn("there is too little room in %s, and report.html is not written", folder.path)
+            self._warn(
+                "there is too little room in %s, and report.html is not written", folder.path
+            )
             return
         try:
             write_report([folder.path], storage=folder.storage)
         except Exception as error:  # noqa: BLE001 - the run is complete and must stay so
-            self._warn("there is no report.html of this run: %s; try python tools/report.py %s", error, folder.path)
+            self._warn(
+                "there is no report.html of this run: %s; try python tools/report.py %s",
+                error,
+                folder.path,
+            )
 
     def _warn(self, text: str, *values: object) -> None:
         if text not in self._warned:
@@ -206,7 +248,9 @@ def _class_names(run: Run, phase: Phase) -> tuple[str, ...] | None:
     loader = run.task.parts.loaders.get(phase.data)
     dataset = None if loader is None else loader.reader.dataset
     names = dataset.facts().get("class_names") if isinstance(dataset, Described) else None
-    return None if names is None else tuple(map(str, names))
+    if names is None:
+        return None
+    return tuple(map(str, names))
 
 
 def _is_reached(found: Any, updates: int) -> bool:

@@ -6,19 +6,20 @@ import threading
 from collections.abc import Mapping
 from typing import IO
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.plan import Phase
 
 log = logging.getLogger(__name__)
 
 
 @HOOKS.register("watchdog")
 class Watchdog(Hook):
-    """Appends the stacks of all threads to `stacks.txt` in the run folder when no step completes in time.
+    """Appends the stacks of all threads to `stacks.txt` in the run folder when no step completes in
+    time.
 
-    The run goes on; whoever reads the warning decides. A timer in C does the writing, so that it works in a process
-    that hangs with the interpreter's lock held.
+    The run goes on; whoever reads the warning decides. A timer in C does the writing, so that it
+    works in a process that hangs with the interpreter's lock held.
 
     Args:
         seconds: how long a step, the wait for its batch included, may take.
@@ -67,15 +68,23 @@ class Watchdog(Hook):
         faulthandler.dump_traceback_later(self.seconds, file=self._file or 2)
 
     def _watch(self) -> None:
-        """Set the timer back as long as steps complete; say once for each stall that they do not."""
-        seen, waited, pause = self._steps, 0.0, self.seconds / 8
+        """Set the timer back as long as steps complete; say once for each stall that they do
+        not."""
+        seen = self._steps
+        waited = 0.0
+        pause = self.seconds / 8
         told = False
         while not self._closing.wait(pause):
             if self._steps != seen:
-                seen, waited, told = self._steps, 0.0, False
+                seen = self._steps
+                waited = 0.0
+                told = False
                 self._arm()
                 continue
             waited += pause
             if waited >= self.seconds and not told:
                 told = True
-                log.warning("no step has completed in %g s; what every thread does is in stacks.txt", self.seconds)
+                log.warning(
+                    "no step has completed in %g s; what every thread does is in stacks.txt",
+                    self.seconds,
+                )

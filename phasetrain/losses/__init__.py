@@ -1,17 +1,17 @@
 """Losses by name (section LOSS)."""
 
-from phasetrain.losses.barlow_twins import BarlowTwins
 from phasetrain.losses.base import LOSSES, FunctionLoss, LoggingLoss
-from phasetrain.losses.byol import BYOL
-from phasetrain.losses.counting import count_of, counts_otherwise
 from phasetrain.losses.cross_entropy import CrossEntropy
-from phasetrain.losses.dino import DINO
 from phasetrain.losses.distillation import SoftTargets
 from phasetrain.losses.from_model import FromModel
-from phasetrain.losses.moco import MoCo
-from phasetrain.losses.simclr import SimCLR
-from phasetrain.losses.swav import SwAV
-from phasetrain.losses.views import Advancing, Coupled, Holding, Taught
+from phasetrain.losses.mean_reduction import count_of, counts_otherwise
+from phasetrain.losses.self_supervised.barlow_twins import BarlowTwins
+from phasetrain.losses.self_supervised.byol import BYOL
+from phasetrain.losses.self_supervised.dino import DINO
+from phasetrain.losses.self_supervised.moco import MoCo
+from phasetrain.losses.self_supervised.multi_view import Advancing, Coupled, Holding, Taught
+from phasetrain.losses.self_supervised.simclr import SimCLR
+from phasetrain.losses.self_supervised.swav import SwAV
 from phasetrain.losses.weighted_sum import WeightedSum
 
 __all__ = [

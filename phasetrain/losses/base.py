@@ -1,7 +1,8 @@
 """The registry of losses (section LOSS).
 
-A loss is a torch.nn.Module, called as `loss(output, target)` with what the model returned and the target of the
-batch; it returns the mean over the samples of the batch (or over its tokens), a scalar with a graph.
+A loss is a torch.nn.Module, called as `loss(output, target)` with what the model returned and the
+target of the batch; it returns the mean over the samples of the batch (or over its tokens), a
+scalar with a graph.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +11,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from phasetrain.registry import Factory, Registry
+from phasetrain.config.registry import Factory, Registry
 
 
 class LoggingLoss(nn.Module):
     """A loss of several parts.
 
     Attributes:
-        logs: name -> value of each part in the last call, a scalar without graph. They are logged as `loss_NAME`.
+        logs: name -> value of each part in the last call, a scalar without graph. They are logged
+            as `loss_NAME`.
     """
 
     def __init__(self) -> None:
@@ -40,7 +42,8 @@ class FunctionLoss(nn.Module):
 
     def __init__(self, function: Callable[..., Any], params: Mapping[str, Any]) -> None:
         super().__init__()
-        self._function, self._params = function, dict(params)
+        self._function = function
+        self._params = dict(params)
 
     def forward(self, output: Any, target: Any) -> Tensor:
         """Return what the function returns."""
@@ -49,7 +52,11 @@ class FunctionLoss(nn.Module):
 
 
 def _losses_of_torch() -> Mapping[str, Factory[nn.Module]]:
-    classes = {name: found for name, found in vars(nn).items() if isclass(found) and issubclass(found, nn.Module)}
+    classes = {
+        name: found
+        for name, found in vars(nn).items()
+        if isclass(found) and issubclass(found, nn.Module)
+    }
     return {name: found for name, found in classes.items() if name.endswith("Loss")}
 
 

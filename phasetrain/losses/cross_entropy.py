@@ -8,7 +8,8 @@ from phasetrain.losses.base import LOSSES
 
 @LOSSES.register("cross_entropy")
 class CrossEntropy(nn.Module):
-    """Mean cross entropy, in nats, of scores `(N, C)` before softmax against classes `(N,)` or probabilities `(N, C)`.
+    """Mean cross entropy, in nats, of scores `(N, C)` before softmax against classes `(N,)` or
+    probabilities `(N, C)`.
 
     Args:
         label_smoothing: share of the target probability spread evenly over all classes, in [0, 1)

@@ -10,8 +10,9 @@ from phasetrain.losses.base import LOSSES
 class SoftTargets(nn.Module):
     """T^2 KL(softmax(teacher / T) || softmax(student / T)) in nats, the mean over samples.
 
-    From Hinton, Vinyals and Dean 2015, arXiv:1503.02531, section 2. Both are scores before softmax, `(N, C)` or
-    `(..., C)`. With the factor T^2 gradients keep their size when the temperature T changes.
+    From Hinton, Vinyals and Dean 2015, arXiv:1503.02531, section 2. Both are scores before softmax,
+    `(N, C)` or `(..., C)`. With the factor T^2 gradients keep their size when the temperature T
+    changes.
 
     Args:
         temperature: T; the higher, the more small scores count.
@@ -35,4 +36,6 @@ class SoftTargets(nn.Module):
             )
         student = functional.log_softmax(output / self.temperature, dim=-1).flatten(0, -2)
         teacher = functional.log_softmax(target / self.temperature, dim=-1).flatten(0, -2)
-        return self.temperature**2 * functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
+        return self.temperature**2 * functional.kl_div(
+            student, teacher, reduction="batchmean", log_target=True
+        )

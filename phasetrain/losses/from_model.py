@@ -6,16 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasetrain.batch import entry
+from phasetrain.engine.batch import entry
 from phasetrain.losses.base import LOSSES, LoggingLoss
 
 
 @LOSSES.register("from_model")
 class FromModel(LoggingLoss):
-    """What the model returns is the loss, a scalar, or has it: a mapping of names to losses, which are added.
+    """What the model returns is the loss, a scalar, or has it: a mapping of names to losses, which
+    are added.
 
-    Of a mapping, every scalar counts as a loss unless `keys` says which ones do; other entries are outputs for meters.
-    Each of several losses is logged under its name.
+    Of a mapping, every scalar counts as a loss unless `keys` says which ones do; other entries are
+    outputs for meters. Each of several losses is logged under its name.
 
     Args:
         keys: entries of the mapping that are losses.
@@ -38,13 +39,19 @@ class FromModel(LoggingLoss):
             return output
         found = self._losses(output)
         self.logs = {name: loss.detach() for name, loss in found.items()}
-        return torch.stack(list(found.values())).sum() if len(found) > 1 else next(iter(found.values()))
+        if len(found) > 1:
+            return torch.stack(list(found.values())).sum()
+        return next(iter(found.values()))
 
     def _losses(self, output: Any) -> dict[str, Tensor]:
         if self.keys is not None:
             return {key: entry(output, key, "LOSS.keys") for key in self.keys}
         there = output if isinstance(output, Mapping) else {}
-        found = {str(name): one for name, one in there.items() if isinstance(one, Tensor) and one.ndim == 0}
+        found = {
+            str(name): one
+            for name, one in there.items()
+            if isinstance(one, Tensor) and one.ndim == 0
+        }
         if not found:
             raise ValueError(
                 "the model returns no loss: a scalar is expected, or a mapping that has scalars; in tests, too, where "

@@ -1,19 +1,19 @@
 """Meters by name (section METERS)."""
 
-from phasetrain.meters.accuracy import Accuracy
-from phasetrain.meters.at_k import PrecisionAtK, RecallAtK
-from phasetrain.meters.auroc import AUROC, GroupedAUROC
-from phasetrain.meters.average_precision import AveragePrecision
 from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.bridge import TorchMetric
-from phasetrain.meters.confusion_matrix import ConfusionMatrix
-from phasetrain.meters.f1 import F1
+from phasetrain.meters.classification.accuracy import Accuracy
+from phasetrain.meters.classification.at_k import PrecisionAtK, RecallAtK
+from phasetrain.meters.classification.auroc import AUROC, GroupedAUROC
+from phasetrain.meters.classification.average_precision import AveragePrecision
+from phasetrain.meters.classification.confusion_matrix import ConfusionMatrix
+from phasetrain.meters.classification.f1 import F1
+from phasetrain.meters.classification.multilabel_accuracy import MultilabelAccuracy
+from phasetrain.meters.classification.per_class_accuracy import PerClassAccuracy
+from phasetrain.meters.classification.present_accuracy import PresentAccuracy
 from phasetrain.meters.loss import MeanLoss
-from phasetrain.meters.multilabel_accuracy import MultilabelAccuracy
-from phasetrain.meters.per_class_accuracy import PerClassAccuracy
 from phasetrain.meters.perplexity import Perplexity
-from phasetrain.meters.present_accuracy import PresentAccuracy
 from phasetrain.meters.regression import Regression
+from phasetrain.meters.torchmetrics_bridge import TorchMetric
 
 __all__ = [
     "AUROC",

@@ -8,29 +8,32 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from phasetrain.batch import StepOutput
+from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
+from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.registry import Factory, Registry
 
 Better = Literal["larger", "smaller"]
 """Which of two values of a metric is better."""
 
 COUNTS = frozenset({"absent", "groups", "left_out"})
-"""Names of metrics that tell what a metric was taken over; more of it is neither better nor worse."""
+"""Names of metrics that tell what a metric was taken over; more of it is neither better nor
+worse."""
 
 
 class Meter(nn.Module, ABC):
     """A metric that accumulates over a phase in summed buffers.
 
-    Its state is its buffers and nothing else: `state_dict` holds a half-finished phase, and the sum of the buffers of
-    all processes (of rows: all of them, one process after the other) is the state of the whole. `update` runs in every
-    step and must not wait for the device: no `.item()`, no branch on a tensor's value. In training, outputs carry a
-    graph; what is added is detached.
+    Its state is its buffers and nothing else: `state_dict` holds a half-finished phase, and the sum
+    of the buffers of all processes (of rows: all of them, one process after the other) is the state
+    of the whole. `update` runs in every step and must not wait for the device: no `.item()`, no
+    branch on a tensor's value. In training, outputs carry a graph; what is added is detached.
 
-    One that does not look at `out.target` sets `needs_target` to False, and may be used in tests without targets.
+    One that does not look at `out.target` sets `needs_target` to False, and may be used in tests
+    without targets.
 
-    Sums are float64 by default, which the MPS device does not have; a meter for it asks for float32.
+    Sums are float64 by default, which the MPS device does not have; a meter for it asks for
+    float32.
 
     Example:
         >>> class MeanOutput(Meter):
@@ -46,8 +49,8 @@ class Meter(nn.Module, ABC):
 
     Attributes:
         better: whether larger or smaller values are better; None: nobody knows.
-        first: of a meter of several metrics, the name of the one that stands for all; empty where there is one metric;
-            None: which there are depends on parameters or data.
+        first: of a meter of several metrics, the name of the one that stands for all; empty where
+            there is one metric; None: which there are depends on parameters or data.
     """
 
     better: ClassVar[Better | None] = None
@@ -60,12 +63,18 @@ class Meter(nn.Module, ABC):
         self._rows: set[str] = set()
         self._room: dict[str, Tensor] = {}
 
-    def add_sum(self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64) -> None:
-        """Add the buffer `name`, zeros of `shape`, to which `update` adds and which is summed over processes."""
+    def add_sum(
+        self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64
+    ) -> None:
+        """Add the buffer `name`, zeros of `shape`, to which `update` adds and which is summed over
+        processes."""
         self.register_buffer(name, torch.zeros(tuple(shape), dtype=dtype))
 
-    def add_rows(self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32) -> None:
-        """Add the buffer `name`, `(0, *shape)`, to which `keep` appends rows: for what needs all scores at once.
+    def add_rows(
+        self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Add the buffer `name`, `(0, *shape)`, to which `keep` appends rows: for what needs all
+        scores at once.
 
         A shape of `()` is settled by the first rows; `(0,)` until then.
         """
@@ -73,19 +82,24 @@ class Meter(nn.Module, ABC):
         self.register_buffer(name, torch.zeros((0, *shape), dtype=dtype))
 
     def keep(self, name: str, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Append rows `(N, ...)` to a buffer made by `add_rows`, those whose mask is False left out.
+        """Append rows `(N, ...)` to a buffer made by `add_rows`, those whose mask is False left
+        out.
 
-        The buffer is the filled part of a memory that doubles when it is full, so that a phase of many steps costs as
-        much as its rows. With a mask it waits for the device; only the last steps of a pass have one.
+        The buffer is the filled part of a memory that doubles when it is full, so that a phase of
+        many steps costs as much as its rows. With a mask it waits for the device; only the last
+        steps of a pass have one.
 
         Raises:
             ValueError: the rows have another shape than those before.
         """
         held = self.get_buffer(name)
         kept = (rows.detach() if mask is None else rows.detach()[mask]).to(held)
-        begin, end = len(held), len(held) + len(kept)
+        begin = len(held)
+        end = len(held) + len(kept)
         if begin and kept.shape[1:] != held.shape[1:]:
-            raise ValueError(f"{name}: rows of shape {tuple(kept.shape[1:])} after rows of {tuple(held.shape[1:])}")
+            raise ValueError(
+                f"{name}: rows of shape {tuple(kept.shape[1:])} after rows of {tuple(held.shape[1:])}"
+            )
         room = self._room.get(name)
         if room is None or len(room) < end or room.data_ptr() != held.data_ptr():
             room = self._room[name] = kept.new_empty((max(2 * begin, end), *kept.shape[1:]))
@@ -95,12 +109,16 @@ class Meter(nn.Module, ABC):
         self._buffers[name] = room[:end]
 
     def of_all(self, world: World) -> "Meter":
-        """Return a meter that has seen what those of all processes have; every process takes part."""
+        """Return a meter that has seen what those of all processes have; every process takes
+        part."""
         if world.is_alone:
             return self
         whole = deepcopy(self)
         for name, buffer in self.named_buffers():
-            found = gather_rows(world, buffer.clone()) if name in self._rows else reduce(world, buffer)
+            if name in self._rows:
+                found = gather_rows(world, buffer.clone())
+            else:
+                found = reduce(world, buffer)
             whole.fill({name: found})
         return whole
 
@@ -116,7 +134,13 @@ class Meter(nn.Module, ABC):
         """Take over what the meters of several processes have seen together."""
         for name in processes[0]:
             parts = [one[name] for one in processes]
-            self.fill({name: torch.cat(parts) if name in self._rows else torch.stack(parts).sum(0).to(parts[0].dtype)})
+            self.fill(
+                {
+                    name: torch.cat(parts)
+                    if name in self._rows
+                    else torch.stack(parts).sum(0).to(parts[0].dtype)
+                }
+            )
 
     @abstractmethod
     def update(self, out: StepOutput) -> None:
@@ -127,21 +151,34 @@ class Meter(nn.Module, ABC):
         """Return the metric of what was added so far (or several by name); NaN when nothing was."""
 
     def direction(self, metric: str = "") -> Better | None:
-        """Return which values of a metric are better; `metric` is its name where there are several."""
-        return None if metric in COUNTS else self.better
+        """Return which values of a metric are better; `metric` is its name where there are
+        several."""
+        if metric in COUNTS:
+            return None
+        return self.better
 
     def metrics(self) -> tuple[str, ...] | None:
-        """Return the names of several metrics, none where it is one; None where only the data tells them."""
+        """Return the names of several metrics, none where it is one; None where only the data tells
+        them."""
         empty = deepcopy(self)
         empty.reset()
         try:
             found = empty.compute()
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # it needs data to compute
+        except (
+            ArithmeticError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # it needs data to compute
             return None
-        return tuple(found) if isinstance(found, dict) else ()
+        if isinstance(found, dict):
+            return tuple(found)
+        return ()
 
     def table(self) -> dict[str, dict[str, float]]:
-        """Return what is more than a few numbers, as row -> column -> value, for a report; most meters have none.
+        """Return what is more than a few numbers, as row -> column -> value, for a report; most
+        meters have none.
 
         Of all processes: `meter.of_all(world).table()`, where every process takes part.
         """
@@ -164,18 +201,21 @@ class Meter(nn.Module, ABC):
 
 
 Adapter = Callable[[Factory[Any]], Factory[Any]]
-"""Makes of a library's own class a callable that returns a meter; what is not the library's it returns as it is."""
+"""Makes of a library's own class a callable that returns a meter; what is not the library's it
+returns as it is."""
 
 
 class Meters(Registry[Meter]):
-    """Meters by name, and metrics of other libraries by dotted path, each through an adapter to its library."""
+    """Meters by name, and metrics of other libraries by dotted path, each through an adapter to its
+    library."""
 
     def __init__(self) -> None:
         super().__init__("meter", "METERS")
         self._adapters: list[Adapter] = []
 
     def adapter(self, library: str, extra: str) -> Callable[[Adapter], Adapter]:
-        """Return a decorator that files what makes meters of a library's metrics, see `Registry.bridge`."""
+        """Return a decorator that files what makes meters of a library's metrics, see
+        `Registry.bridge`."""
 
         def decorate(adapter: Adapter) -> Adapter:
             self._adapters.append(adapter)

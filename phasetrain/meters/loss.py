@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS, Meter
 
 
@@ -12,8 +12,8 @@ class MeanLoss(Meter):
     """Mean loss over the phase, each step weighted by what its own mean counts (samples or tokens).
 
     Args:
-        of: name of a number in the step's logs to take instead of the loss, such as `loss_LABEL` of a loss of several
-            parts.
+        of: name of a number in the step's logs to take instead of the loss, such as `loss_LABEL` of
+            a loss of several parts.
 
     Raises:
         ValueError: on update: there is no such number.
@@ -32,7 +32,8 @@ class MeanLoss(Meter):
         self.add_sum("weight")
 
     def update(self, out: StepOutput) -> None:
-        """Add the loss of one step; a step of weight 0 has a mean over nothing, NaN, and is left out."""
+        """Add the loss of one step; a step of weight 0 has a mean over nothing, NaN, and is left
+        out."""
         if out.weight:
             self.total.add_(self._value(out), alpha=out.weight)
             self.weight.add_(out.weight)
@@ -42,7 +43,9 @@ class MeanLoss(Meter):
             return out.loss.detach()
         if self.of not in out.logs:
             there = ", ".join(out.logs) or "no numbers"
-            raise ValueError(f"of = {self.of!r}: no such number in the step's logs; there are {there}")
+            raise ValueError(
+                f"of = {self.of!r}: no such number in the step's logs; there are {there}"
+            )
         return torch.as_tensor(out.logs[self.of], device=self.total.device).detach()
 
     def compute(self) -> float:

@@ -8,8 +8,9 @@ from phasetrain.meters.loss import MeanLoss
 class Perplexity(MeanLoss):
     """exp(mean loss) over the phase, each step weighted by the tokens that its own mean counts.
 
-    The loss has to be a cross-entropy in nats, without label smoothing or other terms: exp of anything else is no
-    perplexity. It is taken of the mean, not averaged over steps, which would come out larger (Jensen).
+    The loss has to be a cross-entropy in nats, without label smoothing or other terms: exp of
+    anything else is no perplexity. It is taken of the mean, not averaged over steps, which would
+    come out larger (Jensen).
     """
 
     def compute(self) -> float:

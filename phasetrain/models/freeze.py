@@ -1,4 +1,5 @@
-"""Which weights of a model do not learn, in the whole run or in some of it (MODEL.freeze, MODEL.freeze_updates)."""
+"""Which weights of a model do not learn, in the whole run or in some of it (MODEL.freeze,
+MODEL.freeze_updates)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,11 @@ class Frozen:
     @property
     def outermost(self) -> list[str]:
         """The modules that are inside no other one of them."""
-        return [name for name in sorted(self.modules) if not any(one in self.modules for one in _around(name))]
+        return [
+            name
+            for name in sorted(self.modules)
+            if not any(one in self.modules for one in _around(name))
+        ]
 
 
 NOTHING = Frozen()
@@ -43,8 +48,8 @@ NOTHING = Frozen()
 def frozen_names(model: nn.Module, patterns: Sequence[str], where: str = WHERE) -> Frozen:
     """Return the parameters and modules of a model that patterns choose.
 
-    A pattern that fits the name of a module chooses everything inside it; one that fits the name of a parameter
-    chooses that. A module whose parameters are all chosen is chosen too.
+    A pattern that fits the name of a module chooses everything inside it; one that fits the name of
+    a parameter chooses that. A module whose parameters are all chosen is chosen too.
 
     Args:
         model: as it is before it is wrapped.
@@ -61,18 +66,24 @@ def frozen_names(model: nn.Module, patterns: Sequence[str], where: str = WHERE) 
     for pattern in patterns:
         whole = {name for name in modules if fnmatchcase(name, pattern)}
         found = {
-            name for name in parameters if fnmatchcase(name, pattern) or any(one in whole for one in _around(name))
+            name
+            for name in parameters
+            if fnmatchcase(name, pattern) or any(one in whole for one in _around(name))
         }
         if not found:
             raise ConfigError(_nothing(where, pattern, modules, parameters))
         chosen |= found
-        inside |= {name for name in modules if name in whole or any(one in whole for one in _around(name))}
+        inside |= {
+            name for name in modules if name in whole or any(one in whole for one in _around(name))
+        }
     owned: dict[str, list[str]] = {}
     for name in parameters:
         for module in _around(name):
             owned.setdefault(module, []).append(name)
     full = {module for module, names in owned.items() if chosen.issuperset(names)}
-    inside |= {name for name in modules if name in full or any(one in full for one in _around(name))}
+    inside |= {
+        name for name in modules if name in full or any(one in full for one in _around(name))
+    }
     return Frozen(frozenset(chosen), frozenset(inside))
 
 
@@ -93,16 +104,18 @@ def of_all(stages: Sequence[Frozen]) -> Frozen:
 
 
 class Holds:
-    """Which weights are held where they are in an update, and which modules are in test mode meanwhile.
+    """Which weights are held where they are in an update, and which modules are in test mode
+    meanwhile.
 
-    A function of the update and the stage, so no checkpoint has to keep it. What is frozen is in test mode: batch norm
-    keeps its statistics, dropout drops nothing.
+    A function of the update and the stage, so no checkpoint has to keep it. What is frozen is in
+    test mode: batch norm keeps its statistics, dropout drops nothing.
 
     Args:
         model: as it is before it is wrapped.
         stages: what is frozen in each stage; the whole run is one where it has no others.
         until: pairs of what is frozen and the number of updates for which it is.
-        tensors: id of a parameter of the model -> the tensor in its place in the optimizer; those missing are in none.
+        tensors: id of a parameter of the model -> the tensor in its place in the optimizer; those
+            missing are in none.
 
     Raises:
         ConfigError: there are updates in which everything is held.
@@ -115,23 +128,30 @@ class Holds:
         until: Sequence[tuple[Frozen, int]] = (),
         tensors: Mapping[int, Tensor] | None = None,
     ) -> None:
-        self._model, self._stages = model, tuple(stages) or (NOTHING,)
+        self._model = model
+        self._stages = tuple(stages) or (NOTHING,)
         self._until = sorted(until, key=lambda pair: pair[1])
         self._ends = tuple(sorted({updates for _, updates in until}))
         named = model.named_parameters(remove_duplicate=False)
-        self._tensors = {name: tensors[id(one)] for name, one in named if id(one) in tensors} if tensors else {}
+        if tensors:
+            self._tensors = {name: tensors[id(one)] for name, one in named if id(one) in tensors}
+        else:
+            self._tensors = {}
         self._held: list[Tensor] = []
         self._stage = 0
-        self._first, self._end = 0, 0.0
+        self._first = 0
+        self._end = 0.0
         self._refuse_all(tensors or {})
 
     def begin(self, stage: int = 0) -> None:
         """Put what is frozen in a stage in test mode, after the model was put in training mode."""
-        self._first, self._end = 0, 0.0
+        self._first = 0
+        self._end = 0.0
         self._set_modes(self._stages[stage])
 
     def at(self, updates: int, stage: int = 0) -> Sequence[Tensor]:
-        """Return the optimizer's tensors that are held in an update, and set the modes of modules for it.
+        """Return the optimizer's tensors that are held in an update, and set the modes of modules
+        for it.
 
         Args:
             updates: of the run that were attempted before this one.

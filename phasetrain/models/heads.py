@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
+from phasetrain.config.registry import Registry
 from phasetrain.errors import did_you_mean
 from phasetrain.models.base import MODELS, check_sizes
 from phasetrain.models.trunk_heads import MakeModel
-from phasetrain.registry import Registry
 
 HEADS: Registry[nn.Module] = Registry("head", "MODEL.head")
 
 
 @runtime_checkable
 class Embedding(Protocol):
-    """A model that gives embeddings: `(N, dimensions)` for a batch, and a list of them for a list of views.
+    """A model that gives embeddings: `(N, dimensions)` for a batch, and a list of them for a list
+    of views.
 
     Attributes:
         dimensions: size of an embedding.
@@ -85,10 +86,19 @@ class PrototypeHead(nn.Module):
     """
 
     def __init__(
-        self, features: int, dimensions: int = 65536, hidden: Sequence[int] = (2048, 2048), bottleneck: int = 256
+        self,
+        features: int,
+        dimensions: int = 65536,
+        hidden: Sequence[int] = (2048, 2048),
+        bottleneck: int = 256,
     ) -> None:
         super().__init__()
-        check_sizes(features=features, dimensions=dimensions, hidden=min(hidden, default=1), bottleneck=bottleneck)
+        check_sizes(
+            features=features,
+            dimensions=dimensions,
+            hidden=min(hidden, default=1),
+            bottleneck=bottleneck,
+        )
         layers: list[nn.Module] = []
         for width in hidden:
             layers += [nn.Linear(features, width), nn.GELU()]
@@ -105,12 +115,12 @@ class PrototypeHead(nn.Module):
 class TrunkHead(nn.Module):
     """A trunk, a head on its features, and perhaps a predictor on what the head gives.
 
-    A batch `(N, ...)` becomes embeddings `(N, dimensions)`. A list of views becomes a list of them: the trunk sees all
-    neighbouring views of one shape at once, the head all views.
+    A batch `(N, ...)` becomes embeddings `(N, dimensions)`. A list of views becomes a list of them:
+    the trunk sees all neighbouring views of one shape at once, the head all views.
 
     Args:
-        trunk: `name` of a model, its parameters, and `cut`: name of a module of it, such as its last layer, that is
-            taken out, so that what goes into it are the features `(N, F)`.
+        trunk: `name` of a model, its parameters, and `cut`: name of a module of it, such as its
+            last layer, that is taken out, so that what goes into it are the features `(N, F)`.
         head: `name` of a head and its parameters.
         input_shape: fact; shape of one sample.
         make_model: fact; makes the trunk.
@@ -122,7 +132,8 @@ class TrunkHead(nn.Module):
         dimensions: size of an embedding.
 
     Raises:
-        ValueError: the trunk has no module to take out, does not take such samples, or gives no features `(N, F)`.
+        ValueError: the trunk has no module to take out, does not take such samples, or gives no
+            features `(N, F)`.
     """
 
     def __init__(
@@ -136,7 +147,9 @@ class TrunkHead(nn.Module):
         super().__init__()
         if "name" not in trunk:
             raise ValueError("trunk.name is missing; it is the name of a model, such as small_cnn")
-        self.trunk = make_model({key: one for key, one in trunk.items() if key != "cut"}, "MODEL.trunk", {})
+        self.trunk = make_model(
+            {key: one for key, one in trunk.items() if key != "cut"}, "MODEL.trunk", {}
+        )
         if (cut := trunk.get("cut")) is not None:
             _take_out(self.trunk, cut)
         self.features = _width(self.trunk, (2, *input_shape), "MODEL.trunk")
@@ -176,7 +189,9 @@ def _take_out(trunk: nn.Module, name: str) -> None:
     names = [known for known, _ in trunk.named_modules() if known]
     if name not in names:
         near = did_you_mean(name, names)
-        raise ValueError(f"trunk.cut = {name!r}: the trunk has no module of this name{near or '.'} It has: {names}")
+        raise ValueError(
+            f"trunk.cut = {name!r}: the trunk has no module of this name{near or '.'} It has: {names}"
+        )
     trunk.set_submodule(name, nn.Identity())
 
 
@@ -187,11 +202,16 @@ def _width(module: nn.Module, shape: Sequence[int], where: str) -> int:
     try:
         found = module.eval()(torch.zeros(*shape))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{where} does not take samples of shape {tuple(shape[1:])}: {error}") from error
+        raise ValueError(
+            f"{where} does not take samples of shape {tuple(shape[1:])}: {error}"
+        ) from error
     finally:
         module.train(was_training)
     if not isinstance(found, Tensor) or found.ndim != 2:
-        given = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        if isinstance(found, Tensor):
+            given = f"a tensor of shape {tuple(found.shape)}"
+        else:
+            given = type(found).__name__
         raise ValueError(
             f"{where} gives {given} for 2 samples, expected (2, F); "
             "cut a layer out of the trunk (MODEL.trunk.cut) or take another one"

@@ -9,18 +9,21 @@ from torch.utils.hooks import RemovableHandle
 from phasetrain.errors import ConfigError, did_you_mean
 
 Pool = Literal["none", "mean", "first"]
-"""What is kept of an output with more than one place: all of it, the mean over places, or the first token."""
+"""What is kept of an output with more than one place: all of it, the mean over places, or the first
+token."""
 
 
 class Layers:
-    """Takes the outputs of named modules; a context that puts hooks on the model and takes them away again.
+    """Takes the outputs of named modules; a context that puts hooks on the model and takes them
+    away again.
 
     What is taken is a copy: a later layer may change an output in place.
 
     Args:
         model: called inside of the context.
         names: of modules, as in `model.named_modules()`.
-        pool: `mean` makes `(N, C)` of `(N, C, H, W)` and `(N, D)` of tokens `(N, T, D)`, `first` takes the first token.
+        pool: `mean` makes `(N, C)` of `(N, C, H, W)` and `(N, D)` of tokens `(N, T, D)`, `first`
+            takes the first token.
         where: the key that gave the names, for messages.
 
     Raises:
@@ -33,9 +36,15 @@ class Layers:
     """
 
     def __init__(
-        self, model: nn.Module, names: Sequence[str], pool: Pool = "none", where: str = "EXTRACT.layers"
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        pool: Pool = "none",
+        where: str = "EXTRACT.layers",
     ) -> None:
-        self._modules, self._pool, self._where = dict(model.named_modules()), pool, where
+        self._modules = dict(model.named_modules())
+        self._pool = pool
+        self._where = where
         for number, name in enumerate(names):
             if name not in self._modules or not name:
                 known = [known for known in self._modules if known]
@@ -65,7 +74,9 @@ class Layers:
         found, self._taken = self._taken, {}
         for name in self.names:
             if name not in found:
-                raise ConfigError(f"{self._where}: {name!r} is not called when the model runs; name another module")
+                raise ConfigError(
+                    f"{self._where}: {name!r} is not called when the model runs; name another module"
+                )
         return {name: found[name] for name in self.names}
 
     def _hook(self, name: str) -> Any:
@@ -100,7 +111,9 @@ def pooled(output: Tensor, pool: Pool, what: str) -> Tensor:
         return output[:, 0].clone()
     if pool == "none" or output.ndim < 3:
         return output.clone()
-    return output.mean(1) if output.ndim == 3 else output.flatten(2).mean(2)
+    if output.ndim == 3:
+        return output.mean(1)
+    return output.flatten(2).mean(2)
 
 
 def _some(names: Sequence[str]) -> str:

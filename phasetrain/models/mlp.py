@@ -10,7 +10,8 @@ from phasetrain.models.base import MODELS, check_dropout, check_sizes
 
 @MODELS.register("mlp")
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them: input `(N, *input_shape)`, output scores `(N, classes)`.
+    """Fully connected layers with ReLU between them: input `(N, *input_shape)`, output scores
+    `(N, classes)`.
 
     Args:
         classes: number of scores.
@@ -23,7 +24,11 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, classes: int, input_shape: Sequence[int], hidden: Sequence[int] = (128,), dropout: float = 0.0
+        self,
+        classes: int,
+        input_shape: Sequence[int],
+        hidden: Sequence[int] = (128,),
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         width = math.prod(input_shape)

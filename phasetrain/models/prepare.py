@@ -1,4 +1,5 @@
-"""What is done to a model on its way into training: SyncBatchNorm, activation checkpointing, compilation."""
+"""What is done to a model on its way into training: SyncBatchNorm, activation checkpointing,
+compilation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -38,7 +39,8 @@ class CompileSettings:
 
 
 def synchronized(module: nn.Module, group: Any = None) -> nn.Module:
-    """Return a module whose batch norms take their statistics over the batches of several processes.
+    """Return a module whose batch norms take their statistics over the batches of several
+    processes.
 
     Parameters and buffers stay the same objects, under the same names.
 
@@ -51,10 +53,12 @@ def synchronized(module: nn.Module, group: Any = None) -> nn.Module:
 
 
 def checkpoint_activations(model: nn.Module, rules: Sequence[str]) -> list[str]:
-    """Let the modules that rules choose forget their activations, and compute them again in the backward pass.
+    """Let the modules that rules choose forget their activations, and compute them again in the
+    backward pass.
 
-    The model changes in place; names of parameters and buffers stay. Of modules inside one another the outermost is
-    taken. Dropout draws the same numbers again, and buffers such as running statistics are updated once.
+    The model changes in place; names of parameters and buffers stay. Of modules inside one another
+    the outermost is taken. Dropout draws the same numbers again, and buffers such as running
+    statistics are updated once.
 
     Args:
         model: holds the modules; it is not chosen itself.
@@ -71,7 +75,9 @@ def checkpoint_activations(model: nn.Module, rules: Sequence[str]) -> list[str]:
     for number, rule in enumerate(rules):
         found = [name for name, module in modules.items() if _fits(rule, name, module)]
         if not found:
-            raise ConfigError(_no_module(f"MACHINE.activation_checkpointing[{number}] = {rule!r}", rule, modules))
+            raise ConfigError(
+                _no_module(f"MACHINE.activation_checkpointing[{number}] = {rule!r}", rule, modules)
+            )
         chosen += found
     outermost = [name for name in modules if name in chosen and not _inside(name, chosen)]
     for name in outermost:
@@ -85,12 +91,15 @@ def checkpoint_activations(model: nn.Module, rules: Sequence[str]) -> list[str]:
     return outermost
 
 
-def check_compilable(model: nn.Module, forgetting: Sequence[str], settings: CompileSettings) -> None:
+def check_compilable(
+    model: nn.Module, forgetting: Sequence[str], settings: CompileSettings
+) -> None:
     """Refuse a compiled model whose modules cannot compute their activations again as they were.
 
     Raises:
-        ConfigError: one of them has running statistics, which a compiled graph could update twice, or the backend is
-            one of those that run a graph as it is, without the random numbers of its first pass.
+        ConfigError: one of them has running statistics, which a compiled graph could update twice,
+            or the backend is one of those that run a graph as it is, without the random numbers of
+            its first pass.
     """
     if forgetting and "eager" in settings.backend and not settings.backend.startswith("aot_"):
         raise ConfigError(
@@ -110,17 +119,18 @@ def check_compilable(model: nn.Module, forgetting: Sequence[str], settings: Comp
 class Compiled(nn.Module):
     """Calls a network through torch.compile; the network and its state stay as they are.
 
-    Kernels are made for the very shapes that are met (`dynamic=False`): kernels for shapes in general would be made
-    once a second shape has come, and from then on bits would depend on what came before. For the same reason a network
-    that was given too many shapes is not left uncompiled in silence.
+    Kernels are made for the very shapes that are met (`dynamic=False`): kernels for shapes in
+    general would be made once a second shape has come, and from then on bits would depend on what
+    came before. For the same reason a network that was given too many shapes is not left uncompiled
+    in silence.
 
     Args:
         network: what is called.
         settings: how it is compiled.
 
     Raises:
-        ConfigError: no backend has this name, or it has no such mode or option; from `forward`, where the network
-            cannot be compiled.
+        ConfigError: no backend has this name, or it has no such mode or option; from `forward`,
+            where the network cannot be compiled.
     """
 
     def __init__(self, network: nn.Module, settings: CompileSettings) -> None:
@@ -133,10 +143,12 @@ class Compiled(nn.Module):
                 f"MACHINE.compile.backend = {settings.backend!r}: torch has no backend of this name{near or '.'} "
                 f"Known: {', '.join(known)}"
             )
-        torch.compiler.reset()  # graphs of earlier runs of this process would count among those that torch allows
+        # graphs of earlier runs of this process would count among those that torch allows
+        torch.compiler.reset()
         self.network = network
         self._backend = settings.backend
-        self._error, self._limit = torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
+        self._error = torch._dynamo.exc.TorchDynamoException
+        self._limit = torch._dynamo.exc.FailOnRecompileLimitHit
         self._strict = partial(torch._dynamo.config.patch, fail_on_recompile_limit_hit=True)
         try:
             self._compiled: Callable[..., Any] = torch.compile(
@@ -148,7 +160,9 @@ class Compiled(nn.Module):
                 options=dict(settings.options) or None,
             )
         except (RuntimeError, ValueError, TypeError) as error:
-            raise ConfigError(f"MACHINE.compile: torch.compile refuses {settings}: {error}") from error
+            raise ConfigError(
+                f"MACHINE.compile: torch.compile refuses {settings}: {error}"
+            ) from error
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the network returns."""
@@ -177,20 +191,25 @@ def _forgetting(forward: MethodType, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     module = forward.__self__
     assert isinstance(module, nn.Module)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_passes, module), **kwargs)
+    return checkpoint(
+        forward, *args, use_reentrant=False, context_fn=partial(_passes, module), **kwargs
+    )
 
 
 def _passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a pass and of its repetition, which begins with the same buffers and leaves none changed.
+    """Return the contexts of a pass and of its repetition, which begins with the same buffers and
+    leaves none changed.
 
-    Without them batch norm would count each batch twice, and a module that reads what it has updated would differ.
+    Without them batch norm would count each batch twice, and a module that reads what it has
+    updated would differ.
     """
     changed: list[_Change] = []
     return _noting(module, changed), _rewound(changed)
 
 
 class _Change(NamedTuple):
-    """A buffer that a pass has changed, or has put another tensor in the place of: `content` is None there."""
+    """A buffer that a pass has changed, or has put another tensor in the place of: `content` is
+    None there."""
 
     buffers: dict[str, Tensor | None]
     name: str
@@ -207,7 +226,8 @@ def _noting(module: nn.Module, changed: list[_Change]) -> Iterator[None]:
     ]
     yield
     for buffers, name, tensor, version, content in before:
-        # Torch's batch norm updates running statistics, which are vectors, without counting a version of them.
+        # Torch's batch norm updates running statistics, which are vectors, without counting a
+        # version of them.
         if tensor._version != version or (tensor.ndim == 1 and buffers[name] is tensor):
             changed.append(_Change(buffers, name, tensor, content))
         elif buffers[name] is not tensor:

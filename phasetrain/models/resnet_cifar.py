@@ -13,7 +13,8 @@ WIDTHS = (16, 32, 64)  # channels of the three stages
 
 @MODELS.register("resnet_cifar")
 class ResNetCifar(nn.Module):
-    """ResNet-20, -32 or -56 for small images: `(N, channels, H, W)`, such as 32 x 32, to scores `(N, classes)`.
+    """ResNet-20, -32 or -56 for small images: `(N, channels, H, W)`, such as 32 x 32, to scores
+    `(N, classes)`.
 
     He et al. 2015, arXiv:1512.03385, section 4.2, with parameter-free shortcuts (option A) and He's
     initialisation; 0.27, 0.46 and 0.85 million parameters for 3 channels and 10 classes.
@@ -36,7 +37,10 @@ class ResNetCifar(nn.Module):
         self.stem = _convolution(channels, WIDTHS[0], stride=1)
         self.norm = nn.BatchNorm2d(WIDTHS[0])
         self.stages = nn.Sequential(
-            *(_stage(before, width, blocks) for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False))
+            *(
+                _stage(before, width, blocks)
+                for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False)
+            )
         )
         self.head = nn.Linear(WIDTHS[-1], classes)
         for module in self.modules():
@@ -51,7 +55,8 @@ class ResNetCifar(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions with a shortcut around them: `(N, before, H, W)` to `(N, width, H / stride, W / stride)`.
+    """Two 3 x 3 convolutions with a shortcut around them: `(N, before, H, W)` to
+    `(N, width, H / stride, W / stride)`.
 
     The shortcut takes every `stride`-th pixel and fills the new channels with zeros.
     """
@@ -71,7 +76,9 @@ class Block(nn.Module):
         residual = self.second_norm(self.second(residual))
         shortcut = features[:, :, :: self.stride, :: self.stride]
         if self.added:
-            shortcut = functional.pad(shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
+            shortcut = functional.pad(
+                shortcut, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
+            )
         return functional.relu(shortcut + residual)
 
 

@@ -7,10 +7,11 @@ from phasetrain.models.base import MODELS, check_dropout, check_sizes
 
 @MODELS.register("small_cnn")
 class SmallCNN(nn.Module):
-    """Three convolutions with batch norm, then the mean over all places: `(N, channels, H, W)` to `(N, classes)`.
+    """Three convolutions with batch norm, then the mean over all places: `(N, channels, H, W)` to
+    `(N, classes)`.
 
-    The second and the third halve height and width and the second doubles the width. Any height and width
-    from 4 pixels on will do.
+    The second and the third halve height and width and the second doubles the width. Any height and
+    width from 4 pixels on will do.
 
     Args:
         classes: number of scores.
@@ -22,7 +23,9 @@ class SmallCNN(nn.Module):
         ValueError: a size below 1, or a dropout outside [0, 1).
     """
 
-    def __init__(self, classes: int, channels: int = 1, width: int = 32, dropout: float = 0.0) -> None:
+    def __init__(
+        self, classes: int, channels: int = 1, width: int = 32, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         check_sizes(classes=classes, channels=channels, width=width)
         check_dropout(dropout)

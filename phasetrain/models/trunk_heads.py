@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phasetrain.batch import entry
+from phasetrain.engine.batch import entry
 from phasetrain.errors import did_you_mean
 from phasetrain.models.base import MODELS
 
 MakeModel = Callable[[Mapping[str, Any], str, Mapping[str, Any]], nn.Module]
-"""Makes a model of its name and parameters, of where in the config they stand, and of facts beside those of the run."""
+"""Makes a model of its name and parameters, of where in the config they stand, and of facts beside
+those of the run."""
 
 TRUNK_KEYS: Mapping[str, str] = MappingProxyType({"cut": "str or null"})
 """Keys of MODEL.trunk that are not parameters of the model that it names, with their types."""
@@ -51,7 +52,8 @@ class Tap:
     """
 
     def __init__(self, layer: str, taken: dict[str, Tensor]) -> None:
-        self.layer, self.taken = layer, taken
+        self.layer = layer
+        self.taken = taken
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         """Keep an output; a forward hook of torch."""
@@ -60,20 +62,22 @@ class Tap:
 
 @MODELS.register("trunk_heads")
 class TrunkHeads(nn.Module):
-    """A trunk and heads on its output or on outputs of its layers: an input to a mapping of labels to outputs.
+    """A trunk and heads on its output or on outputs of its layers: an input to a mapping of labels
+    to outputs.
 
     Args:
-        trunk: `name` of a model, its parameters, and `cut`: name of a module of it, such as its last layer, that is
-            taken out.
-        heads: label -> `name` of a model and its parameters; `from`: name of the module of the trunk whose output it
-            takes; `input`: which entry of a mapping of inputs goes through the trunk for it; `pool`: images are
-            averaged to so many rows and columns first; `detach`: whether its loss leaves the trunk alone (a probe).
+        trunk: `name` of a model, its parameters, and `cut`: name of a module of it, such as its
+            last layer, that is taken out.
+        heads: label -> `name` of a model and its parameters; `from`: name of the module of the
+            trunk whose output it takes; `input`: which entry of a mapping of inputs goes through
+            the trunk for it; `pool`: images are averaged to so many rows and columns first;
+            `detach`: whether its loss leaves the trunk alone (a probe).
         input_shape: shape of one sample, or of one entry of its inputs.
         make_model: fact; makes the models.
 
     Raises:
-        ValueError: no heads, a module that the trunk does not have, or an output of it that no head can take; on a
-            call: an entry that the input does not have.
+        ValueError: no heads, a module that the trunk does not have, or an output of it that no head
+            can take; on a call: an entry that the input does not have.
     """
 
     def __init__(
@@ -85,9 +89,13 @@ class TrunkHeads(nn.Module):
     ) -> None:
         super().__init__()
         if not heads:
-            raise ValueError("heads: expected at least one, such as heads: {digit: {name: mlp, hidden: []}}")
+            raise ValueError(
+                "heads: expected at least one, such as heads: {digit: {name: mlp, hidden: []}}"
+            )
         cut = trunk.get("cut")
-        self.trunk = make_model({key: one for key, one in trunk.items() if key != "cut"}, "MODEL.trunk", {})
+        self.trunk = make_model(
+            {key: one for key, one in trunk.items() if key != "cut"}, "MODEL.trunk", {}
+        )
         if cut is not None:
             _check_layer(self.trunk, cut, "trunk.cut")
             self.trunk.set_submodule(cut, nn.Identity())
@@ -107,7 +115,8 @@ class TrunkHeads(nn.Module):
             self.heads[label] = make_model(own, f"MODEL.heads.{label}", facts)
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        """Return label -> output of each head; the trunk runs once for each entry of the input that a head asks for."""
+        """Return label -> output of each head; the trunk runs once for each entry of the input that
+        a head asks for."""
         outputs: dict[str, Any] = {}
         for key in dict.fromkeys(one.input for one in self._wiring.values()):
             labels = [label for label, one in self._wiring.items() if one.input == key]
@@ -129,7 +138,8 @@ class TrunkHeads(nn.Module):
             self._taken.clear()
 
     def _shapes(self, input_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Return the shape of what each head gets of one sample, found by a pass of zeros through the trunk."""
+        """Return the shape of what each head gets of one sample, found by a pass of zeros through
+        the trunk."""
         was = self.trunk.training
         self.trunk.eval()
         try:
@@ -144,21 +154,29 @@ class TrunkHeads(nn.Module):
 
 
 def _wiring(section: Mapping[str, Any]) -> Wiring:
-    return Wiring(section.get("from"), section.get("input"), section.get("pool"), section.get("detach", False))
+    return Wiring(
+        section.get("from"), section.get("input"), section.get("pool"), section.get("detach", False)
+    )
 
 
 def _fed(wiring: Wiring, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
     value = last if wiring.layer is None else taken[wiring.layer]
     if not isinstance(value, Tensor):
         what = "the trunk" if wiring.layer is None else f"its module {wiring.layer}"
-        raise TypeError(f"{what} gives a {type(value).__name__}, and a head takes a tensor; choose another by `from`")
+        raise TypeError(
+            f"{what} gives a {type(value).__name__}, and a head takes a tensor; choose another by `from`"
+        )
     if wiring.detach:
         value = value.detach()
-    return value if wiring.pool is None else functional.adaptive_avg_pool2d(value, wiring.pool)
+    if wiring.pool is None:
+        return value
+    return functional.adaptive_avg_pool2d(value, wiring.pool)
 
 
 def _check_layer(trunk: nn.Module, layer: str, where: str) -> None:
     names = [name for name, _ in trunk.named_modules() if name]
     if layer not in names:
         near = did_you_mean(layer, names)
-        raise ValueError(f"{where} = {layer!r}: the trunk has no module of this name{near or '.'} It has: {names}")
+        raise ValueError(
+            f"{where} = {layer!r}: the trunk has no module of this name{near or '.'} It has: {names}"
+        )

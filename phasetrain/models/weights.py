@@ -13,18 +13,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phasetrain.distributed import World
-from phasetrain.distributed.pieces import piece
+from phasetrain.distributed.dtensors import piece
 from phasetrain.errors import ConfigError, did_you_mean, nearest
 from phasetrain.models.sources import Content, Source, read
-from phasetrain.terminal import plain_table
+from phasetrain.runtime.terminal import plain_table
 
 log = logging.getLogger(__name__)
 
-ROWS, SHOWN = 40, 6
+ROWS = 40
+SHOWN = 6
 """Rows of the printed table, and names that an error lists, at most."""
 
 COUNTER = "num_batches_tracked"
-"""A counter of batch norm that files of old versions of torch do not have, and that nothing depends on."""
+"""A counter of batch norm that files of old versions of torch do not have, and that nothing depends
+on."""
 
 WRAPPED = ("module.", "_orig_mod.")
 """What DistributedDataParallel and torch.compile put in front of all names."""
@@ -32,7 +34,8 @@ WRAPPED = ("module.", "_orig_mod.")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a tensor of the model comes from: number of the source in the config, and its name there."""
+    """Where a tensor of the model comes from: number of the source in the config, and its name
+    there."""
 
     source: int
     name: str
@@ -65,13 +68,22 @@ class Report:
         return asdict(self)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return (name, shape, what became of it) of each tensor, those that were not loaded first."""
+        """Return (name, shape, what became of it) of each tensor, those that were not loaded
+        first."""
         found = [
-            (name, self.shapes[name], f"mismatched: the source has {has}") for name, has in self.mismatched.items()
+            (name, self.shapes[name], f"mismatched: the source has {has}")
+            for name, has in self.mismatched.items()
         ]
-        found += [(name, self.shapes[name], "missing: keeps its initial values") for name in self.missing]
-        found += [(name, self.shapes[name], "reinit: keeps its initial values") for name in self.reinit]
-        found += [(name, "", f"unexpected: only in source {number}") for name, number in self.unexpected.items()]
+        found += [
+            (name, self.shapes[name], "missing: keeps its initial values") for name in self.missing
+        ]
+        found += [
+            (name, self.shapes[name], "reinit: keeps its initial values") for name in self.reinit
+        ]
+        found += [
+            (name, "", f"unexpected: only in source {number}")
+            for name, number in self.unexpected.items()
+        ]
         return found + [
             (name, self.shapes[name], f"loaded from source {origin.source}: {origin.name}")
             for name, origin in self.loaded.items()
@@ -79,10 +91,11 @@ class Report:
 
 
 def start_from(model: nn.Module, sources: Sequence[Source], world: World) -> Report:
-    """Give a model the weights in the sources, of which later ones win over earlier ones, and log what became of each.
+    """Give a model the weights in the sources, of which later ones win over earlier ones, and log
+    what became of each.
 
-    The main process alone reads, so files need not be on other machines; then tensors go round one by one. Every
-    process takes part.
+    The main process alone reads, so files need not be on other machines; then tensors go round one
+    by one. Every process takes part.
 
     Args:
         model: on any device, not yet divided over processes.
@@ -90,11 +103,17 @@ def start_from(model: nn.Module, sources: Sequence[Source], world: World) -> Rep
         world: the processes.
 
     Raises:
-        ConfigError: a source cannot be read, or does not fit: names, shapes, patterns that match nothing.
+        ConfigError: a source cannot be read, or does not fit: names, shapes, patterns that match
+            nothing.
     """
     own = model_tensors(model)
     report, values = chosen(own, sources, world)
-    parameters = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+    parameters = dict(
+        [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+    )
     others: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, value in sent(report, own, values, world):
@@ -109,8 +128,11 @@ def start_from(model: nn.Module, sources: Sequence[Source], world: World) -> Rep
     return report
 
 
-def chosen(own: Mapping[str, Tensor], sources: Sequence[Source], world: World) -> tuple[Report, dict[str, Tensor]]:
-    """Return which tensors of a model come from where, and on the main process the tensors themselves.
+def chosen(
+    own: Mapping[str, Tensor], sources: Sequence[Source], world: World
+) -> tuple[Report, dict[str, Tensor]]:
+    """Return which tensors of a model come from where, and on the main process the tensors
+    themselves.
 
     Raises:
         ConfigError: see `start_from`.
@@ -132,7 +154,8 @@ def chosen(own: Mapping[str, Tensor], sources: Sequence[Source], world: World) -
 def sent(
     report: Report, own: Mapping[str, Tensor], values: Mapping[str, Tensor], world: World
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield on every process the name and the value of each tensor that was loaded, in the model's type, on the CPU."""
+    """Yield on every process the name and the value of each tensor that was loaded, in the model's
+    type, on the CPU."""
     for name in report.loaded:
         like = own[name]
         if world.is_main:
@@ -177,14 +200,17 @@ class Matching:
     """
 
     def __init__(self, own: Mapping[str, Tensor], sources: Sequence[Source]) -> None:
-        self._own, self._sources = own, sources
+        self._own = own
+        self._sources = sources
         self.values: dict[str, Tensor] = {}
         self.report = Report(shapes={name: described(tensor) for name, tensor in own.items()})
         self._reinit: set[str] = set()
         for source in sources:
             for number, pattern in enumerate(source.reinit):
                 what = f"{source.where}.reinit[{number}] = {pattern!r}"
-                self._reinit |= set(_matching(pattern, own, f"{what}: no tensor of the model has such a name"))
+                self._reinit |= set(
+                    _matching(pattern, own, f"{what}: no tensor of the model has such a name")
+                )
 
     def add(self, number: int, source: Source, content: Content) -> None:
         """Take what fits from a source.
@@ -193,15 +219,22 @@ class Matching:
             ConfigError: nothing fits, shapes differ, or a pattern matches nothing.
         """
         self.match(number, source, content.tensors)
-        facts = {"path": source.path, "read": content.path, "format": content.format, "digest": content.digest}
+        facts = {
+            "path": source.path,
+            "read": content.path,
+            "format": content.format,
+            "digest": content.digest,
+        }
         self.report.sources.append(facts | {"tensors": len(content.tensors)})
 
     def match(self, number: int, source: Source, tensors: Mapping[str, Tensor]) -> None:
         """Take what fits of some tensors; see `add`."""
         names = _renamed(source, list(tensors), self._own)
-        fitting, mismatched = 0, {}
+        fitting = 0
+        mismatched = {}
         for name, was in _taken(source, names).items():
-            tensor, like = tensors[was], self._own.get(name)
+            tensor = tensors[was]
+            like = self._own.get(name)
             if like is None:
                 self.report.unexpected[name] = number
                 continue
@@ -228,8 +261,12 @@ class Matching:
         report.reinit = [name for name in self._own if name in self._reinit]
         report.loaded = {name: report.loaded[name] for name in self._own if name in report.loaded}
         left_out = report.mismatched.keys() - report.loaded.keys()
-        report.mismatched = {name: report.mismatched[name] for name in self._own if name in left_out}
-        report.unexpected = {name: at for name, at in report.unexpected.items() if name not in self._own}
+        report.mismatched = {
+            name: report.mismatched[name] for name in self._own if name in left_out
+        }
+        report.unexpected = {
+            name: at for name, at in report.unexpected.items() if name not in self._own
+        }
         tied = {_place(self._own[name]) for name in report.loaded}
         left = self._own.keys() - report.loaded.keys() - self._reinit - report.mismatched.keys()
         report.missing = [
@@ -253,7 +290,9 @@ class Matching:
 
     def _near(self, name: str) -> str:
         found = nearest(name, self.report.unexpected)
-        return f" (the source has {found!r})" if found else ""
+        if found:
+            return f" (the source has {found!r})"
+        return ""
 
     def _nothing_fits(self, source: Source, names: Mapping[str, str]) -> str:
         advice = _advice(source.where, list(self._own), list(names))
@@ -307,10 +346,14 @@ def _renamed(source: Source, names: Sequence[str], own: Mapping[str, Tensor]) ->
         except (re.error, IndexError) as error:
             raise ConfigError(f"{what}: the replacement cannot be used: {error}") from error
         if not any(re.search(pattern, new) for new in found.values()):
-            raise ConfigError(f"{what}: it finds nothing; the names in {source.path!r} are {_some(found.values())}")
+            raise ConfigError(
+                f"{what}: it finds nothing; the names in {source.path!r} are {_some(found.values())}"
+            )
         found = changed
     for prefix in WRAPPED:
-        if all(new.startswith(prefix) for new in found.values()) and not any(name.startswith(prefix) for name in own):
+        if all(new.startswith(prefix) for new in found.values()) and not any(
+            name.startswith(prefix) for name in own
+        ):
             found = {old: new.removeprefix(prefix) for old, new in found.items()}
     back: dict[str, str] = {}
     for old, new in found.items():
@@ -337,20 +380,29 @@ def _taken(source: Source, names: Mapping[str, str]) -> dict[str, str]:
 def _matching(pattern: str, names: Mapping[str, Any], otherwise: str) -> list[str]:
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:
-        raise ConfigError(f"{otherwise}{did_you_mean(pattern, names) or '.'} There are {_some(names)}")
+        raise ConfigError(
+            f"{otherwise}{did_you_mean(pattern, names) or '.'} There are {_some(names)}"
+        )
     return found
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     """Return what tied tensors have in common; one without memory is tied to nothing."""
     own = piece(tensor)
-    return (own.data_ptr(), tuple(tensor.shape)) if own.numel() else (id(tensor),)
+    if own.numel():
+        return (own.data_ptr(), tuple(tensor.shape))
+    return (id(tensor),)
 
 
 def _advice(where: str, missing: Sequence[str], offered: Sequence[str]) -> str:
-    """Return a sentence about the prefix by which the names of a source differ from those of the model."""
-    removed = Counter(one[: -len(name)] for one in offered for name in missing if one.endswith(f".{name}"))
-    added = Counter(name[: -len(one)] for one in offered for name in missing if name.endswith(f".{one}"))
+    """Return a sentence about the prefix by which the names of a source differ from those of the
+    model."""
+    removed = Counter(
+        one[: -len(name)] for one in offered for name in missing if one.endswith(f".{name}")
+    )
+    added = Counter(
+        name[: -len(one)] for one in offered for name in missing if name.endswith(f".{one}")
+    )
     for key, found in (("prefix_remove", removed), ("prefix_add", added)):
         if found:
             prefix, count = found.most_common(1)[0]
@@ -366,4 +418,7 @@ def _pattern(names: Sequence[str]) -> str:
 
 def _some(names: Any) -> str:
     listed = [str(name) for name in names]
-    return ", ".join(listed[:SHOWN]) + (f", ... ({len(listed)})" if len(listed) > SHOWN else "") or "nothing"
+    return (
+        ", ".join(listed[:SHOWN]) + (f", ... ({len(listed)})" if len(listed) > SHOWN else "")
+        or "nothing"
+    )

@@ -10,13 +10,14 @@ import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch.optim import Optimizer, lr_scheduler
 
+from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.errors import ConfigError
 from phasetrain.optim.optimizers import OPTIMIZERS
-from phasetrain.optim.schedules import SCHEDULES
-from phasetrain.registry import Factory, UnknownNameError
+from phasetrain.optim.schedules.schedules import SCHEDULES
 
 TOLERANCE = 1e-6
-"""Of a step: `where` is a quotient, whose product with the number of steps may miss a whole number in its last bits."""
+"""Of a step: `where` is a quotient, whose product with the number of steps may miss a whole number
+in its last bits."""
 
 REFUSED = ("ChainedScheduler", "LambdaLR", "MultiplicativeLR", "ReduceLROnPlateau", "SequentialLR")
 """Schedulers of torch that take functions, other schedulers or a metric."""
@@ -26,7 +27,8 @@ Every = Literal["update", "epoch"]
 
 @OPTIMIZERS.bridge("timm", "timm")
 def timm_optimizer(name: str) -> Factory[Optimizer] | None:
-    """Return timm's optimizer of a name such as `lion`; None for what is the path of a module of timm.
+    """Return timm's optimizer of a name such as `lion`; None for what is the path of a module of
+    timm.
 
     Raises:
         UnknownNameError: timm has no such optimizer.
@@ -58,7 +60,9 @@ def torch_schedule(name: str) -> Factory[ParamScheduler] | None:
     known = {
         found: kind
         for found, kind in vars(lr_scheduler).items()
-        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler) and kind is not lr_scheduler.LRScheduler
+        if inspect.isclass(kind)
+        and issubclass(kind, lr_scheduler.LRScheduler)
+        and kind is not lr_scheduler.LRScheduler
     }
     usable = [found for found in known if found not in REFUSED]
     if "." in name:
@@ -96,8 +100,9 @@ def timm_schedule(name: str) -> Factory[ParamScheduler] | None:
 class Bridged(ParamScheduler):
     """A scheduler of another library as a function of `where`.
 
-    It works on an optimizer of its own with a single weight, whose learning rate begins as the configured value, so
-    that what it says in absolute numbers, such as `eta_min`, is what comes out.
+    It works on an optimizer of its own with a single weight, whose learning rate begins as the
+    configured value, so that what it says in absolute numbers, such as `eta_min`, is what comes
+    out.
 
     Args:
         make: makes the scheduler over an optimizer.
@@ -111,7 +116,9 @@ class Bridged(ParamScheduler):
     def __init__(self, make: Callable[[Optimizer], Any], base: float, steps: float) -> None:
         if base == 0:
             raise ValueError("the configured value is 0, and a schedule gives multiples of it")
-        self._make, self._base, self._steps = make, base, steps
+        self._make = make
+        self._base = base
+        self._steps = steps
         self._begin()
 
     def _begin(self) -> None:
@@ -130,9 +137,11 @@ class Bridged(ParamScheduler):
 
 
 class Stepped(Bridged):
-    """A scheduler that computes each value from the one before it: it is stepped to where it has to be.
+    """A scheduler that computes each value from the one before it: it is stepped to where it has to
+    be.
 
-    So it has no state of its own: a resume steps it there from the start, a few microseconds for each step.
+    So it has no state of its own: a resume steps it there from the start, a few microseconds for
+    each step.
     """
 
     def _go(self, step: int) -> None:
@@ -151,20 +160,33 @@ class Looked(Bridged):
 
 
 def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
-    """Return what makes a schedule from a scheduler's class, with its parameters and our own beside them."""
+    """Return what makes a schedule from a scheduler's class, with its parameters and our own beside
+    them."""
     left_out = ("self", "optimizer", "last_epoch", "t_in_epochs", "initialize")
-    takes = {name: one for name, one in inspect.signature(kind).parameters.items() if name not in left_out}
+    takes = {
+        name: one
+        for name, one in inspect.signature(kind).parameters.items()
+        if name not in left_out
+    }
 
     def build(
-        updates: int, updates_per_epoch: float, base_value: float = 1.0, every: Every = "update", **params: Any
+        updates: int,
+        updates_per_epoch: float,
+        base_value: float = 1.0,
+        every: Every = "update",
+        **params: Any,
     ) -> ParamScheduler:
         steps = float(updates)
         if every == "epoch":
             if math.isnan(updates_per_epoch):
-                raise ValueError("every = 'epoch': stages have epochs of different lengths; take every: update")
+                raise ValueError(
+                    "every = 'epoch': stages have epochs of different lengths; take every: update"
+                )
             steps = updates / updates_per_epoch if updates_per_epoch else 0.0
         if "cycle_momentum" in takes and params.setdefault("cycle_momentum", False):
-            raise ValueError("cycle_momentum = true: give the momentum a schedule of its own instead")
+            raise ValueError(
+                "cycle_momentum = true: give the momentum a schedule of its own instead"
+            )
         if "t_initial" in takes:
             params.setdefault("t_initial", max(math.ceil(steps), 1))
         made = bridged(lambda optimizer: kind(optimizer, **params), base_value, steps)
@@ -189,7 +211,10 @@ def _signed(
 
     schedule.__signature__ = inspect.Signature(list(takes.values()))  # type: ignore[attr-defined]
     schedule.__annotations__ = {
-        name: one.annotation for name, one in takes.items() if one.annotation is not inspect.Parameter.empty
+        name: one.annotation
+        for name, one in takes.items()
+        if one.annotation is not inspect.Parameter.empty
     }
-    schedule.__name__, schedule.__doc__ = kind.__name__, kind.__doc__
+    schedule.__name__ = kind.__name__
+    schedule.__doc__ = kind.__doc__
     return schedule

@@ -1,4 +1,5 @@
-"""Parameter groups by rule: which options of the optimizer hold for which weights (OPTIMIZER.groups)."""
+"""Parameter groups by rule: which options of the optimizer hold for which weights
+(OPTIMIZER.groups)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,9 @@ def weights_of(*modules: nn.Module) -> list[Weight]:
             for name, parameter in part.named_parameters(recurse=False):
                 if parameter.requires_grad and id(parameter) not in seen:
                     seen.add(id(parameter))
-                    found.append(Weight(f"{path}.{name}" if path else name, parameter, type(part).__name__))
+                    found.append(
+                        Weight(f"{path}.{name}" if path else name, parameter, type(part).__name__)
+                    )
     return found
 
 
@@ -77,18 +80,21 @@ def grouped(
 ) -> list[Group]:
     """Return the weights sorted into groups.
 
-    Every rule that chooses a weight adds its options, a later one over an earlier one; `lr_scale` factors multiply.
-    Weights with the same options are one group, and groups stand in the order of their first weight.
+    Every rule that chooses a weight adds its options, a later one over an earlier one; `lr_scale`
+    factors multiply. Weights with the same options are one group, and groups stand in the order of
+    their first weight.
 
     Args:
         weights: what is trained.
-        rules: mappings with `match` (patterns over names, as a shell has them), `types` (class names of modules) or
-            `max_ndim` (dimensions at most, 1 for biases and norms), all of which must hold where several are given;
-            `lr_scale`, a factor of the learning rate; and options of the optimizer.
+        rules: mappings with `match` (patterns over names, as a shell has them), `types` (class
+            names of modules) or `max_ndim` (dimensions at most, 1 for biases and norms), all of
+            which must hold where several are given; `lr_scale`, a factor of the learning rate; and
+            options of the optimizer.
         lr: learning rate that factors multiply.
-        layer_decay: each layer's learning rate is so many times that of the layer after it, the last one has `lr`
-            (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list with most entries, what comes before
-            the list is one more, what comes after it is the last.
+        layer_decay: each layer's learning rate is so many times that of the layer after it, the
+            last one has `lr` (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list
+            with most entries, what comes before the list is one more, what comes after it is the
+            last.
         where: config path, for messages.
 
     Raises:
@@ -103,13 +109,15 @@ def grouped(
         scale = 1.0 if layer_decay is None else layer_decay ** (last - layers[weight.name])
         for rule, names in zip(rules, found, strict=True):
             if weight.name in names:
-                options |= {key: value for key, value in rule.items() if key not in (*SELECTORS, "lr_scale")}
+                options |= {
+                    key: value for key, value in rule.items() if key not in (*SELECTORS, "lr_scale")
+                }
                 scale *= rule.get("lr_scale", 1.0)
         if scale != 1.0:
             options["lr"] = options.get("lr", lr) * scale
-        groups.setdefault(repr(sorted(options.items(), key=lambda item: item[0])), Group(options)).weights.append(
-            weight
-        )
+        groups.setdefault(
+            repr(sorted(options.items(), key=lambda item: item[0])), Group(options)
+        ).weights.append(weight)
     return list(groups.values())
 
 
@@ -119,7 +127,11 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
     Raises:
         ConfigError: there is one; near misses are named.
     """
-    known = [name for name in optimizer.defaults if name not in ("params", "differentiable", "fused", "foreach")]
+    known = [
+        name
+        for name in optimizer.defaults
+        if name not in ("params", "differentiable", "fused", "foreach")
+    ]
     for group in groups:
         for name in group.options.keys() - optimizer.defaults.keys():
             raise ConfigError(
@@ -129,18 +141,26 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
         for name, value in group.options.items():
             usual = optimizer.defaults[name]
             number = isinstance(usual, int | float) and not isinstance(usual, bool)
-            wrong = isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value)
+            wrong = (
+                isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value)
+            )
             if number and (wrong or (value < 0 and usual >= 0)):
-                raise ConfigError(f"{where}.groups: {name} = {value!r}: expected a number of at least 0")
+                raise ConfigError(
+                    f"{where}.groups: {name} = {value!r}: expected a number of at least 0"
+                )
 
 
 def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each group: its options, how many weights, how many scalars, and the first few names."""
+    """Yield a row for each group: its options, how many weights, how many scalars, and the first
+    few names."""
     for group in groups:
         options = ", ".join(
-            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in group.options.items()
+            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in group.options.items()
         )
-        names = ", ".join(weight.name for weight in group.weights[:3]) + (", ..." if len(group.weights) > 3 else "")
+        names = ", ".join(weight.name for weight in group.weights[:3]) + (
+            ", ..." if len(group.weights) > 3 else ""
+        )
         options = ", ".join(part for part in (options or "defaults", group.note) if part)
         yield options, str(len(group.weights)), f"{group.entries:,}", names
 
@@ -148,7 +168,8 @@ def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
 def apart(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Group]:
     """Return groups with weights that have another note in groups of their own.
 
-    Fused kernels of torch take a group whose weights make their first update together, and no other.
+    Fused kernels of torch take a group whose weights make their first update together, and no
+    other.
 
     Args:
         groups: as `grouped` returns them.
@@ -166,7 +187,9 @@ def apart(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Group]:
 
 def patterns(value: str | Sequence[str]) -> list[str]:
     """Return one pattern or several as a list."""
-    return [value] if isinstance(value, str) else list(value)
+    if isinstance(value, str):
+        return [value]
+    return list(value)
 
 
 def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
@@ -176,7 +199,9 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
         ConfigError: none, or the rule has no selector or no effect.
     """
     if not any(key in rule for key in SELECTORS):
-        raise ConfigError(f"{where} = {dict(rule)}: expected one of {', '.join(SELECTORS)}, which choose weights")
+        raise ConfigError(
+            f"{where} = {dict(rule)}: expected one of {', '.join(SELECTORS)}, which choose weights"
+        )
     if not any(key not in SELECTORS for key in rule):
         raise ConfigError(
             f"{where} = {dict(rule)}: it chooses weights and says nothing about them; add lr_scale or an option of the "
@@ -186,9 +211,13 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
     for pattern in patterns(rule.get("match", [])):
         names = [weight.name for weight in weights]
         if not any(fnmatchcase(name, pattern) for name in names):
-            parts = dict.fromkeys(part for name in names for part in (*_around(name), *name.split(".")))
+            parts = dict.fromkeys(
+                part for name in names for part in (*_around(name), *name.split("."))
+            )
             near = did_you_mean(pattern.strip("*."), parts)
-            raise ConfigError(f"{where}.match = {pattern!r} matches none of the {len(names)} trained weights{near}")
+            raise ConfigError(
+                f"{where}.match = {pattern!r} matches none of the {len(names)} trained weights{near}"
+            )
     kinds = {weight.kind for weight in weights}
     for kind in patterns(rule.get("types", [])):
         if kind not in kinds:
@@ -210,14 +239,16 @@ def _around(name: str) -> Iterator[str]:
 
 
 def _check_types(rule: Mapping[str, Any], where: str) -> None:
-    """Refuse values that a rule cannot have; what an option of the optimizer may be, `check_options` knows."""
+    """Refuse values that a rule cannot have; what an option of the optimizer may be,
+    `check_options` knows."""
     for key in ("match", "types"):
         value = rule.get(key, "")
         if not isinstance(value, str) and not (
             isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
         ):
             raise ConfigError(f"{where}.{key} = {value!r}: expected a word or a list of words")
-    dimensions, scale = rule.get("max_ndim", 0), rule.get("lr_scale", 1.0)
+    dimensions = rule.get("max_ndim", 0)
+    scale = rule.get("lr_scale", 1.0)
     if isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 0:
         raise ConfigError(f"{where}.max_ndim = {dimensions!r}: expected int >= 0")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < inf:
@@ -225,7 +256,9 @@ def _check_types(rule: Mapping[str, Any], where: str) -> None:
 
 
 def _chooses(rule: Mapping[str, Any], weight: Weight) -> bool:
-    if "match" in rule and not any(fnmatchcase(weight.name, pattern) for pattern in patterns(rule["match"])):
+    if "match" in rule and not any(
+        fnmatchcase(weight.name, pattern) for pattern in patterns(rule["match"])
+    ):
         return False
     if "types" in rule and weight.kind not in patterns(rule["types"]):
         return False
@@ -241,7 +274,8 @@ def _layers(weights: Sequence[Weight]) -> dict[str, int]:
             if part.isdigit():
                 lists.setdefault(".".join(parts[:place]), set()).add(int(part))
     prefix = max(lists, key=lambda one: (len(lists[one]), -len(one)), default=None)
-    found, latest = {}, 0
+    found = {}
+    latest = 0
     for weight in weights:
         if prefix is not None and weight.name.startswith(f"{prefix}." if prefix else ""):
             rest = weight.name[len(prefix) + 1 if prefix else 0 :].split(".")[0]

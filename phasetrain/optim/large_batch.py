@@ -16,8 +16,9 @@ SCALED_NDIM = 2
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling of SGD (You, Gitman and Ginsburg 2017, arXiv:1708.03888).
 
-    With weight w, gradient g and weight decay d, each matrix moves at `lr * trust * |w| / (|g| + d |w|)`; biases and
-    the weights of norms, which have one dimension, move at `lr` and do not decay.
+    With weight w, gradient g and weight decay d, each matrix moves at
+    `lr * trust * |w| / (|g| + d |w|)`; biases and the weights of norms, which have one dimension,
+    move at `lr` and do not decay.
 
     Args:
         params: weights, or groups of them.
@@ -58,9 +59,11 @@ class LARS(Optimizer):
                     self._move(parameter, parameter.grad, group)
 
     def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        lr, momentum = group["lr"], group["momentum"]
+        lr = group["lr"]
+        momentum = group["momentum"]
         if weight.ndim >= SCALED_NDIM:
-            decay, size = group["weight_decay"], torch.linalg.vector_norm(weight)
+            decay = group["weight_decay"]
+            size = torch.linalg.vector_norm(weight)
             scale = _ratio(group["trust"] * size, torch.linalg.vector_norm(gradient) + decay * size)
             if group["clip"]:
                 scale = (scale / lr).clamp(max=1.0) if lr else torch.zeros_like(scale)
@@ -75,7 +78,8 @@ class LARS(Optimizer):
 
 
 class LAMB(Optimizer):
-    """Layer-wise adaptive moments (You et al. 2020, arXiv:1904.00962): Adam whose steps are as large as the weights.
+    """Layer-wise adaptive moments (You et al. 2020, arXiv:1904.00962): Adam whose steps are as
+    large as the weights.
 
     Args:
         params: weights, or groups of them.
@@ -99,7 +103,9 @@ class LAMB(Optimizer):
         _check(lr=lr, weight_decay=weight_decay, eps=eps)
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas = {tuple(betas)}: expected two numbers in [0, 1)")
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -113,11 +119,16 @@ class LAMB(Optimizer):
         state, (first, second) = self.state[weight], group["betas"]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+            state["exp_avg"], state["exp_avg_sq"] = (
+                torch.zeros_like(weight),
+                torch.zeros_like(weight),
+            )
         state["step"] += 1
         steps = state["step"].item()  # on the CPU, so nothing waits
         mean = state["exp_avg"].lerp_(gradient, 1 - first) / (1 - first**steps)
-        square = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second) / (1 - second**steps)
+        square = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second) / (
+            1 - second**steps
+        )
         move = mean / (square.sqrt() + group["eps"])
         if weight.ndim >= SCALED_NDIM:
             move = move.add(weight, alpha=group["weight_decay"])
@@ -126,7 +137,8 @@ class LAMB(Optimizer):
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """Return above / below, and 1 where either is 0: a layer at zero moves as it would without scaling."""
+    """Return above / below, and 1 where either is 0: a layer at zero moves as it would without
+    scaling."""
     return torch.where((above > 0) & (below > 0), above / below, torch.ones_like(above))
 
 
@@ -153,7 +165,11 @@ def lars(
 
 @OPTIMIZERS.register("lamb")
 def lamb(
-    params: Parameters, lr: float, betas: Betas = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0
+    params: Parameters,
+    lr: float,
+    betas: Betas = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
 ) -> Optimizer:
     """Return `LAMB`."""
     return LAMB(params, lr, (betas[0], betas[1]), eps, weight_decay)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from phasetrain.registry import Registry
+from phasetrain.config.registry import Registry
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 Betas = tuple[float, float]
@@ -27,17 +27,20 @@ OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "OPTIMIZER", library=_to
 
 
 def fusable(name: str, params: Mapping[str, Any], *, scaled: bool) -> bool:
-    """Tell whether an optimizer should use its fused kernel, if it has one: several times faster, on CPU too.
+    """Tell whether an optimizer should use its fused kernel, if it has one: several times faster,
+    on CPU too.
 
-    Not SGD under a gradient scaler: torch's fused kernel leaves the momentum uninitialised when the first update
-    overflows and is skipped, and goes on from there.
+    Not SGD under a gradient scaler: torch's fused kernel leaves the momentum uninitialised when the
+    first update overflows and is skipped, and goes on from there.
 
     Args:
         name: of the optimizer, as in OPTIMIZER.name.
         params: what the config sets; another kernel chosen there stands.
         scaled: whether a gradient scaler is in use.
     """
-    return not {"foreach", "differentiable"} & params.keys() and not (scaled and name in ("sgd", "SGD"))
+    return not {"foreach", "differentiable"} & params.keys() and not (
+        scaled and name in ("sgd", "SGD")
+    )
 
 
 @OPTIMIZERS.register("sgd")
@@ -59,7 +62,9 @@ def sgd(
         nesterov: look ahead along the velocity (Sutskever et al. 2013).
         fused: fact; one kernel for all weights. Changes bits, so it is decided once, by `fusable`.
     """
-    return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=fused)
+    return torch.optim.SGD(
+        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=fused
+    )
 
 
 @OPTIMIZERS.register("adam")
@@ -81,7 +86,9 @@ def adam(
         weight_decay: L2 penalty, added to the gradient.
         fused: fact; one kernel for all weights.
     """
-    return torch.optim.Adam(params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=fused)
+    return torch.optim.Adam(
+        params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=fused
+    )
 
 
 @OPTIMIZERS.register("adamw")
@@ -94,7 +101,8 @@ def adamw(
     *,
     fused: bool = True,
 ) -> Optimizer:
-    """Return Adam with decoupled weight decay, fused (Loshchilov and Hutter 2019, arXiv:1711.05101; torch.optim.AdamW).
+    """Return Adam with decoupled weight decay, fused (Loshchilov and Hutter 2019, arXiv:1711.05101;
+    torch.optim.AdamW).
 
     Args:
         lr: learning rate per update.
@@ -103,4 +111,6 @@ def adamw(
         weight_decay: share of a weight that is taken off per update and unit of learning rate.
         fused: fact; one kernel for all weights.
     """
-    return torch.optim.AdamW(params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=fused)
+    return torch.optim.AdamW(
+        params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay, fused=fused
+    )

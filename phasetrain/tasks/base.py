@@ -11,22 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from phasetrain.batch import Batch, StepOutput
+from phasetrain.config.registry import Registry
 from phasetrain.data import SampleError
 from phasetrain.distributed import Kept, Strategy, World
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import TRAIN, Phase
+from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LoggingLoss
-from phasetrain.machine import mixed, reseed, seed_of
 from phasetrain.optim import NonFinite, Updater
-from phasetrain.plan import TRAIN, Phase
-from phasetrain.registry import Registry
-from phasetrain.tasks.averaged import settle
-from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
-from phasetrain.tasks.predicting import Predicts
+from phasetrain.runtime.machine import mixed, reseed, seed_of
+from phasetrain.tasks.batchnorm_refresh import settle
+from phasetrain.tasks.inference import Predicts
+from phasetrain.tasks.parts import Parts, Stateful, StepEvents
 from phasetrain.tasks.state import WholeState, is_ours
 
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Given the name of a part of a step and the call that does it, returns what is called in its place."""
+"""Given the name of a part of a step and the call that does it, returns what is called in its
+place."""
 
 TASKS: Registry["Task"] = Registry("task", "TASK")
 
@@ -34,13 +36,15 @@ TASKS: Registry["Task"] = Registry("task", "TASK")
 class Task(WholeState, Predicts):
     """What is learned; holds parts, never progress.
 
-    A task of your own overrides `forward`, and where one loss and one update are not enough, `train_step`.
+    A task of your own overrides `forward`, and where one loss and one update are not enough,
+    `train_step`.
 
     Args:
         parts: what the builder made.
 
     Attributes:
-        model, loss: what `forward` calls; in training perhaps wrapped by the strategy, in tests never.
+        model, loss: what `forward` calls; in training perhaps wrapped by the strategy, in tests
+            never.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -57,26 +61,32 @@ class Task(WholeState, Predicts):
         )
         self._device = parts.machine.device
         self._moves = parts.machine.device.type != "cpu"
-        self._casts, self._trains = parts.machine.casts(), True
+        self._casts = parts.machine.casts()
+        self._trains = True
         self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
         self._mix = seed_of(parts.seed, "mix")
-        self._weighs, self._counted = type(self).weight_of is not Task.weight_of, 0.0
+        self._weighs = type(self).weight_of is not Task.weight_of
+        self._counted = 0.0
         self._logged = _logging(parts.loss)
-        self._world, self._strategy = parts.world, parts.strategy or Strategy(parts.world)
+        self._world = parts.world
+        self._strategy = parts.strategy or Strategy(parts.world)
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
-        """Return loss and output of a micro-batch; called under autocast where MACHINE.precision asks for it."""
+        """Return loss and output of a micro-batch; called under autocast where MACHINE.precision
+        asks for it."""
 
     def weight_of(self, batch: Batch) -> float:
-        """Return what a micro-batch counts in an update and in a mean loss; a task of tokens counts those instead.
+        """Return what a micro-batch counts in an update and in a mean loss; a task of tokens counts
+        those instead.
 
         Asked once for each micro-batch, on the CPU, where it is overridden; see `Batch.weight`.
         """
         return batch.size
 
     def check_targets(self, split: str, target: object) -> None:
-        """Refuse a split of which a part of the run needs targets and that has none; asked before training.
+        """Refuse a split of which a part of the run needs targets and that has none; asked before
+        training.
 
         Args:
             split: its name.
@@ -93,18 +103,28 @@ class Task(WholeState, Predicts):
         return self.parts.updater
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
-        """Get ready for a phase: the model's mode, and empty meters when the phase begins afresh."""
-        self.model, self.loss = self._trained if phase.is_train else (self.parts.tested(phase), self.parts.loss)
+        """Get ready for a phase: the model's mode, and empty meters when the phase begins
+        afresh."""
+        self.model, self.loss = (
+            self._trained if phase.is_train else (self.parts.tested(phase), self.parts.loss)
+        )
         if self.parts.losses:
             self.loss = self.parts.losses[phase.stage]
             self._logged = _logging(self.loss)
-        self._casts, self._trains = self.parts.machine.casts(train=phase.is_train), phase.is_train
+        self._casts = self.parts.machine.casts(train=phase.is_train)
+        self._trains = phase.is_train
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
         if phase.is_train and self.parts.holds is not None:
             self.parts.holds.begin(phase.stage)
         if phase.weights:
-            settle(self.parts.averages[phase.weights], phase, self.parts.loaders[TRAIN], self._world, self._tried)
+            settle(
+                self.parts.averages[phase.weights],
+                phase,
+                self.parts.loaders[TRAIN],
+                self._world,
+                self._tried,
+            )
         if not phase.is_train:
             self._strategy.begin_test(self.model, self.loss)
         self._measures = bool(self.meters) and (self.parts.train_meters or not phase.is_train)
@@ -136,17 +156,21 @@ class Task(WholeState, Predicts):
     def gradient_pass(
         self, batches: list[Batch], at: Position, events: StepEvents, *, first: bool = True
     ) -> tuple[list[StepOutput], list[Batch]]:
-        """Add the gradient of each micro-batch; return what is kept of their outputs, and the batches as used.
+        """Add the gradient of each micro-batch; return what is kept of their outputs, and the
+        batches as used.
 
         Args:
             batches: of the step.
             at: where it stands; a pass at the same position draws the same random numbers.
             events: hear of it.
-            first: meters see it, and hooks hear of all of it; of later passes over the batches that the first one has
-                used they hear `on_forward` alone, as they may put another output in place.
+            first: meters see it, and hooks hear of all of it; of later passes over the batches that
+                the first one has used they hear `on_forward` alone, as they may put another output
+                in place.
         """
-        total, last = self._weighed(batches, at), len(batches) - 1
-        outputs, used = [], []
+        total = self._weighed(batches, at)
+        last = len(batches) - 1
+        outputs = []
+        used = []
         for number, micro in enumerate(batches):
             self.reseed(at, number)
             with self._strategy.step(last=number == last, counts=micro.size > 0):
@@ -159,8 +183,11 @@ class Task(WholeState, Predicts):
                 outputs.append(self._measured(out))
         return outputs, used
 
-    def update(self, outputs: list[StepOutput], used: list[Batch], at: Position, events: StepEvents) -> StepOutput:
-        """Update the weights from the gradients, tell of it, and return the output of the whole step."""
+    def update(
+        self, outputs: list[StepOutput], used: list[Batch], at: Position, events: StepEvents
+    ) -> StepOutput:
+        """Update the weights from the gradients, tell of it, and return the output of the whole
+        step."""
         updater = self.updater
         updater.step(partial(_skipped, self._world, used, at, events))
         for average in self.parts.averages.values():
@@ -172,7 +199,8 @@ class Task(WholeState, Predicts):
         return replace(merged(outputs), loss=updater.loss, weight=weight, samples=at.samples)
 
     def _weighed(self, batches: list[Batch], at: Position) -> float:
-        """Return what the sizes of micro-batches, or their weights, are divided by for their shares of the update."""
+        """Return what the sizes of micro-batches, or their weights, are divided by for their shares
+        of the update."""
         if self._weighs:
             return self._weighed_otherwise(batches, at)
         own = sum(batch.size for batch in batches)
@@ -186,17 +214,24 @@ class Task(WholeState, Predicts):
                 f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves nothing of a step on any process, as none of "
                 "its samples can be read; mend the data, take larger batches, or set it to substitute"
             )
-        return total / self._world.size if self._strategy.spreads else total
+        if self._strategy.spreads:
+            return total / self._world.size
+        return total
 
     def _weighed_otherwise(self, batches: list[Batch], at: Position) -> float:
-        """Return the same for weights; their sum over all processes is agreed on once, for the loss to tell, too."""
-        self._counted = total = self._world.total(sum(batch.weight or 0 for batch in self._with_weights(batches)))
+        """Return the same for weights; their sum over all processes is agreed on once, for the loss
+        to tell, too."""
+        self._counted = total = self._world.total(
+            sum(batch.weight or 0 for batch in self._with_weights(batches))
+        )
         if not total:
             raise SampleError(
                 f"DATA.{at.split.upper()}: nothing of step {at.step + 1} of the pass counts in the loss, such as when "
                 "all of its targets are to be ignored; take larger batches, or mend the data"
             )
-        return total / self._world.size if self._strategy.spreads else total
+        if self._strategy.spreads:
+            return total / self._world.size
+        return total
 
     def _with_weights(self, batches: list[Batch]) -> list[Batch]:
         for batch in batches:
@@ -205,10 +240,11 @@ class Task(WholeState, Predicts):
         return batches
 
     def warm_up(self, phase: Phase) -> None:
-        """Make two passes whose gradients are dropped, where the strategy's first ones differ from all later ones.
+        """Make two passes whose gradients are dropped, where the strategy's first ones differ from
+        all later ones.
 
-        Weights stay as they are, and all else that learns or accumulates is put back; samples are those with which the
-        phase begins.
+        Weights stay as they are, and all else that learns or accumulates is put back; samples are
+        those with which the phase begins.
         """
         if not self._strategy.warms_up or not phase.steps:
             return
@@ -225,7 +261,8 @@ class Task(WholeState, Predicts):
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """Drop the gradients of passes without an update, and put back what they move: all but weights.
+        """Drop the gradients of passes without an update, and put back what they move: all but
+        weights.
 
         That is buffers, and else what learns or accumulates.
         """
@@ -245,9 +282,11 @@ class Task(WholeState, Predicts):
     def around(self, wrap: Wrap) -> None:
         """Let `wrap` put something around what a step does beside its events, as a profiler does.
 
-        The parts are `transfer`, of the batches of a step to another device than the CPU, and `meters`.
+        The parts are `transfer`, of the batches of a step to another device than the CPU, and
+        `meters`.
         """
-        self._move, self._show = wrap("transfer", self._moved), wrap("meters", self._meters_see)
+        self._move = wrap("transfer", self._moved)
+        self._show = wrap("meters", self._meters_see)
 
     @torch.no_grad()
     def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
@@ -260,7 +299,8 @@ class Task(WholeState, Predicts):
         return merged(outputs)
 
     def reseed(self, at: Position, micro: int = 0) -> None:
-        """Seed dropout and the like for a micro-batch: a function of the position, so no checkpoint has to keep it."""
+        """Seed dropout and the like for a micro-batch: a function of the position, so no checkpoint
+        has to keep it."""
         rank, number = self._strategy.place(micro)
         reseed(mixed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
 
@@ -268,7 +308,8 @@ class Task(WholeState, Predicts):
         """Return the metrics of the phase that the meters have seen, by label.
 
         Raises:
-            NumericsError: the last update of the phase was not finite, and the device reports it only now.
+            NumericsError: the last update of the phase was not finite, and the device reports it
+                only now.
         """
         if self.parts.updater is not None:
             self.parts.updater.resolve()
@@ -298,14 +339,18 @@ class Task(WholeState, Predicts):
             loader.close()
 
     def transformed(self, batch: Batch, at: Position, micro: int = 0) -> Batch:
-        """Return a micro-batch of a train step after DATA.TRAIN.batch_transforms: a function of the position."""
+        """Return a micro-batch of a train step after DATA.TRAIN.batch_transforms: a function of the
+        position."""
         if not self.parts.batch_transforms:
             return batch
         rank, number = self._strategy.place(micro)
-        return self.parts.batch_transforms[at.stage](batch, mixed(self._mix, rank, at.updates, number))
+        return self.parts.batch_transforms[at.stage](
+            batch, mixed(self._mix, rank, at.updates, number)
+        )
 
     def _learned(self, batch: Batch, at: Position, micro: int) -> StepOutput:
-        """Return loss and output of a micro-batch in training; meters see the target as the data set gave it."""
+        """Return loss and output of a micro-batch in training; meters see the target as the data
+        set gave it."""
         changed = self.transformed(batch, at, micro)
         out = self._forward(changed)
         if out.target is changed.target:
@@ -342,23 +387,35 @@ class Task(WholeState, Predicts):
                 choice = self.parts.choices.get(label)
                 meter.update(out if choice is None else choice(out))
             except (ValueError, TypeError, RuntimeError, IndexError) as error:
-                several = isinstance(out.output, Mapping) and (choice is None or choice.output is None)
-                advice = f"; say with METERS.{label}.output which output it looks at" if several else ""
+                several = isinstance(out.output, Mapping) and (
+                    choice is None or choice.output is None
+                )
+                if several:
+                    advice = f"; say with METERS.{label}.output which output it looks at"
+                else:
+                    advice = ""
                 raise ConfigError(f"METERS.{label}: {error}{advice}") from error
 
     def _moved(self, batches: list[Batch]) -> list[Batch]:
         return [batch.to(self._device) for batch in batches]
 
 
-def _skipped(world: World, batches: list[Batch], at: Position, events: StepEvents, found: NonFinite) -> None:
-    found.updates, found.split, found.step, found.where = at.updates + 1, at.split, at.step, at.where
+def _skipped(
+    world: World, batches: list[Batch], at: Position, events: StepEvents, found: NonFinite
+) -> None:
+    found.updates = at.updates + 1
+    found.split = at.split
+    found.step = at.step
+    found.where = at.where
     own = [number for batch in batches for number in batch.ids.tolist()]
     found.ids = tuple(number for ids in world.shared(own) for number in ids)
     events.on_skip(batches, found)
 
 
 def _logging(loss: nn.Module) -> LoggingLoss | None:
-    return loss if isinstance(loss, LoggingLoss) else None
+    if isinstance(loss, LoggingLoss):
+        return loss
+    return None
 
 
 def merged(outputs: list[StepOutput]) -> StepOutput:
@@ -368,7 +425,9 @@ def merged(outputs: list[StepOutput]) -> StepOutput:
         return outputs[0]
 
     def mean(values: list[Any]) -> Any:
-        return sum(value * (out.weight / weight) for value, out in zip(values, outputs, strict=True))
+        return sum(
+            value * (out.weight / weight) for value, out in zip(values, outputs, strict=True)
+        )
 
     return StepOutput(
         loss=mean([out.loss for out in outputs]),

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.batch import Batch, StepOutput
-from phasetrain.distributed.pieces import whole
+from phasetrain.distributed.dtensors import whole
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import SoftTargets
 from phasetrain.models.sources import sources_of
@@ -56,12 +56,14 @@ class Teacher:
 
 @TASKS.register("distillation")
 class Distillation(Supervised):
-    """Learns the scores of a teacher beside the targets (Hinton, Vinyals and Dean 2015, arXiv:1503.02531).
+    """Learns the scores of a teacher beside the targets (Hinton, Vinyals and Dean 2015,
+    arXiv:1503.02531).
 
-    In training the loss is `soft_share` times that of soft targets (`phasetrain.losses.SoftTargets`) plus
-    1 - `soft_share` times LOSS; both are logged, as `loss_soft` and `loss_hard`. In tests it is LOSS alone. The teacher
-    sees the same inputs, in test mode, and never changes. Its weights are not in a checkpoint: a digest of them is, and
-    a resume with other ones is refused. A test of a checkpoint does not need them.
+    In training the loss is `soft_share` times that of soft targets
+    (`phasetrain.losses.SoftTargets`) plus 1 - `soft_share` times LOSS; both are logged, as
+    `loss_soft` and `loss_hard`. In tests it is LOSS alone. The teacher sees the same inputs, in
+    test mode, and never changes. Its weights are not in a checkpoint: a digest of them is, and a
+    resume with other ones is refused. A test of a checkpoint does not need them.
 
     Args:
         parts: fact; what the builder made.
@@ -71,8 +73,9 @@ class Distillation(Supervised):
         soft_share: share of the soft targets in the loss, in [0, 1].
 
     Raises:
-        ConfigError: a teacher without weights, a share outside [0, 1], or a temperature that is not above 0; on a step:
-            a teacher that does not take the input or gives other scores than the student.
+        ConfigError: a teacher without weights, a share outside [0, 1], or a temperature that is not
+            above 0; on a step: a teacher that does not take the input or gives other scores than
+            the student.
     """
 
     def __init__(
@@ -86,7 +89,8 @@ class Distillation(Supervised):
         super().__init__(parts)
         if not 0 <= soft_share <= 1:
             raise ConfigError(f"TASK.soft_share = {soft_share}: expected a share in [0, 1]")
-        self.soft_share, self.soft = soft_share, SoftTargets(temperature)
+        self.soft_share = soft_share
+        self.soft = SoftTargets(temperature)
         sources = sources_of(teacher.get("weights"), f"{TEACHER}.weights")
         if not sources:
             raise ConfigError(
@@ -94,7 +98,9 @@ class Distillation(Supervised):
             )
         self.teacher: Teacher | None = None
         if parts.updater is not None:
-            model = make_model({key: one for key, one in teacher.items() if key != "weights"}, TEACHER)
+            model = make_model(
+                {key: one for key, one in teacher.items() if key != "weights"}, TEACHER
+            )
             start_from(model, sources, parts.world)
             self.teacher = Teacher(model.to(parts.machine.device))
 
@@ -121,7 +127,8 @@ class Distillation(Supervised):
 
 
 def digest_of_weights(model: nn.Module) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes of a model's state, in order of names."""
+    """Return the SHA-256 over names, types, shapes and bytes of a model's state, in order of
+    names."""
     digest = sha256()
     for name, tensor in sorted(model.state_dict().items()):
         flat = whole(tensor).cpu().contiguous()

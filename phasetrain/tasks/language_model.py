@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from phasetrain.batch import Batch, StepOutput
 from phasetrain.data.datasets import IGNORED
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
 from phasetrain.meters import Perplexity
@@ -15,22 +15,29 @@ from phasetrain.tasks.supervised import Supervised
 
 @TASKS.register("language_model")
 class LanguageModel(Supervised):
-    """Learns the loss of `model(tokens)`, scores `(N, T, V)`, against the next tokens `(N, T)`, weighted by tokens.
+    """Learns the loss of `model(tokens)`, scores `(N, T, V)`, against the next tokens `(N, T)`,
+    weighted by tokens.
 
-    A place whose target is -100 does not count: not in the loss, not in meters, and not in the share that a micro-batch
-    or a process has in an update, so that the update is that of all tokens of the step in one batch. The loss, a mean
-    over tokens, gets scores `(N * T, V)` and targets `(N * T,)`, and has to leave -100 out, as cross entropy does;
-    meters get the same, with a mask where there are such places.
+    A place whose target is -100 does not count: not in the loss, not in meters, and not in the
+    share that a micro-batch or a process has in an update, so that the update is that of all tokens
+    of the step in one batch. The loss, a mean over tokens, gets scores `(N * T, V)` and targets
+    `(N * T,)`, and has to leave -100 out, as cross entropy does; meters get the same, with a mask
+    where there are such places.
 
     Raises:
-        ConfigError: a perplexity is to be measured of a loss with label smoothing; on a step: inputs,
-            targets or scores have other shapes or types, or a token is outside the vocabulary.
+        ConfigError: a perplexity is to be measured of a loss with label smoothing; on a step:
+            inputs, targets or scores have other shapes or types, or a token is outside the
+            vocabulary.
     """
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         smooth = parts.loss.label_smoothing if isinstance(parts.loss, CrossEntropy) else 0.0
-        wrong = [label for label, one in parts.meters.items() if isinstance(one, Perplexity) and one.of is None]
+        wrong = [
+            label
+            for label, one in parts.meters.items()
+            if isinstance(one, Perplexity) and one.of is None
+        ]
         if smooth and wrong:
             raise ConfigError(
                 f"METERS.{wrong[0]} and LOSS.label_smoothing = {smooth}: exp of a smoothed loss is no perplexity; "
@@ -53,16 +60,25 @@ class LanguageModel(Supervised):
                 "language model gives scores (N, T, V), one for each place and token"
             )
         counted = targets.flatten()
-        # A micro-batch of which nothing counts has a share of 0, and a mean over nothing would be no number.
-        flat = Batch(batch.input, counted if weight else counted.clamp(min=0), batch.ids, batch.size)
+        # A micro-batch of which nothing counts has a share of 0, and a mean over nothing would be
+        # no number.
+        flat = Batch(
+            batch.input, counted if weight else counted.clamp(min=0), batch.ids, batch.size
+        )
         output = scores.flatten(0, 1)
         loss = self.loss_of(output, flat)
         mask = None if weight == counted.numel() else counted != IGNORED
         return StepOutput(loss, weight, batch.size, output, counted.clamp(min=0), mask, batch.ids)
 
     def _misfit(self, output: Tensor, batch: Batch, error: Exception) -> str:
-        target, vocabulary = batch.target, output.shape[1]
-        wrong = (((target < 0) & (target != IGNORED)) | (target >= vocabulary)).nonzero().flatten().tolist()
+        target = batch.target
+        vocabulary = output.shape[1]
+        wrong = (
+            (((target < 0) & (target != IGNORED)) | (target >= vocabulary))
+            .nonzero()
+            .flatten()
+            .tolist()
+        )
         if not wrong:
             return self._unfit(output, target, error)
         sample = batch.ids[wrong[0] * batch.size // len(target)] if batch.size else -1
@@ -77,9 +93,14 @@ def _targets(batch: Batch) -> Tensor:
     """Return the targets, those of samples that do not count set aside."""
     targets = batch.target
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.dtype != torch.int64:
-        given = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+        if isinstance(targets, Tensor):
+            given = f"{targets.dtype} {tuple(targets.shape)}"
+        else:
+            given = type(targets).__name__
         raise ConfigError(
             f"DATA: a language model takes as targets the next tokens, int64 (N, T), not {given}; the data sets text "
             "and alice give such"
         )
-    return targets if batch.mask is None else targets.masked_fill(~batch.mask[:, None], IGNORED)
+    if batch.mask is None:
+        return targets
+    return targets.masked_fill(~batch.mask[:, None], IGNORED)

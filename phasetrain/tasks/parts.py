@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
-from phasetrain.batch import Batch, StepOutput, entry
 from phasetrain.data import PhaseLoader
 from phasetrain.data.batch_transforms import PairPipeline
 from phasetrain.distributed import Strategy, World
-from phasetrain.machine import Machine
+from phasetrain.engine.batch import Batch, StepOutput, entry
+from phasetrain.engine.plan import Phase
 from phasetrain.meters import Meter
 from phasetrain.models.freeze import Holds
 from phasetrain.optim import NonFinite, Updater
-from phasetrain.optim.averaging import Average
-from phasetrain.plan import Phase
+from phasetrain.optim.averaging.averages import Average
+from phasetrain.runtime.machine import Machine
 
 
 class Stateful(Protocol):
@@ -44,7 +44,8 @@ class Choice:
     target: str | int | None = None
 
     def __call__(self, out: StepOutput) -> StepOutput:
-        """Return a step's output with these alone; raises ValueError where there is no such entry."""
+        """Return a step's output with these alone; raises ValueError where there is no such
+        entry."""
         return replace(
             out,
             output=entry(out.output, self.output, f"{self.where}.output"),
@@ -60,7 +61,8 @@ class Parts:
         model: the network.
         loss: called as `loss(output, target)`; returns a mean over samples.
         meters: label -> meter.
-        choices: label -> at which of several outputs and targets that meter looks; the others look at all.
+        choices: label -> at which of several outputs and targets that meter looks; the others look
+            at all.
         updater: optimizer, schedules, scaler and clipping; None where nothing is trained.
         loaders: split -> its batches.
         machine: where it computes.
@@ -70,10 +72,12 @@ class Parts:
         train_meters: whether meters look at train phases too.
         groups: a row for each of several groups of weights: options, weights, scalars, names.
         strategy: how processes share an update; None does not ask how.
-        network, criterion: model and loss as the strategy wraps them for training; None where it does not.
+        network, criterion: model and loss as the strategy wraps them for training; None where it
+            does not.
         losses: the loss in each stage of PHASES.stages; empty where it is the same in all.
         weights: what of the model started from MODEL.weights, as JSON data; None where nothing did.
-        batch_transforms: what changes input and target of micro-batches in training, in each stage; empty: nothing.
+        batch_transforms: what changes input and target of micro-batches in training, in each stage;
+            empty: nothing.
         holds: which weights stand still in which update; None where none ever do.
         averages: averages of the model's weights by name.
     """
@@ -100,30 +104,11 @@ class Parts:
     averages: Mapping[str, Average] = field(default_factory=dict)
 
     def tested(self, phase: Phase) -> nn.Module:
-        """Return the model that a test phase tests: the one that is trained, or an average of it."""
-        return self.averages[phase.weights].module if phase.weights else self.model
-
-
-class Position(NamedTuple):
-    """Where a step stands, complete steps counted.
-
-    Attributes:
-        split: name of the split.
-        updates: updates before this step.
-        step: steps before it in its pass.
-        where: training progress in [0, 1).
-        samples: samples of the step, over all processes; 0 where it is not known.
-        stage: number of the stage.
-        within: progress in the stage in [0, 1).
-    """
-
-    split: str
-    updates: int
-    step: int
-    where: float
-    samples: int = 0
-    stage: int = 0
-    within: float = 0.0
+        """Return the model that a test phase tests: the one that is trained, or an average of
+        it."""
+        if phase.weights:
+            return self.averages[phase.weights].module
+        return self.model
 
 
 class StepEvents(Protocol):

@@ -9,35 +9,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from phasetrain.batch import Batch, StepOutput, mapped
 from phasetrain.data import Reader
-from phasetrain.data.staged import StagedReader
+from phasetrain.data.loading.per_stage import StagedReader
 from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
 from phasetrain.distributed import Ordered, is_lost_peer
+from phasetrain.engine.batch import Batch, StepOutput, mapped
+from phasetrain.engine.plan import Phase
+from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError
 from phasetrain.losses import Advancing, Holding, Taught
 from phasetrain.meters import Meter
 from phasetrain.models import Embedding
-from phasetrain.plan import Phase
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.parts import Parts, Position, Stateful, StepEvents
+from phasetrain.tasks.parts import Parts, Stateful, StepEvents
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 @TASKS.register("self_supervised")
 class SelfSupervised(Task):
-    """Embeddings of several views of each sample are compared with each other, or with those of a momentum teacher.
+    """Embeddings of several views of each sample are compared with each other, or with those of a
+    momentum teacher.
 
-    `DATA.*.transforms` makes the views (`multi_crop`), the model takes the list of them and returns the list of their
-    embeddings (`trunk_head`), and the loss gets `(embeddings, those of the teacher or None)`. Targets of the data set
-    are not looked at. What is logged beside the loss is `embedding_std`: how far the normalised embeddings of the first
-    view are spread over the batch, 1 where they are spread evenly in all directions, 0 where they have collapsed into
-    one point.
+    `DATA.*.transforms` makes the views (`multi_crop`), the model takes the list of them and returns
+    the list of their embeddings (`trunk_head`), and the loss gets
+    `(embeddings, those of the teacher or None)`. Targets of the data set are not looked at. What is
+    logged beside the loss is `embedding_std`: how far the normalised embeddings of the first view
+    are spread over the batch, 1 where they are spread evenly in all directions, 0 where they have
+    collapsed into one point.
 
-    The teacher is a copy of the model. At the beginning of each update its weights t move towards those of the model:
-    t = m t + (1 - m) w, where m goes along half a cosine wave from `momentum` to `momentum_end` over the training
-    (Grill et al. 2020, arXiv:2006.07733, section 3.3). An update that is skipped leaves it where it was.
+    The teacher is a copy of the model. At the beginning of each update its weights t move towards
+    those of the model: t = m t + (1 - m) w, where m goes along half a cosine wave from `momentum`
+    to `momentum_end` over the training (Grill et al. 2020, arXiv:2006.07733, section 3.3). An
+    update that is skipped leaves it where it was.
 
     Args:
         parts: what the builder made.
@@ -49,12 +53,17 @@ class SelfSupervised(Task):
         teacher: the copy, or None.
 
     Raises:
-        ConfigError: the loss wants a teacher and there is none, or the other way round; the strategy cannot have one; a
-            split does not make several views; a meter needs targets or scores of classes.
+        ConfigError: the loss wants a teacher and there is none, or the other way round; the
+            strategy cannot have one; a split does not make several views; a meter needs targets or
+            scores of classes.
     """
 
     def __init__(
-        self, parts: Parts, momentum: float | None = None, momentum_end: float = 1.0, teacher_views: int = 2
+        self,
+        parts: Parts,
+        momentum: float | None = None,
+        momentum_end: float = 1.0,
+        teacher_views: int = 2,
     ) -> None:
         super().__init__(parts)
         for name, value in (("momentum", momentum), ("momentum_end", momentum_end)):
@@ -62,14 +71,17 @@ class SelfSupervised(Task):
                 raise ConfigError(f"TASK.{name} = {value}: expected a number in [0, 1]")
         if teacher_views < 1:
             raise ConfigError(f"TASK.teacher_views = {teacher_views}: expected at least 1")
-        self._momentum, self._momentum_end, self._teacher_views = momentum, momentum_end, teacher_views
+        self._momentum = momentum
+        self._momentum_end = momentum_end
+        self._teacher_views = teacher_views
         self._advancing = [part for part in parts.loss.modules() if isinstance(part, Advancing)]
         self._holding = [part for part in parts.loss.modules() if isinstance(part, Holding)]
         self._check_parts()
         self.teacher = None if momentum is None else self._new_teacher()
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
-        """Get ready for a phase; the teacher takes the model's mode, and a test measures the loss of the end."""
+        """Get ready for a phase; the teacher takes the model's mode, and a test measures the loss
+        of the end."""
         super().begin(phase, fresh=fresh)
         if not phase.is_train:
             self._advance(1.0, 0)
@@ -88,7 +100,9 @@ class SelfSupervised(Task):
                 self._move_teacher(at.where)
         return super().gradient_pass(batches, at, events, first=first)
 
-    def update(self, outputs: list[StepOutput], used: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+    def update(
+        self, outputs: list[StepOutput], used: list[Batch], at: Position, events: StepEvents
+    ) -> StepOutput:
         """Update the weights, but for those that the loss holds still."""
         for part in self._holding:
             for parameter in part.held():
@@ -108,7 +122,10 @@ class SelfSupervised(Task):
                 "MODEL.name=trunk_head makes a model for views of a trunk and a head"
             ) from error
         if batch.mask is not None:
-            embeddings, targets = mapped(embeddings, lambda e: e[batch.mask]), mapped(targets, lambda e: e[batch.mask])
+            embeddings, targets = (
+                mapped(embeddings, lambda e: e[batch.mask]),
+                mapped(targets, lambda e: e[batch.mask]),
+            )
         try:
             with torch.autocast(self._device.type, enabled=False):
                 loss = self.loss(embeddings, targets)
@@ -123,7 +140,9 @@ class SelfSupervised(Task):
     def stateful(self) -> dict[str, Stateful]:
         """Return everything that learns or accumulates, the teacher too."""
         found = super().stateful()
-        return found if self.teacher is None else found | {"teacher": self.teacher}
+        if self.teacher is None:
+            return found
+        return found | {"teacher": self.teacher}
 
     def _views(self, batch: Batch) -> list[Tensor]:
         views = batch.input
@@ -148,10 +167,14 @@ class SelfSupervised(Task):
     def _move_teacher(self, where: float) -> None:
         assert self._momentum is not None
         assert self.teacher is not None
-        momentum = self._momentum_end - (self._momentum_end - self._momentum) * (cos(pi * where) + 1) / 2
+        momentum = (
+            self._momentum_end - (self._momentum_end - self._momentum) * (cos(pi * where) + 1) / 2
+        )
         weights = dict(self.parts.model.named_parameters())
         named = list(self.teacher.named_parameters())
-        torch._foreach_lerp_([weight for _, weight in named], [weights[name] for name, _ in named], 1 - momentum)
+        torch._foreach_lerp_(
+            [weight for _, weight in named], [weights[name] for name, _ in named], 1 - momentum
+        )
 
     def _new_teacher(self) -> nn.Module:
         if self._strategy.divides:
@@ -193,31 +216,36 @@ class SelfSupervised(Task):
                 "views and no targets; leave it out"
             )
         for split, loader in self.parts.loaders.items():
-            for reader in loader.reader.readers if isinstance(loader.reader, StagedReader) else (loader.reader,):
+            for reader in (
+                loader.reader.readers
+                if isinstance(loader.reader, StagedReader)
+                else (loader.reader,)
+            ):
                 _check_views(split, reader, 1 if self._momentum is None else self._teacher_views)
         for label, meter in self.meters.items():
             _check_meter(label, meter, self._device)
 
 
 def _precise(embedding: Tensor) -> Tensor:
-    """Return an embedding in float32 at least: what autocast made of it is too coarse for temperatures."""
+    """Return an embedding in float32 at least: what autocast made of it is too coarse for
+    temperatures."""
     return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
 
 def spread(embeddings: Tensor) -> Tensor:
-    """Return the spread of normalised embeddings `(N, D)` over the batch, 0-d; NaN for fewer than two.
+    """Return the spread of normalised embeddings `(N, D)` over the batch, 0-d; NaN for fewer than
+    two.
 
     The root mean square of their distances from their mean, which is at most 1.
     """
-    return (
-        normalize(embeddings, dim=1).var(dim=0, correction=0).sum().sqrt()
-        if len(embeddings) > 1
-        else (embeddings.new_full((), float("nan")))
-    )
+    if len(embeddings) > 1:
+        return normalize(embeddings, dim=1).var(dim=0, correction=0).sum().sqrt()
+    return embeddings.new_full((), float("nan"))
 
 
 def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
-    """Refuse a split that makes one view of a sample; where code of others takes part, the first batch tells."""
+    """Refuse a split that makes one view of a sample; where code of others takes part, the first
+    batch tells."""
     transforms = reader.pipeline.transforms
     last = transforms[-1] if transforms else None
     if not reader.draws_at_random and not isinstance(last, MultiCrop):
@@ -227,7 +255,9 @@ def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
             "or leave the split out"
         )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < 2:
-        raise ConfigError(f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at least 2")
+        raise ConfigError(
+            f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at least 2"
+        )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < teacher_views:
         raise ConfigError(
             f"TASK.teacher_views = {teacher_views}: multi_crop of DATA.{split.upper()} makes {last.views} views"
@@ -235,7 +265,8 @@ def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
 
 
 def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
-    """Refuse a meter that cannot take what this task gives: a loss and embeddings, without targets."""
+    """Refuse a meter that cannot take what this task gives: a loss and embeddings, without
+    targets."""
     views = [torch.zeros(2, 2, device=device), torch.zeros(2, 2, device=device)]
     try:
         deepcopy(meter).update(StepOutput(torch.zeros((), device=device), 2, 2, views, None))
@@ -248,7 +279,8 @@ def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
 
 
 def _pass_on(error: Exception) -> None:
-    """Raise again what is no misfit: a worker or another process that has gone shows in whatever line comes next."""
+    """Raise again what is no misfit: a worker or another process that has gone shows in whatever
+    line comes next."""
     if isinstance(error, ConfigError) or "DataLoader worker" in str(error) or is_lost_peer(error):
         raise error
 

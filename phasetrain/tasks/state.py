@@ -29,7 +29,9 @@ class WholeState(ABC):
         """Return the state of everything in `stateful`, by name; every process takes part."""
         strategy = self._strategy
         return {
-            name: strategy.model_state(part) if name in MODULES and isinstance(part, nn.Module) else part.state_dict()
+            name: strategy.model_state(part)
+            if name in MODULES and isinstance(part, nn.Module)
+            else part.state_dict()
             for name, part in self.stateful().items()
         }
 
@@ -40,11 +42,16 @@ class WholeState(ABC):
             ChangedError: there is a part of which it knows nothing, or one of another shape.
         """
         # Bad samples are counted from here on where a resume is the first to put up with them.
-        parts = {name: part for name, part in self.stateful().items() if name in learned or name[:5] != "data."}
+        parts = {
+            name: part
+            for name, part in self.stateful().items()
+            if name in learned or name[:5] != "data."
+        }
         _load(parts, learned, self._strategy)
 
     def load_modules(self, learned: Mapping[str, Any]) -> None:
-        """Take over what `whole_state` returned of the modules alone: weights and buffers, averages of them too.
+        """Take over what `whole_state` returned of the modules alone: weights and buffers, averages
+        of them too.
 
         Raises:
             ChangedError: there is a module of which it knows nothing, or one of another shape.
@@ -58,10 +65,17 @@ class WholeState(ABC):
         return self._strategy.divides
 
     def own_state(self) -> dict[str, Any]:
-        """Return what this one of several processes has for itself: buffers, sums of meters, bad samples met."""
-        modules = {name: part for name, part in self.stateful().items() if isinstance(part, nn.Module)}
+        """Return what this one of several processes has for itself: buffers, sums of meters, bad
+        samples met."""
+        modules = {
+            name: part for name, part in self.stateful().items() if isinstance(part, nn.Module)
+        }
         found: dict[str, Any] = {name: dict(part.named_buffers()) for name, part in modules.items()}
-        bad = {name: part.state_dict() for name, part in self.stateful().items() if name.startswith("data.")}
+        bad = {
+            name: part.state_dict()
+            for name, part in self.stateful().items()
+            if name.startswith("data.")
+        }
         return {name: state for name, state in (found | bad).items() if state}
 
     def load_own_state(self, own: Mapping[str, Any]) -> None:
@@ -77,7 +91,8 @@ class WholeState(ABC):
                 part.load_state_dict(own[name])
 
     def load_merged_state(self, owns: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
-        """Take over what another number of processes had: the main one gets the sums of all, others begin at zero."""
+        """Take over what another number of processes had: the main one gets the sums of all, others
+        begin at zero."""
         for name, part in self.stateful().items():
             found = [own[name] for own in owns if name in own]
             if isinstance(part, Meter):
@@ -93,7 +108,9 @@ class WholeState(ABC):
 def _load(parts: Mapping[str, Stateful], learned: Mapping[str, Any], strategy: Strategy) -> None:
     """Give parts their states by name."""
     for name in parts.keys() - learned.keys():
-        raise ChangedError(f"it has no state of {name!r}; it was made by another version of the task")
+        raise ChangedError(
+            f"it has no state of {name!r}; it was made by another version of the task"
+        )
     for name, part in parts.items():
         try:
             if name in MODULES and isinstance(part, nn.Module):
@@ -105,5 +122,6 @@ def _load(parts: Mapping[str, Stateful], learned: Mapping[str, Any], strategy: S
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether an entry of `stateful` is one that passes without an update leave alone, but for buffers."""
+    """Tell whether an entry of `stateful` is one that passes without an update leave alone, but for
+    buffers."""
     return name in (*MODULES, "updater") or name.startswith(("meter.", "data."))

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import is_lost_peer
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import FromModel, WeightedSum, count_of
-from phasetrain.losses.pairs import check_pair
+from phasetrain.losses.shape_checks import check_pair
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.parts import Parts
 
@@ -19,14 +19,15 @@ MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 @TASKS.register("supervised")
 class Supervised(Task):
-    """Learns `loss(model(input), target)`, weighted by samples, or by what torch's cross entropy takes its mean over.
+    """Learns `loss(model(input), target)`, weighted by samples, or by what torch's cross entropy
+    takes its mean over.
 
-    Output and target are tensors, or mappings or lists of tensors: `LOSS.losses.LABEL.output` and `target`, and the
-    same keys of a meter, say which entries belong together.
+    Output and target are tensors, or mappings or lists of tensors: `LOSS.losses.LABEL.output` and
+    `target`, and the same keys of a meter, say which entries belong together.
 
     Raises:
-        ConfigError: the input does not fit the model, or the output does not fit the loss; shapes are shown,
-            and a label outside the classes is named with its sample.
+        ConfigError: the input does not fit the model, or the output does not fit the loss; shapes
+            are shown, and a label outside the classes is named with its sample.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -39,12 +40,16 @@ class Supervised(Task):
         self._weighs = self._count is not None or type(self).weight_of is not Supervised.weight_of
 
     def weight_of(self, batch: Batch) -> float:
-        """Return the number of samples, or what the loss divides by: see `phasetrain.losses.count_of`."""
-        return batch.size if self._count is None or not batch.size else self._count(batch.target)
+        """Return the number of samples, or what the loss divides by: see
+        `phasetrain.losses.count_of`."""
+        if self._count is None or not batch.size:
+            return batch.size
+        return self._count(batch.target)
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return mean loss and output of a micro-batch."""
-        output, weight = self.output_of(batch), batch.size if batch.weight is None else batch.weight
+        output = self.output_of(batch)
+        weight = batch.size if batch.weight is None else batch.weight
         loss = self.loss_of(output, batch)
         if not weight and self._count is not None:  # a mean over nothing is no number
             loss = torch.zeros_like(loss) + 0.0 * output.sum()
@@ -57,7 +62,9 @@ class Supervised(Task):
             ConfigError: it does not take the input.
         """
         try:
-            return self.model(batch.input, batch.target) if self._with_target else self.model(batch.input)
+            if self._with_target:
+                return self.model(batch.input, batch.target)
+            return self.model(batch.input)
         except MISFITS as error:
             _pass_on(error)
             raise ConfigError(
@@ -84,10 +91,12 @@ class Supervised(Task):
         return found
 
     def check_targets(self, split: str, target: object) -> None:
-        """Refuse a split without targets, unless the model computes the loss by itself and no meter needs them."""
+        """Refuse a split without targets, unless the model computes the loss by itself and no meter
+        needs them."""
         if target is not None:
             return
-        where, meters = f"DATA.{split.upper()}", [name for name, one in self.meters.items() if one.needs_target]
+        where = f"DATA.{split.upper()}"
+        meters = [name for name, one in self.meters.items() if one.needs_target]
         if self._needs_target:
             needing = f"LOSS ({_described(self.parts.loss)})"
         elif meters:
@@ -103,19 +112,30 @@ class Supervised(Task):
     def _check_mean(self, loss: Any) -> None:
         """Look once at the form of the loss."""
         if not isinstance(loss, Tensor) or loss.ndim != 0:
-            raise ValueError(f"the loss is {_shape(loss)}, expected a scalar tensor, the mean over the batch")
+            raise ValueError(
+                f"the loss is {_shape(loss)}, expected a scalar tensor, the mean over the batch"
+            )
         self._checked = True
 
     def _misfit(self, output: Any, batch: Batch, error: Exception) -> str:
         target = batch.target
-        if isinstance(output, Tensor) and isinstance(target, Tensor) and output.ndim == 2 and target.ndim == 1:
+        if (
+            isinstance(output, Tensor)
+            and isinstance(target, Tensor)
+            and output.ndim == 2
+            and target.ndim == 1
+        ):
             wrong = ((target < 0) | (target >= output.shape[1])).nonzero().flatten().tolist()
             if wrong and not target.is_floating_point():
-                return self._label_outside(int(target[wrong[0]]), int(batch.ids[wrong[0]]), output.shape[1])
+                return self._label_outside(
+                    int(target[wrong[0]]), int(batch.ids[wrong[0]]), output.shape[1]
+                )
         return self._unfit(output, target, error)
 
     def _unfit(self, output: Any, target: Any, error: Exception) -> str:
-        several = isinstance(output, Mapping | list | tuple) or isinstance(target, Mapping | list | tuple)
+        several = isinstance(output, Mapping | list | tuple) or isinstance(
+            target, Mapping | list | tuple
+        )
         advice = ""
         if several and not isinstance(self.parts.loss, WeightedSum | FromModel):
             advice = (
@@ -136,7 +156,8 @@ class Supervised(Task):
 
 
 def _pass_on(error: Exception) -> None:
-    """Raise again what is no misfit: memory is full, or a worker or process has gone, which any next line may show."""
+    """Raise again what is no misfit: memory is full, or a worker or process has gone, which any
+    next line may show."""
     known = isinstance(error, ConfigError | torch.OutOfMemoryError)
     if known or "DataLoader worker" in str(error) or is_lost_peer(error):
         raise error

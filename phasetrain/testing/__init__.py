@@ -1,4 +1,5 @@
-"""The proof kit: what phasetrain promises, checked for parts of one's own. It needs no test framework."""
+"""The proof kit: what phasetrain promises, checked for parts of one's own. It needs no test
+framework."""
 
 from phasetrain.testing.compare import differences
 from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep

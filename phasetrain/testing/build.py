@@ -4,11 +4,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from phasetrain.commands.setup import Setup, settle
 from phasetrain.distributed import World
-from phasetrain.plan import Plan
-from phasetrain.setup import Setup, settle
+from phasetrain.engine.plan import Plan
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
-from phasetrain.terminal import Terminal
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ def settled(overrides: Sequence[str], config_dir: str | None = None) -> Setup:
     return settle(overrides, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
 
 
-def built(overrides: Sequence[str], config_dir: str | None = None, world: World | None = None) -> Built:
+def built(
+    overrides: Sequence[str], config_dir: str | None = None, world: World | None = None
+) -> Built:
     """Return what the run of these overrides is made of, as one process of `world` sees it."""
     setup = replace(settled(overrides, config_dir), world=world or World())
     builder = setup.builder()

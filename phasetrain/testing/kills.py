@@ -3,13 +3,13 @@
 import io
 from collections.abc import Mapping, Sequence
 
-from phasetrain.batch import StepOutput
-from phasetrain.engine import PhaseEngine
+from phasetrain.commands.cli import run
+from phasetrain.commands.train.train import Loop, Result
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import Phase
 from phasetrain.hooks import CheckpointHook, Hook, Run
-from phasetrain.plan import Phase
-from phasetrain.run import run
-from phasetrain.terminal import Terminal
-from phasetrain.train import Loop, Result
+from phasetrain.runtime.terminal import Terminal
 
 
 class Killed(BaseException):

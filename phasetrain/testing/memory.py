@@ -8,20 +8,21 @@ from typing import Any, ClassVar
 
 from iopath.common.file_io import PathHandler
 
-from phasetrain.storage import HANDLERS
+from phasetrain.runtime.storage import HANDLERS
 
 
 @HANDLERS.register("mem")
 class MemoryHandler(PathHandler):
-    """Objects held in memory under `mem://`, as an object store holds them: for tests, and safe between threads.
+    """Objects held in memory under `mem://`, as an object store holds them: for tests, and safe
+    between threads.
 
-    An object is seen once the file that writes it is closed, and then as a whole; one whose writer leaves its `with`
-    by an error, or is dropped without being closed, is never seen. A folder is a prefix and need not be made. Nothing
-    can be renamed, appended to or changed in part.
+    An object is seen once the file that writes it is closed, and then as a whole; one whose writer
+    leaves its `with` by an error, or is dropped without being closed, is never seen. A folder is a
+    prefix and need not be made. Nothing can be renamed, appended to or changed in part.
 
     Args:
-        objects: path -> content; handlers that are given the same dict see the same objects. By default
-            `MemoryHandler.objects`, which all handlers of the process share.
+        objects: path -> content; handlers that are given the same dict see the same objects. By
+            default `MemoryHandler.objects`, which all handlers of the process share.
 
     Example:
         >>> files = PathManager()
@@ -40,7 +41,9 @@ class MemoryHandler(PathHandler):
     def _get_supported_prefixes(self) -> list[str]:
         return ["mem://"]
 
-    def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any) -> io.BytesIO | io.TextIOWrapper:
+    def _open(
+        self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any
+    ) -> io.BytesIO | io.TextIOWrapper:
         if mode not in ("r", "w", "rb", "wb"):
             raise io.UnsupportedOperation(
                 f"{path} cannot be opened with mode {mode!r}: an object is read (r, rb) or written as a whole (w, wb)"
@@ -50,9 +53,13 @@ class MemoryHandler(PathHandler):
                 if path not in self._objects:
                     raise FileNotFoundError(path)
                 content = self._objects[path]
-            return io.BytesIO(content) if "b" in mode else io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+            if "b" in mode:
+                return io.BytesIO(content)
+            return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
         writer = _Writer(lambda content: self._put(path, content))
-        return writer if "b" in mode else _TextWriter(writer)
+        if "b" in mode:
+            return writer
+        return _TextWriter(writer)
 
     def _exists(self, path: str, **kwargs: Any) -> bool:
         return self._isfile(path) or self._isdir(path)
@@ -65,7 +72,8 @@ class MemoryHandler(PathHandler):
         return bool(self._ls(path))
 
     def _ls(self, path: str, **kwargs: Any) -> list[str]:
-        """Return the names of what lies directly below a path, sorted; none where there is nothing."""
+        """Return the names of what lies directly below a path, sorted; none where there is
+        nothing."""
         prefix = path.rstrip("/") + "/" if path != "mem://" else path
         with self._lock:
             below = [name.removeprefix(prefix) for name in self._objects if name.startswith(prefix)]
@@ -90,7 +98,9 @@ class MemoryHandler(PathHandler):
         return True
 
     def _mv(self, src_path: str, dst_path: str, **kwargs: Any) -> bool:
-        raise io.UnsupportedOperation(f"{src_path} cannot be renamed to {dst_path}: object stores only copy and delete")
+        raise io.UnsupportedOperation(
+            f"{src_path} cannot be renamed to {dst_path}: object stores only copy and delete"
+        )
 
     def _put(self, path: str, content: bytes) -> None:
         with self._lock:
@@ -114,7 +124,10 @@ class _Writer(io.BytesIO):
         super().close()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is not None:
             self.discard()
@@ -130,7 +143,10 @@ class _TextWriter(io.TextIOWrapper):
         self._writer = writer
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is not None:
             self._writer.discard()

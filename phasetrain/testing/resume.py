@@ -5,16 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from phasetrain.batch import StepOutput
 from phasetrain.config.overrides import as_word
 from phasetrain.config.stages import LENGTHS
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import Hook, Run
-from phasetrain.plan import Phase, Plan
 from phasetrain.testing.build import settled
 from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
 from phasetrain.testing.trace import Place, Trace
 
-TRAIN_STEPS, TEST_STEPS, EPOCHS = 3, 2, 2
+TRAIN_STEPS = 3
+TEST_STEPS = 2
+EPOCHS = 2
 """The cut of a run: at most so many updates per epoch and batches per test, and so many epochs."""
 
 CAUSES = {
@@ -57,7 +59,8 @@ class Kill:
 
 
 class KillAt(Hook):
-    """Ends the run at the first step beyond a number of completed steps, wherever the attempt began.
+    """Ends the run at the first step beyond a number of completed steps, wherever the attempt
+    began.
 
     Args:
         steps: train and test steps of the run that stay.
@@ -82,7 +85,9 @@ class _Story:
     unbroken: Trace = field(default_factory=Trace)
 
     def run_unbroken(self, folder: str) -> None:
-        run_quietly(self._words(folder, 0, None), {"trace": self.unbroken}, config_dir=self.config_dir)
+        run_quietly(
+            self._words(folder, 0, None), {"trace": self.unbroken}, config_dir=self.config_dir
+        )
 
     def attempt(self, folder: str, number: int, kill: Kill | None) -> Trace:
         """Run or go on until the kill, or to the end, and return what was seen."""
@@ -115,22 +120,24 @@ def assert_exact_resume(
     config_dir: str | None = None,
     workers: Sequence[int] | None = (0, 2),
 ) -> None:
-    """See that a run which is killed and started again equals one that was never interrupted, bit for bit.
+    """See that a run which is killed and started again equals one that was never interrupted, bit
+    for bit.
 
-    A small cut of the run (two epochs of three updates, and two batches of each test) is run once as a whole, and once
-    with kills: after the first step, after the second one (so twice within an epoch), at the end of the epoch before
-    and after it is saved as complete, inside the test, and in the next epoch. Every batch, loss, metric and state is
-    compared.
+    A small cut of the run (two epochs of three updates, and two batches of each test) is run once
+    as a whole, and once with kills: after the first step, after the second one (so twice within an
+    epoch), at the end of the epoch before and after it is saved as complete, inside the test, and
+    in the next epoch. Every batch, loss, metric and state is compared.
 
     Args:
         overrides: describe the run; its length and its folder do not matter.
         steps: train and test steps after which it is killed, instead.
         config_dir: a folder with configs of your own.
-        workers: numbers of loader workers that the attempts take in turn; None leaves them as configured.
+        workers: numbers of loader workers that the attempts take in turn; None leaves them as
+            configured.
 
     Raises:
-        AssertionError: something differs; it names the first thing that does, when, after which kill, and what the
-            cause may be.
+        AssertionError: something differs; it names the first thing that does, when, after which
+            kill, and what the cause may be.
 
     Example:
         >>> assert_exact_resume(["experiment=digits", "LOSS.name=my_parts.focal"])
@@ -150,7 +157,8 @@ def assert_exact_resume(
 
 
 def shortened(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    """Return the overrides that cut a run down to two short epochs with tests, saved where the kit asks for it."""
+    """Return the overrides that cut a run down to two short epochs with tests, saved where the kit
+    asks for it."""
     phases = settled(overrides, config_dir).config.PHASES
     words = ["PHASES.updates=null", "PHASES.samples=null", "PHASES.test_every.epochs=1"]
     if phases.stages:
@@ -165,7 +173,13 @@ def shortened(overrides: Sequence[str], config_dir: str | None = None) -> list[s
         words.append(f"PHASES.test_every.updates={min(phases.test_every.updates, TRAIN_STEPS - 1)}")
     for split, most in (("train", TRAIN_STEPS), ("test", TEST_STEPS)):
         words.append(f"PHASES.limit.{split}={min(phases.limit[split] or most, most)}")
-    return [*words, "RUN.engine=train", "RUN.resume=auto", "CHECKPOINT.every_updates=null", "CHECKPOINT.at_end=true"]
+    return [
+        *words,
+        "RUN.engine=train",
+        "RUN.resume=auto",
+        "CHECKPOINT.every_updates=null",
+        "CHECKPOINT.at_end=true",
+    ]
 
 
 def usual_kills(plan: Plan) -> list[Kill]:
@@ -190,22 +204,35 @@ def _refuse_beyond(kills: Sequence[Kill], plan: Plan) -> None:
     total = steps_before(plan, len(plan.phases))
     beyond = [kill.steps for kill in kills if not 0 < kill.steps < total]
     if beyond:
-        raise ValueError(f"steps = {beyond}: the cut of the run has {total} steps; give some from 1 to {total - 1}")
+        raise ValueError(
+            f"steps = {beyond}: the cut of the run has {total} steps; give some from 1 to {total - 1}"
+        )
 
 
 def _compare(unbroken: Trace, trace: Trace, kill: Kill | None, plan: Plan) -> None:
-    when = "before the first kill, so two runs from the start differ" if kill is None else f"killed after {kill}"
+    if kill is None:
+        when = "before the first kill, so two runs from the start differ"
+    else:
+        when = f"killed after {kill}"
     if kill is not None:
         if trace.restored is None:
             raise AssertionError(f"{when}, the run began anew instead of going on")
         place, state = trace.restored
-        expected = {path: value for path, value in unbroken.moments[place].items() if path.startswith("state.")}
+        expected = {
+            path: value
+            for path, value in unbroken.moments[place].items()
+            if path.startswith("state.")
+        }
         for path in _apart(expected, state):
-            raise AssertionError(f"{when}, restored at {_told(place, plan)}: {path} differs; {NOT_TAKEN_OVER}")
+            raise AssertionError(
+                f"{when}, restored at {_told(place, plan)}: {path} differs; {NOT_TAKEN_OVER}"
+            )
     for place, moment in trace.moments.items():
         for path in _apart(unbroken.moments[place], moment):
             cause = CAUSES[path.partition(".")[0]]
-            raise AssertionError(f"{when}: {path} differs at {_told(place, plan)}. Usual cause: {cause}")
+            raise AssertionError(
+                f"{when}: {path} differs at {_told(place, plan)}. Usual cause: {cause}"
+            )
 
 
 def _apart(one: dict[str, str], other: dict[str, str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from phasetrain.checkpoint import decode, encode
-from phasetrain.machine import reseed_all, seed_of
+from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks import Stateful
 from phasetrain.testing.compare import differences
 
@@ -20,7 +20,8 @@ class Step(Protocol):
     """Uses a part as one step of a run would; what it returns, such as a loss, is compared too."""
 
     def __call__(self, part: Any, /) -> Any:
-        """Use `part` once, with the same input every time; random numbers come from the global generators."""
+        """Use `part` once, with the same input every time; random numbers come from the global
+        generators."""
         ...
 
 
@@ -32,17 +33,21 @@ def assert_state_round_trip(
 ) -> None:
     """See that the state of a part survives a checkpoint, and that it is all that the part holds.
 
-    The part is used for some steps; its state is written and read as a checkpoint writes and reads it, and given to
-    another part that has not been used. Both then take the same steps, and must stay equal bit for bit.
+    The part is used for some steps; its state is written and read as a checkpoint writes and reads
+    it, and given to another part that has not been used. Both then take the same steps, and must
+    stay equal bit for bit.
 
     Args:
-        part: a meter, hook, loss, model, updater or anything else with `state_dict` and `load_state_dict`; or several
-            that belong together by name, such as a model and the updater of its weights. It is used up.
-        step: uses the part, or the mapping, once. Without it only the way of the state through a checkpoint is seen.
+        part: a meter, hook, loss, model, updater or anything else with `state_dict` and
+            `load_state_dict`; or several that belong together by name, such as a model and the
+            updater of its weights. It is used up.
+        step: uses the part, or the mapping, once. Without it only the way of the state through a
+            checkpoint is seen.
         fresh: makes the other part; by default a copy of `part`, taken before the first step.
 
     Raises:
-        AssertionError: the state cannot be saved, comes back changed, or is not all; it names what differs.
+        AssertionError: the state cannot be saved, comes back changed, or is not all; it names what
+            differs.
 
     Example:
         >>> assert_state_round_trip(Accuracy(), lambda meter: meter.update(out))
@@ -64,7 +69,10 @@ def assert_state_round_trip(
             "the part holds something that is not in its state_dict (a Python number, a buffer with persistent=False, "
             "a list), draws from a generator of its own, or looks at the clock"
         )
-        results = {"result": _stepped(part, step, number)}, {"result": _stepped(other, step, number)}
+        results = (
+            {"result": _stepped(part, step, number)},
+            {"result": _stepped(other, step, number)},
+        )
         after = f"after {number + 1 - STEPS} more steps a part that was given the state differs ({hint})"
         _same(*results, after)
         _same(_state(part), _state(other), after)
@@ -72,7 +80,9 @@ def assert_state_round_trip(
 
 def _stepped(part: Any, step: Step | None, number: int) -> Any:
     reseed_all(seed_of(number, "round trip"))
-    return None if step is None else step(part)
+    if step is None:
+        return None
+    return step(part)
 
 
 def _state(part: Any) -> dict[str, Any]:

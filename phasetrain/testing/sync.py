@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import phasetrain
-from phasetrain.engine import PhaseEngine
+from phasetrain.engine.loop import PhaseEngine
 from phasetrain.testing.kills import run_quietly
 
 UPDATES = 5
@@ -42,19 +42,22 @@ COPIES = frozenset({Tensor.cpu, Tensor.numpy, Tensor.tolist})
 PACKAGE = Path(phasetrain.__file__).parent
 TORCH = Path(torch.__file__).parent
 ALLOWED = (str(PACKAGE / "optim"), str(PACKAGE / "hooks"), str(PACKAGE / "checkpoint"))
-"""Where the framework itself reads, and says so: optimizers and scalers without a path on the device, log points."""
+"""Where the framework itself reads, and says so: optimizers and scalers without a path on the
+device, log points."""
 
 STEP = frozenset({"train_step", "on_step"})
 """Functions of which a step of the hot path is made."""
 
 
 def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = None) -> None:
-    """See that no train step, nor a hook's `on_step`, reads a value from the device, for which it would have to wait.
+    """See that no train step, nor a hook's `on_step`, reads a value from the device, for which it
+    would have to wait.
 
-    Five updates are run; the first is not watched, so that what is looked at only once may be. On the CPU operators
-    that read values are caught as they are dispatched; on CUDA, torch's own warnings of synchronisation count as well.
-    A hook may read every so many updates, if that is less often than every five. What the framework documents is let
-    pass: its log points, and optimizers and scalers that cannot do without.
+    Five updates are run; the first is not watched, so that what is looked at only once may be. On
+    the CPU operators that read values are caught as they are dispatched; on CUDA, torch's own
+    warnings of synchronisation count as well. A hook may read every so many updates, if that is
+    less often than every five. What the framework documents is let pass: its log points, and
+    optimizers and scalers that cannot do without.
 
     Args:
         overrides: describe the run; its length and its folder do not matter.
@@ -73,7 +76,10 @@ def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = 
     with tempfile.TemporaryDirectory() as folder:
         run_quietly([*words, f"RUN.dir={folder}/run"], config_dir=config_dir, loop=watch.loop)
     if watch.found:
-        lines = [f"{place} ({operator}), {times} times" for (place, operator), times in watch.found.items()]
+        lines = [
+            f"{place} ({operator}), {times} times"
+            for (place, operator), times in watch.found.items()
+        ]
         raise AssertionError(
             f"in {UPDATES - 1} updates values were read from the device: {'; '.join(lines)}. Each read makes the step "
             "wait for the device; keep the tensor (`.detach()`), add it up in a buffer, and read it when a phase ends "
@@ -108,11 +114,17 @@ class _Watch:
                 engine.finish(engine.task.train_step(batches, engine.position(), engine.events()))
 
     def read(self, operator: str, tensor: object = None) -> None:
-        """Note that a value was read, if it was in a step that is watched and by code that is not allowed to."""
+        """Note that a value was read, if it was in a step that is watched and by code that is not
+        allowed to."""
         assert self._engine is not None
-        state, plan = self._engine.state, self._engine.plan
+        state = self._engine.state
+        plan = self._engine.plan
         training = state.phase < len(plan.phases) and plan.phases[state.phase].is_train
-        if not self._watching or not training or (isinstance(tensor, Tensor) and _memory(tensor) in self._on_host):
+        if (
+            not self._watching
+            or not training
+            or (isinstance(tensor, Tensor) and _memory(tensor) in self._on_host)
+        ):
             return
         place = _reader(sys._getframe(1))
         if place:
@@ -125,7 +137,11 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watch = watch
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = func.overloadpacket.__name__
         if name in READS or (name == "index" and _selects_by_value(args[1])):
@@ -139,7 +155,11 @@ class _Called(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in COPIES:
             self._watch.read(f"Tensor.{func.__name__}", args[0])
@@ -170,8 +190,10 @@ def _selects_by_value(indices: Sequence[Tensor | None]) -> bool:
 
 
 def _reader(frame: FrameType | None) -> str | None:
-    """Return file and line of the code that reads, or None where it may, or where no step is under way."""
-    place, in_step = None, False
+    """Return file and line of the code that reads, or None where it may, or where no step is under
+    way."""
+    place = None
+    in_step = False
     while frame is not None:
         name = frame.f_code.co_filename
         if place is None and not name.startswith(str(TORCH)) and name != __file__:
@@ -180,7 +202,9 @@ def _reader(frame: FrameType | None) -> str | None:
             place = f"{name}:{frame.f_lineno}"
         in_step = in_step or (frame.f_code.co_name in STEP and name != __file__)
         frame = frame.f_back
-    return place if in_step else None
+    if in_step:
+        return place
+    return None
 
 
 def _memory(tensor: Tensor) -> int:

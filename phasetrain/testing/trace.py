@@ -1,11 +1,12 @@
-"""What a run reads and leaves at each step, as digests that can be compared with those of another run."""
+"""What a run reads and leaves at each step, as digests that can be compared with those of another
+run."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from phasetrain.batch import Batch, StepOutput
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import HOOKS, Hook, Run
-from phasetrain.plan import Phase, Plan
 from phasetrain.testing.compare import digests
 
 Place = tuple[int, int]
@@ -13,13 +14,16 @@ Place = tuple[int, int]
 
 
 class Trace(Hook):
-    """Takes digests of batches, losses, metrics and of every state, under the position that they lead to.
+    """Takes digests of batches, losses, metrics and of every state, under the position that they
+    lead to.
 
-    The state of hooks that the framework brings along is left out: log positions differ between equal runs.
+    The state of hooks that the framework brings along is left out: log positions differ between
+    equal runs.
 
     Attributes:
         moments: position -> path -> digest; batches first, then losses and metrics, then states.
-        restored: the position that was resumed, and the state of the task then; None in a first attempt.
+        restored: the position that was resumed, and the state of the task then; None in a first
+            attempt.
         plan: the plan of the run.
     """
 
@@ -45,7 +49,12 @@ class Trace(Hook):
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Take a micro-batch as the other hooks leave it."""
-        content = {"ids": batch.ids, "input": batch.input, "target": batch.target, "mask": batch.mask}
+        content = {
+            "ids": batch.ids,
+            "input": batch.input,
+            "target": batch.target,
+            "mask": batch.mask,
+        }
         self._batches |= digests(content, f"batch.{len(self._batches) // len(content)}")
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
@@ -56,11 +65,15 @@ class Trace(Hook):
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Take metrics and states after a phase."""
-        self.moments[_place(run)] = digests(dict(metrics), "metrics") | _learned(run) | _watched(run)
+        self.moments[_place(run)] = (
+            digests(dict(metrics), "metrics") | _learned(run) | _watched(run)
+        )
 
     def on_end(self, run: Run) -> None:
         """Take the states at the end, after the last word of every hook."""
-        self.moments[_place(run)] = self.moments.get(_place(run), {}) | _learned(run) | _watched(run)
+        self.moments[_place(run)] = (
+            self.moments.get(_place(run), {}) | _learned(run) | _watched(run)
+        )
 
 
 def _place(run: Run) -> Place:
@@ -74,9 +87,13 @@ def _learned(run: Run) -> dict[str, str]:
 
 def _watched(run: Run) -> dict[str, str]:
     """Return digests of the states of hooks that are not the framework's own."""
-    own = {"checkpoint", "latest"} | {label for label, hook in run.hooks.by_label.items() if type(hook) in _brought()}
+    own = {"checkpoint", "latest"} | {
+        label for label, hook in run.hooks.by_label.items() if type(hook) in _brought()
+    }
     others = {label: hook for label, hook in run.hooks.by_label.items() if label not in own}
-    return digests({label: state for label, hook in others.items() if (state := hook.state_dict())}, "hooks")
+    return digests(
+        {label: state for label, hook in others.items() if (state := hook.state_dict())}, "hooks"
+    )
 
 
 def _brought() -> set[Any]:

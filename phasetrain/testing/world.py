@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from phasetrain.batch import Batch, mapped
 from phasetrain.distributed import World
-from phasetrain.plan import Phase
+from phasetrain.engine.batch import Batch, mapped
+from phasetrain.engine.plan import Phase
 from phasetrain.testing.build import Built, built
 from phasetrain.testing.compare import differences
 
@@ -25,11 +25,12 @@ Sample = dict[str, Any]
 def assert_world_size_invariant(
     overrides: Sequence[str], *, sizes: Sequence[int] = (1, 2, 3, 4), config_dir: str | None = None
 ) -> None:
-    """See that updates and tests get the same samples, content and order included, on any number of processes.
+    """See that updates and tests get the same samples, content and order included, on any number of
+    processes.
 
-    The batches of every process are read one after another, at the batch size that the overrides give; no process is
-    started. Sizes that do not divide the batch size take part as well. `RANK` and `WORLD_SIZE` are set as torchrun
-    would set them.
+    The batches of every process are read one after another, at the batch size that the overrides
+    give; no process is started. Sizes that do not divide the batch size take part as well. `RANK`
+    and `WORLD_SIZE` are set as torchrun would set them.
 
     Args:
         overrides: describe the run.
@@ -37,7 +38,8 @@ def assert_world_size_invariant(
         config_dir: a folder with configs of your own.
 
     Raises:
-        AssertionError: samples or their content differ; it names the update, the sample and the number of processes.
+        AssertionError: samples or their content differ; it names the update, the sample and the
+            number of processes.
 
     Example:
         >>> assert_world_size_invariant(["experiment=digits", "DATA.TRAIN.sampler=my_parts.by_length"])
@@ -50,7 +52,9 @@ def assert_world_size_invariant(
     ]
     expected = _updates(words, sizes[0], config_dir)
     for size in sizes[1:]:
-        for (name, one), (_, other) in zip(expected.items(), _updates(words, size, config_dir).items(), strict=True):
+        for (name, one), (_, other) in zip(
+            expected.items(), _updates(words, size, config_dir).items(), strict=True
+        ):
             _same(one, other, f"{name}, {size} processes instead of {sizes[0]}")
 
 
@@ -61,7 +65,9 @@ def _updates(words: Sequence[str], size: int, config_dir: str | None) -> dict[st
         with _environment(rank, size):
             made = built(words, config_dir, World(rank, size))
             for name, batches in _steps(made):
-                found.setdefault(name, []).extend(sample for batch in batches for sample in _samples(batch))
+                found.setdefault(name, []).extend(
+                    sample for batch in batches for sample in _samples(batch)
+                )
     return found
 
 
@@ -93,14 +99,17 @@ def _samples(batch: Batch) -> list[Sample]:
 
 
 def _same(one: list[Sample], other: list[Sample], when: str) -> None:
-    ids, others = [sample["id"] for sample in one], [sample["id"] for sample in other]
+    ids = [sample["id"] for sample in one]
+    others = [sample["id"] for sample in other]
     if sorted(ids) != sorted(others):
         raise AssertionError(
             f"{when}: other samples, {_few(others)} instead of {_few(ids)}. Usual cause: the sampler or the data set "
             "looks at the rank, or draws from a generator of its own instead of the seed that it is given"
         )
     if ids != others:
-        raise AssertionError(f"{when}: the same samples in another order, {_few(others)} instead of {_few(ids)}")
+        raise AssertionError(
+            f"{when}: the same samples in another order, {_few(others)} instead of {_few(ids)}"
+        )
     for left, right in zip(one, other, strict=True):
         for path in differences(left, right, f"sample {left['id']}"):
             raise AssertionError(
@@ -116,7 +125,12 @@ def _few(ids: list[int]) -> str:
 @contextmanager
 def _environment(rank: int, size: int) -> Iterator[None]:
     """Set what torchrun sets, and put back what was there."""
-    given = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    given = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+    }
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:

@@ -1,4 +1,5 @@
-"""The newest whole checkpoint is always the last acknowledged one or the one under way; the rest is kept or cleared."""
+"""The newest whole checkpoint is always the last acknowledged one or the one under way; the rest is
+kept or cleared."""
 
 import json
 import math
@@ -16,9 +17,9 @@ from safetensors.torch import save as save_tensors
 from phasetrain.checkpoint import Checkpointer, Facts, Manifest, Retention
 from phasetrain.checkpoint.codec import encode
 from phasetrain.checkpoint.commit import Verify, commit
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
-from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage, Unfinished, tree_digest
+from phasetrain.runtime.storage import FileRecord, Storage, Unfinished, tree_digest
 
 PROMISED = {"config": {"RUN": {"seed": 0}}}
 
@@ -28,10 +29,14 @@ def at(step: int) -> RunState:
 
 
 def learned(step: int, value: float | None = None) -> dict[str, Any]:
-    return {"task": {"model": {"weight": torch.full((3,), float(step) if value is None else value)}}}
+    return {
+        "task": {"model": {"weight": torch.full((3,), float(step) if value is None else value)}}
+    }
 
 
-def checkpointer(root: Path, *, keep_last: int = 3, verify: Verify = "full", **known: Any) -> Checkpointer:
+def checkpointer(
+    root: Path, *, keep_last: int = 3, verify: Verify = "full", **known: Any
+) -> Checkpointer:
     return Checkpointer(str(root), Storage(), Retention(keep_last, **known), verify=verify)
 
 
@@ -134,7 +139,9 @@ class TestDraft:
 
 
 class TestRetention:
-    @pytest.mark.parametrize(("keep_last", "kept"), [(2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])])
+    @pytest.mark.parametrize(
+        ("keep_last", "kept"), [(2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+    )
     def test_the_newest_are_kept(self, tmp_path: Path, keep_last: int, kept: list[int]) -> None:
         save(tmp_path, [1, 2, 3, 4, 5], keep_last=keep_last)
         assert steps(tmp_path) == kept
@@ -168,10 +175,15 @@ class TestRetention:
             "p0000-s00000002", "p0000-s00000002.pinned", "p0000-s00000004", "p0000-s00000007", "p0000-s00000008",
         ]  # fmt: skip
 
-    def test_a_second_commit_of_a_position_takes_the_place_of_the_first(self, tmp_path: Path) -> None:
+    def test_a_second_commit_of_a_position_takes_the_place_of_the_first(
+        self, tmp_path: Path
+    ) -> None:
         made = save(tmp_path, [1, 2])
         made.save(at(2), learned(2), PROMISED | {"again": True})
-        assert [name for name in names(tmp_path) if name != "latest"] == ["p0000-s00000001", "p0000-s00000002-c3"]
+        assert [name for name in names(tmp_path) if name != "latest"] == [
+            "p0000-s00000001",
+            "p0000-s00000002-c3",
+        ]
         loaded = checkpointer(tmp_path).newest()
         assert loaded is not None
         assert loaded.promised["again"] is True
@@ -270,9 +282,13 @@ class TestBest:
 
 
 class TestFallingBack:
-    @pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.safetensors", "promised.json"])
+    @pytest.mark.parametrize(
+        "name", ["manifest.json", "state.json", "tensors.safetensors", "promised.json"]
+    )
     @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "folder"])
-    def test_the_one_before_is_used_and_it_is_said(self, tmp_path: Path, name: str, damage: str) -> None:
+    def test_the_one_before_is_used_and_it_is_said(
+        self, tmp_path: Path, name: str, damage: str
+    ) -> None:
         save(tmp_path, [1, 2, 3])
         file = tmp_path / "p0000-s00000003" / name
         data = bytearray(file.read_bytes())
@@ -300,7 +316,9 @@ class TestFallingBack:
         with pytest.raises(NoValidCheckpointError) as caught:
             newest(tmp_path)
         assert caught.value.exit_code == 5
-        assert "p0000-s00000001: state.json cannot be read (No such file or directory)" in str(caught.value)
+        assert "p0000-s00000001: state.json cannot be read (No such file or directory)" in str(
+            caught.value
+        )
         assert "p0000-s00000002" in str(caught.value)
 
     def test_a_content_of_another_form_is_passed_over(self, tmp_path: Path) -> None:
@@ -316,7 +334,8 @@ class TestFallingBack:
             sound | {"promised.json": b"{"},
             sound | {"promised.json": b"[]"},
             sound | {"promised.json": b"[" * 100_000},
-            sound | {"state.json": json.dumps({"promised": PROMISED}).encode()},  # as format 1 had it
+            sound
+            | {"state.json": json.dumps({"promised": PROMISED}).encode()},  # as format 1 had it
         ]
         for number, contents in enumerate(forms, 2):
             commit(Storage(), str(tmp_path), contents, described(at(number), number))
@@ -340,7 +359,12 @@ class TestFallingBack:
 class TestLoad:
     def test_by_path(self, tmp_path: Path) -> None:
         save(tmp_path, [1, 2])
-        assert checkpointer(tmp_path / "elsewhere").load(f"{tmp_path}/p0000-s00000001/").manifest.state["step"] == 1
+        assert (
+            checkpointer(tmp_path / "elsewhere")
+            .load(f"{tmp_path}/p0000-s00000001/")
+            .manifest.state["step"]
+            == 1
+        )
 
     def test_what_is_no_checkpoint(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
@@ -359,22 +383,33 @@ class TestLoad:
 
 def test_leftovers_are_cleared_and_named(tmp_path: Path) -> None:
     save(tmp_path, [1])
-    for name in ("p0000-s00000002.tmp-0a1b2c3d", ".trash-p0000-s00000000-0a1b2c3d", "latest.tmp-0a1b2c3d"):
+    for name in (
+        "p0000-s00000002.tmp-0a1b2c3d",
+        ".trash-p0000-s00000000-0a1b2c3d",
+        "latest.tmp-0a1b2c3d",
+    ):
         (tmp_path / name).mkdir()
     said: list[str] = []
     made = checkpointer(tmp_path)
     made.say = said.append
     made.clear_leftovers()
     assert names(tmp_path) == ["latest", "p0000-s00000001"]
-    assert said[-1] == f"cleared {tmp_path}/p0000-s00000002.tmp-0a1b2c3d, left by an interrupted save"
+    assert (
+        said[-1] == f"cleared {tmp_path}/p0000-s00000002.tmp-0a1b2c3d, left by an interrupted save"
+    )
     assert len(said) == 3
 
 
 def test_format_1_still_loads(tmp_path: Path) -> None:
-    """Written as the version before wrote it: what was promised in state.json, a manifest without facts."""
+    """Written as the version before wrote it: what was promised in state.json, a manifest without
+    facts."""
     files = {
         "state.json": json.dumps(
-            {"task": {"model": {"weight": {"$tensor": "task.model.weight"}}}, "hooks": {}, "promised": PROMISED}
+            {
+                "task": {"model": {"weight": {"$tensor": "task.model.weight"}}},
+                "hooks": {},
+                "promised": PROMISED,
+            }
         ).encode(),
         "tensors.safetensors": save_tensors({"task.model.weight": torch.full((3,), 4.0)}),
     }
@@ -385,7 +420,10 @@ def test_format_1_still_loads(tmp_path: Path) -> None:
     digest = sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     folder = tmp_path / "p0000-s00000004"
     folder.mkdir()
-    for name, data in {**files, "manifest.json": json.dumps({"body": body, "digest": digest}).encode()}.items():
+    for name, data in {
+        **files,
+        "manifest.json": json.dumps({"body": body, "digest": digest}).encode(),
+    }.items():
         (folder / name).write_bytes(data)
     assert newest(tmp_path) == 4
     made = checkpointer(tmp_path)
@@ -399,7 +437,9 @@ def test_format_1_still_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "healthy"), [("model", False), ("loss", False), ("meter.accuracy", True)], ids=["model", "loss", "meter"]
+    ("part", "healthy"),
+    [("model", False), ("loss", False), ("meter.accuracy", True)],
+    ids=["model", "loss", "meter"],
 )
 def test_what_makes_a_checkpoint_unhealthy(tmp_path: Path, part: str, *, healthy: bool) -> None:
     learned = {"task": {part: {"kept": torch.tensor([1.0, float("nan")])}}}

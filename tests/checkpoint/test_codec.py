@@ -1,4 +1,5 @@
-"""What is encoded comes back bit for bit; what cannot is refused by its path; hostile bytes do nothing."""
+"""What is encoded comes back bit for bit; what cannot is refused by its path; hostile bytes do
+nothing."""
 
 import json
 import math
@@ -28,13 +29,18 @@ def round_trip(state: Any) -> Any:
 def same(one: Any, other: Any) -> bool:
     """Tell whether two states are equal in types, order of keys and bits."""
     if isinstance(one, torch.Tensor):
-        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
+        if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (
+            other.dtype,
+            other.shape,
+        ):
             return False
         return bits(one) == bits(other)
     if type(one) is not type(other):
         return False
     if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other) or (math.isnan(one) and math.isnan(other))
+        return struct.pack("d", one) == struct.pack("d", other) or (
+            math.isnan(one) and math.isnan(other)
+        )
     if isinstance(one, dict):
         keys = [(type(key), key) for key in one] == [(type(key), key) for key in other]
         return keys and all(same(one[key], other[key]) for key in one)
@@ -71,7 +77,9 @@ KEYS = st.none() | st.booleans() | st.integers(2, 9) | TEXT | DOLLARS
 STATES = st.recursive(
     LEAVES,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
     ),
     max_leaves=12,
 )
@@ -100,7 +108,9 @@ def test_the_form_on_disk() -> None:
             ["$x", [True]],
         ]
     }
-    assert {name: tensor.tolist() for name, tensor in load_tensors(tensors).items()} == {"a": [0.0, 0.0]}
+    assert {name: tensor.tolist() for name, tensor in load_tensors(tensors).items()} == {
+        "a": [0.0, 0.0]
+    }
 
 
 def test_a_view_is_written_without_the_rest_of_its_storage() -> None:
@@ -120,7 +130,12 @@ def test_tied_tensors_are_written_once_and_stay_tied() -> None:
 
 
 def test_keys_with_dots_do_not_collide_with_nesting() -> None:
-    state = {"a.b+": torch.tensor(0), "a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), "a.b++": torch.tensor(3)}
+    state = {
+        "a.b+": torch.tensor(0),
+        "a": {"b": torch.tensor(1)},
+        "a.b": torch.tensor(2),
+        "a.b++": torch.tensor(3),
+    }
     assert same(round_trip(state), state)
 
 
@@ -132,7 +147,9 @@ def test_encoding_is_a_snapshot() -> None:
 
 
 def test_parameters_and_subclasses_come_back_as_the_plain_kind() -> None:
-    back = round_trip({"p": nn.Parameter(torch.ones(2)), "o": OrderedDict(x=1), "s": torch.Size([2, 3])})
+    back = round_trip(
+        {"p": nn.Parameter(torch.ones(2)), "o": OrderedDict(x=1), "s": torch.Size([2, 3])}
+    )
     assert type(back["p"]) is torch.Tensor
     assert type(back["o"]) is dict
     assert back["s"] == (2, 3)
@@ -160,7 +177,9 @@ def test_long_whole_numbers(number: int) -> None:
 @pytest.mark.parametrize("number", [2**8192, 10**5000], ids="ab")
 def test_endless_whole_numbers_are_refused_before_they_are_written(number: int) -> None:
     for look in (check, encode):
-        with pytest.raises(TypeError, match=r"^n: a whole number of more than 8192 bits cannot be saved$"):
+        with pytest.raises(
+            TypeError, match=r"^n: a whole number of more than 8192 bits cannot be saved$"
+        ):
             look({"n": number})
 
 
@@ -223,7 +242,9 @@ def test_states_of_schedulers(make: Any) -> None:
     scheduler = make(optimizer)
     for loss in (1.0, 2.0, 3.0):
         optimizer.step()
-        scheduler.step(loss) if isinstance(scheduler, schedulers.ReduceLROnPlateau) else scheduler.step()
+        scheduler.step(loss) if isinstance(
+            scheduler, schedulers.ReduceLROnPlateau
+        ) else scheduler.step()
     state = scheduler.state_dict()
     back = round_trip(plain(state))
     assert same(back, plain(state))
@@ -257,7 +278,10 @@ def test_the_state_of_a_gradient_scaler() -> None:
         (1j, "builtins.complex cannot be saved"),
         (torch.float32, "torch.dtype cannot be saved"),
         (lambda: None, "builtins.function cannot be saved"),
-        (torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo cannot be saved; make it dense"),
+        (
+            torch.eye(2).to_sparse(),
+            "a tensor of layout torch.sparse_coo cannot be saved; make it dense",
+        ),
         (torch.zeros(2, dtype=torch.complex64), "a tensor of type torch.complex64 cannot be saved"),
         ({1.5: 0}, "builtins.dict cannot be saved"),
     ],
@@ -322,7 +346,11 @@ def test_any_bytes_are_refused_or_read_as_json(data: bytes) -> None:
 def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     pickle = b"cos\nsystem\n(S'touch " + str(trap).encode() + b"'\ntR."
-    for tree, tensors in ((pickle, NOTHING), (b"{}", pickle), (b"{}", struct.pack("<Q", len(pickle)) + pickle)):
+    for tree, tensors in (
+        (pickle, NOTHING),
+        (b"{}", pickle),
+        (b"{}", struct.pack("<Q", len(pickle)) + pickle),
+    ):
         with pytest.raises(InvalidCheckpointError):
             decode(tree, tensors)
     assert not trap.exists()

@@ -1,4 +1,5 @@
-"""A checkpoint exists whole or not at all, whatever operation the process dies at or the disk refuses."""
+"""A checkpoint exists whole or not at all, whatever operation the process dies at or the disk
+refuses."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,9 @@ from phasetrain.checkpoint.commit import (
     read_manifest,
     sweep,
 )
+from phasetrain.engine.position import RunState
 from phasetrain.errors import InvalidCheckpointError
-from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage, Unfinished, tree_digest
+from phasetrain.runtime.storage import FileRecord, Storage, Unfinished, tree_digest
 
 FIRST, SECOND = RunState(1, 0, 5, 50), RunState(1, 1, 5, 50)
 CONTENTS = {"tensors.safetensors": b"weights" * 9, "state.json": b"{}"}
@@ -78,7 +79,11 @@ def test_a_committed_checkpoint(tmp_path: Path) -> None:
     saved = write(Files(tmp_path / "place"), FIRST)
     folder = tmp_path / "place" / "p0001-s00000000"
     assert saved.name == folder.name
-    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "state.json", "tensors.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "manifest.json",
+        "state.json",
+        "tensors.safetensors",
+    ]
     manifest = read_manifest(Storage(), str(folder))
     assert manifest == saved.manifest
     assert manifest.state == {"phase": 1, "step": 0, "updates": 5, "samples": 50, "finished": ""}
@@ -91,33 +96,50 @@ def test_folder_names_sort_like_positions() -> None:
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_checkpoints_are_ordered_by_position_then_sequence_and_never_by_time(tmp_path: Path, kind: Kind) -> None:
+def test_checkpoints_are_ordered_by_position_then_sequence_and_never_by_time(
+    tmp_path: Path, kind: Kind
+) -> None:
     place = kind(tmp_path / "place")
-    for sequence, state in enumerate([RunState(10, 0), RunState(2, 100), RunState(2, 9), RunState(12345, 0)]):
+    for sequence, state in enumerate(
+        [RunState(10, 0), RunState(2, 100), RunState(2, 9), RunState(12345, 0)]
+    ):
         write(place, state, sequence=sequence)
     write(place, RunState(2, 9), sequence=4)
     place.storage().replace(f"{place.path}/latest", b"p0002-s00000009")
     place.storage().replace(f"{place.path}/notes/a.txt", b"") if kind is Objects else None
     found, rejected = committed(place.storage(), place.path)
-    assert [saved.manifest.order for saved in found] == [(2, 9, 2), (2, 9, 4), (2, 100, 1), (10, 0, 0), (12345, 0, 3)]
+    assert [saved.manifest.order for saved in found] == [
+        (2, 9, 2),
+        (2, 9, 4),
+        (2, 100, 1),
+        (10, 0, 0),
+        (12345, 0, 3),
+    ]
     assert rejected == {}
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_a_second_commit_of_a_position_gets_a_name_that_nothing_has(tmp_path: Path, kind: Kind) -> None:
+def test_a_second_commit_of_a_position_gets_a_name_that_nothing_has(
+    tmp_path: Path, kind: Kind
+) -> None:
     place = kind(tmp_path / "place")
     write(place, FIRST)
     assert write(place, FIRST, sequence=2, data=b"another").name == "p0001-s00000000-c2"
-    place.storage().remove(f"{place.path}/p0001-s00000000-c2/manifest.json")  # its number is known to nobody now
+    place.storage().remove(
+        f"{place.path}/p0001-s00000000-c2/manifest.json"
+    )  # its number is known to nobody now
     assert write(place, FIRST, sequence=2, data=b"further").name == "p0001-s00000000-c3"
     assert listed(place) == [OLD, "p0001-s00000000-c3: further"]
     assert committed(place.storage(), place.path)[1].keys() == {"p0001-s00000000-c2"}
 
 
 class TestDying:
-    """Die before every operation of an act; afterwards the old or the new is there, whole, and a sweep leaves that."""
+    """Die before every operation of an act; afterwards the old or the new is there, whole, and a
+    sweep leaves that."""
 
-    def check(self, tmp_path: Path, kind: Kind, prepare: Any, act: Any, outcomes: list[list[str]]) -> None:
+    def check(
+        self, tmp_path: Path, kind: Kind, prepare: Any, act: Any, outcomes: list[list[str]]
+    ) -> None:
         prepare(counted := kind(tmp_path / "count"))
         seen = []
         for number in range(operations(act, counted)):
@@ -177,7 +199,8 @@ class TestDying:
     @pytest.mark.parametrize("kind", PLACES)
     def test_a_sweep(self, tmp_path: Path, kind: Kind) -> None:
         def prepare(place: Place) -> None:
-            """Leave what a save, a deletion, and on objects the end of a save, leave when they are killed."""
+            """Leave what a save, a deletion, and on objects the end of a save, leave when they are
+            killed."""
             write(place, FIRST)
             name = write(place, SECOND).name
             with pytest.raises(Died):
@@ -196,7 +219,9 @@ class TestDying:
         )
 
 
-def in_place(storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None) -> protocol.Saved:
+def in_place(
+    storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None
+) -> protocol.Saved:
     """Write over whatever is there, and vouch for it first."""
     files = {name: FileRecord(len(data), tree_digest(data)) for name, data in contents.items()}
     final = f"{root}/{'p0001-s00000000'}"
@@ -205,7 +230,9 @@ def in_place(storage: Storage, root: str, contents: Any, describe: Any, give_up:
     return protocol.Saved(final, describe(files))
 
 
-def manifest_first(storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None) -> protocol.Saved:
+def manifest_first(
+    storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None
+) -> protocol.Saved:
     """Write the manifest before the files of which it speaks."""
     files = {name: FileRecord(len(data), tree_digest(data)) for name, data in contents.items()}
     manifest = describe(files)
@@ -217,7 +244,9 @@ def manifest_first(storage: Storage, root: str, contents: Any, describe: Any, gi
     return protocol.Saved(name_of(manifest), manifest)
 
 
-def published_early(storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None) -> protocol.Saved:
+def published_early(
+    storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None
+) -> protocol.Saved:
     """Publish before the last file is written."""
     files = {name: FileRecord(len(data), tree_digest(data)) for name, data in contents.items()}
     manifest = describe(files)
@@ -230,8 +259,11 @@ def published_early(storage: Storage, root: str, contents: Any, describe: Any, g
     return protocol.Saved(name_of(manifest), manifest)
 
 
-def unmarked(storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None) -> protocol.Saved:
-    """Write straight into the folder, the manifest last, without a mark that tells what a kill leaves."""
+def unmarked(
+    storage: Storage, root: str, contents: Any, describe: Any, give_up: Any = None
+) -> protocol.Saved:
+    """Write straight into the folder, the manifest last, without a mark that tells what a kill
+    leaves."""
     files = {}
     final = f"{root}/{name_of(describe({}))}"
     storage.make_folder(final)
@@ -250,7 +282,13 @@ def name_of(manifest: Manifest) -> str:
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize(
     ("broken", "caught"),
-    [(protocol.commit, False), (in_place, True), (manifest_first, True), (published_early, True), (unmarked, True)],
+    [
+        (protocol.commit, False),
+        (in_place, True),
+        (manifest_first, True),
+        (published_early, True),
+        (unmarked, True),
+    ],
 )
 def test_the_enumeration_catches_protocols_that_are_not_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, broken: Any, caught: bool
@@ -280,7 +318,9 @@ class TestRefusing:
     def test_once(self, tmp_path: Path, kind: Kind, number: int, again: bool) -> None:
         state = FIRST if again else SECOND
         write(counted := kind(tmp_path / "count"), FIRST)
-        count = operations(lambda place, before: write(place, state, before, sequence=2, data=b"another"), counted)
+        count = operations(
+            lambda place, before: write(place, state, before, sequence=2, data=b"another"), counted
+        )
         accepted = 0
         for at in range(count):
             write(place := kind(tmp_path / str(at)), FIRST)
@@ -300,7 +340,9 @@ class TestRefusing:
     @pytest.mark.parametrize("kind", PLACES)
     def test_from_then_on(self, tmp_path: Path, kind: Kind) -> None:
         write(counted := kind(tmp_path / "count"), FIRST)
-        for at in range(operations(lambda place, before: write(place, SECOND, before, sequence=2), counted)):
+        for at in range(
+            operations(lambda place, before: write(place, SECOND, before, sequence=2), counted)
+        ):
             write(place := kind(tmp_path / str(at)), FIRST)
             before = Failpoint(at, refused(ERRORS[3]), lasting=True)
             try:

@@ -1,4 +1,5 @@
-"""Whatever happens to the bytes of a checkpoint is noticed before they are used, and hostile manifests do nothing."""
+"""Whatever happens to the bytes of a checkpoint is noticed before they are used, and hostile
+manifests do nothing."""
 
 import itertools
 import json
@@ -10,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from phasetrain.checkpoint.commit import Manifest, Verify, commit, committed, read_files, read_manifest
+from phasetrain.checkpoint.commit import (
+    Manifest,
+    Verify,
+    commit,
+    committed,
+    read_files,
+    read_manifest,
+)
+from phasetrain.engine.position import RunState
 from phasetrain.errors import InvalidCheckpointError
-from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage
+from phasetrain.runtime.storage import FileRecord, Storage
 
 CONTENTS = {"tensors.safetensors": b"weights" * 9, "state.json": b"{}"}
 STATE = RunState(1, 0, 5, 50).state_dict()
@@ -25,7 +33,9 @@ class TestDamage:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         described = Manifest(2, 1, "r", None, STATE, {})
-        saved = commit(Storage(), str(tmp_path), CONTENTS, lambda files: replace(described, files=files))
+        saved = commit(
+            Storage(), str(tmp_path), CONTENTS, lambda files: replace(described, files=files)
+        )
         return tmp_path / saved.name
 
     def reason(self, folder: Path, verify: Verify = "full") -> str:
@@ -34,7 +44,9 @@ class TestDamage:
         return str(caught.value)
 
     def reason_of_none(self, folder: Path) -> bool:
-        return bool(read_files(Storage(), str(folder), read_manifest(Storage(), str(folder)), "full"))
+        return bool(
+            read_files(Storage(), str(folder), read_manifest(Storage(), str(folder)), "full")
+        )
 
     def test_every_flipped_bit_of_the_manifest(self, folder: Path) -> None:
         sound = (folder / "manifest.json").read_bytes()
@@ -53,7 +65,9 @@ class TestDamage:
         for name, data in CONTENTS.items():
             for _ in range(20):
                 at, bit = generator.randrange(len(data)), generator.randrange(8)
-                (folder / name).write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+                (folder / name).write_bytes(
+                    data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+                )
                 assert self.reason(folder).startswith(f"{name} has digest")
             (folder / name).write_bytes(data)
         assert self.reason_of_none(folder)
@@ -61,7 +75,9 @@ class TestDamage:
     def test_every_truncation(self, folder: Path) -> None:
         for name in (*CONTENTS, "manifest.json"):
             data = (folder / name).read_bytes()
-            for size in range(0, len(data) - 1, 7):  # less than the last byte, a mere line end of the manifest
+            for size in range(
+                0, len(data) - 1, 7
+            ):  # less than the last byte, a mere line end of the manifest
                 (folder / name).write_bytes(data[:size])
                 assert self.reason(folder, "size").startswith(name)
             (folder / name).write_bytes(data)
@@ -101,14 +117,33 @@ class TestHostileManifests:
 
     @pytest.mark.parametrize(
         "name",
-        ["../state.json", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a\\b", "a\n", "a\0", "C:x", "file://x"],
+        [
+            "../state.json",
+            "/etc/passwd",
+            "a/b",
+            "..",
+            ".",
+            "",
+            ".hidden",
+            "a\\b",
+            "a\n",
+            "a\0",
+            "C:x",
+            "file://x",
+        ],
     )
     def test_names_that_lead_out_of_the_folder(self, name: str) -> None:
         body = asdict(self.SOUND) | {"files": {name: {"size": 1, "digest": "0"}}}
-        assert self.refused(body) == f"manifest.json names the file {name!r}, which is no plain file name"
+        assert (
+            self.refused(body)
+            == f"manifest.json names the file {name!r}, which is no plain file name"
+        )
 
     def test_a_later_format(self) -> None:
-        assert self.refused(asdict(replace(self.SOUND, format=4))) == "manifest.json has format 4; this version reads 3"
+        assert (
+            self.refused(asdict(replace(self.SOUND, format=4)))
+            == "manifest.json has format 4; this version reads 3"
+        )
 
     @pytest.mark.parametrize(
         "change",

@@ -1,4 +1,5 @@
-"""Checkpoints survive a death at every operation of a save, a prune and a start, and every refusal of a disk."""
+"""Checkpoints survive a death at every operation of a save, a prune and a start, and every refusal
+of a disk."""
 
 import errno
 from collections.abc import Callable
@@ -10,9 +11,9 @@ import torch
 from failpoints import ERRORS, PLACES, Died, Failpoint, Files, Place, refused, top
 
 from phasetrain.checkpoint import Checkpointer, Retention
+from phasetrain.engine.position import RunState
 from phasetrain.errors import NoValidCheckpointError, SaveError
-from phasetrain.state import RunState
-from phasetrain.storage import Storage
+from phasetrain.runtime.storage import Storage
 
 Kind = Callable[[Path], Place]
 
@@ -65,11 +66,14 @@ def cleared(place: Place) -> list[str]:
 
 
 class TestDyingInASave:
-    """The last acknowledged checkpoint or the new one is the newest, whatever the process dies at."""
+    """The last acknowledged checkpoint or the new one is the newest, whatever the process dies
+    at."""
 
     @SAVES
     @pytest.mark.parametrize("kind", PLACES)
-    def test_at_every_operation(self, tmp_path: Path, kind: Kind, before: list[int], step: int) -> None:
+    def test_at_every_operation(
+        self, tmp_path: Path, kind: Kind, before: list[int], step: int
+    ) -> None:
         old, new = (before[-1], len(before)) if before else None, (step, len(before) + 1)
         number, outcomes = 0, []
         while self.dies(place := kind(tmp_path / str(number)), before, step, number):
@@ -88,7 +92,8 @@ class TestDyingInASave:
 
     @staticmethod
     def dies(place: Place, before: list[int], step: int, number: int) -> bool:
-        """Save at `step` after the saves `before`, dying before operation `number`; tell whether it came to that."""
+        """Save at `step` after the saves `before`, dying before operation `number`; tell whether it
+        came to that."""
         made = saved(place, before)
         made.storage = place.storage(Failpoint(number))
         try:
@@ -99,10 +104,13 @@ class TestDyingInASave:
 
 
 class TestDyingInAStart:
-    """A start that clears away what another death left, and reads the newest, may die as well, again and again."""
+    """A start that clears away what another death left, and reads the newest, may die as well,
+    again and again."""
 
     @pytest.mark.parametrize("kind", PLACES)
-    @pytest.mark.parametrize("left", ["a save", "its last operation before the commit counts", "a prune"])
+    @pytest.mark.parametrize(
+        "left", ["a save", "its last operation before the commit counts", "a prune"]
+    )
     def test_at_every_operation(self, tmp_path: Path, kind: Kind, left: str) -> None:
         at_once, late, prune = (6, 15, 26) if kind is Files else (6, 10, 19)
         died = {"a save": at_once, "a prune": prune}.get(left, late)
@@ -141,7 +149,8 @@ class TestDyingInAStart:
 
 
 class TestRefusing:
-    """A disk that refuses any operation of a save once takes nothing away, and the next save goes through."""
+    """A disk that refuses any operation of a save once takes nothing away, and the next save goes
+    through."""
 
     @SAVES
     @pytest.mark.parametrize("kind", PLACES)
@@ -178,11 +187,16 @@ class TestRefusing:
 
     @staticmethod
     def check_message(told: str, place: Place, step: int, error: int) -> None:
-        assert told.startswith(f"the checkpoint at update {step} could not be saved in '{place.path}': ")
+        assert told.startswith(
+            f"the checkpoint at update {step} could not be saved in '{place.path}': "
+        )
         assert f" (errno {error} {errno.errorcode[error]}) at {place.path}" in told
         needed, free = told.rpartition("; it needs ")[2].split(" bytes and ")
         assert int(needed.replace(",", "")) > 100
-        assert free == "an unknown number of bytes are free" or int(free.split()[0].replace(",", "")) > 0
+        assert (
+            free == "an unknown number of bytes are free"
+            or int(free.split()[0].replace(",", "")) > 0
+        )
 
     @pytest.mark.parametrize("kind", PLACES)
     def test_from_an_operation_on(self, tmp_path: Path, kind: Kind) -> None:
@@ -212,7 +226,9 @@ class TestRefusing:
 class TestReading:
     @pytest.mark.parametrize("kind", PLACES)
     @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
-    def test_an_error_at_any_read_leads_to_the_checkpoint_before(self, tmp_path: Path, kind: Kind, error: int) -> None:
+    def test_an_error_at_any_read_leads_to_the_checkpoint_before(
+        self, tmp_path: Path, kind: Kind, error: int
+    ) -> None:
         place = kind(tmp_path / "count")
         made, reads = saved(place, [1, 2, 3]), list[str]()
         made.storage = place.storage(lambda operation, path: reads.append(path))
@@ -233,7 +249,9 @@ class TestReading:
             made.save(at(3), learned(3), {})
             assert newest(place) == (3, 3 if "s00000003/manifest" in path else 4)
 
-    def test_a_disk_that_reads_nothing_is_not_taken_for_an_empty_folder(self, tmp_path: Path) -> None:
+    def test_a_disk_that_reads_nothing_is_not_taken_for_an_empty_folder(
+        self, tmp_path: Path
+    ) -> None:
         place = Files(tmp_path / "place")
         saved(place, [1, 2, 3])
         with pytest.raises(NoValidCheckpointError, match="Input/output error"):
@@ -241,7 +259,9 @@ class TestReading:
         assert newest(place) == (3, 3)
 
 
-def test_a_death_between_the_commit_and_the_pointer_is_repaired_by_the_next_save(tmp_path: Path) -> None:
+def test_a_death_between_the_commit_and_the_pointer_is_repaired_by_the_next_save(
+    tmp_path: Path,
+) -> None:
     place = Files(tmp_path / "place")
     made = saved(place, [1])
 

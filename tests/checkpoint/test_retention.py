@@ -1,4 +1,5 @@
-"""Which checkpoints are kept: the newest, milestones, the best, what is pinned, and always two healthy ones."""
+"""Which checkpoints are kept: the newest, milestones, the best, what is pinned, and always two
+healthy ones."""
 
 import math
 from typing import Any
@@ -7,19 +8,27 @@ import pytest
 
 from phasetrain.checkpoint import Facts, Manifest, Retention, Saved
 from phasetrain.checkpoint.commit import folder_name
-from phasetrain.state import RunState
+from phasetrain.engine.position import RunState
 
 
-def saved(step: int, metrics: dict[str, float] | None = None, *, name: str = "", **facts: Any) -> Saved:
+def saved(
+    step: int, metrics: dict[str, float] | None = None, *, name: str = "", **facts: Any
+) -> Saved:
     state = RunState(step=step, updates=step)
-    manifest = Manifest(2, step, "r", None, state.state_dict(), {}, Facts(metrics=metrics or {}, **facts))
+    manifest = Manifest(
+        2, step, "r", None, state.state_dict(), {}, Facts(metrics=metrics or {}, **facts)
+    )
     return Saved(name or folder_name(state), manifest)
 
 
 def kept(retention: Retention, found: list[Saved], pinned: tuple[str, ...] = ()) -> list[int | str]:
     """Return the steps of the kept checkpoints; names that are not a plain position as they are."""
     names = retention.kept(found, pinned)
-    return [int(one.name[7:]) if one.name[7:].isdigit() else one.name for one in found if one.name in names]
+    return [
+        int(one.name[7:]) if one.name[7:].isdigit() else one.name
+        for one in found
+        if one.name in names
+    ]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +41,9 @@ def kept(retention: Retention, found: list[Saved], pinned: tuple[str, ...] = ())
         (Retention(2, every_updates=9), [7, 8]),
     ],
 )
-def test_the_newest_and_those_at_multiples_of_updates(retention: Retention, steps: list[int]) -> None:
+def test_the_newest_and_those_at_multiples_of_updates(
+    retention: Retention, steps: list[int]
+) -> None:
     assert kept(retention, [saved(step) for step in range(1, 9)]) == steps
 
 
@@ -49,7 +60,8 @@ def test_the_start_is_no_milestone() -> None:
 
 class TestBest:
     FOUND = tuple(
-        saved(step, {"test/accuracy": value}) for step, value in enumerate([0.5, 0.9, 0.2, 0.9, 0.7, 0.1, 0.3], 1)
+        saved(step, {"test/accuracy": value})
+        for step, value in enumerate([0.5, 0.9, 0.2, 0.9, 0.7, 0.1, 0.3], 1)
     )
 
     @pytest.mark.parametrize(
@@ -79,7 +91,9 @@ class TestBest:
         assert [one.manifest.sequence for one in ranked] == [2, 4, 5, 1, 7, 3, 6]
 
     def test_of_the_same_weights_the_newest_stands_for_all(self) -> None:
-        second = Manifest(2, 9, "r", None, self.FOUND[1].manifest.state, {}, Facts(metrics={"test/accuracy": 0.9}))
+        second = Manifest(
+            2, 9, "r", None, self.FOUND[1].manifest.state, {}, Facts(metrics={"test/accuracy": 0.9})
+        )
         found = [*self.FOUND, Saved("p0001-s00000000", second)]
         ranked = Retention(monitor="test/accuracy").ranked(found)
         assert [one.manifest.sequence for one in ranked] == [9, 4, 5, 1, 7, 3, 6]

@@ -1,4 +1,5 @@
-"""Checkpoints in several files, made by hand: of two processes with rows of a matrix, and a number of the first."""
+"""Checkpoints in several files, made by hand: of two processes with rows of a matrix, and a number
+of the first."""
 
 import json
 from pathlib import Path
@@ -11,9 +12,9 @@ from phasetrain.checkpoint import Checkpointer, Facts, Manifest
 from phasetrain.checkpoint.commit import MANIFEST, SHARDED, read_manifest
 from phasetrain.checkpoint.sharded import Shards
 from phasetrain.checkpoint.snapshot import Snapshot
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
-from phasetrain.state import RunState
-from phasetrain.storage import FileRecord, Storage, tree_digest
+from phasetrain.runtime.storage import FileRecord, Storage, tree_digest
 
 FIRST, SECOND = "tensors-00001-of-00002.safetensors", "tensors-00002-of-00002.safetensors"
 WEIGHT, STEP = "task.model.weight", "task.step"
@@ -28,7 +29,11 @@ INDEX: dict[str, Any] = {
                 {"file": SECOND, "offsets": [2, 0], "sizes": [1, 2]},
             ],
         },
-        STEP: {"dtype": "I64", "shape": [], "chunks": [{"file": FIRST, "offsets": [], "sizes": []}]},
+        STEP: {
+            "dtype": "I64",
+            "shape": [],
+            "chunks": [{"file": FIRST, "offsets": [], "sizes": []}],
+        },
     }
 }
 
@@ -37,7 +42,11 @@ def made(folder: Path, index: dict[str, Any] = INDEX) -> Path:
     """Write the checkpoint."""
     folder.mkdir(parents=True)
     contents = {
-        FIRST: bytes(Snapshot().take([(WEIGHT, torch.tensor([[0.0, 1.0], [2.0, 3.0]])), (STEP, torch.tensor(9))])),
+        FIRST: bytes(
+            Snapshot().take(
+                [(WEIGHT, torch.tensor([[0.0, 1.0], [2.0, 3.0]])), (STEP, torch.tensor(9))]
+            )
+        ),
         SECOND: bytes(Snapshot().take([(WEIGHT, torch.tensor([[4.0, 5.0]]))])),
         "state.json": json.dumps(TREE).encode(),
         "promised.json": b"{}",
@@ -45,7 +54,9 @@ def made(folder: Path, index: dict[str, Any] = INDEX) -> Path:
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    files = {name: FileRecord(len(content), tree_digest(content)) for name, content in contents.items()}
+    files = {
+        name: FileRecord(len(content), tree_digest(content)) for name, content in contents.items()
+    }
     manifest = Manifest(SHARDED, 1, "run", None, RunState().state_dict(), files, Facts())
     (folder / MANIFEST).write_bytes(manifest.encode())
     return folder
@@ -62,14 +73,19 @@ def test_pieces_are_put_together(tmp_path: Path) -> None:
     assert state["task"]["step"].tolist() == 9
 
 
-def test_a_tensor_is_read_to_where_it_is_wanted_and_files_that_nobody_needs_are_not_opened(tmp_path: Path) -> None:
+def test_a_tensor_is_read_to_where_it_is_wanted_and_files_that_nobody_needs_are_not_opened(
+    tmp_path: Path,
+) -> None:
     folder = made(tmp_path / "p0000-s00000000")
     manifest = read_manifest(Storage(), str(folder))
-    shards = Shards(Storage(), str(folder), manifest, "full", bytearray((folder / "shards.json").read_bytes()))
+    shards = Shards(
+        Storage(), str(folder), manifest, "full", bytearray((folder / "shards.json").read_bytes())
+    )
     target = torch.zeros(3, 2)
 
     state = shards.state(
-        (folder / "state.json").read_bytes(), lambda saved: [(saved["task"]["model"]["weight"], target)]
+        (folder / "state.json").read_bytes(),
+        lambda saved: [(saved["task"]["model"]["weight"], target)],
     )
     assert state["task"]["model"]["weight"] is target
     assert target.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
@@ -124,7 +140,9 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
         ({}, "cannot be read"),
     ],
 )
-def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, index: dict[str, Any], reason: str) -> None:
+def test_an_index_that_does_not_fit_is_refused(
+    tmp_path: Path, index: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
         load(made(tmp_path / "p0000-s00000000", index))
 

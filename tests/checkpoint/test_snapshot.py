@@ -59,8 +59,13 @@ class TestFormat:
         assert same(load_file(tmp_path / "a.safetensors"), TENSORS)
 
     def test_files_of_the_library_are_read(self) -> None:
-        plain = {name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor) for name, tensor in TENSORS.items()}
-        assert same(tensors_in(bytearray(save_tensors(plain, metadata={"by": "somebody"}))), TENSORS)
+        plain = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+            for name, tensor in TENSORS.items()
+        }
+        assert same(
+            tensors_in(bytearray(save_tensors(plain, metadata={"by": "somebody"}))), TENSORS
+        )
 
     def test_a_comparison_that_sees_differences(self) -> None:
         assert not same({"a": torch.zeros(1)}, {"a": -torch.zeros(1)})
@@ -69,7 +74,9 @@ class TestFormat:
 
     def test_every_tensor_lies_on_its_own_boundary(self) -> None:
         found = tensors_in(bytearray(Snapshot().take(list(TENSORS.items()))))
-        assert [name for name, t in found.items() if t.numel() and t.data_ptr() % t.element_size()] == []
+        assert [
+            name for name, t in found.items() if t.numel() and t.data_ptr() % t.element_size()
+        ] == []
 
     def test_nothing_at_all(self) -> None:
         assert load(bytes(Snapshot().take([]))) == {}
@@ -108,7 +115,9 @@ class TestMemory:
         snapshot = Snapshot()
         snapshot.take([("weight", torch.zeros(4))])
         assert same(load(bytes(snapshot.take(list(other.items())))), other)
-        assert same(load(bytes(snapshot.take([("weight", torch.zeros(4))]))), {"weight": torch.zeros(4)})
+        assert same(
+            load(bytes(snapshot.take([("weight", torch.zeros(4))]))), {"weight": torch.zeros(4)}
+        )
 
 
 def file(header: Any, data: bytes = b"") -> bytes:
@@ -131,7 +140,9 @@ HOSTILE = {
     "header that is a number": file(3),
     "nested without end": file(b"[" * 100_000),
     "nested deeply": file(b'{"a":' * 5000 + b"1" + b"}" * 5000),
-    "a long number": file(b'{"a": {"dtype": "F32", "shape": [' + b"9" * 6000 + b'], "data_offsets": [0, 4]}}', FOUR),
+    "a long number": file(
+        b'{"a": {"dtype": "F32", "shape": [' + b"9" * 6000 + b'], "data_offsets": [0, 4]}}', FOUR
+    ),
     "name twice": file(
         b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
         b' "a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
@@ -178,7 +189,9 @@ class TestHostile:
             "b": 1.0,
         }
 
-    @pytest.mark.parametrize("name", ["overlapping", "with a gap", "more than its tensors", "name twice"])
+    @pytest.mark.parametrize(
+        "name", ["overlapping", "with a gap", "more than its tensors", "name twice"]
+    )
     def test_as_the_library_does(self, name: str) -> None:
         with pytest.raises(Exception, match="rror while deserializing"):
             load(HOSTILE[name])
@@ -193,7 +206,14 @@ class TestHealth:
             ({"model.weight": torch.tensor([1.0, math.nan]).to(torch.float8_e4m3fn)}, True),
             ({"model.weight": torch.tensor([1.0, math.inf, -math.inf])}, False),
             ({"other.weight": torch.tensor([math.nan])}, False),
-            ({"model.count": torch.tensor([3]), "model.none": torch.zeros(0), "model.on": torch.tensor(True)}, False),
+            (
+                {
+                    "model.count": torch.tensor([3]),
+                    "model.none": torch.zeros(0),
+                    "model.on": torch.tensor(True),
+                },
+                False,
+            ),
             ({}, False),
         ],
     )

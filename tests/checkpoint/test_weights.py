@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from phasetrain.checkpoint import Checkpointer, Facts
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.models.sources import Source, read
-from phasetrain.state import RunState
-from phasetrain.storage import Storage
+from phasetrain.runtime.storage import Storage
 
 
 def save(folder: Path, step: int, monitor: str | None = "test/accuracy", **facts: Any) -> str:
@@ -43,7 +43,9 @@ def test_what_is_damaged_is_passed_over_or_refused(tmp_path: Path) -> None:
     content[-1] ^= 1
     path.write_bytes(content)
     assert weight(tmp_path) == 1.0
-    with pytest.raises(ConfigError, match=r"it is no checkpoint that can be used: tensors.safetensors has digest"):
+    with pytest.raises(
+        ConfigError, match=r"it is no checkpoint that can be used: tensors.safetensors has digest"
+    ):
         read(Source(str(path.parent)))
 
 
@@ -55,14 +57,22 @@ def test_weights_that_are_no_numbers_are_passed_over(tmp_path: Path) -> None:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    with pytest.raises(ConfigError, match=r"was made without averaged weights; set MODEL.weights.which=model"):
+    with pytest.raises(
+        ConfigError, match=r"was made without averaged weights; set MODEL.weights.which=model"
+    ):
         read(Source(str(tmp_path), which="ema"))
     with pytest.raises(ConfigError, match="the folder holds no checkpoint; it holds"):
         read(Source(str(tmp_path), checkpoint="best"))
     save(tmp_path / "plain", 1, monitor=None)
-    for where, told in (("MODEL.weights", "MODEL.weights.checkpoint='latest'"), ("", "checkpoint='latest'")):
+    for where, told in (
+        ("MODEL.weights", "MODEL.weights.checkpoint='latest'"),
+        ("", "checkpoint='latest'"),
+    ):
         path = f"{where}.path = " if where else ""
-        with pytest.raises(ConfigError, match=rf"^{path}'.*plain': .* had no CHECKPOINT.best.monitor; take {told}, or"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^{path}'.*plain': .* had no CHECKPOINT.best.monitor; take {told}, or",
+        ):
             read(Source(str(tmp_path / "plain"), checkpoint="best", where=where))
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ConfigError, match="the folder holds no checkpoint; it holds checkpoints"):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from phasetrain.config.check import Slot
-from phasetrain.registry import Registry
+from phasetrain.config.registry import Registry
+from phasetrain.config.validation import Slot
 
 Write = Callable[[Mapping[str, str]], Path]
 
@@ -38,10 +38,19 @@ def small_cnn(classes: int, width: int = 32, dropout: float = 0.0) -> None: ...
 def mlp(classes: int, hidden: list[int] = [128], dropout: float = 0.0) -> None: ...  # noqa: B006
 def resnet_cifar(classes: int, depth: int = 20) -> None: ...
 def sgd(
-    params: Any, lr: float, momentum: float = 0.0, *, nesterov: bool = False, weight_decay: float = 0.0
+    params: Any,
+    lr: float,
+    momentum: float = 0.0,
+    *,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
 ) -> None: ...
 def adamw(
-    params: Any, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    params: Any,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
 ) -> None: ...
 def digits(split: str) -> None: ...
 def normalize(mean: list[float], std: list[float]) -> None: ...
@@ -75,17 +84,26 @@ def slots() -> list[Slot]:
     schedules = registry("schedule", "OPTIMIZER.SCHEDULES", cosine=cosine, linear=linear)
     return [
         Slot("DATA.*", registry("data set", "DATA", digits=digits), key="dataset"),
-        Slot("DATA.*.transforms[]", registry("transform", "DATA.*.transforms", normalize=normalize, flatten=plain)),
+        Slot(
+            "DATA.*.transforms[]",
+            registry("transform", "DATA.*.transforms", normalize=normalize, flatten=plain),
+        ),
         Slot("DATA.*.sampler", samplers),
         Slot("DATA.*.collate", registry("collate function", "DATA.*.collate", stack=stack)),
         Slot("TASK", registry("task", "TASK", supervised=plain)),
         Slot("MODEL", models),
         Slot("LOSS", registry("loss", "LOSS", cross_entropy=cross_entropy, focal=focal)),
-        Slot("METERS.*", registry("meter", "METERS", accuracy=accuracy, loss=plain), label_is_name=True),
+        Slot(
+            "METERS.*",
+            registry("meter", "METERS", accuracy=accuracy, loss=plain),
+            label_is_name=True,
+        ),
         Slot("OPTIMIZER", optimizers, provided=frozenset({"params"})),
         Slot("OPTIMIZER.scaler", scalers),
         Slot("OPTIMIZER.SCHEDULES.*", schedules),
         Slot(
-            "HOOKS.*", registry("hook", "HOOKS", console=console, **dict.fromkeys(WATCHING, plain)), label_is_name=True
+            "HOOKS.*",
+            registry("hook", "HOOKS", console=console, **dict.fromkeys(WATCHING, plain)),
+            label_is_name=True,
         ),
     ]

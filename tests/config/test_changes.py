@@ -32,7 +32,9 @@ def test_nothing_differs_from_itself() -> None:
 
 
 def test_each_leaf_that_differs_has_its_class() -> None:
-    assert changes("OPTIMIZER.lr=0.5", "RUN.seed=1", "DATA.TRAIN.workers=2", "HOOKS.console.every_steps=3") == [
+    assert changes(
+        "OPTIMIZER.lr=0.5", "RUN.seed=1", "DATA.TRAIN.workers=2", "HOOKS.console.every_steps=3"
+    ) == [
         Change("RUN.seed", 0, 1, "forbidden"),
         Change("DATA.TRAIN.workers", 0, 2, "free"),
         Change("OPTIMIZER.lr", 0.1, 0.5, "adjustable"),

@@ -27,12 +27,16 @@ def test_no_overrides_give_the_default_experiment() -> None:
 
 
 def test_every_leaf_has_an_origin() -> None:
-    found = composed("DATA.VAL={dataset: digits, split: test}", "METERS.loss=null", "~METERS.accuracy")
+    found = composed(
+        "DATA.VAL={dataset: digits, split: test}", "METERS.loss=null", "~METERS.accuracy"
+    )
     assert set(found.origins) == set(leaves(found.config))
 
 
 def test_values_set_and_add_with_or_without_plus() -> None:
-    found = composed("OPTIMIZER.lr=1e-3", "+LOSS.a=1", "++LOSS.b=[1, x]", "METERS.top5={name: accuracy, top: 5}")
+    found = composed(
+        "OPTIMIZER.lr=1e-3", "+LOSS.a=1", "++LOSS.b=[1, x]", "METERS.top5={name: accuracy, top: 5}"
+    )
     assert found.config["OPTIMIZER"]["lr"] == 0.001
     assert (found.config["LOSS"]["a"], found.config["LOSS"]["b"]) == (1, [1, "x"])
     assert found.config["METERS"]["top5"] == {"name": "accuracy", "top": 5}
@@ -40,8 +44,13 @@ def test_values_set_and_add_with_or_without_plus() -> None:
 
 
 def test_a_group_selected_on_the_command_line_beats_the_experiment(user_dir) -> None:
-    own = user_dir({"LOSS/focal.yaml": FOCAL, "experiment/mine.yaml": "LOSS:\n  name: focal\n  gamma: 5\n"})
-    assert composed("experiment=mine", config_dir=own).config["LOSS"] == {"name": "focal", "gamma": 5}
+    own = user_dir(
+        {"LOSS/focal.yaml": FOCAL, "experiment/mine.yaml": "LOSS:\n  name: focal\n  gamma: 5\n"}
+    )
+    assert composed("experiment=mine", config_dir=own).config["LOSS"] == {
+        "name": "focal",
+        "gamma": 5,
+    }
     found = composed("experiment=mine", "LOSS=focal", config_dir=own)
     assert found.config["LOSS"] == {"name": "focal", "gamma": 2}
     assert found.origins["LOSS.gamma"] == f"{own}/LOSS/focal.yaml"
@@ -96,23 +105,41 @@ def test_the_package_header_of_an_experiment_may_be_left_out(user_dir, header: s
 
 
 def test_groups_of_nested_sections_and_options_in_folders(user_dir) -> None:
-    own = user_dir({"DATA/TRAIN/big.yaml": "batch_size: 512\n", "MODEL/vision/wide.yaml": "name: mlp\nhidden: [9]\n"})
+    own = user_dir(
+        {
+            "DATA/TRAIN/big.yaml": "batch_size: 512\n",
+            "MODEL/vision/wide.yaml": "name: mlp\nhidden: [9]\n",
+        }
+    )
     found = composed("DATA/TRAIN=big", "MODEL=vision/wide", config_dir=own)
     assert found.config["DATA"]["TRAIN"]["batch_size"] == 512
     assert found.config["MODEL"] == MODEL | {"name": "mlp", "hidden": [9]}
 
 
 def test_several_options_of_one_group(user_dir) -> None:
-    own = user_dir({"HOOKS/a.yaml": "console: {every_steps: 3}\n", "HOOKS/b.yaml": "extra: {name: console}\n"})
+    own = user_dir(
+        {"HOOKS/a.yaml": "console: {every_steps: 3}\n", "HOOKS/b.yaml": "extra: {name: console}\n"}
+    )
     hooks = composed("HOOKS=[a,b]", config_dir=own).config["HOOKS"]
-    assert hooks == composed().config["HOOKS"] | {"console": {"every_steps": 3}, "extra": {"name": "console"}}
+    assert hooks == composed().config["HOOKS"] | {
+        "console": {"every_steps": 3},
+        "extra": {"name": "console"},
+    }
 
 
 def test_mappings_merge_lists_are_replaced_and_null_is_kept() -> None:
-    found = composed("OPTIMIZER=adamw", "OPTIMIZER.betas=[0.5, 0.6]", "DATA.TRAIN={workers: 2}", "OPTIMIZER.eps=null")
+    found = composed(
+        "OPTIMIZER=adamw",
+        "OPTIMIZER.betas=[0.5, 0.6]",
+        "DATA.TRAIN={workers: 2}",
+        "OPTIMIZER.eps=null",
+    )
     assert found.config["OPTIMIZER"]["betas"] == [0.5, 0.6]
     assert found.config["OPTIMIZER"]["eps"] is None
-    assert (found.config["DATA"]["TRAIN"]["workers"], found.config["DATA"]["TRAIN"]["batch_size"]) == (2, 64)
+    assert (
+        found.config["DATA"]["TRAIN"]["workers"],
+        found.config["DATA"]["TRAIN"]["batch_size"],
+    ) == (2, 64)
 
 
 def test_another_name_drops_what_lower_layers_set_for_the_old_one() -> None:
@@ -135,7 +162,10 @@ def test_the_same_name_again_drops_nothing() -> None:
 
 
 def test_parameters_of_the_same_layer_stay_in_any_order() -> None:
-    assert composed("LOSS.gamma=3", "LOSS.name=focal").config["LOSS"] == {"name": "focal", "gamma": 3}
+    assert composed("LOSS.gamma=3", "LOSS.name=focal").config["LOSS"] == {
+        "name": "focal",
+        "gamma": 3,
+    }
 
 
 def test_dropping_in_splits_meters_hooks_and_schedules(user_dir) -> None:
@@ -167,7 +197,10 @@ def test_dropping_in_splits_meters_hooks_and_schedules(user_dir) -> None:
 
 
 def test_a_word_and_a_mapping_are_two_spellings_of_one_part() -> None:
-    assert composed("DATA.TRAIN.collate.pad=1").config["DATA"]["TRAIN"]["collate"] == {"name": "stack", "pad": 1}
+    assert composed("DATA.TRAIN.collate.pad=1").config["DATA"]["TRAIN"]["collate"] == {
+        "name": "stack",
+        "pad": 1,
+    }
     schedule = composed("OPTIMIZER.SCHEDULES.lr=cosine").config["OPTIMIZER"]["SCHEDULES"]["lr"]
     assert schedule == {"name": "cosine", "warmup": 0.1}
     found = composed("OPTIMIZER.SCHEDULES.momentum=linear", "OPTIMIZER.SCHEDULES.momentum.end=0.5")
@@ -175,7 +208,9 @@ def test_a_word_and_a_mapping_are_two_spellings_of_one_part() -> None:
 
 
 def test_null_removes_labels_and_splits() -> None:
-    found = composed("METERS.loss=null", "HOOKS.console=null", "DATA.TEST=null", "OPTIMIZER.SCHEDULES.lr=null")
+    found = composed(
+        "METERS.loss=null", "HOOKS.console=null", "DATA.TEST=null", "OPTIMIZER.SCHEDULES.lr=null"
+    )
     assert list(found.config["METERS"]) == ["accuracy"]
     assert found.config["HOOKS"].keys() == composed().config["HOOKS"].keys() - {"console"}
     assert list(found.config["DATA"]) == ["TRAIN"]
@@ -186,13 +221,17 @@ def test_null_empties_what_holds_labels() -> None:
     found = composed("HOOKS=null", "METERS=null", "METERS.accuracy={}")
     assert found.config["HOOKS"] == {}
     assert composed("METERS=null").config["METERS"] == {}
-    assert found.config["METERS"] == {"accuracy": {}, "loss": {}}, "one layer's later override beats its earlier one"
+    assert found.config["METERS"] == {"accuracy": {}, "loss": {}}, (
+        "one layer's later override beats its earlier one"
+    )
 
 
 def test_a_removed_label_can_be_set_again_above(user_dir) -> None:
     own = user_dir({"experiment/mine.yaml": "HOOKS:\n  console: null\n"})
     assert "console" not in composed("experiment=mine", config_dir=own).config["HOOKS"]
-    assert "console" in composed("experiment=mine", "HOOKS.console={}", config_dir=own).config["HOOKS"]
+    assert (
+        "console" in composed("experiment=mine", "HOOKS.console={}", config_dir=own).config["HOOKS"]
+    )
 
 
 def test_another_split_gets_the_defaults_of_test() -> None:
@@ -203,7 +242,13 @@ def test_another_split_gets_the_defaults_of_test() -> None:
 
 
 def test_tilde_takes_back_what_lower_layers_set() -> None:
-    found = composed("~OPTIMIZER.momentum", "~OPTIMIZER.lr", "~METERS.loss", "~PHASES.epochs=12", "PHASES.updates=3")
+    found = composed(
+        "~OPTIMIZER.momentum",
+        "~OPTIMIZER.lr",
+        "~METERS.loss",
+        "~PHASES.epochs=12",
+        "PHASES.updates=3",
+    )
     assert "momentum" not in found.config["OPTIMIZER"]
     assert found.config["OPTIMIZER"]["lr"] == 0.1
     assert found.origins["OPTIMIZER.lr"] == "defaults.yaml"
@@ -227,13 +272,21 @@ def test_imports_are_the_union_over_layers(user_dir) -> None:
     )
     found = composed("experiment=mine", "RUN.imports=[a, d]", config_dir=own)
     assert found.config["RUN"]["imports"] == ["a", "b", "c", "d"]
-    assert composed("experiment=mine", "RUN.imports=[]", config_dir=own).config["RUN"]["imports"] == ["a", "b", "c"]
+    assert composed("experiment=mine", "RUN.imports=[]", config_dir=own).config["RUN"][
+        "imports"
+    ] == ["a", "b", "c"]
 
 
 def test_interpolations_are_resolved_and_keep_their_layer(user_dir) -> None:
-    own = user_dir({"experiment/mine.yaml": "DATA:\n  TEST:\n    batch_size: ${DATA.TRAIN.batch_size}\n"})
+    own = user_dir(
+        {"experiment/mine.yaml": "DATA:\n  TEST:\n    batch_size: ${DATA.TRAIN.batch_size}\n"}
+    )
     found = composed(
-        "experiment=mine", "DATA.TRAIN.batch_size=7", "RUN.name=n${RUN.seed}", "METERS=${HOOKS}", config_dir=own
+        "experiment=mine",
+        "DATA.TRAIN.batch_size=7",
+        "RUN.name=n${RUN.seed}",
+        "METERS=${HOOKS}",
+        config_dir=own,
     )
     assert found.config["DATA"]["TEST"]["batch_size"] == 7
     assert found.origins["DATA.TEST.batch_size"] == f"{own}/experiment/mine.yaml"
@@ -264,9 +317,15 @@ def test_no_experiment_leaves_the_defaults() -> None:
         ("LOSS=choice(a,b)", "LOSS=choice(a,b) gives several values; add -m"),
         ("OPTIMIZER.lr=range(1,3)", "gives several values; add -m"),
         ("experiment=digts", "did you mean 'digits'? options of experiment: "),
-        ("OPTIMIZER=adam", "OPTIMIZER=adam: there is no file OPTIMIZER/adam.yaml; did you mean 'adamw'?"),
+        (
+            "OPTIMIZER=adam",
+            "OPTIMIZER=adam: there is no file OPTIMIZER/adam.yaml; did you mean 'adamw'?",
+        ),
         ("MODEL=nothing", "a part is chosen by name with MODEL.name=nothing"),
-        ("PHASES=short", "PHASES=short: there is no file PHASES/short.yaml; options of PHASES: none"),
+        (
+            "PHASES=short",
+            "PHASES=short: there is no file PHASES/short.yaml; options of PHASES: none",
+        ),
         ("foo/bar=3", "foo/bar=3: there is no folder foo/bar with options"),
         ("LOSS@X=cross_entropy", "`@` can stand in the defaults list of a file only"),
         ("hydra.verbose=true", "settings of Hydra belong to a sweep; add -m"),

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phasetrain.commands.setup import as_asked
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose import compose
 from phasetrain.config.derive import Derived, derive, nearest_divisors, overview
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
-from phasetrain.setup import as_asked
 
 SCHEMA = default_schema()
 DEFAULT = compose([])
@@ -39,9 +39,17 @@ def test_the_default_config_is_complete_and_frozen() -> None:
 
 def test_what_was_apexs_is_torchs() -> None:
     found = derived("MACHINE.precision=apex", "DISTRIBUTED.sync_batch_norm=apex")
-    assert (found.config.MACHINE.precision, found.config.DISTRIBUTED.sync_batch_norm) == ("fp16", "global")
-    assert "MACHINE.precision: 'apex' -> 'fp16' (mixed precision of Apex is torch.amp today)" in found.lines
-    assert any(line.startswith("DISTRIBUTED.sync_batch_norm: 'apex' -> 'global'") for line in found.lines)
+    assert (found.config.MACHINE.precision, found.config.DISTRIBUTED.sync_batch_norm) == (
+        "fp16",
+        "global",
+    )
+    assert (
+        "MACHINE.precision: 'apex' -> 'fp16' (mixed precision of Apex is torch.amp today)"
+        in found.lines
+    )
+    assert any(
+        line.startswith("DISTRIBUTED.sync_batch_norm: 'apex' -> 'global'") for line in found.lines
+    )
 
 
 def test_tf32_is_for_cuda() -> None:
@@ -55,9 +63,21 @@ def test_the_composed_config_is_not_changed() -> None:
 
 
 def test_what_is_given_stays() -> None:
-    found = derived("RUN.name=mine", "RUN.dir=there", "MACHINE.device=cuda", "DATA.TEST=null", "OPTIMIZER.accumulate=4")
-    assert (found.config.RUN.name, found.config.RUN.dir, found.config.MACHINE.device) == ("mine", "there", "cuda")
-    assert found.lines == ("DATA.TRAIN.micro_batch_size: null -> 16 (batch_size 64 / OPTIMIZER.accumulate 4)",)
+    found = derived(
+        "RUN.name=mine",
+        "RUN.dir=there",
+        "MACHINE.device=cuda",
+        "DATA.TEST=null",
+        "OPTIMIZER.accumulate=4",
+    )
+    assert (found.config.RUN.name, found.config.RUN.dir, found.config.MACHINE.device) == (
+        "mine",
+        "there",
+        "cuda",
+    )
+    assert found.lines == (
+        "DATA.TRAIN.micro_batch_size: null -> 16 (batch_size 64 / OPTIMIZER.accumulate 4)",
+    )
 
 
 def test_the_folder_follows_what_shapes_the_run_and_nothing_else() -> None:
@@ -75,7 +95,9 @@ def test_an_experiment_in_a_folder_and_none_at_all(user_dir) -> None:
 
 
 def test_a_name_that_is_no_folder_is_refused() -> None:
-    assert refused("RUN.name=a/b").startswith("RUN.name = 'a/b' (command line): it becomes part of a folder's name")
+    assert refused("RUN.name=a/b").startswith(
+        "RUN.name = 'a/b' (command line): it becomes part of a folder's name"
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +127,9 @@ def test_micro_batches_that_do_not_divide() -> None:
         "DATA.TRAIN.micro_batch_size = 8 times OPTIMIZER.accumulate = 4 is 32, not DATA.TRAIN.batch_size = 64; "
         "set only one of the two"
     )
-    assert "DATA.TEST.micro_batch_size = 3 (command line) does not divide" in refused("DATA.TEST.micro_batch_size=3")
+    assert "DATA.TEST.micro_batch_size = 3 (command line) does not divide" in refused(
+        "DATA.TEST.micro_batch_size=3"
+    )
 
 
 class TestProcesses:
@@ -128,17 +152,24 @@ class TestProcesses:
             (["DISTRIBUTED.reduction=ordered", "DISTRIBUTED.virtual_shards=4"], 4, 16, 1),
         ],
     )
-    def test_the_batch_stays(self, overrides: list[str], processes: int, micro: int, accumulate: int) -> None:
+    def test_the_batch_stays(
+        self, overrides: list[str], processes: int, micro: int, accumulate: int
+    ) -> None:
         config = derived(*overrides, processes=processes).config
-        assert (config.DATA.TRAIN.micro_batch_size, config.OPTIMIZER.accumulate) == (micro, accumulate)
+        assert (config.DATA.TRAIN.micro_batch_size, config.OPTIMIZER.accumulate) == (
+            micro,
+            accumulate,
+        )
         assert config.DATA.TRAIN.batch_size == micro * accumulate * processes
 
     def test_what_follows_is_told(self) -> None:
-        assert "DATA.TRAIN.micro_batch_size: 64 -> 16 (batch_size 64 / accumulate 1 / 4 processes)" in (
-            derived(processes=4).lines
+        assert (
+            "DATA.TRAIN.micro_batch_size: 64 -> 16 (batch_size 64 / accumulate 1 / 4 processes)"
+            in (derived(processes=4).lines)
         )
-        assert "OPTIMIZER.accumulate: 8 -> 2 (batch_size 64 / micro_batch_size 8 / 4 processes)" in (
-            derived("DATA.TRAIN.micro_batch_size=8", processes=4).lines
+        assert (
+            "OPTIMIZER.accumulate: 8 -> 2 (batch_size 64 / micro_batch_size 8 / 4 processes)"
+            in (derived("DATA.TRAIN.micro_batch_size=8", processes=4).lines)
         )
 
     @pytest.mark.parametrize(
@@ -190,7 +221,9 @@ class TestProcesses:
             ),
         ],
     )
-    def test_what_cannot_be_shared_is_refused(self, overrides: list[str], processes: int, message: str) -> None:
+    def test_what_cannot_be_shared_is_refused(
+        self, overrides: list[str], processes: int, message: str
+    ) -> None:
         assert refused(*overrides, processes=processes) == message
 
     @settings(max_examples=40, deadline=None)
@@ -208,13 +241,20 @@ class TestProcesses:
         def works(batch: int = batch, part: int = part, processes: int = processes) -> bool:
             config = deepcopy(DEFAULT.config)
             config["DATA"]["TRAIN"]["batch_size"] = batch
-            (config["DATA"]["TRAIN"] if kind == "micro_batch_size" else config["OPTIMIZER"])[kind] = part
+            (config["DATA"]["TRAIN"] if kind == "micro_batch_size" else config["OPTIMIZER"])[
+                kind
+            ] = part
             try:
-                config = derive(replace(DEFAULT, config=config), SCHEMA, device="cpu", processes=processes).config
+                config = derive(
+                    replace(DEFAULT, config=config), SCHEMA, device="cpu", processes=processes
+                ).config
             except ConfigError as error:
                 said.append(str(error))
                 return False
-            assert config.DATA.TRAIN.micro_batch_size * config.OPTIMIZER.accumulate * processes == batch
+            assert (
+                config.DATA.TRAIN.micro_batch_size * config.OPTIMIZER.accumulate * processes
+                == batch
+            )
             return True
 
         said: list[str] = []
@@ -222,7 +262,9 @@ class TestProcesses:
             return
         told = {
             name: [int(number) for number in numbers.split(", ")]
-            for name, numbers in re.findall(r"nearest ([\w. ]+?)(?: that work)?: (\d[\d, ]*)", said[0])
+            for name, numbers in re.findall(
+                r"nearest ([\w. ]+?)(?: that work)?: (\d[\d, ]*)", said[0]
+            )
         }
         assert {"numbers of processes", "batch sizes"} <= told.keys()
         for name, values in told.items():
@@ -237,17 +279,31 @@ class TestProcesses:
 
     @pytest.mark.parametrize(
         "overrides",
-        [[], ["OPTIMIZER.accumulate=2"], ["DATA.TRAIN.micro_batch_size=4"], ["DISTRIBUTED.reduction=ordered"]],
+        [
+            [],
+            ["OPTIMIZER.accumulate=2"],
+            ["DATA.TRAIN.micro_batch_size=4"],
+            ["DISTRIBUTED.reduction=ordered"],
+        ],
     )
-    def test_neither_the_folder_nor_what_was_asked_for_depends_on_the_number(self, overrides: list[str]) -> None:
-        found = [(compose(overrides), derived(*overrides, processes=size).config) for size in (1, 2, 4, 8)]
+    def test_neither_the_folder_nor_what_was_asked_for_depends_on_the_number(
+        self, overrides: list[str]
+    ) -> None:
+        found = [
+            (compose(overrides), derived(*overrides, processes=size).config)
+            for size in (1, 2, 4, 8)
+        ]
         assert len({config.RUN.dir for _, config in found}) == 1
         asked = [as_asked(config.plain(), composed.config) for composed, config in found]
         assert all(one == asked[0] for one in asked)
 
-    @pytest.mark.parametrize("overrides", [[], ["DATA.TRAIN.micro_batch_size=16", "OPTIMIZER.accumulate=2"]])
+    @pytest.mark.parametrize(
+        "overrides", [[], ["DATA.TRAIN.micro_batch_size=16", "OPTIMIZER.accumulate=2"]]
+    )
     def test_a_test_takes_any_number(self, overrides: list[str]) -> None:
-        assert derived(*overrides, "RUN.engine=test", processes=3).config.DATA.TRAIN.batch_size == 64
+        assert (
+            derived(*overrides, "RUN.engine=test", processes=3).config.DATA.TRAIN.batch_size == 64
+        )
 
 
 def test_test_splits_go_in_one_piece_unless_told_otherwise() -> None:
@@ -255,7 +311,9 @@ def test_test_splits_go_in_one_piece_unless_told_otherwise() -> None:
     assert (config.DATA.TEST.micro_batch_size, config.DATA.VAL.micro_batch_size) == (256, 10)
 
 
-@pytest.mark.parametrize(("whole", "part", "near"), [(64, 3, [2, 4]), (7, 3, [1, 7]), (64, 100, [64]), (6, 4, [3, 6])])
+@pytest.mark.parametrize(
+    ("whole", "part", "near"), [(64, 3, [2, 4]), (7, 3, [1, 7]), (64, 100, [64]), (6, 4, [3, 6])]
+)
 def test_nearest_divisors(whole: int, part: int, near: list[int]) -> None:
     assert nearest_divisors(whole, part) == near
 
@@ -273,7 +331,10 @@ def test_two_lengths_in_one_layer_or_none_are_refused(user_dir) -> None:
         "PHASES.epochs = 3 and PHASES.updates = 100 are both set (command line); keep one of them"
     )
     own = user_dir(
-        {"experiment/mine.yaml": "RUN: {seed: 1}\n", "experiment/two.yaml": "PHASES: {epochs: 1, samples: 2}\n"}
+        {
+            "experiment/mine.yaml": "RUN: {seed: 1}\n",
+            "experiment/two.yaml": "PHASES: {epochs: 1, samples: 2}\n",
+        }
     )
     assert refused("experiment=mine", config_dir=own) == (
         "PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10"
@@ -300,8 +361,14 @@ class TestCompile:
         ("words", "expected"),
         [
             (["MACHINE.compile=inductor"], ("inductor", None, False, {})),
-            (["MACHINE.compile={mode: reduce-overhead}"], ("inductor", "reduce-overhead", False, {})),
-            (["MACHINE.compile.backend=eager", "MACHINE.compile.fullgraph=true"], ("eager", None, True, {})),
+            (
+                ["MACHINE.compile={mode: reduce-overhead}"],
+                ("inductor", "reduce-overhead", False, {}),
+            ),
+            (
+                ["MACHINE.compile.backend=eager", "MACHINE.compile.fullgraph=true"],
+                ("eager", None, True, {}),
+            ),
         ],
     )
     def test_it_is_spelled_out(self, words: list[str], expected: tuple) -> None:
@@ -309,15 +376,24 @@ class TestCompile:
         assert (found.backend, found.mode, found.fullgraph, found.options) == expected
 
     def test_the_short_and_the_long_form_are_one_run(self) -> None:
-        short, long = derived("MACHINE.compile=eager"), derived("MACHINE.compile={backend: eager, mode: null}")
+        short, long = (
+            derived("MACHINE.compile=eager"),
+            derived("MACHINE.compile={backend: eager, mode: null}"),
+        )
         assert short.config.RUN.dir == long.config.RUN.dir != derived().config.RUN.dir
 
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["MACHINE.compile={bakend: x}"], "MACHINE.compile.bakend: no such key; did you mean 'backend'? It takes:"),
+            (
+                ["MACHINE.compile={bakend: x}"],
+                "MACHINE.compile.bakend: no such key; did you mean 'backend'? It takes:",
+            ),
             (["MACHINE.compile={mode: 3}"], "MACHINE.compile.mode = 3: expected a name or null"),
-            (["MACHINE.compile={fullgraph: 1}"], "MACHINE.compile.fullgraph = 1: expected true or false"),
+            (
+                ["MACHINE.compile={fullgraph: 1}"],
+                "MACHINE.compile.fullgraph = 1: expected true or false",
+            ),
             (
                 ["MACHINE.compile={mode: default, options: {a: 1}}"],
                 "MACHINE.compile.mode = 'default' and options are both set; torch.compile takes one of the two",
@@ -348,16 +424,22 @@ class TestSharing:
     def derived(self, *words: str, processes: int, device: str = "cpu") -> Derived:
         return derive(compose(words), SCHEMA, device=device, processes=processes)
 
-    @pytest.mark.parametrize("word", ["DISTRIBUTED.communication=bf16", "DISTRIBUTED.sync_batch_norm=true"])
+    @pytest.mark.parametrize(
+        "word", ["DISTRIBUTED.communication=bf16", "DISTRIBUTED.sync_batch_norm=true"]
+    )
     def test_what_needs_cuda_is_refused_for_several_processes_without(self, word: str) -> None:
         with pytest.raises(ConfigError, match=r"and MACHINE\.device = 'cpu': "):
             self.derived(word, processes=2)
         self.derived(word, processes=1)
         self.derived(word, processes=2, device="cuda")
 
-    @pytest.mark.parametrize("word", ["DISTRIBUTED.communication=fp16", "DISTRIBUTED.sync_batch_norm=true"])
+    @pytest.mark.parametrize(
+        "word", ["DISTRIBUTED.communication=fp16", "DISTRIBUTED.sync_batch_norm=true"]
+    )
     def test_what_would_break_the_promise_of_ordered(self, word: str) -> None:
-        with pytest.raises(ConfigError, match=r"and DISTRIBUTED\.reduction = 'ordered': bits would depend on"):
+        with pytest.raises(
+            ConfigError, match=r"and DISTRIBUTED\.reduction = 'ordered': bits would depend on"
+        ):
             self.derived(word, "DISTRIBUTED.reduction=ordered", processes=2, device="cuda")
 
     @pytest.mark.parametrize(

@@ -43,14 +43,18 @@ def test_layers_are_not_changed_by_merging() -> None:
 
 def test_a_dropped_mapping_is_one_note() -> None:
     found = merged(
-        ("a", {"LOSS": {"name": "x", "weights": {"a": 1, "b": 2}}}), ("b", {"LOSS": {"name": "y", "weights": {"c": 3}}})
+        ("a", {"LOSS": {"name": "x", "weights": {"a": 1, "b": 2}}}),
+        ("b", {"LOSS": {"name": "y", "weights": {"c": 3}}}),
     )
     assert found.values["LOSS"] == {"name": "y", "weights": {"c": 3}}
     assert found.notes == ["LOSS.weights = {'a': 1, 'b': 2} (a) dropped: LOSS.name is now 'y' (b)"]
 
 
 def test_a_label_is_the_name_of_a_meter_until_one_is_given() -> None:
-    layers = ("a", {"METERS": {"accuracy": {"top": 5}}}), ("b", {"METERS": {"accuracy": {"name": "accuracy"}}})
+    layers = (
+        ("a", {"METERS": {"accuracy": {"top": 5}}}),
+        ("b", {"METERS": {"accuracy": {"name": "accuracy"}}}),
+    )
     assert merged(*layers).notes == []
     assert len(merged(layers[0], ("b", {"METERS": {"accuracy": {"name": "other"}}})).notes) == 1
 
@@ -62,7 +66,10 @@ def test_removing_tells_when_nothing_is_there() -> None:
     assert not found.remove("LOSS.gamma", default)
     assert not found.remove("NONE.x", default)
     assert found.remove("LOSS.name", default)
-    assert (found.values, found.origins) == ({"LOSS": {"name": "cross_entropy"}}, {"LOSS.name": "defaults.yaml"})
+    assert (found.values, found.origins) == (
+        {"LOSS": {"name": "cross_entropy"}},
+        {"LOSS.name": "defaults.yaml"},
+    )
 
 
 def test_small_questions() -> None:
@@ -86,16 +93,35 @@ class TestGroupsOfKeysInASplit:
 
     def test_another_data_set_drops_parameters_and_keeps_the_group(self) -> None:
         found = self.finished(
-            ("a", {"DATA": {"TRAIN": {"dataset": "digits", "split": "all", "subset": {"samples": 5}}}}),
+            (
+                "a",
+                {
+                    "DATA": {
+                        "TRAIN": {"dataset": "digits", "split": "all", "subset": {"samples": 5}}
+                    }
+                },
+            ),
             ("b", {"DATA": {"TRAIN": {"dataset": "synthetic"}}}),
         )
-        assert found.get("DATA.TRAIN.subset") == {"samples": 5, "seed": 0, "balanced": False, "skip": 0}
+        assert found.get("DATA.TRAIN.subset") == {
+            "samples": 5,
+            "seed": 0,
+            "balanced": False,
+            "skip": 0,
+        }
         assert found.get("DATA.TRAIN.split") is None
         assert [note.partition(" ")[0] for note in found.notes] == ["DATA.TRAIN.split"]
 
     def test_a_split_of_ones_own_gets_the_keys_that_it_does_not_set(self) -> None:
-        found = self.finished(("a", {"DATA": {"VALID": {"dataset": "digits", "subset": {"skip": 7}}}}))
-        assert found.get("DATA.VALID.subset") == {"samples": None, "seed": 0, "balanced": False, "skip": 7}
+        found = self.finished(
+            ("a", {"DATA": {"VALID": {"dataset": "digits", "subset": {"skip": 7}}}})
+        )
+        assert found.get("DATA.VALID.subset") == {
+            "samples": None,
+            "seed": 0,
+            "balanced": False,
+            "skip": 7,
+        }
         assert found.origins["DATA.VALID.subset.skip"] == "a"
         assert found.origins["DATA.VALID.subset.seed"] == "defaults.yaml"
         assert found.get("DATA.TEST.subset.skip") == 0

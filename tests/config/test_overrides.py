@@ -12,7 +12,13 @@ def read(*overrides: str):
 
 
 def test_each_kind_goes_to_its_place() -> None:
-    line = read("experiment=digits", "LOSS=label_smoothing", "OPTIMIZER.lr=1e-2", "~RUN.seed", "DATA.TRAIN.split='a,b'")
+    line = read(
+        "experiment=digits",
+        "LOSS=label_smoothing",
+        "OPTIMIZER.lr=1e-2",
+        "~RUN.seed",
+        "DATA.TRAIN.split='a,b'",
+    )
     assert line.experiment == "digits"
     assert line.groups == {"LOSS": ["label_smoothing"]}
     assert line.values == {"OPTIMIZER": {"lr": 0.01}, "DATA": {"TRAIN": {"split": "a,b"}}}
@@ -28,7 +34,9 @@ def test_a_mapping_for_a_section_is_a_value() -> None:
 
 def test_the_last_of_equal_overrides_counts() -> None:
     assert read("OPTIMIZER.lr=1", "OPTIMIZER.lr=2").values == {"OPTIMIZER": {"lr": 2}}
-    assert read("LOSS=cross_entropy", "LOSS=label_smoothing").groups == {"LOSS": ["label_smoothing"]}
+    assert read("LOSS=cross_entropy", "LOSS=label_smoothing").groups == {
+        "LOSS": ["label_smoothing"]
+    }
 
 
 def test_tilde_takes_back_what_the_line_said_before() -> None:

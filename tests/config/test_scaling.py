@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from phasetrain.commands.setup import as_asked
 from phasetrain.config.compose import compose
 from phasetrain.config.derive import Derived, derive
 from phasetrain.config.scaling import lr_factor
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
-from phasetrain.setup import as_asked
 
 SCALED = ("OPTIMIZER.lr=0.1", "OPTIMIZER.auto_lr_scaling={base_batch_size: 256}")
 
@@ -22,9 +22,19 @@ def derived(*overrides: str) -> Derived:
     ("section", "batch_size", "factor", "why"),
     [
         ({}, 1024, 4.0, "auto_lr_scaling: times batch_size 1024 / 256"),
-        ({"rule": "sqrt"}, 1024, 2.0, "auto_lr_scaling: times square root of batch_size 1024 / 256"),
+        (
+            {"rule": "sqrt"},
+            1024,
+            2.0,
+            "auto_lr_scaling: times square root of batch_size 1024 / 256",
+        ),
         ({"base_batch_size": 512}, 64, 0.125, "auto_lr_scaling: times batch_size 64 / 512"),
-        ({"rule": "sqrt", "base_batch_size": 64}, 64, 1.0, "auto_lr_scaling: times square root of batch_size 64 / 64"),
+        (
+            {"rule": "sqrt", "base_batch_size": 64},
+            64,
+            1.0,
+            "auto_lr_scaling: times square root of batch_size 64 / 64",
+        ),
     ],
 )
 def test_the_rules(section: dict[str, Any], batch_size: int, factor: float, why: str) -> None:
@@ -55,7 +65,10 @@ def test_it_is_applied_and_printed() -> None:
 
 
 def test_by_the_batch_of_all_micro_batches() -> None:
-    assert derived(*SCALED, "DATA.TRAIN.batch_size=512", "OPTIMIZER.accumulate=4").config.OPTIMIZER.lr == 0.2
+    assert (
+        derived(*SCALED, "DATA.TRAIN.batch_size=512", "OPTIMIZER.accumulate=4").config.OPTIMIZER.lr
+        == 0.2
+    )
 
 
 def test_it_is_applied_once() -> None:
@@ -67,7 +80,9 @@ def test_it_is_applied_once() -> None:
 
 
 def test_another_batch_size_is_another_run() -> None:
-    folders = {derived(*SCALED, f"DATA.TRAIN.batch_size={size}").config.RUN.dir for size in (64, 128)}
+    folders = {
+        derived(*SCALED, f"DATA.TRAIN.batch_size={size}").config.RUN.dir for size in (64, 128)
+    }
     assert len(folders) == 2
 
 
@@ -78,5 +93,9 @@ def test_without_it_nothing_is_scaled() -> None:
 
 
 def test_a_mistake_is_listed_with_all_others() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)2 problems.*auto_lr_scaling.rule = 'log'.*lead_seconds"):
-        derived("OPTIMIZER.auto_lr_scaling={rule: log}", "LAUNCH.minutes=1", "LAUNCH.lead_seconds=90")
+    with pytest.raises(
+        ConfigError, match=r"(?s)2 problems.*auto_lr_scaling.rule = 'log'.*lead_seconds"
+    ):
+        derived(
+            "OPTIMIZER.auto_lr_scaling={rule: log}", "LAUNCH.minutes=1", "LAUNCH.lead_seconds=90"
+        )

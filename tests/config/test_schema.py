@@ -40,7 +40,12 @@ def test_every_leaf_of_the_defaults_is_a_key() -> None:
 
 def test_reads_the_three_columns() -> None:
     key = Schema(TINY).keys["DATA.TRAIN.batch_size"]
-    assert (key.type.text, key.resume, key.meaning, key.default) == ("int >= 1", "adjustable", "samples", 64)
+    assert (key.type.text, key.resume, key.meaning, key.default) == (
+        "int >= 1",
+        "adjustable",
+        "samples",
+        64,
+    )
 
 
 def test_defaults_are_read_as_omegaconf_reads_numbers() -> None:
@@ -52,7 +57,10 @@ def test_defaults_are_read_as_omegaconf_reads_numbers() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("  lr: 0.1", "line 2: A.lr needs `# type | forbidden or adjustable or free | meaning`, not ''"),
+        (
+            "  lr: 0.1",
+            "line 2: A.lr needs `# type | forbidden or adjustable or free | meaning`, not ''",
+        ),
         ("  lr: 0.1  # float | sometimes | rate", "line 2: A.lr needs"),
         ("  lr: 0.1  # float | free |", "line 2: A.lr needs"),
         ("  lr: 0.1  # flaot | free | rate", "line 2: A.lr: 'flaot' is no type; known: int, float"),

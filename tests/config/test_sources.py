@@ -7,7 +7,14 @@ from phasetrain.config.sources import ConfigFiles
 
 
 def test_options_of_user_and_package_are_listed_together(user_dir) -> None:
-    own = user_dir({"LOSS/mine.yaml": "{}", "LOSS/deep/own.yaml": "{}", "LOSS/readme.txt": "", "DATA/a.yaml": "{}"})
+    own = user_dir(
+        {
+            "LOSS/mine.yaml": "{}",
+            "LOSS/deep/own.yaml": "{}",
+            "LOSS/readme.txt": "",
+            "DATA/a.yaml": "{}",
+        }
+    )
     files = ConfigFiles(own)
     assert files.groups() == ["experiment", "DATA", "LOSS", "MODEL", "OPTIMIZER"]
     assert files.options("LOSS") == ["cross_entropy", "deep/own", "label_smoothing", "mine"]
@@ -22,7 +29,9 @@ def test_a_layer_is_embedded_at_its_package(user_dir) -> None:
     assert files.select("LOSS", "root")[0].values == {"c": 2}
 
 
-def test_a_relative_config_dir_names_its_files_as_given(user_dir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_config_dir_names_its_files_as_given(
+    user_dir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(user_dir({"LOSS/mine.yaml": "name: focal\n"}).parent)
     found = compose(["LOSS=mine"], config_dir="own")
     assert found.problems == ()
@@ -47,7 +56,9 @@ def test_each_missing_file_of_a_defaults_list_is_named(user_dir) -> None:
     text = "defaults:\n  - /LOSS: cross_entrpy\n  - /experiment/digts\n  - /NONE: x\n  - optional /MODEL: nothing\n"
     own = user_dir({"experiment/mine.yaml": text + "  - _self_\nRUN: {seed: 3}\n"})
     found = compose(["experiment=mine"], config_dir=own)
-    assert sorted(problem.removeprefix(f"{own}/experiment/mine.yaml: ") for problem in found.problems) == [
+    assert sorted(
+        problem.removeprefix(f"{own}/experiment/mine.yaml: ") for problem in found.problems
+    ) == [
         "its defaults list names LOSS/cross_entrpy.yaml, which does not exist; did you mean 'cross_entropy'? "
         "options of LOSS: cross_entropy, label_smoothing",
         "its defaults list names NONE/x.yaml, which does not exist; options of NONE: none",
@@ -81,4 +92,6 @@ def test_a_file_that_cannot_be_used_is_named(user_dir, text: str, problem: str) 
 
 
 def test_an_empty_file_is_an_empty_layer(user_dir) -> None:
-    assert ConfigFiles(user_dir({"LOSS/mine.yaml": "# nothing\n"})).select("LOSS", "mine")[0].values == {"LOSS": {}}
+    assert ConfigFiles(user_dir({"LOSS/mine.yaml": "# nothing\n"})).select("LOSS", "mine")[
+        0
+    ].values == {"LOSS": {}}

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from phasetrain.commands.setup import settle
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError
-from phasetrain.setup import settle
 
 STAGED = "PHASES: {stages: [{epochs: 1}, {epochs: 2}]}\n"
 TWO = "PHASES.stages=[{name: small, epochs: 2}, {updates: 5, DATA: {TRAIN: {batch_size: 32}}}]"
@@ -36,7 +36,9 @@ def test_a_stage_is_the_config_with_its_changes_and_all_that_follows_from_it() -
 
 
 def test_another_name_drops_the_parameters_of_the_old_one() -> None:
-    (stage,) = stages("LOSS.label_smoothing=0.1", "PHASES.stages=[{epochs: 1, LOSS: {name: MSELoss}}]")
+    (stage,) = stages(
+        "LOSS.label_smoothing=0.1", "PHASES.stages=[{epochs: 1, LOSS: {name: MSELoss}}]"
+    )
     assert stage.LOSS == {"name": "MSELoss"}
 
 
@@ -59,7 +61,10 @@ def test_what_is_one_for_the_whole_run() -> None:
     text = refused("PHASES.stages=[{epochs: 1, MODEL: {width: 8}}, {epochs: 1, RUN: {seed: 1}}]")
     assert "PHASES.stages[0].MODEL.width: this is one for the whole run" in text
     assert "PHASES.stages[1].RUN.seed: this is one for the whole run" in text
-    assert "A stage may change DATA.*.batch_transforms, DATA.*.transforms, DATA.TRAIN.batch_size" in text
+    assert (
+        "A stage may change DATA.*.batch_transforms, DATA.*.transforms, DATA.TRAIN.batch_size"
+        in text
+    )
 
 
 def test_near_misses() -> None:
@@ -73,12 +78,21 @@ def test_near_misses() -> None:
     ("stage", "message"),
     [
         ("{name: a}", "PHASES.stages[0] has no length; give it one of epochs, updates, samples"),
-        ("{epochs: 1, updates: 2}", "PHASES.stages[0] has epochs: 1 and updates: 2; give it one of"),
+        (
+            "{epochs: 1, updates: 2}",
+            "PHASES.stages[0] has epochs: 1 and updates: 2; give it one of",
+        ),
         ("{epochs: 0}", "PHASES.stages[0]: epochs = 0: expected a whole number of at least 1"),
         ("{epochs: 1, name: 3}", "PHASES.stages[0].name = 3: expected a word"),
-        ("{epochs: 1, DATA: {TRAIN: {batch_size: x}}}", "DATA.TRAIN.batch_size = 'x' (PHASES.stages[0]): expected int"),
+        (
+            "{epochs: 1, DATA: {TRAIN: {batch_size: x}}}",
+            "DATA.TRAIN.batch_size = 'x' (PHASES.stages[0]): expected int",
+        ),
         ("{epochs: 1, DATA: {TRAIN: {batch_size: 30}}}", "OPTIMIZER.accumulate = 4"),
-        ("{epochs: 1, DATA: {VALID: {transforms: []}}}", "PHASES.stages[0].DATA.VALID: the run has no such split"),
+        (
+            "{epochs: 1, DATA: {VALID: {transforms: []}}}",
+            "PHASES.stages[0].DATA.VALID: the run has no such split",
+        ),
         ("{epochs: 1, DATA: {TSET: {transforms: []}}}", "did you mean 'TEST'?"),
     ],
 )

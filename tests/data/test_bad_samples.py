@@ -81,7 +81,10 @@ def test_the_order_in_which_they_were_met_does_not_matter() -> None:
     ("error", "reason"),
     [
         (OSError(2, "No such file", "a.png"), "FileNotFoundError: [Errno 2] No such file: 'a.png'"),
-        (ValueError("cannot identify <BytesIO at 0x7f3d58A48b80>"), "ValueError: cannot identify <BytesIO at 0x...>"),
+        (
+            ValueError("cannot identify <BytesIO at 0x7f3d58A48b80>"),
+            "ValueError: cannot identify <BytesIO at 0x...>",
+        ),
         (ValueError("one\n  two\n"), "ValueError: one two"),
         (ZeroDivisionError(), "ZeroDivisionError:"),
         (ValueError("x" * 1000), "ValueError: " + "x" * 288),

@@ -7,7 +7,8 @@ from phasetrain.distributed import Kept, buffers_of
 
 
 class Assigning(nn.Module):
-    """A running mean that is put in the place of the one before, and a count that is changed in place."""
+    """A running mean that is put in the place of the one before, and a count that is changed in
+    place."""
 
     mean: Tensor
     count: Tensor

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from phasetrain.distributed import World, gather_rows, gather_with_gradient, log_once, main_first, reduce
+from phasetrain.distributed import (
+    World,
+    gather_rows,
+    gather_with_gradient,
+    log_once,
+    main_first,
+    reduce,
+)
 
 
 def test_one_process_gets_its_own() -> None:

@@ -8,7 +8,8 @@ from phasetrain.distributed import Consensus, World
 
 
 def of(world: World, boundaries: int, ask: Any) -> list[tuple[str, bool, bool, bool]]:
-    """Return what holds after each boundary: reason, for now, a save by signal, a save by minutes."""
+    """Return what holds after each boundary: reason, for now, a save by signal, a save by
+    minutes."""
     consensus, found = Consensus(world), []
     for number in range(boundaries):
         ask(consensus, world, number)
@@ -22,7 +23,11 @@ class TestAlone:
     def test_a_wish_holds_at_once_and_is_fulfilled_once(self) -> None:
         consensus = Consensus(World())
         consensus.ask("signal")
-        assert [consensus.take("signal"), consensus.take("signal"), consensus.take("minutes")] == [True, False, False]
+        assert [consensus.take("signal"), consensus.take("signal"), consensus.take("minutes")] == [
+            True,
+            False,
+            False,
+        ]
 
     def test_the_first_reason_to_stop_stands(self) -> None:
         consensus = Consensus(World())
@@ -78,5 +83,9 @@ class TestThree:
             if number == 1 and world.rank == 2:
                 consensus.ask("minutes")
 
-        signal, minutes, no = ("", False, True, False), ("", False, False, True), ("", False, False, False)
+        signal, minutes, no = (
+            ("", False, True, False),
+            ("", False, False, True),
+            ("", False, False, False),
+        )
         assert together(3, lambda world: of(world, 4, ask)) == [[no, signal, minutes, no]] * 3

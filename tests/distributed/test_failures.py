@@ -34,9 +34,12 @@ def dead() -> int:
 
 
 def board(*pids: int) -> list[Failures]:
-    """Return the processes of a run on one board, each with the id of a process that stands for it."""
+    """Return the processes of a run on one board, each with the id of a process that stands for
+    it."""
     store = dist.HashStore()
-    return [Failures(store, rank, len(pids), [(HERE, pid) for pid in pids]) for rank in range(len(pids))]
+    return [
+        Failures(store, rank, len(pids), [(HERE, pid) for pid in pids]) for rank in range(len(pids))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,12 @@ def board(*pids: int) -> list[Failures]:
         (LOST, True),
         (raised("NCCL error: remote process exited", LIBRARY), True),
         (raised("Connection reset by peer", "/site-packages/torch/autograd/graph.py"), True),
-        (raised("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "/home/me/hooks.py"), True),
+        (
+            raised(
+                "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "/home/me/hooks.py"
+            ),
+            True,
+        ),
         (raised("Connection refused by my metrics server", "/home/me/hooks.py"), False),
         (raised("broken pipe in my decoder", "/home/me/phasetrain/decoder.py"), False),
         (RuntimeError("Connection closed by peer"), False),
@@ -97,4 +105,7 @@ def test_what_came_of_a_lost_process_is_not_a_cause() -> None:
 def test_a_killed_process_is_named() -> None:
     gone = dead()
     one, *_ = board(os.getpid(), os.getpid(), gone)
-    assert str(one.cause(LOST)) == f"process 2 of 3 (pid {gone} on {HERE}) is gone without a word: killed, or crashed"
+    assert (
+        str(one.cause(LOST))
+        == f"process 2 of 3 (pid {gone} on {HERE}) is gone without a word: killed, or crashed"
+    )

@@ -43,17 +43,23 @@ def test_nobody_comes(rank: int) -> None:
 
 
 def test_each_attempt_on_a_machine_has_keys_of_its_own() -> None:
-    """torchrun's store outlives an attempt, and addresses of former processes would be taken for those of now."""
+    """torchrun's store outlives an attempt, and addresses of former processes would be taken for
+    those of now."""
     with_torchrun = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
     facts = {"size": 3, "address": "127.0.0.1", "port": with_torchrun.port, "hosted": True}
-    first, again, second = (_store(Placement(attempt=n, **facts), timedelta(seconds=5)) for n in (0, 0, 1))
+    first, again, second = (
+        _store(Placement(attempt=n, **facts), timedelta(seconds=5)) for n in (0, 0, 1)
+    )
     first.set("address", "old")
     assert again.get("address") == b"old"
     assert second.check(["address"]) is False
 
 
-def test_attempts_on_several_machines_agree_on_a_word_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three processes of an attempt share a word; what former attempts have left behind is not believed."""
+def test_attempts_on_several_machines_agree_on_a_word_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three processes of an attempt share a word; what former attempts have left behind is not
+    believed."""
     monkeypatch.setattr(group, "LOOK_AGAIN_SECONDS", 0.1)
     monkeypatch.setattr(group, "LOOK_SECONDS", 0.02)
     served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)

@@ -1,4 +1,5 @@
-"""In debug mode processes that make different collective calls hear of it at once, with the places in the code."""
+"""In debug mode processes that make different collective calls hear of it at once, with the places
+in the code."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,9 @@ from forked import together
 
 from phasetrain.distributed import World, guarded
 
-MISMATCH = "OrderError: DISTRIBUTED.debug: the processes do not make the same collective call next ("
+MISMATCH = (
+    "OrderError: DISTRIBUTED.debug: the processes do not make the same collective call next ("
+)
 
 
 def watched(
@@ -34,14 +37,25 @@ def same(world: World) -> list[Any]:
     dist.broadcast(first := torch.tensor([rank]), src=1)
     dist.reduce(torch.ones(1), dst=2)
     dist.gather(torch.ones(1), many if rank == 0 else None, dst=0)
-    dist.scatter(part := torch.empty(1), [torch.tensor([float(n)]) for n in range(size)] if rank == 0 else None)
+    dist.scatter(
+        part := torch.empty(1),
+        [torch.tensor([float(n)]) for n in range(size)] if rank == 0 else None,
+    )
     dist.all_to_all_single(torch.empty(3), torch.ones(3))
     dist.all_gather_single(flat := torch.empty(3), torch.tensor([float(rank)]))
     work = dist.all_reduce(late := torch.ones(1), async_op=True)
     dist.barrier()
     work.wait()
     objects = world.shared(str(rank))
-    return [summed.tolist(), first.tolist(), part.tolist(), flat.tolist(), late.tolist(), objects, world.told(rank)]
+    return [
+        summed.tolist(),
+        first.tolist(),
+        part.tolist(),
+        flat.tolist(),
+        late.tolist(),
+        objects,
+        world.told(rank),
+    ]
 
 
 def other_call(world: World) -> None:
@@ -109,7 +123,10 @@ class TestAnother:
 
     @pytest.mark.parametrize(
         ("call", "told"),
-        [(other_shape, "all_reduce SUM of float32 (4,) at "), (other_sum, "process 2: all_reduce MAX of ")],
+        [
+            (other_shape, "all_reduce SUM of float32 (4,) at "),
+            (other_sum, "process 2: all_reduce MAX of "),
+        ],
     )
     def test_shape_or_sum(self, call: Callable[[World], None], told: str) -> None:
         said = together(3, watched(call))

@@ -29,7 +29,9 @@ SRUN = {
 
 
 def test_alone() -> None:
-    assert placed({}) == Placement(rank=0, size=1, local_rank=0, nodes=1, address="", port=0, hosted=False, attempt=0)
+    assert placed({}) == Placement(
+        rank=0, size=1, local_rank=0, nodes=1, address="", port=0, hosted=False, attempt=0
+    )
 
 
 def test_of_torchrun() -> None:
@@ -41,7 +43,16 @@ def test_of_torchrun() -> None:
 
 
 def test_of_a_step_of_srun() -> None:
-    expected = Placement(rank=5, size=8, local_rank=1, nodes=2, address="gpu007", port=22_979, hosted=False, attempt=1)
+    expected = Placement(
+        rank=5,
+        size=8,
+        local_rank=1,
+        nodes=2,
+        address="gpu007",
+        port=22_979,
+        hosted=False,
+        attempt=1,
+    )
     assert expected.port == 10_000 + (4711 * 7 + 2) % 20_000
     assert placed(SRUN) == expected
     assert placed({**SRUN, "MASTER_ADDR": "login", "MASTER_PORT": "1234"}) == Placement(
@@ -81,10 +92,19 @@ def test_first_host(nodes: str, first: str) -> None:
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE = 2: RANK, MASTER_ADDR and MASTER_PORT are expected beside it"),
-        ({**TORCHRUN, "RANK": "8"}, "RANK = 8 and WORLD_SIZE = 8: RANK is expected to be from 0 to 7"),
+        (
+            {"WORLD_SIZE": "2"},
+            "WORLD_SIZE = 2: RANK, MASTER_ADDR and MASTER_PORT are expected beside it",
+        ),
+        (
+            {**TORCHRUN, "RANK": "8"},
+            "RANK = 8 and WORLD_SIZE = 8: RANK is expected to be from 0 to 7",
+        ),
         ({**TORCHRUN, "RANK": "five"}, "RANK = 'five' in the environment: expected a whole number"),
-        ({**SRUN, "SLURM_STEP_NUM_TASKS": "many"}, "SLURM_STEP_NUM_TASKS = 'many' in the environment"),
+        (
+            {**SRUN, "SLURM_STEP_NUM_TASKS": "many"},
+            "SLURM_STEP_NUM_TASKS = 'many' in the environment",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(environment: dict[str, str], told: str) -> None:

@@ -15,14 +15,21 @@ WHERE = "DISTRIBUTED.sync_batch_norm"
 
 @pytest.mark.parametrize(
     ("over", "groups"),
-    [(True, [[0, 1, 2, 3]]), ("global", [[0, 1, 2, 3]]), (2, [[0, 1], [2, 3]]), (4, [[0, 1, 2, 3]])],
+    [
+        (True, [[0, 1, 2, 3]]),
+        ("global", [[0, 1, 2, 3]]),
+        (2, [[0, 1], [2, 3]]),
+        (4, [[0, 1, 2, 3]]),
+    ],
 )
 def test_so_many_in_their_order(over: int | str, groups: list[list[int]]) -> None:
     assert partition(World(rank=1, size=4), over, WHERE) == groups
 
 
 def test_a_number_that_does_not_divide() -> None:
-    with pytest.raises(ConfigError, match=r"sync_batch_norm = 3: 4 processes cannot be put into groups of 3"):
+    with pytest.raises(
+        ConfigError, match=r"sync_batch_norm = 3: 4 processes cannot be put into groups of 3"
+    ):
         partition(World(rank=0, size=4), 3, WHERE)
 
 
@@ -37,4 +44,9 @@ def test_batch_norms_get_the_group_of_their_process() -> None:
         return found
 
     everyone = [0, 1, 2, 3]
-    assert together(4, ranks) == [[everyone, [0, 1]], [everyone, [0, 1]], [everyone, [2, 3]], [everyone, [2, 3]]]
+    assert together(4, ranks) == [
+        [everyone, [0, 1]],
+        [everyone, [0, 1]],
+        [everyone, [2, 3]],
+        [everyone, [2, 3]],
+    ]

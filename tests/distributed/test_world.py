@@ -1,4 +1,5 @@
-"""Processes share a global batch in contiguous slices, even to within one sample, and tell each other things."""
+"""Processes share a global batch in contiguous slices, even to within one sample, and tell each
+other things."""
 
 import pytest
 from forked import together

@@ -17,7 +17,9 @@ class Saves(Hook):
 
     def on_save(self, run: Any) -> None:
         state = run.state
-        self.seen.append(f"{state.phase}.{state.step} {state.updates}{' end' * bool(state.finished)}")
+        self.seen.append(
+            f"{state.phase}.{state.step} {state.updates}{' end' * bool(state.finished)}"
+        )
 
 
 def saves(folder: Path, *words: str) -> list[str]:
@@ -33,7 +35,10 @@ def saves(folder: Path, *words: str) -> list[str]:
         (("CHECKPOINT.every_epochs=2",), ["3.0 10", "6.0 15 end"]),
         (("CHECKPOINT.every_epochs=null",), ["6.0 15 end"]),
         (("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"), []),
-        (("CHECKPOINT.every_epochs=null", "CHECKPOINT.every_updates=4"), ["0.4 4", "2.3 8", "4.2 12", "6.0 15 end"]),
+        (
+            ("CHECKPOINT.every_epochs=null", "CHECKPOINT.every_updates=4"),
+            ["0.4 4", "2.3 8", "4.2 12", "6.0 15 end"],
+        ),
         (("CHECKPOINT.every_updates=5", "PHASES.epochs=1"), ["0.5 5", "1.0 5", "2.0 5 end"]),
         (
             ("CHECKPOINT.every_epochs=1", "PHASES.test_every.updates=3", "PHASES.epochs=1"),

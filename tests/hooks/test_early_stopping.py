@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from harness import KillAfter, SaveEachStep, die, parted, status, train
 
+from phasetrain.engine.plan import Phase
 from phasetrain.hooks import EarlyStopping
-from phasetrain.plan import Phase
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
 NEVER_BETTER = "HOOKS.early_stopping={monitor: -test/loss, patience: 1, min_delta: 100.0}"
@@ -34,7 +34,9 @@ def test_patience_is_spent_by_measurements_that_bring_nothing() -> None:
     hook = EarlyStopping("-test/loss", patience=2)
     assert measured(hook, 3.0, 2.0, 2.0, 1.9, 1.9) == []
     assert hook.state_dict() == {"best": -1.9, "spent": 1}
-    assert measured(hook, 5.0) == ["early stopping: test/loss was not better than 1.9 2 times in a row"]
+    assert measured(hook, 5.0) == [
+        "early stopping: test/loss was not better than 1.9 2 times in a row"
+    ]
 
 
 def test_it_has_to_be_better_by_so_much() -> None:
@@ -56,7 +58,8 @@ def test_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [({"patience": 0}, "patience = 0"), ({"min_delta": -1.0}, "min_delta = -1.0")]
+    ("options", "told"),
+    [({"patience": 0}, "patience = 0"), ({"min_delta": -1.0}, "min_delta = -1.0")],
 )
 def test_settings_are_checked(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):

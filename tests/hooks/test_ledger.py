@@ -1,4 +1,5 @@
-"""The ledger has one record per update, of what was really computed, with equal bytes in equal runs."""
+"""The ledger has one record per update, of what was really computed, with equal bytes in equal
+runs."""
 
 import hashlib
 import math
@@ -10,13 +11,13 @@ import pytest
 import torch
 from harness import KillAfter, SaveEachStep, die, train
 
-from phasetrain.batch import Batch
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.hooks import HOOKS, Hook, LedgerHook
 from phasetrain.hooks.ledger import array_of, as_it_lies, digest, part_of, tensors
-from phasetrain.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, Ledger, read
 from phasetrain.optim import Updater
-from phasetrain.state import RunState
+from phasetrain.runs.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, Ledger, read
 
 CUT = ("PHASES.epochs=2", "PHASES.limit.train=4")
 
@@ -35,12 +36,18 @@ class Notes(Hook):
     def on_batch(self, run: Any, phase: Any, batch: Batch) -> None:
         if phase.is_train:
             data = b"".join(int(one).to_bytes(8, "little") for one in batch.ids)
-            self.ids[run.state.updates + 1] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+            self.ids[run.state.updates + 1] = int.from_bytes(
+                hashlib.blake2b(data, digest_size=8).digest(), "little"
+            )
 
     def on_step(self, run: Any, phase: Any, out: Any) -> None:
         if phase.is_train:
             norm = run.task.updater.norm
-            self.rows[run.state.updates] = float(out.loss), run.task.updater.lr, 0.0 if norm is None else float(norm)
+            self.rows[run.state.updates] = (
+                float(out.loss),
+                run.task.updater.lr,
+                0.0 if norm is None else float(norm),
+            )
 
 
 @pytest.mark.parametrize("words", [[], ["OPTIMIZER.clip_norm=0.5"]], ids=["plain", "clipped"])
@@ -51,7 +58,9 @@ def test_content(tmp_path: Path, words: list[str]) -> None:
         (1, 0, 1, 24), (2, 0, 2, 24), (3, 0, 3, 24), (4, 0, 4, 24),
         (5, 2, 1, 24), (6, 2, 2, 24), (7, 2, 3, 24), (8, 2, 4, 24),
     ]  # fmt: skip
-    assert {number: (record.loss, record.lr, record.norm) for number, record in found.items()} == notes.rows
+    assert {
+        number: (record.loss, record.lr, record.norm) for number, record in found.items()
+    } == notes.rows
     assert {number: record.ids for number, record in found.items()} == notes.ids
     assert {record.flags for record in found.values()} == {SAMPLED | NORM if words else SAMPLED}
     assert len({record.weights for record in found.values()}) == 8
@@ -61,7 +70,11 @@ def test_content(tmp_path: Path, words: list[str]) -> None:
 @pytest.mark.parametrize("content", ["sampled", "full", "none"])
 def test_reading_at_once_and_later_gives_the_same_bytes(tmp_path: Path, content: str) -> None:
     for name, deferred in (("now", "false"), ("later", "true")):
-        words = (f"HOOKS.ledger.content={content}", f"HOOKS.ledger.deferred={deferred}", "HOOKS.ledger.flush_every=3")
+        words = (
+            f"HOOKS.ledger.content={content}",
+            f"HOOKS.ledger.deferred={deferred}",
+            "HOOKS.ledger.flush_every=3",
+        )
         train(tmp_path / name, *CUT, *words, "OPTIMIZER.clip_norm=0.5", "MACHINE.precision=bf16")
     assert (tmp_path / "now" / FILE).read_bytes() == (tmp_path / "later" / FILE).read_bytes()
     flags = {"sampled": SAMPLED, "full": FULL, "none": 0}[content]
@@ -77,12 +90,16 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 class TestResume:
     @pytest.mark.parametrize("step", [0, 1, 3, 4, 5, 6, 7, 10])
-    def test_a_run_killed_anywhere_has_the_same_bytes(self, unbroken: bytes, tmp_path: Path, step: int) -> None:
+    def test_a_run_killed_anywhere_has_the_same_bytes(
+        self, unbroken: bytes, tmp_path: Path, step: int
+    ) -> None:
         die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
         train(tmp_path, *CUT, "DATA.TRAIN.workers=1")
         assert (tmp_path / FILE).read_bytes() == unbroken
 
-    def test_records_beyond_the_checkpoint_are_written_anew(self, unbroken: bytes, tmp_path: Path) -> None:
+    def test_records_beyond_the_checkpoint_are_written_anew(
+        self, unbroken: bytes, tmp_path: Path
+    ) -> None:
         die(tmp_path, *CUT, hooks={"kill": KillAfter(8)})  # the checkpoint is of update 4
         assert ledger(tmp_path).last == 6
         data = bytearray((tmp_path / FILE).read_bytes())
@@ -100,7 +117,12 @@ class TestResume:
         assert (tmp_path / FILE).read_bytes() != unbroken
 
     def test_accumulation_and_skipped_updates(self, tmp_path: Path) -> None:
-        words = (*CUT, "MACHINE.precision=fp16", "OPTIMIZER.accumulate=2", "OPTIMIZER.clip_norm=0.5")
+        words = (
+            *CUT,
+            "MACHINE.precision=fp16",
+            "OPTIMIZER.accumulate=2",
+            "OPTIMIZER.clip_norm=0.5",
+        )
         words += ("OPTIMIZER.scaler={name: grad, init_scale: 1e6, growth_interval: 2}",)
         train(tmp_path / "unbroken", *words)
         found = [record.skipped for record in ledger(tmp_path / "unbroken").values()]
@@ -128,18 +150,30 @@ class TestResume:
         assert [record.updates for record in found.values() if math.isnan(record.loss)] == [2, 4]
         for step in (2, 3, 4):
             folder = tmp_path / str(step)
-            die(folder, *words, hooks={"break": Break(), "save": SaveEachStep(), "kill": KillAfter(step)})
+            die(
+                folder,
+                *words,
+                hooks={"break": Break(), "save": SaveEachStep(), "kill": KillAfter(step)},
+            )
             train(folder, *words, hooks={"break": Break()})
             assert (folder / FILE).read_bytes() == (tmp_path / "unbroken" / FILE).read_bytes()
 
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            (lambda data: data[: len(HEADER) + 2 * RECORD_BYTES + 5], "has 2 records, the checkpoint covers 4"),
-            (lambda data: b"X" + data[1:], "has no header that this version knows, the checkpoint covers 4"),
+            (
+                lambda data: data[: len(HEADER) + 2 * RECORD_BYTES + 5],
+                "has 2 records, the checkpoint covers 4",
+            ),
+            (
+                lambda data: b"X" + data[1:],
+                "has no header that this version knows, the checkpoint covers 4",
+            ),
         ],
     )
-    def test_a_damaged_file_goes_on_with_a_warning(self, tmp_path: Path, damage: Any, message: str) -> None:
+    def test_a_damaged_file_goes_on_with_a_warning(
+        self, tmp_path: Path, damage: Any, message: str
+    ) -> None:
         die(tmp_path, *CUT, hooks={"kill": KillAfter(8)})
         (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
         train(tmp_path, *CUT)
@@ -150,7 +184,12 @@ class TestResume:
 
     def test_an_attempt_without_the_hook_leaves_a_gap(self, tmp_path: Path) -> None:
         die(tmp_path, *CUT, hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
-        die(tmp_path, *CUT, "HOOKS.ledger=null", hooks={"save": SaveEachStep(), "kill": KillAfter(2)})
+        die(
+            tmp_path,
+            *CUT,
+            "HOOKS.ledger=null",
+            hooks={"save": SaveEachStep(), "kill": KillAfter(2)},
+        )
         train(tmp_path, *CUT)
         assert list(ledger(tmp_path)) == [1, 2, 5, 6, 7, 8]
 
@@ -204,9 +243,17 @@ class TestPartOf:
 
     @pytest.mark.parametrize(
         ("count", "shape"),
-        [(1, (1, 16, 1)), (64, (64, 4, 4)), (256, (256, 1, 16)), (1024, (256, 1, 16)), (100_000, (256, 1, 16))],
+        [
+            (1, (1, 16, 1)),
+            (64, (64, 4, 4)),
+            (256, (256, 1, 16)),
+            (1024, (256, 1, 16)),
+            (100_000, (256, 1, 16)),
+        ],
     )
-    def test_it_costs_about_the_same_for_any_batch(self, count: int, shape: tuple[int, ...]) -> None:
+    def test_it_costs_about_the_same_for_any_batch(
+        self, count: int, shape: tuple[int, ...]
+    ) -> None:
         part = part_of(torch.zeros(1).expand(count, 1000), count, 0)
         assert part.shape == shape
 
@@ -226,7 +273,9 @@ class TestPartOf:
         assert part_of(as_it_lies(batch), 4, 0).data_ptr() == batch.data_ptr()
         assert array_of(batch).shape == (4, 8, 8, 3)
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.complex64])
+    @pytest.mark.parametrize(
+        "dtype", [torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.complex64]
+    )
     def test_types_that_numpy_lacks_and_others(self, dtype: torch.dtype) -> None:
         value = torch.ones(3, 5, requires_grad=False).to(dtype)
         assert len(array_of(value).tobytes()) == 15 * value.element_size()
@@ -234,7 +283,9 @@ class TestPartOf:
 
     def test_nested_inputs(self) -> None:
         one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
-        assert [len(found) for found in tensors({"a": one, "b": [two, (three, "text")], "c": None})] == [1, 2, 3]
+        assert [
+            len(found) for found in tensors({"a": one, "b": [two, (three, "text")], "c": None})
+        ] == [1, 2, 3]
         assert digest(b"") == int.from_bytes(hashlib.blake2b(b"", digest_size=8).digest(), "little")
 
 
@@ -244,5 +295,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         LedgerHook(flush_every=0)
     with pytest.raises(ValueError, match="content = 'some': expected 'sampled', 'full' or 'none'"):
         LedgerHook("some")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"HOOKS\.again and HOOKS\.ledger are both of the kind LedgerHook"):
+    with pytest.raises(
+        ConfigError, match=r"HOOKS\.again and HOOKS\.ledger are both of the kind LedgerHook"
+    ):
         train(tmp_path, "HOOKS.again.name=ledger")

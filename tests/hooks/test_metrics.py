@@ -1,4 +1,5 @@
-"""metrics.jsonl holds each step and phase once, literally what was computed, after any number of resumes."""
+"""metrics.jsonl holds each step and phase once, literally what was computed, after any number of
+resumes."""
 
 import errno
 import json
@@ -38,7 +39,13 @@ def test_content(tmp_path: Path) -> None:
 
 def test_every_so_many_updates_over_phases(tmp_path: Path) -> None:
     train(tmp_path, "HOOKS.metrics.every_updates=3")
-    assert [record["updates"] for record in records(tmp_path) if record["kind"] == "step"] == [3, 6, 9, 12, 15]
+    assert [record["updates"] for record in records(tmp_path) if record["kind"] == "step"] == [
+        3,
+        6,
+        9,
+        12,
+        15,
+    ]
 
 
 def test_logs_of_a_part_are_written(tmp_path: Path) -> None:
@@ -58,29 +65,57 @@ def test_numbers_that_are_none_are_text_so_that_every_line_is_json(tmp_path: Pat
 
     train(tmp_path, "PHASES.epochs=1", hooks={"broken": Broken()})
     text = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(text.splitlines()[0], parse_constant=pytest.fail)["logs"] == {"bad": "inf", "worse": "nan"}
+    assert json.loads(text.splitlines()[0], parse_constant=pytest.fail)["logs"] == {
+        "bad": "inf",
+        "worse": "nan",
+    }
 
 
 class TestResume:
-    def test_lines_beyond_the_checkpoint_stay_until_the_resume_cuts_them_off(self, tmp_path: Path) -> None:
-        die(tmp_path, hooks={"kill": KillAfter(9)})  # the checkpoint is of update 5, the kill after update 7
-        assert [record["updates"] for record in records(tmp_path) if record["kind"] == "step"] == [1, 2, 3, 4, 5, 6, 7]
+    def test_lines_beyond_the_checkpoint_stay_until_the_resume_cuts_them_off(
+        self, tmp_path: Path
+    ) -> None:
+        die(
+            tmp_path, hooks={"kill": KillAfter(9)}
+        )  # the checkpoint is of update 5, the kill after update 7
+        assert [record["updates"] for record in records(tmp_path) if record["kind"] == "step"] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+        ]
         with open(tmp_path / "metrics.jsonl", "ab") as file:
             file.write(b'{"kind": "step", "upd')  # torn by the kill
         before = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
         train(tmp_path)
         found = records(tmp_path)
-        assert [record["updates"] for record in found if record["kind"] == "step"] == list(range(1, 16))
-        assert [record["phase"] for record in found if record["kind"] == "phase"] == [0, 1, 2, 3, 4, 5]
+        assert [record["updates"] for record in found if record["kind"] == "step"] == list(
+            range(1, 16)
+        )
+        assert [record["phase"] for record in found if record["kind"] == "phase"] == [
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]
         assert (tmp_path / "metrics.jsonl").read_bytes().splitlines()[:5] == before[:5]
 
-    def test_a_run_killed_before_its_first_checkpoint_starts_the_file_anew(self, tmp_path: Path) -> None:
+    def test_a_run_killed_before_its_first_checkpoint_starts_the_file_anew(
+        self, tmp_path: Path
+    ) -> None:
         die(tmp_path, hooks={"kill": KillAfter(3)})
         assert len(lines(tmp_path)) == 3
         train(tmp_path, "PHASES.epochs=1")
         assert len(lines(tmp_path)) == 7
 
-    def test_a_file_that_was_cut_goes_on_with_whole_lines_and_a_warning(self, tmp_path: Path) -> None:
+    def test_a_file_that_was_cut_goes_on_with_whole_lines_and_a_warning(
+        self, tmp_path: Path
+    ) -> None:
         die(tmp_path, hooks={"kill": KillAfter(9)})
         first = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)[0]
         with open(tmp_path / "metrics.jsonl", "r+b") as file:
@@ -91,7 +126,9 @@ class TestResume:
         assert found[0]["updates"] == 1
         assert found[-1]["kind"] == "phase"
 
-    def test_leaving_the_hook_out_for_an_attempt_loses_no_earlier_line(self, tmp_path: Path) -> None:
+    def test_leaving_the_hook_out_for_an_attempt_loses_no_earlier_line(
+        self, tmp_path: Path
+    ) -> None:
         train(tmp_path, "PHASES.epochs=1")
         before = (tmp_path / "metrics.jsonl").read_bytes()
         train(tmp_path, "PHASES.epochs=2", "RUN.allow=[PHASES]", "HOOKS.metrics=null")
@@ -101,21 +138,29 @@ class TestResume:
         assert len(after) > len(before)
 
     def test_two_of_them_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"HOOKS\.second and HOOKS\.metrics are both of the kind Metrics"):
+        with pytest.raises(
+            ConfigError, match=r"HOOKS\.second and HOOKS\.metrics are both of the kind Metrics"
+        ):
             train(tmp_path, "HOOKS.second.name=metrics")
 
     def test_a_checkpoint_covers_what_the_file_holds_at_that_moment(self, tmp_path: Path) -> None:
         seen: list[tuple[int, int]] = []
 
         class Look(Hook):
-            """Looks, as a kill would, at the file after the save at update 6, and between two saves."""
+            """Looks, as a kill would, at the file after the save at update 6, and between two
+            saves."""
 
             def on_batch(self, run: Any, phase: Any, batch: Any) -> None:
                 if run.state.updates in (6, 8) and phase.is_train:
                     offset = newest(tmp_path).state["hooks"]["metrics"]["offset"]
                     seen.append((offset, (tmp_path / "metrics.jsonl").stat().st_size))
 
-        train(tmp_path, "CHECKPOINT.every_updates=6", "CHECKPOINT.background=false", hooks={"look": Look()})
+        train(
+            tmp_path,
+            "CHECKPOINT.every_updates=6",
+            "CHECKPOINT.background=false",
+            hooks={"look": Look()},
+        )
         (covered, size), later = seen
         assert covered == size > 0
         assert later == (covered, size)
@@ -139,7 +184,9 @@ def test_lines_that_a_full_disk_refuses_are_written_once_there_is_room(tmp_path:
     assert result.state == "finished"
     assert records(tmp_path / "full") == records(tmp_path / "whole")
     told = (tmp_path / "full" / "log.txt").read_text()
-    assert told.count("metrics.jsonl cannot be written now: [Errno 28] No space left on device") == 1
+    assert (
+        told.count("metrics.jsonl cannot be written now: [Errno 28] No space left on device") == 1
+    )
     assert json.loads((tmp_path / "full" / "status.json").read_text())["save_failures"] == 2
 
 

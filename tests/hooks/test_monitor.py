@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from harness import train
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.monitor import Monitor, first_metric
 from phasetrain.meters import METERS, Meter
-from phasetrain.plan import Phase
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
 
@@ -32,7 +32,10 @@ def test_what_is_not_measured_or_no_number_is_none() -> None:
     monitor = Monitor("test/loss", "X")
     assert monitor.found(TEST, {"loss": math.nan}) is None
     assert Monitor("other/loss", "X").found(TEST, {"loss": 1.0}) is None
-    with pytest.raises(ConfigError, match="X = 'test/los': the phase has measured accuracy, loss and not it; did you"):
+    with pytest.raises(
+        ConfigError,
+        match="X = 'test/los': the phase has measured accuracy, loss and not it; did you",
+    ):
         Monitor("test/los", "X").found(TEST, {"accuracy": 0.5, "loss": 1.0})
 
 
@@ -60,8 +63,14 @@ def test_what_is_not_measured_or_no_number_is_none() -> None:
             ["METERS.wrong={name: f1}", "HOOKS.plateau={monitor: test/wrong_mikro}"],
             r"plateau.monitor = 'test/wrong_mikro': no phase .* did you mean 'test/wrong_micro'\?",
         ),
-        (["METERS={accuracy: null, loss: null}", "HOOKS.plateau={}"], "plateau.monitor = 'auto': there is no meter to"),
-        (["DATA.TEST=null", "HOOKS.early_stopping={}"], "early_stopping.monitor = 'auto': there is no test split to"),
+        (
+            ["METERS={accuracy: null, loss: null}", "HOOKS.plateau={}"],
+            "plateau.monitor = 'auto': there is no meter to",
+        ),
+        (
+            ["DATA.TEST=null", "HOOKS.early_stopping={}"],
+            "early_stopping.monitor = 'auto': there is no test split to",
+        ),
     ],
 )
 def test_a_metric_that_nobody_measures_is_refused_before_the_first_step(
@@ -69,12 +78,17 @@ def test_a_metric_that_nobody_measures_is_refused_before_the_first_step(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         train(tmp_path / "run", *words)
-    assert not (tmp_path / "run" / "steps.ledger").exists() or (tmp_path / "run" / "steps.ledger").stat().st_size < 100
+    assert (
+        not (tmp_path / "run" / "steps.ledger").exists()
+        or (tmp_path / "run" / "steps.ledger").stat().st_size < 100
+    )
 
 
 def test_the_worst_may_be_asked_for_and_is_warned_of(tmp_path: Path) -> None:
     train(tmp_path, "CHECKPOINT.best.monitor=-test/accuracy", "PHASES.epochs=1")
-    assert "CHECKPOINT.best.monitor = '-test/accuracy': larger values of it are better" in log(tmp_path)
+    assert "CHECKPOINT.best.monitor = '-test/accuracy': larger values of it are better" in log(
+        tmp_path
+    )
 
 
 def test_auto_is_the_first_metric_of_the_first_test_split(tmp_path: Path) -> None:
@@ -108,15 +122,30 @@ def test_the_first_metric_with_its_sign(split: str, meters: Any, monitor: str) -
 
 @pytest.mark.parametrize("kind", [Other, METERS["confusion_matrix"], METERS["precision_at_k"]])
 def test_a_first_metric_without_a_known_direction_has_to_be_named(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"METERS.mine, does not say which of its values are better; name a metric"):
+    with pytest.raises(
+        ConfigError,
+        match=r"METERS.mine, does not say which of its values are better; name a metric",
+    ):
         first_metric("test", {"mine": kind})
 
 
 def test_every_meter_of_ours_knows_its_direction() -> None:
-    ours = {name: kind for name, kind in METERS.items() if kind.__module__.startswith("phasetrain.meters")}
-    known = {name: kind.better for name, kind in ours.items() if isinstance(kind, type) and issubclass(kind, Meter)}
+    ours = {
+        name: kind
+        for name, kind in METERS.items()
+        if kind.__module__.startswith("phasetrain.meters")
+    }
+    known = {
+        name: kind.better
+        for name, kind in ours.items()
+        if isinstance(kind, type) and issubclass(kind, Meter)
+    }
     assert {name for name, better in known.items() if better is None} == {"confusion_matrix"}
-    assert {name for name, better in known.items() if better == "smaller"} >= {"loss", "perplexity", "regression"}
+    assert {name for name, better in known.items() if better == "smaller"} >= {
+        "loss",
+        "perplexity",
+        "regression",
+    }
     assert METERS.build("regression").direction("r2") == "larger"
     assert METERS.build("f1", {"classes": 3}).direction("absent") is None
 

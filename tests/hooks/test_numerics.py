@@ -10,24 +10,25 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.batch import Batch
-from phasetrain.cutting import interleave
 from phasetrain.distributed import World
-from phasetrain.engine import PhaseEngine
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.interleave import interleave
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import Phase, PhaseSettings, Plan, Split, Stage
+from phasetrain.engine.position import RunState
 from phasetrain.errors import InvalidCheckpointError, NumericsError
-from phasetrain.folder import RunFolder
-from phasetrain.hooks import Hook, Numerics
+from phasetrain.hooks import Hook, Hooks, Numerics
 from phasetrain.hooks.numerics import folder_name, read_dump
-from phasetrain.machine import Machine
 from phasetrain.optim import GuardSettings, Updater
-from phasetrain.plan import Phase, PhaseSettings, Plan, Split, Stage
-from phasetrain.state import RunState
-from phasetrain.storage import Storage
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import Parts, Supervised, Task
 
 
 class Loader:
-    """Two micro-batches of two samples each per step; the targets of chosen steps are not a number."""
+    """Two micro-batches of two samples each per step; the targets of chosen steps are not a
+    number."""
 
     bad = None
 
@@ -53,21 +54,33 @@ class Loader:
         pass
 
 
-def engine(folder: Path | None, hook: Hook, *broken: int, storage: Storage | None = None, **guard: Any) -> PhaseEngine:
+def engine(
+    folder: Path | None, hook: Hook, *broken: int, storage: Storage | None = None, **guard: Any
+) -> PhaseEngine:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     settings = GuardSettings(names=[name for name, _ in model.named_parameters()], **guard)
-    updater = Updater(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True), guard=settings)
+    updater = Updater(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True), guard=settings
+    )
     loaders: Any = {"train": Loader(*broken)}
-    parts = Parts(model, nn.MSELoss(), {}, updater, loaders, Machine(torch.device("cpu")), World(), 0)
-    plan: Plan = interleave([Stage({"train": Split("train", 24, 4, True)}, PhaseSettings(epochs=1))])
+    parts = Parts(
+        model, nn.MSELoss(), {}, updater, loaders, Machine(torch.device("cpu")), World(), 0
+    )
+    plan: Plan = interleave(
+        [Stage({"train": Split("train", 24, 4, True)}, PhaseSettings(epochs=1))]
+    )
     run_folder = None if folder is None else RunFolder(str(folder), storage or Storage())
     task: Task = Supervised(parts)
-    return PhaseEngine(task, plan, RunState(), {"numerics": hook}, folder=run_folder)
+    return PhaseEngine(task, plan, RunState(), Hooks({"numerics": hook}), folder=run_folder)
 
 
 def dumps(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "numerics").iterdir()) if (folder / "numerics").exists() else []
+    return (
+        sorted(path.name for path in (folder / "numerics").iterdir())
+        if (folder / "numerics").exists()
+        else []
+    )
 
 
 class TestStop:
@@ -82,7 +95,10 @@ class TestStop:
             f"the step is kept in {folder}; look at it with RUN.engine=replay RUN.step=4."
         )
         assert (run.state.updates, run.state.step) == (3, 3)
-        assert sorted(path.name for path in Path(folder).iterdir()) == ["state.json", "tensors.safetensors"]
+        assert sorted(path.name for path in Path(folder).iterdir()) == [
+            "state.json",
+            "tensors.safetensors",
+        ]
         kept = read_dump(Storage(), folder)
         assert kept.position == ("train", 3, 3, 0.5, 0, 0, 0.0)
         assert kept.position.updates == 3
@@ -103,7 +119,9 @@ class TestStop:
         fresh = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
         for name, part in task.stateful().items():
             part.load_state_dict(kept.task[name])
-        assert not torch.equal(fresh["0.weight"], task.model.state_dict()["0.weight"])  # three updates lie between
+        assert not torch.equal(
+            fresh["0.weight"], task.model.state_dict()["0.weight"]
+        )  # three updates lie between
         task.model.train()
         losses = [task.forward(batch).loss.item() for batch in kept.batches]
         assert math.isfinite(losses[0])
@@ -140,7 +158,9 @@ class TestSkip:
         assert run.task.updater.skipped == 2
 
     @pytest.mark.parametrize("lag", [0, 1])
-    def test_what_stops_at_the_end_of_a_phase_stops_before_the_phase_is_counted(self, tmp_path: Path, lag: int) -> None:
+    def test_what_stops_at_the_end_of_a_phase_stops_before_the_phase_is_counted(
+        self, tmp_path: Path, lag: int
+    ) -> None:
         run = engine(tmp_path, Numerics(), 5, lag=lag)
         with pytest.raises(NumericsError, match="update 6 is not finite"):
             run.run()
@@ -158,7 +178,9 @@ class TestSkip:
 
 class TestFaults:
     @pytest.mark.parametrize("operation", ["make_folder", "create", "write", "fsync", "rename"])
-    def test_a_full_disk_is_warned_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, operation: str) -> None:
+    def test_a_full_disk_is_warned_of(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, operation: str
+    ) -> None:
         def fail(now: str, path: str) -> None:
             if now == operation and "u0000" in path:
                 raise OSError(errno.ENOSPC, "No space left on device", path)

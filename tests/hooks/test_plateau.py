@@ -1,4 +1,5 @@
-"""The learning rate goes down where a metric stands still, at the same place after any kill and on all processes."""
+"""The learning rate goes down where a metric stands still, at the same place after any kill and on
+all processes."""
 
 import random
 import shutil
@@ -10,10 +11,10 @@ import torch
 from harness import KillAfter, SaveEachStep, die, newest, parted, records, train
 
 from phasetrain.distributed import World
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError
 from phasetrain.hooks import Plateau
 from phasetrain.optim import SCHEDULES, Updater
-from phasetrain.plan import Phase
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
 NEVER_BETTER = "HOOKS.plateau={monitor: -test/loss, patience: 1, min_delta: 100.0, factor: 0.5}"
@@ -22,7 +23,10 @@ COSINE = "OPTIMIZER.SCHEDULES.lr={name: cosine, warmup: 0}"
 
 def updater(**options: Any) -> Updater:
     layers = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
-    groups: list[Any] = [{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "lr": 0.5}]
+    groups: list[Any] = [
+        {"params": layers[0].parameters()},
+        {"params": layers[1].parameters(), "lr": 0.5},
+    ]
     return Updater(torch.optim.SGD(groups, lr=0.1, momentum=0.9), **options)
 
 
@@ -54,7 +58,12 @@ def test_after_a_reduction_it_rests() -> None:
 
 
 def test_it_goes_no_lower_than_it_may() -> None:
-    assert factors(Plateau("-test/loss", patience=1, min_factor=0.05), 1.0, 1.0, 1.0, 1.0) == [1, 0.1, 0.05, 0.05]
+    assert factors(Plateau("-test/loss", patience=1, min_factor=0.05), 1.0, 1.0, 1.0, 1.0) == [
+        1,
+        0.1,
+        0.05,
+        0.05,
+    ]
 
 
 def test_other_splits_and_what_is_no_number() -> None:
@@ -71,13 +80,23 @@ def test_as_torch_does_it(sign: str, mode: Any) -> None:
     values = [round(draw.uniform(0, 1), 1) for _ in range(300)]
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0)
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, mode, factor=0.9, patience=2, threshold=0.05, threshold_mode="abs", cooldown=3, min_lr=1e-3, eps=0
+        optimizer,
+        mode,
+        factor=0.9,
+        patience=2,
+        threshold=0.05,
+        threshold_mode="abs",
+        cooldown=3,
+        min_lr=1e-3,
+        eps=0,
     )
     expected = []
     for value in values:
         theirs.step(value)
         expected.append(optimizer.param_groups[0]["lr"])
-    hook = Plateau(f"{sign}test/loss", factor=0.9, patience=3, min_delta=0.05, cooldown=3, min_factor=1e-3)
+    hook = Plateau(
+        f"{sign}test/loss", factor=0.9, patience=3, min_delta=0.05, cooldown=3, min_factor=1e-3
+    )
     assert factors(hook, *values) == pytest.approx(expected, rel=1e-12)
     assert expected[-1] < 0.01
 
@@ -121,7 +140,11 @@ class TestFactor:
         one.factor = 0.5
         self.lrs(one)
         state = one.state_dict()
-        assert (state["factor"], "options" in state, "factor" in untouched.state_dict()) == (0.5, False, False)
+        assert (state["factor"], "options" in state, "factor" in untouched.state_dict()) == (
+            0.5,
+            False,
+            False,
+        )
         other.load_state_dict(state)
         assert self.lrs(other) == pytest.approx([0.05, 0.25])
         other.load_state_dict(untouched.state_dict())
@@ -138,24 +161,37 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_is_in_the_log_and_in_every_record(whole: Path) -> None:
     lrs = [record["lr"] for record in records(whole) if record["kind"] == "step"]
-    cosine = SCHEDULES.build("cosine", facts={"updates": 15, "updates_per_epoch": 5.0, "batch_size": 24})
-    base = lrs[0]
-    assert lrs == pytest.approx([base * (0.5 if update >= 10 else 1.0) * cosine(update / 15) for update in range(15)])
-    told = (
-        "plateau: test/loss was not better 1 times in a row; learning rates are multiplied by 0.5 from here on (was 1)"
+    cosine = SCHEDULES.build(
+        "cosine", facts={"updates": 15, "updates_per_epoch": 5.0, "batch_size": 24}
     )
+    base = lrs[0]
+    assert lrs == pytest.approx(
+        [base * (0.5 if update >= 10 else 1.0) * cosine(update / 15) for update in range(15)]
+    )
+    told = "plateau: test/loss was not better 1 times in a row; learning rates are multiplied by 0.5 from here on (was 1)"
     assert told in (whole / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("steps", [9, 16])  # before the first reduction, and after it
-def test_a_killed_run_lowers_it_where_an_unbroken_one_does(tmp_path: Path, whole: Path, steps: int) -> None:
-    die(tmp_path / "run", NEVER_BETTER, COSINE, hooks={"save": SaveEachStep(), "kill": KillAfter(steps)})
+def test_a_killed_run_lowers_it_where_an_unbroken_one_does(
+    tmp_path: Path, whole: Path, steps: int
+) -> None:
+    die(
+        tmp_path / "run",
+        NEVER_BETTER,
+        COSINE,
+        hooks={"save": SaveEachStep(), "kill": KillAfter(steps)},
+    )
     train(tmp_path / "run", NEVER_BETTER, COSINE)
     assert parted(whole, tmp_path / "run") == []
 
 
-def test_without_its_state_it_would_not(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    die(tmp_path / "run", NEVER_BETTER, COSINE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+def test_without_its_state_it_would_not(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(
+        tmp_path / "run", NEVER_BETTER, COSINE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)}
+    )
     monkeypatch.setattr(Plateau, "load_state_dict", lambda _hook, _state: None)
     train(tmp_path / "run", NEVER_BETTER, COSINE)
     assert parted(whole, tmp_path / "run") != []
@@ -165,9 +201,12 @@ def test_another_one_needs_consent(tmp_path: Path, whole: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     other = NEVER_BETTER.replace("0.5", "0.25")
     with pytest.raises(
-        ChangedError, match=r"HOOKS.plateau.factor: the checkpoint has 0.5, now 0.25 \(adjustable: allow"
+        ChangedError,
+        match=r"HOOKS.plateau.factor: the checkpoint has 0.5, now 0.25 \(adjustable: allow",
     ):
         train(tmp_path / "run", other, COSINE)
     longer = ("PHASES.epochs=4", "RUN.allow=[HOOKS.plateau, PHASES.epochs]")
     train(tmp_path / "run", other, COSINE, *longer)
-    assert newest(tmp_path / "run").state["task"]["updater"]["factor"] == 0.25 * 0.25  # two tests by 0.5, one by 0.25
+    assert (
+        newest(tmp_path / "run").state["task"]["updater"]["factor"] == 0.25 * 0.25
+    )  # two tests by 0.5, one by 0.25

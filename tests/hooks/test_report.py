@@ -1,4 +1,5 @@
-"""The hook `report`: what it keeps of tests, the report at every kind of end, and that it never harms a run."""
+"""The hook `report`: what it keeps of tests, the report at every kind of end, and that it never
+harms a run."""
 
 import errno
 import io
@@ -11,12 +12,12 @@ import torch
 from failpoints import refused
 from harness import SMALL, KillAfter, die, parted, records, status, train
 
-from phasetrain.batch import Batch
-from phasetrain.folder import RunFolder
+from phasetrain.commands.cli import run
+from phasetrain.engine.batch import Batch
 from phasetrain.hooks import Hook, Report
-from phasetrain.run import run
-from phasetrain.storage import Storage
-from phasetrain.terminal import Terminal
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
 
 
@@ -27,7 +28,10 @@ def predictions(folder: Path) -> Any:
 def told(folder: Path) -> str:
     """Run a small training to its end and return what it prints, each line break a space."""
     stream = io.StringIO()
-    assert run([*SMALL, f"RUN.dir={folder}"], terminal=Terminal(stream, live=False)).state == "finished"
+    assert (
+        run([*SMALL, f"RUN.dir={folder}"], terminal=Terminal(stream, live=False)).state
+        == "finished"
+    )
     return " ".join(stream.getvalue().split())
 
 
@@ -85,7 +89,9 @@ def test_attempts_that_were_killed_are_in_the_report(tmp_path: Path) -> None:
         die(tmp_path, hooks={"kill": KillAfter(updates)})
     train(tmp_path)
     attempts = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
-    assert [(one["attempt"], one["time"]["attempt"].keys() >= {"train", "save"}) for one in attempts] == [
+    assert [
+        (one["attempt"], one["time"]["attempt"].keys() >= {"train", "save"}) for one in attempts
+    ] == [
         (1, True),
         (2, True),
     ]
@@ -95,7 +101,9 @@ def test_attempts_that_were_killed_are_in_the_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["report.html", "predictions.json"])
-def test_a_full_disk_is_warned_of_and_ends_nothing(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_warned_of_and_ends_nothing(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replace = Storage.replace
 
     def full(self: Storage, path: str, data: Any, *, durable: bool = True) -> None:
@@ -111,16 +119,23 @@ def test_a_full_disk_is_warned_of_and_ends_nothing(tmp_path: Path, end: str, mon
     assert (tmp_path / "report.html").exists() == (end != "report.html")
 
 
-def test_the_last_room_on_a_disk_is_left_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_room_on_a_disk_is_left_for_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunFolder, "has_room", lambda self: False)
     printed = told(tmp_path)
     assert printed.count("predictions.json: there is too little room, and it is not written") == 1
-    assert printed.count(f"there is too little room in {tmp_path}, and report.html is not written") == 1
+    assert (
+        printed.count(f"there is too little room in {tmp_path}, and report.html is not written")
+        == 1
+    )
     assert not {"report.html", "predictions.json"} & {path.name for path in tmp_path.iterdir()}
     assert status(tmp_path)["state"] == "finished"
 
 
-def test_whatever_goes_wrong_in_a_report_the_run_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_goes_wrong_in_a_report_the_run_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*args: Any, **kwargs: Any) -> str:
         raise ZeroDivisionError("a fault of ours")
 
@@ -169,7 +184,9 @@ def test_a_resume_in_the_midst_of_a_test_counts_every_sample_once(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_without_its_state_the_resumed_test_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_state_the_resumed_test_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Report, "state_dict", lambda self: {})
     train(tmp_path, hooks={"stop": StopInTest()})
     train(tmp_path)
@@ -178,7 +195,9 @@ def test_without_its_state_the_resumed_test_is_left_out(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_exact_resume(tmp_path: Path) -> None:
-    assert_exact_resume(["experiment=digits", "MODEL.width=4", "PHASES.epochs=1", "PHASES.limit.train=4"])
+    assert_exact_resume(
+        ["experiment=digits", "MODEL.width=4", "PHASES.epochs=1", "PHASES.limit.train=4"]
+    )
 
 
 def test_what_a_lost_attempt_had_found_beyond_the_checkpoint_is_dropped(tmp_path: Path) -> None:
@@ -186,12 +205,19 @@ def test_what_a_lost_attempt_had_found_beyond_the_checkpoint_is_dropped(tmp_path
     train(tmp_path, "PHASES.epochs=1")
     (tmp_path / "predictions.json").write_text(json.dumps(content))
     train(tmp_path, "PHASES.epochs=2", "RUN.allow=[PHASES.epochs]")
-    assert {split: found["updates"] for split, found in predictions(tmp_path).items()} == {"other": 0, "test": 10}
+    assert {split: found["updates"] for split, found in predictions(tmp_path).items()} == {
+        "other": 0,
+        "test": 10,
+    }
 
 
 def test_a_task_that_tells_no_classes(tmp_path: Path) -> None:
     train(tmp_path, "LOSS.name=MSELoss", "METERS=null", hooks={"soft": Soft()})
-    assert predictions(tmp_path)["test"] == {"updates": 15} if (tmp_path / "predictions.json").exists() else True
+    assert (
+        predictions(tmp_path)["test"] == {"updates": 15}
+        if (tmp_path / "predictions.json").exists()
+        else True
+    )
 
 
 class Soft(Hook):

@@ -1,4 +1,5 @@
-"""Saving beside the training: what is written is the step it was taken at, and errors come up between two steps."""
+"""Saving beside the training: what is written is the step it was taken at, and errors come up
+between two steps."""
 
 import errno
 import json
@@ -17,7 +18,7 @@ from harness import KillAfter, SaveEachStep, die, leftovers, newest, parted, tra
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks import CheckpointHook, Hook
-from phasetrain.storage import Storage
+from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import Task
 
 Before = Callable[[str, str], None]
@@ -64,14 +65,17 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestBesideTheTraining:
     def events(self, folder: Path, background: bool) -> list[str]:
-        """Return what happens in what order, where the first save waits for the training to go on, if it may."""
+        """Return what happens in what order, where the first save waits for the training to go on,
+        if it may."""
         found: list[str] = []
         moved = threading.Event()
 
         def before(operation: str, path: str) -> None:
             if operation == "write" and path.endswith("tensors.safetensors") and not found:
                 found.append("writes")
-                found.append("training went on" if moved.wait(10 if background else 0.3) else "nobody moved")
+                found.append(
+                    "training went on" if moved.wait(10 if background else 0.3) else "nobody moved"
+                )
 
         def step(updates: int) -> None:
             if updates == 7:
@@ -108,7 +112,12 @@ class TestBesideTheTraining:
                     moved.set()
 
             def weights(self, run: Any) -> torch.Tensor:
-                return torch.cat([parameter.detach().flatten().clone() for parameter in run.task.model.parameters()])
+                return torch.cat(
+                    [
+                        parameter.detach().flatten().clone()
+                        for parameter in run.task.model.parameters()
+                    ]
+                )
 
         look = Look()
 
@@ -123,7 +132,9 @@ class TestBesideTheTraining:
         assert names == ["p0001-s00000000", "p0003-s00000000", "p0005-s00000000", "p0006-s00000000"]
         for name in names:
             model = made.load(f"{tmp_path}/checkpoints/{name}").state["task"]["model"]
-            kept = [value.flatten() for key, value in model.items() if key.endswith(("weight", "bias"))]
+            kept = [
+                value.flatten() for key, value in model.items() if key.endswith(("weight", "bias"))
+            ]
             assert torch.equal(torch.cat(kept).sort().values, taken[name].sort().values)
         changed = [not torch.equal(taken[name], written[name]) for name in names]
         assert changed == [True, True, False, False]  # after the last update nothing changes
@@ -156,24 +167,41 @@ class TestErrors:
         return before
 
     @pytest.mark.parametrize("background", ["true", "false"])
-    def test_training_goes_on_and_counts_them(self, tmp_path: Path, unbroken: Path, background: str) -> None:
+    def test_training_goes_on_and_counts_them(
+        self, tmp_path: Path, unbroken: Path, background: str
+    ) -> None:
         door = Door(self.failing("p0001-s00000000", "p0003-s00000000"))
         result = train(tmp_path, f"CHECKPOINT.background={background}", hooks={"door": door})
-        assert (result.state, status(tmp_path)["save_failures"], door.hook.failures) == ("finished", 2, 2)
+        assert (result.state, status(tmp_path)["save_failures"], door.hook.failures) == (
+            "finished",
+            2,
+            2,
+        )
         assert door.hook.saves == 2
         told = [line for line in log_of(tmp_path).splitlines() if "could not be saved" in line]
         assert len(told) == 2
         assert "WARNING the checkpoint at update 5 could not be saved in " in told[0]
-        assert f"No space left on device (errno {errno.ENOSPC} ENOSPC) at {tmp_path}/checkpoints/p0001" in told[0]
-        assert told[0].endswith("bytes are free. Training goes on (CHECKPOINT.on_save_error = 'continue')")
+        assert (
+            f"No space left on device (errno {errno.ENOSPC} ENOSPC) at {tmp_path}/checkpoints/p0001"
+            in told[0]
+        )
+        assert told[0].endswith(
+            "bytes are free. Training goes on (CHECKPOINT.on_save_error = 'continue')"
+        )
         assert parted(tmp_path, unbroken) == []
         assert leftovers(tmp_path) == []
 
-    def test_it_stops_at_the_next_step_boundary_where_that_is_asked_for(self, tmp_path: Path, unbroken: Path) -> None:
+    def test_it_stops_at_the_next_step_boundary_where_that_is_asked_for(
+        self, tmp_path: Path, unbroken: Path
+    ) -> None:
         steps: list[int] = []
         door = Door(self.failing("p0003-s00000000"))
         with pytest.raises(SaveError, match="the checkpoint at update 10 could not be saved"):
-            train(tmp_path, "CHECKPOINT.on_save_error=stop", hooks={"door": door, "steps": Steps(steps.append)})
+            train(
+                tmp_path,
+                "CHECKPOINT.on_save_error=stop",
+                hooks={"door": door, "steps": Steps(steps.append)},
+            )
         assert 10 <= steps[-1] <= 15
         found = status(tmp_path)
         assert (found["state"], found["exit_code"], found["save_failures"]) == ("failed", 1, 1)
@@ -186,8 +214,14 @@ class TestErrors:
     def test_a_run_whose_last_save_fails_says_so_and_goes_on_from_the_one_before(
         self, tmp_path: Path, unbroken: Path, background: str
     ) -> None:
-        door, words = Door(self.failing("p0006-s00000000")), (f"CHECKPOINT.background={background}",)
-        with pytest.raises(SaveError, match=r"^the training is complete, and its last checkpoint could not be saved"):
+        door, words = (
+            Door(self.failing("p0006-s00000000")),
+            (f"CHECKPOINT.background={background}",),
+        )
+        with pytest.raises(
+            SaveError,
+            match=r"^the training is complete, and its last checkpoint could not be saved",
+        ):
             train(tmp_path, *words, hooks={"door": door})
         assert (status(tmp_path)["state"], status(tmp_path)["exit_code"]) == ("failed", 1)
         train(tmp_path)
@@ -205,7 +239,10 @@ class TestErrors:
 
         assert train(tmp_path, hooks={"late": Late()}).state == "finished"
         assert status(tmp_path)["save_failures"] == 1
-        assert "the checkpoint at update 10 could not be made: hooks.late.seen: builtins.set" in log_of(tmp_path)
+        assert (
+            "the checkpoint at update 10 could not be made: hooks.late.seen: builtins.set"
+            in log_of(tmp_path)
+        )
 
     def test_logs_that_cannot_be_made_durable_fail_the_save(self, tmp_path: Path) -> None:
         class Full(Hook):
@@ -217,10 +254,15 @@ class TestErrors:
 
         with pytest.raises(SaveError, match="the training is complete"):
             train(tmp_path, "PHASES.epochs=1", hooks={"full": Full()})
-        assert f"because the logs in '{tmp_path}' could not be written: [Errno 122] Disk quota" in log_of(tmp_path)
+        assert (
+            f"because the logs in '{tmp_path}' could not be written: [Errno 122] Disk quota"
+            in log_of(tmp_path)
+        )
         assert list((tmp_path / "checkpoints").glob("p*")) == []
 
-    def test_a_death_in_the_writing_thread_is_one_of_the_run(self, tmp_path: Path, unbroken: Path) -> None:
+    def test_a_death_in_the_writing_thread_is_one_of_the_run(
+        self, tmp_path: Path, unbroken: Path
+    ) -> None:
         def before(operation: str, path: str) -> None:
             if operation == "fsync" and "p0003" in path:
                 raise Died
@@ -248,7 +290,9 @@ def test_a_run_whose_folder_was_taken_over_ends_without_writing(tmp_path: Path, 
 
 
 class TestSignals:
-    def test_a_second_signal_gives_the_save_up_and_leaves_nothing_of_it(self, tmp_path: Path, unbroken: Path) -> None:
+    def test_a_second_signal_gives_the_save_up_and_leaves_nothing_of_it(
+        self, tmp_path: Path, unbroken: Path
+    ) -> None:
         def before(operation: str, path: str) -> None:
             if operation == "create" and path.endswith("tensors.safetensors") and "p0002" in path:
                 threading.Event().wait(0.15)  # sooner it would be the same request
@@ -257,12 +301,17 @@ class TestSignals:
                     threading.Event().wait(0.001)
 
         door = Door(before)
-        first = Steps(lambda updates: os.kill(os.getpid(), signal.SIGTERM) if updates == 7 else None)
+        first = Steps(
+            lambda updates: os.kill(os.getpid(), signal.SIGTERM) if updates == 7 else None
+        )
         with pytest.raises(SystemExit) as caught:
             train(tmp_path, hooks={"door": door, "first": first})
         assert caught.value.code == 143
         assert leftovers(tmp_path) == []
-        assert (newest(tmp_path).manifest.state["updates"], status(tmp_path)["exit_code"]) == (5, 143)
+        assert (newest(tmp_path).manifest.state["updates"], status(tmp_path)["exit_code"]) == (
+            5,
+            143,
+        )
         assert "the save under way was given up" in log_of(tmp_path)
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
@@ -272,7 +321,9 @@ class TestSignals:
             if operation == "create" and "p0001" in path:
                 threading.Event().wait(0.05)
 
-        first = Steps(lambda updates: os.kill(os.getpid(), signal.SIGTERM) if updates == 6 else None)
+        first = Steps(
+            lambda updates: os.kill(os.getpid(), signal.SIGTERM) if updates == 6 else None
+        )
         assert train(tmp_path, hooks={"door": Door(before), "first": first}).exit_code == 143
         assert [saved.name for saved in Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()] == [
             "p0001-s00000000", "p0002-s00000001",
@@ -281,8 +332,12 @@ class TestSignals:
         assert parted(tmp_path, unbroken) == []
 
     @pytest.mark.parametrize(("grace", "updates"), [("1e-9", 5), ("600", 7)])
-    def test_no_save_is_begun_that_takes_longer_than_the_grace(self, tmp_path: Path, grace: str, updates: int) -> None:
-        first = Steps(lambda updates: os.kill(os.getpid(), signal.SIGTERM) if updates == 7 else None)
+    def test_no_save_is_begun_that_takes_longer_than_the_grace(
+        self, tmp_path: Path, grace: str, updates: int
+    ) -> None:
+        first = Steps(
+            lambda updates: os.kill(os.getpid(), signal.SIGTERM) if updates == 7 else None
+        )
         result = train(tmp_path, f"CHECKPOINT.grace_seconds={grace}", hooks={"first": first})
         assert (result.exit_code, newest(tmp_path).manifest.state["updates"]) == (143, updates)
         assert ("no save at the end: the last one took " in log_of(tmp_path)) is (updates == 5)
@@ -347,11 +402,18 @@ class TestBest:
                 if phase.split == "test":
                     metrics["accuracy"] = next(values)
 
-        words = ("PHASES.epochs=4", "CHECKPOINT.best.monitor=test/accuracy", "CHECKPOINT.keep_last=2")
+        words = (
+            "PHASES.epochs=4",
+            "CHECKPOINT.best.monitor=test/accuracy",
+            "CHECKPOINT.keep_last=2",
+        )
         train(tmp_path, *words, hooks={"measured": Measured()})
         listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
         found = {
-            saved.name: (saved.manifest.facts.why, saved.manifest.facts.metrics.get("test/accuracy"))
+            saved.name: (
+                saved.manifest.facts.why,
+                saved.manifest.facts.metrics.get("test/accuracy"),
+            )
             for saved in listed
         }
         assert found == {
@@ -361,7 +423,11 @@ class TestBest:
     def test_an_unknown_monitor_is_refused_before_the_first_step(self, tmp_path: Path) -> None:
         steps: list[int] = []
         with pytest.raises(ConfigError) as caught:
-            train(tmp_path, "CHECKPOINT.best.monitor=-test/accurracy", hooks={"steps": Steps(steps.append)})
+            train(
+                tmp_path,
+                "CHECKPOINT.best.monitor=-test/accurracy",
+                hooks={"steps": Steps(steps.append)},
+            )
         assert str(caught.value) == (
             "CHECKPOINT.best.monitor = '-test/accurracy': no phase of this run measures it; did you mean "
             "'test/accuracy'? Known: test/accuracy, test/loss, train/accuracy, train/loss; a minus sign before it "

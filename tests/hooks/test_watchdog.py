@@ -27,7 +27,11 @@ class Sleeper(Hook):
 
 
 def warnings(folder: Path) -> int:
-    return (folder / "log.txt").read_text().count("no step has completed in 0.8 s; what every thread does is in stacks")
+    return (
+        (folder / "log.txt")
+        .read_text()
+        .count("no step has completed in 0.8 s; what every thread does is in stacks")
+    )
 
 
 def test_a_stall_is_written_down_once_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from phasetrain.losses import LOSSES, CrossEntropy
 
 
 def test_even_scores_cost_the_logarithm_of_the_classes():
-    assert CrossEntropy()(torch.zeros(3, 4), torch.tensor([0, 1, 3])).item() == pytest.approx(math.log(4))
+    assert CrossEntropy()(torch.zeros(3, 4), torch.tensor([0, 1, 3])).item() == pytest.approx(
+        math.log(4)
+    )
 
 
 def test_it_is_a_mean_over_samples():
@@ -31,5 +33,7 @@ def test_targets_may_be_probabilities():
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0])
 def test_a_smoothing_outside_is_refused(smoothing):
-    with pytest.raises(ConfigError, match=r"LOSS .*label_smoothing = .*: expected a share in \[0, 1\)"):
+    with pytest.raises(
+        ConfigError, match=r"LOSS .*label_smoothing = .*: expected a share in \[0, 1\)"
+    ):
         LOSSES.build("cross_entropy", {"label_smoothing": smoothing})

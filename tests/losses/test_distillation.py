@@ -9,12 +9,19 @@ from phasetrain.losses import SoftTargets
 
 
 def test_the_formula() -> None:
-    student, teacher = torch.tensor([[1.0, 3.0], [0.0, 0.0]]), torch.tensor([[2.0, -2.0], [0.0, 4.0]])
+    student, teacher = (
+        torch.tensor([[1.0, 3.0], [0.0, 0.0]]),
+        torch.tensor([[2.0, -2.0], [0.0, 4.0]]),
+    )
     expected = 0.0
     for row in range(2):
         p, q = probabilities(teacher[row].tolist(), 2.0), probabilities(student[row].tolist(), 2.0)
-        expected += 4.0 * sum(one * math.log(one / other) for one, other in zip(p, q, strict=True)) / 2
-    assert float(SoftTargets(2.0)(student.double(), teacher.double())) == pytest.approx(expected, rel=1e-12)
+        expected += (
+            4.0 * sum(one * math.log(one / other) for one, other in zip(p, q, strict=True)) / 2
+        )
+    assert float(SoftTargets(2.0)(student.double(), teacher.double())) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def probabilities(scores: list[float], temperature: float) -> list[float]:
@@ -36,10 +43,15 @@ def test_the_mean_is_over_all_places() -> None:
 
 def test_at_high_temperatures_it_is_half_the_mean_square_of_centred_scores_times_classes() -> None:
     generator = torch.Generator().manual_seed(1)
-    student, teacher = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    student, teacher = (
+        torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     apart = (student - student.mean(1, keepdim=True)) - (teacher - teacher.mean(1, keepdim=True))
     torch.testing.assert_close(
-        SoftTargets(1e4)(student, teacher), apart.square().sum(1).mean() / (2 * 4), rtol=1e-3, atol=0
+        SoftTargets(1e4)(student, teacher),
+        apart.square().sum(1).mean() / (2 * 4),
+        rtol=1e-3,
+        atol=0,
     )
 
 

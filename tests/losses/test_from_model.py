@@ -15,7 +15,10 @@ def test_a_scalar_is_the_loss() -> None:
 def test_a_mapping_of_losses_is_summed_and_each_is_logged() -> None:
     loss = FromModel()
     assert float(loss(LOSSES, None)) == 2.5
-    assert {name: float(value) for name, value in loss.taken().items()} == {"loss_box": 2.0, "loss_class": 0.5}
+    assert {name: float(value) for name, value in loss.taken().items()} == {
+        "loss_box": 2.0,
+        "loss_class": 0.5,
+    }
 
 
 def test_other_entries_are_outputs() -> None:
@@ -27,7 +30,8 @@ def test_keys_say_which_are_losses() -> None:
     assert float(loss(LOSSES, None)) == 2.0
     assert list(loss.taken()) == ["loss_box"]
     with pytest.raises(
-        ValueError, match=r"LOSS\.keys = 'boxes': no such entry; there are box, class; did you mean 'box'"
+        ValueError,
+        match=r"LOSS\.keys = 'boxes': no such entry; there are box, class; did you mean 'box'",
     ):
         FromModel(["boxes"])(LOSSES, None)
 

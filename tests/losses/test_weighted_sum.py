@@ -1,4 +1,5 @@
-"""A sum of losses: each weighted, logged by its label, and given the outputs and targets that belong to it."""
+"""A sum of losses: each weighted, logged by its label, and given the outputs and targets that
+belong to it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +26,10 @@ def test_the_sum_and_its_parts() -> None:
     loss = made(near={"name": "MSELoss", "weight": 0.5}, far={"name": "L1Loss", "weight": 3})
     found = loss(A, B)
     assert float(found) == 0.5 * 6.5 + 3 * 2.5
-    assert {name: float(value) for name, value in loss.taken().items()} == {"loss_near": 6.5, "loss_far": 2.5}
+    assert {name: float(value) for name, value in loss.taken().items()} == {
+        "loss_near": 6.5,
+        "loss_far": 2.5,
+    }
     assert loss.taken() == {}
 
 
@@ -79,11 +83,18 @@ def test_the_state_of_a_loss_is_kept_under_its_label() -> None:
 
 def test_a_sum_in_a_sum() -> None:
     def nested(section: Mapping[str, Any], where: str) -> nn.Module:
-        return made(deep={"name": "L1Loss", "weight": 4.0}) if section["name"] == "inner" else make(section, where)
+        return (
+            made(deep={"name": "L1Loss", "weight": 4.0})
+            if section["name"] == "inner"
+            else make(section, where)
+        )
 
     loss = WeightedSum({"inner": {"weight": 0.5}}, nested)
     assert float(loss(A, B)) == 5.0
-    assert {name: float(value) for name, value in loss.taken().items()} == {"loss_inner": 10.0, "loss_inner_deep": 2.5}
+    assert {name: float(value) for name, value in loss.taken().items()} == {
+        "loss_inner": 10.0,
+        "loss_inner_deep": 2.5,
+    }
 
 
 class TestMistakes:
@@ -91,7 +102,10 @@ class TestMistakes:
         ("losses", "message"),
         [
             ({}, "losses: expected at least one"),
-            ({"a": {"name": "L1Loss", "weight": "2"}}, r"losses\.a\.weight = '2': expected a finite number"),
+            (
+                {"a": {"name": "L1Loss", "weight": "2"}},
+                r"losses\.a\.weight = '2': expected a finite number",
+            ),
             ({"a": {"name": "L1Loss", "weight": float("inf")}}, r"losses\.a\.weight = inf"),
         ],
     )
@@ -102,12 +116,32 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("section", "output", "target", "message"),
         [
-            ({"output": "z"}, {"x": A, "y": B}, B, r"LOSS\.losses\.a\.output = 'z': no such entry; there are x, y"),
+            (
+                {"output": "z"},
+                {"x": A, "y": B},
+                B,
+                r"LOSS\.losses\.a\.output = 'z': no such entry; there are x, y",
+            ),
             ({"output": "xs"}, {"x": A}, B, "did you mean 'x'"),
-            ({"target": 2}, A, [A, B], r"LOSS\.losses\.a\.target = 2: no such entry; there are 2, numbered from 0"),
-            ({"target": "x"}, A, B, "it is one Tensor, without entries; leave LOSS.losses.a.target out"),
+            (
+                {"target": 2},
+                A,
+                [A, B],
+                r"LOSS\.losses\.a\.target = 2: no such entry; there are 2, numbered from 0",
+            ),
+            (
+                {"target": "x"},
+                A,
+                B,
+                "it is one Tensor, without entries; leave LOSS.losses.a.target out",
+            ),
             ({}, A[:, None], B, r"LOSS\.losses\.a: the shapes differ"),
-            ({"reduction": "none"}, A, B, r"LOSS\.losses\.a: expected a loss that is a scalar tensor"),
+            (
+                {"reduction": "none"},
+                A,
+                B,
+                r"LOSS\.losses\.a: expected a loss that is a scalar tensor",
+            ),
         ],
     )
     def test_on_a_call(self, section: Any, output: Any, target: Any, message: str) -> None:

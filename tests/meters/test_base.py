@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phasetrain.batch import StepOutput
 from phasetrain.distributed import World
+from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
 from phasetrain.testing.sync import READS
@@ -20,14 +20,22 @@ def step(output, target):
 
 
 SINGLE = [
-    step(torch.randn(6, 4, generator=RANDOM), torch.randint(4, (6,), generator=RANDOM, dtype=torch.int64))
+    step(
+        torch.randn(6, 4, generator=RANDOM),
+        torch.randint(4, (6,), generator=RANDOM, dtype=torch.int64),
+    )
     for _ in range(4)
 ]
 LABELS = [
-    step(torch.randn(6, 4, generator=RANDOM), torch.randint(2, (6, 4), generator=RANDOM, dtype=torch.int64))
+    step(
+        torch.randn(6, 4, generator=RANDOM),
+        torch.randint(2, (6, 4), generator=RANDOM, dtype=torch.int64),
+    )
     for _ in range(4)
 ]
-NUMBERS = [step(torch.randn(6, 2, generator=RANDOM), torch.randn(6, 2, generator=RANDOM)) for _ in range(4)]
+NUMBERS = [
+    step(torch.randn(6, 2, generator=RANDOM), torch.randn(6, 2, generator=RANDOM)) for _ in range(4)
+]
 GROUPS = [
     step(
         torch.randn(6, generator=RANDOM),
@@ -45,11 +53,15 @@ def made(name):
 
 def values(meter):
     found = meter.compute()
-    return torch.tensor(list(found.values()) if isinstance(found, dict) else [found], dtype=torch.float64)
+    return torch.tensor(
+        list(found.values()) if isinstance(found, dict) else [found], dtype=torch.float64
+    )
 
 
 def same(one, other, tolerance=0.0):
-    torch.testing.assert_close(values(one), values(other), rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(
+        values(one), values(other), rtol=tolerance, atol=tolerance, equal_nan=True
+    )
     return True
 
 
@@ -64,7 +76,10 @@ class MeanOutput(Meter):
         self.count.add_(len(out.output))
 
     def compute(self):
-        return {"first": float(self.total[0] / self.count), "second": float(self.total[1] / self.count)}
+        return {
+            "first": float(self.total[0] / self.count),
+            "second": float(self.total[1] / self.count),
+        }
 
 
 def test_sums_are_buffers_of_zeros():
@@ -106,13 +121,17 @@ def test_state_in_the_middle_of_a_phase_is_the_whole_state(name):
 
 @pytest.mark.parametrize("name", sorted(METERS))
 def test_processes_add_up(name):
-    (whole, outputs), (left, _), (right, _), (idle, _), (all_of_them, _) = (made(name) for _ in range(5))
+    (whole, outputs), (left, _), (right, _), (idle, _), (all_of_them, _) = (
+        made(name) for _ in range(5)
+    )
     for number, out in enumerate(outputs):
         whole.update(out)
         (left if number < 1 else right).update(out)
     all_of_them.update(outputs[0])  # what merging has to replace
     all_of_them.merge([dict(one.named_buffers()) for one in (left, idle, right)])
-    assert same(all_of_them, whole, 0.0 if name not in ("loss", "perplexity", "regression") else 1e-14)
+    assert same(
+        all_of_them, whole, 0.0 if name not in ("loss", "perplexity", "regression") else 1e-14
+    )
     assert not torch.equal(values(left), values(whole))
 
 
@@ -126,7 +145,9 @@ def test_the_order_of_processes_does_not_matter(name):
     assert same(one, other, 1e-14)
 
 
-@pytest.mark.parametrize("name", sorted(set(METERS) - {"loss", "perplexity"}))  # the loss has its mask in it
+@pytest.mark.parametrize(
+    "name", sorted(set(METERS) - {"loss", "perplexity"})
+)  # the loss has its mask in it
 def test_samples_that_only_stand_in_do_not_count(name):
     (meter, outputs), (masked, _) = made(name), made(name)
     first, last = outputs[0], outputs[1]
@@ -181,7 +202,11 @@ def test_an_update_does_not_wait_for_the_device(name):
 def test_a_graph_is_not_kept(name):
     meter, outputs = made(name)
     out = outputs[0]
-    meter.update(replace(out, loss=out.loss.clone().requires_grad_(), output=out.output.clone().requires_grad_()))
+    meter.update(
+        replace(
+            out, loss=out.loss.clone().requires_grad_(), output=out.output.clone().requires_grad_()
+        )
+    )
     assert not any(buffer.requires_grad for buffer in meter.buffers())
 
 
@@ -198,12 +223,23 @@ class Median(Meter):
         self.steps.add_(1)
 
     def compute(self):
-        return {"median": float(self.scores.median()), "rows": len(self.scores), "steps": int(self.steps)}
+        return {
+            "median": float(self.scores.median()),
+            "rows": len(self.scores),
+            "steps": int(self.steps),
+        }
 
 
 def scores(*values, mask=None):
     output = torch.tensor(values)[:, None]
-    return StepOutput(torch.tensor(0.0), 1.0, len(values), output, None, None if mask is None else torch.tensor(mask))
+    return StepOutput(
+        torch.tensor(0.0),
+        1.0,
+        len(values),
+        output,
+        None,
+        None if mask is None else torch.tensor(mask),
+    )
 
 
 class TestRows:
@@ -228,7 +264,10 @@ class TestRows:
     def test_several_processes_come_together(self):
         merged = Median()
         merged.merge(
-            [dict(one.named_buffers()) for one in (self.seen(scores(5.0)), self.seen(scores(1.0), scores(2.0)))]
+            [
+                dict(one.named_buffers())
+                for one in (self.seen(scores(5.0)), self.seen(scores(1.0), scores(2.0)))
+            ]
         )
         assert merged.scores.tolist() == [5.0, 1.0, 2.0]
         assert merged.steps.item() == 3
@@ -275,7 +314,8 @@ class TestRows:
 
 def test_what_is_no_meter_is_refused():
     with pytest.raises(
-        ConfigError, match=r"METERS.x.name = 'collections.Counter': it makes a Counter, which is no meter"
+        ConfigError,
+        match=r"METERS.x.name = 'collections.Counter': it makes a Counter, which is no meter",
     ):
         METERS.build("collections.Counter", where="METERS.x")
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import MeanLoss
 
 
@@ -35,5 +35,7 @@ def test_another_number_of_the_logs():
     meter.update(StepOutput(torch.tensor(9.0), 3.0, 3, logs={"loss_soft": torch.tensor(1.0)}))
     meter.update(StepOutput(torch.tensor(9.0), 1.0, 1, logs={"loss_soft": 5.0}))
     assert meter.compute() == 2.0
-    with pytest.raises(ValueError, match="of = 'loss_soft': no such number in the step's logs; there are loss_hard"):
+    with pytest.raises(
+        ValueError, match="of = 'loss_soft': no such number in the step's logs; there are loss_hard"
+    ):
         meter.update(StepOutput(torch.tensor(9.0), 1.0, 1, logs={"loss_hard": 5.0}))

@@ -3,13 +3,16 @@ import math
 import pytest
 import torch
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import Perplexity
 
 
 def test_it_is_exp_of_the_mean_over_tokens():
     generator = torch.Generator().manual_seed(13)
-    logits, tokens = torch.randn(50, 9, generator=generator), torch.randint(9, (50,), generator=generator)
+    logits, tokens = (
+        torch.randn(50, 9, generator=generator),
+        torch.randint(9, (50,), generator=generator),
+    )
     meter = Perplexity()
     for begin, end in ((0, 10), (10, 13), (13, 50)):
         loss = torch.nn.functional.cross_entropy(logits[begin:end], tokens[begin:end])

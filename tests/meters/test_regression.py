@@ -4,19 +4,30 @@ import pytest
 import torch
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Regression
 
 GENERATOR = torch.Generator().manual_seed(11)
 OUTPUT = torch.randn(100, 3, generator=GENERATOR, dtype=torch.float64)
-TARGET = OUTPUT * torch.tensor([1.0, 0.5, 2.0]) + torch.randn(100, 3, generator=GENERATOR, dtype=torch.float64)
+TARGET = OUTPUT * torch.tensor([1.0, 0.5, 2.0]) + torch.randn(
+    100, 3, generator=GENERATOR, dtype=torch.float64
+)
 
 
 def seen(meter, output, target, mask=None, steps=4):
     for n in range(steps):
         at = slice(n, None, steps)
-        meter.update(StepOutput(torch.tensor(0.0), 1.0, 1, output[at], target[at], None if mask is None else mask[at]))
+        meter.update(
+            StepOutput(
+                torch.tensor(0.0),
+                1.0,
+                1,
+                output[at],
+                target[at],
+                None if mask is None else mask[at],
+            )
+        )
     return meter.compute()
 
 
@@ -42,10 +53,14 @@ def test_weights_of_columns():
     assert found != theirs(OUTPUT, TARGET)
 
 
-@pytest.mark.parametrize("shapes", [((-1,), (-1,)), ((-1, 1), (-1,)), ((-1,), (-1, 1)), ((-1, 1), (-1, 1))])
+@pytest.mark.parametrize(
+    "shapes", [((-1,), (-1,)), ((-1, 1), (-1,)), ((-1,), (-1, 1)), ((-1, 1), (-1, 1))]
+)
 def test_one_number_per_sample(shapes):
     output, target = OUTPUT[:, 0], TARGET[:, 0]
-    assert seen(Regression(), output.view(shapes[0]), target.view(shapes[1])) == theirs(output, target)
+    assert seen(Regression(), output.view(shapes[0]), target.view(shapes[1])) == theirs(
+        output, target
+    )
 
 
 def test_masked_samples_do_not_count():
@@ -59,7 +74,9 @@ def test_r2_of_targets_far_from_0():
     far = 1e9
     found = seen(Regression(), OUTPUT + far, TARGET + far)["r2"]
     assert found == pytest.approx(r2_score(TARGET.numpy(), OUTPUT.numpy()), abs=1e-6)
-    squares = ((TARGET + far) ** 2).sum(0) - (TARGET + far).sum(0) ** 2 / 100  # what sums of squares give instead
+    squares = ((TARGET + far) ** 2).sum(0) - (TARGET + far).sum(
+        0
+    ) ** 2 / 100  # what sums of squares give instead
     naive = float((1 - (OUTPUT - TARGET).square().sum(0) / squares).mean())
     assert abs(naive - found) > 0.1
 

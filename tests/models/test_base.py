@@ -7,7 +7,9 @@ from phasetrain.models.base import check_dropout, check_sizes
 
 def test_facts_fill_what_a_model_asks_for():
     used = {}
-    model = MODELS.build("mlp", {"hidden": [3]}, facts={"classes": 2, "input_shape": (4,), "channels": 9}, used=used)
+    model = MODELS.build(
+        "mlp", {"hidden": [3]}, facts={"classes": 2, "input_shape": (4,), "channels": 9}, used=used
+    )
     assert used == {"MODEL.classes": 2, "MODEL.input_shape": (4,)}
     assert sum(p.numel() for p in model.parameters()) == 4 * 3 + 3 + 3 * 2 + 2
 

@@ -20,18 +20,30 @@ def tensors(made: nn.Module) -> dict[int, torch.Tensor]:
 class TestNames:
     def test_a_module_with_all_that_is_inside(self) -> None:
         found = frozen_names(net(), ["trunk"])
-        assert sorted(found.parameters) == ["trunk.0.bias", "trunk.0.weight", "trunk.1.bias", "trunk.1.weight"]
+        assert sorted(found.parameters) == [
+            "trunk.0.bias",
+            "trunk.0.weight",
+            "trunk.1.bias",
+            "trunk.1.weight",
+        ]
         assert sorted(found.modules) == ["trunk", "trunk.0", "trunk.1", "trunk.2"]
         assert found.outermost == ["trunk"]
         assert found == frozen_names(net(), ["trunk.*"])
 
     def test_a_parameter_leaves_its_module_in_training_mode(self) -> None:
-        assert frozen_names(net(), ["*.0.weight"]) == Frozen(frozenset({"trunk.0.weight"}), frozenset())
+        assert frozen_names(net(), ["*.0.weight"]) == Frozen(
+            frozenset({"trunk.0.weight"}), frozenset()
+        )
 
     def test_a_module_whose_parameters_are_all_named_is_frozen_as_a_whole(self) -> None:
         found = frozen_names(net(), ["trunk.1.weight", "trunk.1.bias"])
         assert found.modules == {"trunk.1"}
-        assert frozen_names(net(), ["trunk.[01].*"]).modules == {"trunk", "trunk.0", "trunk.1", "trunk.2"}
+        assert frozen_names(net(), ["trunk.[01].*"]).modules == {
+            "trunk",
+            "trunk.0",
+            "trunk.1",
+            "trunk.2",
+        }
 
     def test_a_module_without_parameters_is_frozen_with_what_is_around_it_alone(self) -> None:
         assert "trunk.2" in frozen_names(net(), ["trunk"]).modules
@@ -76,7 +88,9 @@ class TestHolds:
         found = [sorted(names[id(one)] for one in holds.at(updates)) for updates in range(5)]
         both = ["trunk.0.bias", "trunk.0.weight", "trunk.1.weight"]
         assert found == [both, both, ["trunk.1.weight"], ["trunk.1.weight"], []]
-        assert [names[id(one)] for one in holds.at(3)] == ["trunk.1.weight"]  # asked again, as after a resume
+        assert [names[id(one)] for one in holds.at(3)] == [
+            "trunk.1.weight"
+        ]  # asked again, as after a resume
 
     def test_modules_are_in_test_mode_while_they_are_held(self) -> None:
         made = net()
@@ -119,7 +133,9 @@ class TestHolds:
 
     def test_updates_in_which_nothing_would_learn_are_refused(self) -> None:
         made = net()
-        with pytest.raises(ConfigError, match=r"leaves nothing to train for the first 3 updates: all 6 trained"):
+        with pytest.raises(
+            ConfigError, match=r"leaves nothing to train for the first 3 updates: all 6 trained"
+        ):
             Holds(made, [NOTHING], [(frozen_names(made, ["*"]), 3)], tensors(made))
         with pytest.raises(ConfigError, match=r"^MODEL.freeze leaves nothing to train: all 6"):
             Holds(made, [NOTHING, frozen_names(made, ["*"])], (), tensors(made))

@@ -77,8 +77,15 @@ def test_prototypes_give_cosines() -> None:
 
 
 def test_batch_norm_of_a_projection() -> None:
-    head = HEADS.build("projection", {"features": 3, "dimensions": 2, "hidden": [4], "batch_norm": True})
-    assert [type(layer) for layer in head.children()] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    head = HEADS.build(
+        "projection", {"features": 3, "dimensions": 2, "hidden": [4], "batch_norm": True}
+    )
+    assert [type(layer) for layer in head.children()] == [
+        nn.Linear,
+        nn.BatchNorm1d,
+        nn.ReLU,
+        nn.Linear,
+    ]
     found = ProjectionHead(3, 2, last_batch_norm=True)(torch.randn(50, 3))
     torch.testing.assert_close(found.mean(dim=0), torch.zeros(2), atol=1e-6, rtol=0)
 
@@ -91,15 +98,24 @@ def test_batch_norm_of_a_projection() -> None:
             "trunk.cut = 'haed': .*no module of this name; did you mean 'he",
         ),
         ({"trunk": {"width": 4}}, "trunk.name is missing; it is the name of a model"),
-        ({"trunk": {"name": "small_cn"}}, "MODEL.trunk.name = 'small_cn': .*did you mean 'small_cnn'"),
+        (
+            {"trunk": {"name": "small_cn"}},
+            "MODEL.trunk.name = 'small_cn': .*did you mean 'small_cnn'",
+        ),
         ({"trunk": {**CNN, "widht": 4}}, "MODEL.trunk.widht: .*did you mean 'width'"),
-        ({"head": {"name": "projektion"}}, "MODEL.head.name = 'projektion': no head .*did you mean 'projection'"),
+        (
+            {"head": {"name": "projektion"}},
+            "MODEL.head.name = 'projektion': no head .*did you mean 'projection'",
+        ),
         ({"head": {**HEAD, "hiden": [3]}}, "MODEL.head.hiden: .*did you mean 'hidden'"),
         (
             {"trunk": {"name": "torch.nn.Identity"}},
             r"MODEL.trunk gives a tensor of shape \(2, 1, 8, 8\) for 2 samples",
         ),
-        ({"trunk": {**CNN, "channels": 3}}, r"MODEL.trunk does not take samples of shape \(1, 8, 8\)"),
+        (
+            {"trunk": {**CNN, "channels": 3}},
+            r"MODEL.trunk does not take samples of shape \(1, 8, 8\)",
+        ),
     ],
 )
 def test_what_it_refuses(given: dict[str, object], message: str) -> None:

@@ -7,7 +7,8 @@ from phasetrain.models.layers import Layers, pooled
 
 
 class Net(nn.Module):
-    """Two layers, of which the second changes what it gets in place; one more that is never called, and one twice."""
+    """Two layers, of which the second changes what it gets in place; one more that is never called,
+    and one twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +29,10 @@ def test_outputs_are_taken_as_they_were_and_hooks_go_away() -> None:
         net(batch.clone())
         found = layers.taken()
         assert list(found) == ["second", "first"]
-        assert found["first"].tolist() == [[-1, 2], [3, -4]]  # before the second layer changed it in place
+        assert found["first"].tolist() == [
+            [-1, 2],
+            [3, -4],
+        ]  # before the second layer changed it in place
         assert found["second"].tolist() == [[0, 2], [3, 0]]
         net(torch.zeros(1, 2))
         assert len(layers.taken()["first"]) == 1
@@ -94,6 +98,7 @@ def test_pooled_values() -> None:
     assert pooled(tokens, "mean", "x").tolist() == [[2, 4]]
     assert pooled(tokens, "first", "x").tolist() == [[1, 2]]
     with pytest.raises(
-        ConfigError, match=r"x returns \(1, 2, 2, 2\), and EXTRACT.pool = 'first' takes the first of to"
+        ConfigError,
+        match=r"x returns \(1, 2, 2, 2\), and EXTRACT.pool = 'first' takes the first of to",
     ):
         pooled(images, "first", "x")

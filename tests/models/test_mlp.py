@@ -7,7 +7,14 @@ from phasetrain.models import MLP
 def test_images_become_scores():
     model = MLP(10, (1, 8, 8), hidden=(32, 16))
     assert model(torch.zeros(5, 1, 8, 8)).shape == (5, 10)
-    assert [tuple(p.shape) for p in model.parameters()] == [(32, 64), (32,), (16, 32), (16,), (10, 16), (10,)]
+    assert [tuple(p.shape) for p in model.parameters()] == [
+        (32, 64),
+        (32,),
+        (16, 32),
+        (16,),
+        (10, 16),
+        (10,),
+    ]
 
 
 def test_a_negative_activation_is_cut():
@@ -29,7 +36,9 @@ def test_dropout_works_in_training_only():
     assert torch.equal(model(batch), model(batch))
 
 
-@pytest.mark.parametrize("given", [{"classes": 0}, {"hidden": (8, 0)}, {"input_shape": (0,)}, {"dropout": -0.1}])
+@pytest.mark.parametrize(
+    "given", [{"classes": 0}, {"hidden": (8, 0)}, {"input_shape": (0,)}, {"dropout": -0.1}]
+)
 def test_bad_parameters_are_refused(given):
     with pytest.raises(ValueError, match=f"{next(iter(given))} = .*: expected"):
         MLP(**{"classes": 2, "input_shape": (4,)} | given)

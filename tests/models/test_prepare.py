@@ -1,4 +1,5 @@
-"""What is done to a model before it is trained leaves its weights, their names and its bits alone."""
+"""What is done to a model before it is trained leaves its weights, their names and its bits
+alone."""
 
 import copy
 from collections.abc import Callable
@@ -71,8 +72,11 @@ def averaging() -> nn.Module:
     return nn.Sequential(nn.Flatten(), Averaging(), nn.Linear(64, 10))
 
 
-def step(call: Callable[[Tensor], Tensor], model: nn.Module, seed: int = 3) -> tuple[list[Tensor], int]:
-    """Return gradients and buffers after a step, and the bytes that were kept for the backward pass."""
+def step(
+    call: Callable[[Tensor], Tensor], model: nn.Module, seed: int = 3
+) -> tuple[list[Tensor], int]:
+    """Return gradients and buffers after a step, and the bytes that were kept for the backward
+    pass."""
     kept = 0
 
     def keep(tensor: Tensor) -> Tensor:
@@ -90,7 +94,9 @@ def step(call: Callable[[Tensor], Tensor], model: nn.Module, seed: int = 3) -> t
 
 
 def equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 class TestCheckpointing:
@@ -111,7 +117,9 @@ class TestCheckpointing:
         plain, again = make(), make()
         assert checkpoint_activations(again, rules) == chosen
         assert list(plain.state_dict()) == list(again.state_dict())
-        assert [name for name, _ in plain.named_parameters()] == [name for name, _ in again.named_parameters()]
+        assert [name for name, _ in plain.named_parameters()] == [
+            name for name, _ in again.named_parameters()
+        ]
         for seed in (1, 2):
             assert equal(step(plain, plain, seed)[0], step(again, again, seed)[0])
 
@@ -142,7 +150,9 @@ class TestCheckpointing:
         plain, naive = cnn(), cnn()
         features = naive.get_submodule("features")
         forward = features.forward
-        features.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
+        features.forward = lambda x: torch.utils.checkpoint.checkpoint(
+            forward, x, use_reentrant=False
+        )
         assert not equal(step(plain, plain)[0], step(naive, naive)[0])
 
     def test_a_copy_computes_with_its_own_weights(self) -> None:
@@ -168,10 +178,14 @@ class TestCheckpointing:
             "MACHINE.activation_checkpointing[1] = 'featurs': no module of the model has such a name or class; did you "
             "mean 'features'? Names: features, features.0, features.1,"
         )
-        assert str(caught.value).endswith("classes: Sequential, Conv2d, BatchNorm2d, ReLU, Dropout, Linear")
+        assert str(caught.value).endswith(
+            "classes: Sequential, Conv2d, BatchNorm2d, ReLU, Dropout, Linear"
+        )
 
     def test_a_module_that_changes_its_input(self) -> None:
-        with pytest.raises(ConfigError, match=r"chooses features\.2 \(ReLU\), which changes its input in place"):
+        with pytest.raises(
+            ConfigError, match=r"chooses features\.2 \(ReLU\), which changes its input in place"
+        ):
             checkpoint_activations(cnn(), ["features.*"])
 
 
@@ -212,12 +226,16 @@ class TestCompiled:
         compiled = Compiled(mlp(), CompileSettings("eager"))
         for size in range(2, 10):
             compiled(IMAGES[:1].expand(size, 1, 8, 8))
-        with pytest.raises(ConfigError, match=r"^MACHINE\.compile: the model has been compiled for 8 shapes"):
+        with pytest.raises(
+            ConfigError, match=r"^MACHINE\.compile: the model has been compiled for 8 shapes"
+        ):
             compiled(IMAGES[:1].expand(10, 1, 8, 8))
 
     def test_several_runs_of_one_process_do_not_use_up_the_shapes(self) -> None:
         for size in range(2, 11):
-            assert Compiled(mlp(), CompileSettings("eager"))(IMAGES[:1].expand(size, 1, 8, 8)).shape == (size, 10)
+            assert Compiled(mlp(), CompileSettings("eager"))(
+                IMAGES[:1].expand(size, 1, 8, 8)
+            ).shape == (size, 10)
 
     def test_what_cannot_be_compiled(self) -> None:
         class Breaks(nn.Module):
@@ -226,7 +244,10 @@ class TestCompiled:
                 return batch + 1
 
         compiled = Compiled(Breaks(), CompileSettings("eager", fullgraph=True))
-        with pytest.raises(ConfigError, match=r"^MACHINE\.compile \(backend 'eager'\): the model cannot be compiled"):
+        with pytest.raises(
+            ConfigError,
+            match=r"^MACHINE\.compile \(backend 'eager'\): the model cannot be compiled",
+        ):
             compiled(IMAGES)
 
     def test_a_backend_that_is_none(self) -> None:
@@ -238,11 +259,15 @@ class TestCompiled:
 
     @pytest.mark.parametrize("wrong", [{"mode": "quick"}, {"options": {"no_such_option": 1}}])
     def test_modes_and_options_that_there_are_not(self, wrong: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match=r"^MACHINE\.compile: torch\.compile refuses CompileSettings\("):
+        with pytest.raises(
+            ConfigError, match=r"^MACHINE\.compile: torch\.compile refuses CompileSettings\("
+        ):
             Compiled(mlp(), CompileSettings(**wrong))
 
     def test_running_statistics_are_not_computed_again_in_a_compiled_graph(self) -> None:
-        with pytest.raises(ConfigError, match=r"features\.1 \(BatchNorm2d\) is among the modules that are computed"):
+        with pytest.raises(
+            ConfigError, match=r"features\.1 \(BatchNorm2d\) is among the modules that are computed"
+        ):
             check_compilable(cnn(), ["features"], CompileSettings("aot_eager"))
         check_compilable(cnn(), ["head"], CompileSettings("aot_eager"))
 

@@ -11,7 +11,11 @@ def test_parameters_as_in_the_paper(depth, count):
 
 
 def test_weighted_layers_make_the_depth():
-    layers = [m for m in ResNetCifar(10, depth=32).modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    layers = [
+        m
+        for m in ResNetCifar(10, depth=32).modules()
+        if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)
+    ]
     assert len(layers) == 32
 
 

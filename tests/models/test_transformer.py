@@ -1,4 +1,5 @@
-"""A transformer that looks back only, equals an independent computation, and draws its weights from the seed."""
+"""A transformer that looks back only, equals an independent computation, and draws its weights from
+the seed."""
 
 import math
 
@@ -18,10 +19,14 @@ def made(dropout: float = 0.0, seed: int = 0) -> Transformer:
 def test_shapes_and_weights() -> None:
     model = made()
     assert model(torch.zeros(3, 6, dtype=torch.int64)).shape == (3, 6, 11)
-    # embeddings, two blocks of 2 norms, attention and two layers, and the last norm; the scores add none
+    # embeddings, two blocks of 2 norms, attention and two layers, and the last norm; the scores add
+    # none
     block = 2 * 16 + (3 * 72 + 72) + (8 * 32 + 32) + (32 * 8 + 8)
     assert sum(one.numel() for one in model.parameters()) == 11 * 8 + 6 * 8 + 2 * block + 16
-    assert model.blocks[0].attention.out.weight.std() < model.blocks[0].attention.projections.weight.std()
+    assert (
+        model.blocks[0].attention.out.weight.std()
+        < model.blocks[0].attention.projections.weight.std()
+    )
 
 
 def test_a_place_depends_on_the_tokens_up_to_it_alone() -> None:
@@ -42,7 +47,8 @@ def test_against_a_direct_computation() -> None:
     for block in model.blocks:
         stream = stream + attention(block.attention, norm(stream, block.norm_attention))  # type: ignore[operator]
         inner = (
-            norm(stream, block.norm_feed_forward) @ block.feed_forward.inner.weight.T + block.feed_forward.inner.bias
+            norm(stream, block.norm_feed_forward) @ block.feed_forward.inner.weight.T
+            + block.feed_forward.inner.bias
         )
         gelu = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
         stream = stream + gelu @ block.feed_forward.out.weight.T + block.feed_forward.out.bias
@@ -51,14 +57,19 @@ def test_against_a_direct_computation() -> None:
 
 def norm(value: Tensor, layer: torch.nn.Module) -> Tensor:
     centred = value - value.mean(-1, keepdim=True)
-    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * layer.weight + layer.bias
+    return (
+        centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * layer.weight
+        + layer.bias
+    )
 
 
 def attention(layer: torch.nn.Module, value: Tensor) -> Tensor:
     heads = []
     whole = value @ layer.projections.weight.T + layer.projections.bias
     for head in range(2):
-        queries, keys, values = (whole[..., part * 8 + head * 4 : part * 8 + head * 4 + 4] for part in range(3))
+        queries, keys, values = (
+            whole[..., part * 8 + head * 4 : part * 8 + head * 4 + 4] for part in range(3)
+        )
         scores = queries @ keys.transpose(1, 2) / 2.0
         later = torch.ones(scores.shape[1:]).triu(1).bool()
         heads.append(functional.softmax(scores.masked_fill(later, -math.inf), -1) @ values)

@@ -1,4 +1,5 @@
-"""A trunk with several heads: what each gets, which of them teach the trunk, and copies that stand on their own."""
+"""A trunk with several heads: what each gets, which of them teach the trunk, and copies that stand
+on their own."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -30,7 +31,10 @@ def made(heads: Mapping[str, Any], trunk: Mapping[str, Any] = TRUNK) -> TrunkHea
 def test_heads_on_the_output_of_the_trunk() -> None:
     model = made({"digit": LINEAR, "parity": {**LINEAR, "classes": 2}}).eval()
     found = model(IMAGES)
-    assert {label: tuple(one.shape) for label, one in found.items()} == {"digit": (5, 10), "parity": (5, 2)}
+    assert {label: tuple(one.shape) for label, one in found.items()} == {
+        "digit": (5, 10),
+        "parity": (5, 2),
+    }
     features = model.trunk.features(IMAGES).mean((2, 3))
     torch.testing.assert_close(
         found["digit"], features @ model.heads["digit"].layers[1].weight.T + bias(model, "digit")
@@ -44,13 +48,18 @@ def bias(model: TrunkHeads, label: str) -> torch.Tensor:
 
 def test_heads_on_layers_of_the_trunk() -> None:
     model = made(
-        {"first": {**LINEAR, "from": "features.2", "pool": 2}, "last": {**LINEAR, "from": "features.8"}}
+        {
+            "first": {**LINEAR, "from": "features.2", "pool": 2},
+            "last": {**LINEAR, "from": "features.8"},
+        }
     ).eval()
     assert model.heads["first"].layers[1].in_features == 4 * 2 * 2
     assert model.heads["last"].layers[1].in_features == 8 * 2 * 2
     found = model(IMAGES)
     pooled = nn.functional.adaptive_avg_pool2d(model.trunk.features[:3](IMAGES), 2).flatten(1)
-    torch.testing.assert_close(found["first"], pooled @ model.heads["first"].layers[1].weight.T + bias(model, "first"))
+    torch.testing.assert_close(
+        found["first"], pooled @ model.heads["first"].layers[1].weight.T + bias(model, "first")
+    )
 
 
 def test_a_detached_head_teaches_the_trunk_nothing() -> None:
@@ -91,20 +100,30 @@ def test_building_it_leaves_running_statistics_alone() -> None:
     ("heads", "trunk", "message"),
     [
         ({}, TRUNK, "heads: expected at least one"),
-        ({"a": {**LINEAR, "from": "features.12"}}, TRUNK, r"heads\.a\.from = 'features\.12': the trunk has no module"),
+        (
+            {"a": {**LINEAR, "from": "features.12"}},
+            TRUNK,
+            r"heads\.a\.from = 'features\.12': the trunk has no module",
+        ),
         ({"a": LINEAR}, {**TRUNK, "cut": "heed"}, r"trunk\.cut = 'heed'.*did you mean 'head'"),
         ({"a": {**LINEAR, "pool": 2}}, TRUNK, "does not take images of shape"),
     ],
 )
-def test_what_does_not_fit(heads: Mapping[str, Any], trunk: Mapping[str, Any], message: str) -> None:
+def test_what_does_not_fit(
+    heads: Mapping[str, Any], trunk: Mapping[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         made(heads, trunk)
 
 
 def test_inputs_that_do_not_fit_the_map() -> None:
-    with pytest.raises(ValueError, match=r"say with MODEL\.heads\.digit\.input which one goes through the trunk"):
+    with pytest.raises(
+        ValueError, match=r"say with MODEL\.heads\.digit\.input which one goes through the trunk"
+    ):
         made({"digit": LINEAR})({"left": IMAGES})
-    with pytest.raises(ValueError, match=r"MODEL\.heads\.digit\.input = 'left': no such entry; there are lift"):
+    with pytest.raises(
+        ValueError, match=r"MODEL\.heads\.digit\.input = 'left': no such entry; there are lift"
+    ):
         made({"digit": {**LINEAR, "input": "left"}})({"lift": IMAGES})
 
 

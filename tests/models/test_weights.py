@@ -1,4 +1,5 @@
-"""What a model takes from sources of weights, what becomes of the rest, and what is refused with which advice."""
+"""What a model takes from sources of weights, what becomes of the rest, and what is refused with
+which advice."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ def refused(model: nn.Module, weights: Any) -> str:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ConfigError) as caught:
         start(model, weights)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())  # untouched
+    assert all(
+        torch.equal(before[name], value) for name, value in model.state_dict().items()
+    )  # untouched
     return str(caught.value)
 
 
@@ -54,7 +57,12 @@ class TestNames:
         model = mlp(2)
         report = start(model, path)
         assert list(report.loaded) == NAMES
-        assert (report.missing, report.unexpected, report.mismatched, report.reinit) == ([], {}, {}, [])
+        assert (report.missing, report.unexpected, report.mismatched, report.reinit) == (
+            [],
+            {},
+            {},
+            [],
+        )
         batch = torch.randn(7, 4)
         assert torch.equal(model(batch), trained(batch))
 
@@ -69,7 +77,9 @@ class TestNames:
             ("{}_old", {"rename": [["_old$", "_new"], ["_new$", ""]]}),
         ],
     )
-    def test_changed_ones(self, tmp_path: Path, trained: MLP, there: str, options: dict[str, Any]) -> None:
+    def test_changed_ones(
+        self, tmp_path: Path, trained: MLP, there: str, options: dict[str, Any]
+    ) -> None:
         state = {there.format(name): value for name, value in trained.state_dict().items()}
         model = mlp(2)
         report = start(model, {"path": saved(tmp_path / "a", state), **options})
@@ -77,8 +87,17 @@ class TestNames:
         assert torch.equal(model.layers[3].weight, trained.layers[3].weight)
 
     def test_a_prefix_that_is_added(self, tmp_path: Path, trained: MLP) -> None:
-        state = {name.removeprefix("layers."): value for name, value in trained.state_dict().items()}
-        assert list(start(mlp(2), {"path": saved(tmp_path / "a", state), "prefix_add": "layers."}).loaded) == NAMES
+        state = {
+            name.removeprefix("layers."): value for name, value in trained.state_dict().items()
+        }
+        assert (
+            list(
+                start(
+                    mlp(2), {"path": saved(tmp_path / "a", state), "prefix_add": "layers."}
+                ).loaded
+            )
+            == NAMES
+        )
 
     def test_two_that_would_be_named_alike(self, path: str) -> None:
         told = refused(mlp(2), {"path": path, "rename": [["[13]", "0"]]})
@@ -88,14 +107,25 @@ class TestNames:
         ("options", "message"),
         [
             ({"prefix_remove": "trunk."}, "MODEL.weights.prefix_remove = 'trunk.': no name in "),
-            ({"rename": [["^x", ""]]}, "MODEL.weights.rename[0] = ['^x', '']: it finds nothing; the names in "),
-            ({"rename": [["lay", r"\2"]]}, "MODEL.weights.rename[0] = ['lay', '\\\\2']: the replacement cannot be us"),
+            (
+                {"rename": [["^x", ""]]},
+                "MODEL.weights.rename[0] = ['^x', '']: it finds nothing; the names in ",
+            ),
+            (
+                {"rename": [["lay", r"\2"]]},
+                "MODEL.weights.rename[0] = ['lay', '\\\\2']: the replacement cannot be us",
+            ),
             ({"include": ["layer.*"]}, "MODEL.weights.include[0] = 'layer.*': nothing in "),
             ({"exclude": ["head.*"]}, "MODEL.weights.exclude[0] = 'head.*': nothing in "),
-            ({"reinit": ["layer.3.*"]}, "MODEL.weights.reinit[0] = 'layer.3.*': no tensor of the model has such a nam"),
+            (
+                {"reinit": ["layer.3.*"]},
+                "MODEL.weights.reinit[0] = 'layer.3.*': no tensor of the model has such a nam",
+            ),
         ],
     )
-    def test_a_rule_that_matches_nothing(self, path: str, options: dict[str, Any], message: str) -> None:
+    def test_a_rule_that_matches_nothing(
+        self, path: str, options: dict[str, Any], message: str
+    ) -> None:
         assert refused(mlp(2), {"path": path, **options}).startswith(message)
 
 
@@ -108,7 +138,9 @@ class TestWhatIsLeft:
         assert torch.equal(model.layers[3].weight, before)
         assert torch.equal(model.layers[1].weight, trained.layers[1].weight)
 
-    def test_what_has_no_source_is_refused_with_near_misses(self, tmp_path: Path, trained: MLP) -> None:
+    def test_what_has_no_source_is_refused_with_near_misses(
+        self, tmp_path: Path, trained: MLP
+    ) -> None:
         state = dict(trained.state_dict())
         state["layer3.weight"] = state.pop("layers.3.weight")
         state["something"] = torch.ones(1)
@@ -126,17 +158,27 @@ class TestWhatIsLeft:
         assert "MODEL.weights.prefix_remove=encoder. would fit 4 of them" in told
 
     def test_it_may_be_left_without(self, tmp_path: Path, trained: MLP) -> None:
-        state = {name: value for name, value in trained.state_dict().items() if name != "layers.3.bias"}
+        state = {
+            name: value for name, value in trained.state_dict().items() if name != "layers.3.bias"
+        }
         state["head"] = torch.ones(1)
         report = start(mlp(2), {"path": saved(tmp_path / "a", state), "strict": False})
         assert (report.missing, report.unexpected) == (["layers.3.bias"], {"head": 0})
 
     def test_excluded_is_not_meant_to_be_forgotten(self, path: str) -> None:
-        assert "2 of 4 tensors of the model have no source" in refused(mlp(2), {"path": path, "exclude": ["*.3.*"]})
-        assert "2 of 4 tensors of the model have no source" in refused(mlp(2), {"path": path, "include": ["*.1.*"]})
+        assert "2 of 4 tensors of the model have no source" in refused(
+            mlp(2), {"path": path, "exclude": ["*.3.*"]}
+        )
+        assert "2 of 4 tensors of the model have no source" in refused(
+            mlp(2), {"path": path, "include": ["*.1.*"]}
+        )
 
-    def test_nothing_that_fits_is_refused_even_if_it_need_not_be_strict(self, tmp_path: Path) -> None:
-        told = refused(mlp(2), {"path": saved(tmp_path / "a", {"x": torch.ones(1)}), "strict": False})
+    def test_nothing_that_fits_is_refused_even_if_it_need_not_be_strict(
+        self, tmp_path: Path
+    ) -> None:
+        told = refused(
+            mlp(2), {"path": saved(tmp_path / "a", {"x": torch.ones(1)}), "strict": False}
+        )
         assert "nothing of it fits: the model has layers.1.weight, layers.1.bias" in told
 
 
@@ -152,11 +194,16 @@ class TestShapes:
         model = mlp(2, classes=7)
         before = model.layers[3].weight.clone()
         report = start(model, {"path": path, "skip_mismatched": True})
-        assert report.mismatched == {"layers.3.weight": "(3, 5) float32", "layers.3.bias": "(3) float32"}
+        assert report.mismatched == {
+            "layers.3.weight": "(3, 5) float32",
+            "layers.3.bias": "(3) float32",
+        }
         assert torch.equal(model.layers[3].weight, before)
         assert torch.equal(model.layers[1].bias, trained.layers[1].bias)
 
-    def test_types_are_the_models_and_integers_are_no_weights(self, tmp_path: Path, trained: MLP) -> None:
+    def test_types_are_the_models_and_integers_are_no_weights(
+        self, tmp_path: Path, trained: MLP
+    ) -> None:
         half = {name: value.half() for name, value in trained.state_dict().items()}
         model = mlp(2)
         start(model, saved(tmp_path / "half", half))
@@ -171,32 +218,46 @@ class TestBank:
     def test_the_last_one_wins(self, tmp_path: Path, trained: MLP) -> None:
         other, model = mlp(3), mlp(2)
         first = saved(tmp_path / "first", trained.state_dict())
-        second = saved(tmp_path / "second", {f"net.{name}": value for name, value in other.state_dict().items()})
+        second = saved(
+            tmp_path / "second",
+            {f"net.{name}": value for name, value in other.state_dict().items()},
+        )
         bank = [first, {"path": second, "prefix_remove": "net.", "include": ["layers.3.*"]}]
         report = start(model, bank)
         assert [report.loaded[name].source for name in NAMES] == [0, 0, 1, 1]
         assert torch.equal(model.layers[1].weight, trained.layers[1].weight)
         assert torch.equal(model.layers[3].weight, other.layers[3].weight)
 
-    def test_one_may_complete_what_another_has_in_another_shape(self, tmp_path: Path, path: str) -> None:
+    def test_one_may_complete_what_another_has_in_another_shape(
+        self, tmp_path: Path, path: str
+    ) -> None:
         model = mlp(2, classes=7)
         head = saved(
-            tmp_path / "head", {name: value for name, value in mlp(3, 7).state_dict().items() if ".3." in name}
+            tmp_path / "head",
+            {name: value for name, value in mlp(3, 7).state_dict().items() if ".3." in name},
         )
         report = start(model, [{"path": path, "skip_mismatched": True}, head])
         assert (report.mismatched, report.missing, list(report.loaded)) == ({}, [], NAMES)
 
-    def test_a_missing_file_is_told_with_its_position_before_any_is_read(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_told_with_its_position_before_any_is_read(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "damaged.pt").write_bytes(b"no weights")
         told = refused(mlp(2), [str(tmp_path / "damaged.pt"), str(tmp_path / "damage.pt")])
-        assert told.startswith(f"MODEL.weights[1].path = '{tmp_path}/damage.pt': there is no such file or folder; did ")
+        assert told.startswith(
+            f"MODEL.weights[1].path = '{tmp_path}/damage.pt': there is no such file or folder; did "
+        )
 
 
 class TestState:
     def test_buffers_come_too_and_counters_may_be_missing(self, tmp_path: Path) -> None:
         trained, model = SmallCNN(3, width=2), SmallCNN(3, width=2)
         trained(torch.randn(4, 1, 8, 8))
-        state = {name: one for name, one in trained.state_dict().items() if not name.endswith("num_batches_tracked")}
+        state = {
+            name: one
+            for name, one in trained.state_dict().items()
+            if not name.endswith("num_batches_tracked")
+        }
         report = start(model, saved(tmp_path / "a", state))
         assert report.missing == []
         assert torch.equal(model.features[1].running_mean, trained.features[1].running_mean)
@@ -219,8 +280,12 @@ class TestState:
             def __init__(self) -> None:
                 super().__init__()
                 self.weight = nn.Parameter(torch.zeros(2))
-                self.register_state_dict_post_hook(lambda module, state, prefix, _: self.doubled(state, prefix))
-                self.register_load_state_dict_pre_hook(lambda module, state, prefix, *_: self.halved(state, prefix))
+                self.register_state_dict_post_hook(
+                    lambda module, state, prefix, _: self.doubled(state, prefix)
+                )
+                self.register_load_state_dict_pre_hook(
+                    lambda module, state, prefix, *_: self.halved(state, prefix)
+                )
 
             def doubled(self, state: dict[str, Tensor], prefix: str) -> None:
                 state[f"{prefix}weight"] = 2 * state[f"{prefix}weight"]
@@ -236,9 +301,17 @@ class TestState:
 def test_the_report_is_plain_data_and_a_table(path: str) -> None:
     report = start(mlp(2, classes=7), {"path": path, "skip_mismatched": True})
     [source] = report.plain()["sources"]
-    assert source == {"path": path, "read": path, "format": "safetensors", "digest": source["digest"], "tensors": 4}
+    assert source == {
+        "path": path,
+        "read": path,
+        "format": "safetensors",
+        "digest": source["digest"],
+        "tensors": 4,
+    }
     assert report.plain()["loaded"] == {name: {"source": 0, "name": name} for name in NAMES[:2]}
-    assert report.rows()[:1] == [("layers.3.weight", "(7, 5) float32", "mismatched: the source has (3, 5) float32")]
+    assert report.rows()[:1] == [
+        ("layers.3.weight", "(7, 5) float32", "mismatched: the source has (3, 5) float32")
+    ]
     assert report.rows()[2:] == [
         ("layers.1.weight", "(5, 4) float32", "loaded from source 0: layers.1.weight"),
         ("layers.1.bias", "(5) float32", "loaded from source 0: layers.1.bias"),

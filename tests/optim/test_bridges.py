@@ -5,11 +5,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, OneCycleLR, PolynomialLR, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    OneCycleLR,
+    PolynomialLR,
+    StepLR,
+)
 
 from phasetrain.errors import ConfigError
 from phasetrain.optim.optimizers import OPTIMIZERS
-from phasetrain.optim.schedules import SCHEDULES
+from phasetrain.optim.schedules.schedules import SCHEDULES
 
 UPDATES = 40
 FACTS = {"updates": UPDATES, "updates_per_epoch": 10.0, "batch_size": 4, "base_value": 0.2}
@@ -33,12 +39,19 @@ class TestSchedulersOfTorch:
             (PolynomialLR, {"total_iters": 30, "power": 2.0}),
         ],
     )
-    def test_each_update_has_the_value_of_the_library(self, kind: Any, params: dict[str, Any]) -> None:
+    def test_each_update_has_the_value_of_the_library(
+        self, kind: Any, params: dict[str, Any]
+    ) -> None:
         momentum = {"cycle_momentum": False} if kind in (OneCycleLR, CyclicLR) else {}
         plain = optimizer()
-        scheduler, found = kind(plain, **params, **momentum), made(f"torch.{kind.__name__}", **params)
+        scheduler, found = (
+            kind(plain, **params, **momentum),
+            made(f"torch.{kind.__name__}", **params),
+        )
         for update in range(UPDATES):
-            assert 0.2 * found(update / UPDATES) == pytest.approx(plain.param_groups[0]["lr"], rel=1e-12)
+            assert 0.2 * found(update / UPDATES) == pytest.approx(
+                plain.param_groups[0]["lr"], rel=1e-12
+            )
             plain.step()
             if update < UPDATES - 1:
                 scheduler.step()
@@ -52,7 +65,9 @@ class TestSchedulersOfTorch:
 
     def test_by_epochs(self) -> None:
         found = made("torch.StepLR", step_size=2, gamma=0.1, every="epoch")
-        assert [found(update / UPDATES) for update in (0, 9, 10, 19, 20, 39)] == pytest.approx([1, 1, 1, 1, 0.1, 0.1])
+        assert [found(update / UPDATES) for update in (0, 9, 10, 19, 20, 39)] == pytest.approx(
+            [1, 1, 1, 1, 0.1, 0.1]
+        )
         plain = optimizer()
         assert StepLR(plain, 2, 0.1).get_last_lr() == [0.2]
 
@@ -62,8 +77,16 @@ class TestSchedulersOfTorch:
             ("torch.StepLr", {}, r"torch has no schedule 'StepLr'; did you mean 'StepLR'\?"),
             ("torch.LambdaLR", {}, r"torch has no schedule 'LambdaLR'"),
             ("torch.ReduceLROnPlateau", {}, r"torch has no schedule 'ReduceLROnPlateau'"),
-            ("torch.StepLR", {}, r"OPTIMIZER\.SCHEDULES\.step_size: schedule 'torch\.StepLR' needs a value"),
-            ("torch.StepLR", {"step_sise": 3}, r"has no such parameter; did you mean 'step_size'\?"),
+            (
+                "torch.StepLR",
+                {},
+                r"OPTIMIZER\.SCHEDULES\.step_size: schedule 'torch\.StepLR' needs a value",
+            ),
+            (
+                "torch.StepLR",
+                {"step_sise": 3},
+                r"has no such parameter; did you mean 'step_size'\?",
+            ),
             ("torch.OneCycleLR", {"max_lr": 1.0, "total_steps": 30}, r"Tried to step \d+ times"),
             (
                 "torch.OneCycleLR",
@@ -102,9 +125,21 @@ class TestTimm:
     @pytest.mark.parametrize(
         ("name", "params", "message"),
         [
-            ("timm.lyon", {}, r"OPTIMIZER\.name = 'timm\.lyon': timm has no optimizer 'lyon'; did you mean 'lion'\?"),
-            ("timm.adahessian", {}, r"OPTIMIZER\.name = 'timm\.adahessian': it takes second derivatives"),
-            ("timm.lion", {"beta": 1}, r"OPTIMIZER\.beta: 'timm\.lion' has no such parameter; did you mean 'betas'\?"),
+            (
+                "timm.lyon",
+                {},
+                r"OPTIMIZER\.name = 'timm\.lyon': timm has no optimizer 'lyon'; did you mean 'lion'\?",
+            ),
+            (
+                "timm.adahessian",
+                {},
+                r"OPTIMIZER\.name = 'timm\.adahessian': it takes second derivatives",
+            ),
+            (
+                "timm.lion",
+                {"beta": 1},
+                r"OPTIMIZER\.beta: 'timm\.lion' has no such parameter; did you mean 'betas'\?",
+            ),
         ],
     )
     def test_errors(self, name: str, params: dict[str, Any], message: str) -> None:
@@ -115,16 +150,24 @@ class TestTimm:
         from timm.scheduler import CosineLRScheduler
 
         plain = optimizer()
-        scheduler = CosineLRScheduler(plain, 20, lr_min=0.01, cycle_mul=2.0, cycle_limit=2, warmup_t=5)
-        found = made("timm.cosine", t_initial=20, lr_min=0.01, cycle_mul=2.0, cycle_limit=2, warmup_t=5)
+        scheduler = CosineLRScheduler(
+            plain, 20, lr_min=0.01, cycle_mul=2.0, cycle_limit=2, warmup_t=5
+        )
+        found = made(
+            "timm.cosine", t_initial=20, lr_min=0.01, cycle_mul=2.0, cycle_limit=2, warmup_t=5
+        )
         for update in (*range(UPDATES), 3):
             scheduler.step(update)
-            assert 0.2 * found(update / UPDATES) == pytest.approx(plain.param_groups[0]["lr"], rel=1e-12)
+            assert 0.2 * found(update / UPDATES) == pytest.approx(
+                plain.param_groups[0]["lr"], rel=1e-12
+            )
 
     def test_they_last_as_long_as_the_run_unless_told(self) -> None:
         assert made("timm.cosine")(0.5) == pytest.approx(0.5)
         by_epochs = made("timm.poly", power=1.0, every="epoch")
-        assert [by_epochs(where) for where in (0.0, 0.24, 0.25, 0.5)] == pytest.approx([1.0, 1.0, 0.75, 0.5])
+        assert [by_epochs(where) for where in (0.0, 0.24, 0.25, 0.5)] == pytest.approx(
+            [1.0, 1.0, 0.75, 0.5]
+        )
 
     def test_one_that_looks_at_a_metric_is_no_schedule(self) -> None:
         with pytest.raises(ConfigError, match=r"timm has no schedule 'plateau'"):

@@ -41,7 +41,10 @@ def test_no_decay_for_norms_and_biases() -> None:
     rules = [{"max_ndim": 1, "weight_decay": 0.0}]
     matrices = [name for name in NAMES if name.endswith("weight") and name != "trunk.1.weight"]
     others = [name for name in NAMES if name not in matrices]
-    assert plain(grouped(WEIGHTS, rules, lr=0.1)) == [({}, matrices), ({"weight_decay": 0.0}, others)]
+    assert plain(grouped(WEIGHTS, rules, lr=0.1)) == [
+        ({}, matrices),
+        ({"weight_decay": 0.0}, others),
+    ]
 
 
 def test_rules_add_up_and_later_ones_win() -> None:
@@ -51,7 +54,9 @@ def test_rules_add_up_and_later_ones_win() -> None:
         {"types": "BatchNorm2d", "momentum": 0.5},
     ]
     found = {
-        name: group.options for group in grouped(WEIGHTS, rules, lr=0.1) for name in [w.name for w in group.weights]
+        name: group.options
+        for group in grouped(WEIGHTS, rules, lr=0.1)
+        for name in [w.name for w in group.weights]
     }
     assert found["head.weight"] == {"weight_decay": 0.1, "lr": 1.0}
     assert found["head.bias"] == {"weight_decay": 0.0, "lr": 2.0}
@@ -61,7 +66,9 @@ def test_rules_add_up_and_later_ones_win() -> None:
 
 
 def test_selectors_of_one_rule_must_all_hold() -> None:
-    [_, group] = grouped(WEIGHTS, [{"match": "trunk.*", "types": "Conv2d", "max_ndim": 1, "lr": 0.5}], lr=0.1)
+    [_, group] = grouped(
+        WEIGHTS, [{"match": "trunk.*", "types": "Conv2d", "max_ndim": 1, "lr": 0.5}], lr=0.1
+    )
     assert plain([group]) == [({"lr": 0.5}, ["trunk.0.bias", "trunk.2.bias"])]
 
 
@@ -73,7 +80,11 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
     }
     assert found == pytest.approx(
         {
-            name: 0.1 * 0.5 ** {"stem": 4, "trunk.0": 3, "trunk.1": 2, "trunk.2": 1, "head": 0}[name.rpartition(".")[0]]
+            name: 0.1
+            * 0.5
+            ** {"stem": 4, "trunk.0": 3, "trunk.1": 2, "trunk.2": 1, "head": 0}[
+                name.rpartition(".")[0]
+            ]
             for name in NAMES
         }
     )
@@ -82,7 +93,9 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
 def test_groups_go_to_an_optimizer() -> None:
     groups = grouped(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)
     optimizer = torch.optim.SGD([group.as_given() for group in groups], lr=0.4, momentum=0.9)
-    assert [(group["lr"], group["momentum"], len(group["params"])) for group in optimizer.param_groups] == [
+    assert [
+        (group["lr"], group["momentum"], len(group["params"])) for group in optimizer.param_groups
+    ] == [
         (0.4, 0.9, 8),
         (0.2, 0.9, 2),
     ]
@@ -101,7 +114,10 @@ def test_the_table() -> None:
             {"match": "heads.*", "lr": 1.0},
             r"OPTIMIZER.groups\[0\].match = 'heads.\*' matches none of the 10 .* did you mean 'head'\?",
         ),
-        ({"types": "BatchNorm1d", "lr": 1.0}, r"types = 'BatchNorm1d'; did you mean 'BatchNorm2d'\?"),
+        (
+            {"types": "BatchNorm1d", "lr": 1.0},
+            r"types = 'BatchNorm1d'; did you mean 'BatchNorm2d'\?",
+        ),
         ({"lr": 1.0}, "expected one of match, types, max_ndim, which choose weights"),
         ({"match": "head.*"}, "says nothing about them; add lr_scale or an option"),
         ({"match": "head.*", "types": "Conv2d", "lr": 1.0}, "no weight has all that it asks for"),
@@ -116,9 +132,17 @@ def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, object], told: s
         grouped(WEIGHTS, [rule], lr=0.1)
 
 
-@pytest.mark.parametrize("option", [{"weight_decay": "abc"}, {"weight_decay": -1}, {"lr": "x"}, {"momentum": True}])
-def test_an_option_that_cannot_be_one_is_refused_before_the_first_step(option: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "option", [{"weight_decay": "abc"}, {"weight_decay": -1}, {"lr": "x"}, {"momentum": True}]
+)
+def test_an_option_that_cannot_be_one_is_refused_before_the_first_step(
+    option: dict[str, object],
+) -> None:
     groups = grouped(WEIGHTS, [{"match": "*", **option}], lr=0.1)
-    optimizer = torch.optim.SGD([group.as_given() for group in grouped(WEIGHTS, [], lr=0.1)], lr=0.1)
-    with pytest.raises(ConfigError, match=rf"groups: {next(iter(option))} = .*: expected a number of at least 0"):
+    optimizer = torch.optim.SGD(
+        [group.as_given() for group in grouped(WEIGHTS, [], lr=0.1)], lr=0.1
+    )
+    with pytest.raises(
+        ConfigError, match=rf"groups: {next(iter(option))} = .*: expected a number of at least 0"
+    ):
         check_options(groups, optimizer)

@@ -11,7 +11,10 @@ from phasetrain.optim.large_batch import LAMB, LARS
 
 W = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)  # norm 5
 G = torch.tensor([[0.0, 6.0], [8.0, 0.0]], dtype=torch.float64)  # norm 10
-BIAS, BIAS_G = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([0.5, -0.5], dtype=torch.float64)
+BIAS, BIAS_G = (
+    torch.tensor([1.0, 2.0], dtype=torch.float64),
+    torch.tensor([0.5, -0.5], dtype=torch.float64),
+)
 
 
 def moved(make: type[LARS] | type[LAMB], updates: int, **options: object) -> tuple[Tensor, Tensor]:
@@ -50,7 +53,10 @@ class TestLars:
 
     @pytest.mark.parametrize(
         ("options", "told"),
-        [({"lr": -1.0}, "lr = -1.0"), ({"lr": 1.0, "momentum": 1.0}, r"momentum = 1.0: .* \[0, 1\)")],
+        [
+            ({"lr": -1.0}, "lr = -1.0"),
+            ({"lr": 1.0, "momentum": 1.0}, r"momentum = 1.0: .* \[0, 1\)"),
+        ],
     )
     def test_what_makes_no_sense_is_refused(self, options: dict[str, float], told: str) -> None:
         with pytest.raises(ValueError, match=told):
@@ -67,7 +73,9 @@ class TestLamb:
         expected, mean, square = W.clone(), torch.zeros_like(W), torch.zeros_like(W)
         for step in (1, 2, 3):
             mean, square = 0.9 * mean + 0.1 * G, 0.99 * square + 0.01 * G**2
-            move = (mean / (1 - 0.9**step)) / ((square / (1 - 0.99**step)).sqrt() + 1e-6) + 0.1 * expected
+            move = (mean / (1 - 0.9**step)) / (
+                (square / (1 - 0.99**step)).sqrt() + 1e-6
+            ) + 0.1 * expected
             expected = expected - 0.01 * (expected.norm() / move.norm()) * move
         assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
 

@@ -29,7 +29,9 @@ def test_our_own_with_their_defaults(name: str, kind: type, options: dict[str, o
 
 
 def test_values_from_a_config_file_are_taken_over() -> None:
-    made = OPTIMIZERS.build("adamw", {"params": parameters(), "lr": 1, "betas": [0.8, 0.9], "eps": 1e-6})
+    made = OPTIMIZERS.build(
+        "adamw", {"params": parameters(), "lr": 1, "betas": [0.8, 0.9], "eps": 1e-6}
+    )
     assert made.param_groups[0]["betas"] == (0.8, 0.9)
 
 
@@ -44,7 +46,11 @@ def test_torchs_own_by_class_name() -> None:
     [
         ("smgd", {}, r"OPTIMIZER\.name = 'smgd': no optimizer has this name; did you mean 'sgd'\?"),
         ("Optimizer", {}, r"OPTIMIZER\.name = 'Optimizer': no optimizer"),
-        ("sgd", {"momentun": 0.9}, r"OPTIMIZER\.momentun: 'sgd' has no such parameter; did you mean 'momentum'\?"),
+        (
+            "sgd",
+            {"momentun": 0.9},
+            r"OPTIMIZER\.momentun: 'sgd' has no such parameter; did you mean 'momentum'\?",
+        ),
         ("adam", {"lr": -1.0}, r"OPTIMIZER \(optimizer 'adam'\): Invalid learning rate: -1\.0"),
     ],
 )
@@ -64,5 +70,7 @@ def test_errors(name: str, params: dict[str, object], message: str) -> None:
         ("Adam", {"differentiable": False}, False, False),
     ],
 )
-def test_where_the_fused_kernel_serves(name: str, params: dict[str, object], scaled: bool, fused: bool) -> None:
+def test_where_the_fused_kernel_serves(
+    name: str, params: dict[str, object], scaled: bool, fused: bool
+) -> None:
     assert fusable(name, params, scaled=scaled) is fused

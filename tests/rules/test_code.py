@@ -1,4 +1,5 @@
-"""Habits that the source keeps: no probing, no hidden state, no swallowed errors, no drawer for leftovers."""
+"""Habits that the source keeps: no probing, no hidden state, no swallowed errors, no drawer for
+leftovers."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -8,13 +9,36 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
-    path for folder in ("phasetrain", "configs", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("phasetrain", "configs", "tools", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
 )
-PRINTS = {"phasetrain/terminal.py", "phasetrain/run.py"}
+PRINTS = {"phasetrain/runtime/terminal.py", "phasetrain/commands/cli.py"}
 
 PROBES = {"hasattr", "getattr", "setattr", "delattr"}
-MAKES_MUTABLE = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}
-MUTATES = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
+MAKES_MUTABLE = {
+    "list",
+    "dict",
+    "set",
+    "bytearray",
+    "defaultdict",
+    "deque",
+    "Counter",
+    "OrderedDict",
+}
+MUTATES = {
+    "append",
+    "extend",
+    "insert",
+    "add",
+    "update",
+    "setdefault",
+    "pop",
+    "popitem",
+    "clear",
+    "remove",
+    "discard",
+}
 MUTATES |= {"sort", "reverse", "appendleft", "popleft"}
 DRAWERS = {"utils", "util", "helpers", "misc", "common"}
 
@@ -24,25 +48,44 @@ Rule = Callable[[ast.Module], Iterator[str]]
 def probing(tree: ast.Module) -> Iterator[str]:
     """Yield each question to an object about what it can do, instead of a type that says so."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in PROBES:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in PROBES
+        ):
             yield f"{node.lineno}: {node.func.id}()"
-        if isinstance(node, ast.Try) and not any(isinstance(inner, ast.Call) for inner in _within(node.body)):
+        if isinstance(node, ast.Try) and not any(
+            isinstance(inner, ast.Call) for inner in _within(node.body)
+        ):
             yield from (
-                f"{h.lineno}: except AttributeError" for h in node.handlers if "AttributeError" in _names(h.type)
+                f"{h.lineno}: except AttributeError"
+                for h in node.handlers
+                if "AttributeError" in _names(h.type)
             )
 
 
 def mutable_globals(tree: ast.Module) -> Iterator[str]:
-    """Yield module variables that change: containers without a constant's name, changed constants, `global`."""
+    """Yield module variables that change: containers without a constant's name, changed constants,
+    `global`."""
     for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _mutable(node.value):
+        if (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
+            and _mutable(node.value)
+        ):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [name for target in targets for name in _names(target)]
-            yield from (f"{node.lineno}: {name}" for name in names if not name.isupper() and name != "__all__")
+            yield from (
+                f"{node.lineno}: {name}"
+                for name in names
+                if not name.isupper() and name != "__all__"
+            )
     for inner in ast.walk(tree):
         if isinstance(inner, ast.Global):
             yield f"{inner.lineno}: global {', '.join(inner.names)}"
-        yield from (f"{line}: {name} is changed" for line, name in _changes(inner) if name.isupper())
+        yield from (
+            f"{line}: {name} is changed" for line, name in _changes(inner) if name.isupper()
+        )
 
 
 def swallowed_errors(tree: ast.Module) -> Iterator[str]:
@@ -50,10 +93,17 @@ def swallowed_errors(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and (node.type is None or _broad(node.type)):
             raises = any(isinstance(inner, ast.Raise) for inner in _within(node.body))
-            looks = any(isinstance(inner, ast.Name) and inner.id == node.name for inner in _within(node.body))
+            looks = any(
+                isinstance(inner, ast.Name) and inner.id == node.name
+                for inner in _within(node.body)
+            )
             if not raises and not looks:
                 yield f"{node.lineno}: swallows every error"
-        if isinstance(node, ast.Call) and "suppress" in _names(node.func) and any(map(_broad, node.args)):
+        if (
+            isinstance(node, ast.Call)
+            and "suppress" in _names(node.func)
+            and any(map(_broad, node.args))
+        ):
             yield f"{node.lineno}: suppresses every error"
 
 
@@ -67,7 +117,11 @@ def wildcard_imports(tree: ast.Module) -> Iterator[str]:
 def prints(tree: ast.Module) -> Iterator[str]:
     """Yield calls of print."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "print"
+        ):
             yield f"{node.lineno}: print()"
 
 
@@ -90,12 +144,18 @@ def _broad(node: ast.AST) -> bool:
 def _mutable(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return bool(MAKES_MUTABLE & set(_names(node.func)))
-    return isinstance(node, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+    return isinstance(
+        node, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+    )
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield line and name of each plain name whose content a node changes."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATES:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in MUTATES
+    ):
         yield from ((node.lineno, name) for name in _plain(node.func.value))
     if isinstance(node, ast.AugAssign):
         yield from ((node.lineno, name) for name in _plain(node.target))
@@ -130,23 +190,43 @@ def test_only_the_terminal_and_the_entry_print() -> None:
 
 
 def test_no_drawer_for_leftovers() -> None:
-    named = [path.relative_to(ROOT).as_posix() for path in SOURCES if DRAWERS & set(path.with_suffix("").parts)]
+    named = [
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if DRAWERS & set(path.with_suffix("").parts)
+    ]
     assert named == []
 
 
 BAD = [
     (probing, "if hasattr(x, 'y'):\n    pass", "1: hasattr()"),
     (probing, "y = getattr(x, 'y', None)", "1: getattr()"),
-    (probing, "try:\n    x.y\nexcept (KeyError, AttributeError):\n    raise", "3: except AttributeError"),
+    (
+        probing,
+        "try:\n    x.y\nexcept (KeyError, AttributeError):\n    raise",
+        "3: except AttributeError",
+    ),
     (mutable_globals, "found = []", "1: found"),
     (mutable_globals, "found: dict[str, int] = {}", "1: found"),
     (mutable_globals, "cache = collections.defaultdict(list)", "1: cache"),
     (mutable_globals, "SEEN = set()\ndef see(x):\n    SEEN.add(x)", "3: SEEN is changed"),
     (mutable_globals, "SEEN = {}\ndef see(x):\n    SEEN[x] = 1", "3: SEEN is changed"),
-    (mutable_globals, "COUNT = 0\ndef count():\n    global COUNT\n    COUNT += 1", "3: global COUNT"),
+    (
+        mutable_globals,
+        "COUNT = 0\ndef count():\n    global COUNT\n    COUNT += 1",
+        "3: global COUNT",
+    ),
     (swallowed_errors, "try:\n    f()\nexcept:\n    pass", "3: swallows every error"),
-    (swallowed_errors, "try:\n    f()\nexcept Exception as error:\n    log()", "3: swallows every error"),
-    (swallowed_errors, "with contextlib.suppress(Exception):\n    f()", "1: suppresses every error"),
+    (
+        swallowed_errors,
+        "try:\n    f()\nexcept Exception as error:\n    log()",
+        "3: swallows every error",
+    ),
+    (
+        swallowed_errors,
+        "with contextlib.suppress(Exception):\n    f()",
+        "1: suppresses every error",
+    ),
     (wildcard_imports, "from torch import *", "1: from torch import *"),
     (prints, "print(1)", "1: print()"),
 ]

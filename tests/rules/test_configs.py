@@ -1,4 +1,5 @@
-"""Every config under configs/ composes and builds: each experiment, and each option of a group over the default one."""
+"""Every config under configs/ composes and builds: each experiment, and each option of a group over
+the default one."""
 
 import io
 import json
@@ -7,10 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from phasetrain.commands.cli import run
 from phasetrain.config.sources import ConfigFiles
 from phasetrain.errors import ConfigError
-from phasetrain.run import run
-from phasetrain.terminal import Terminal
+from phasetrain.runtime.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 FILES = ConfigFiles()
@@ -36,7 +37,10 @@ def files_for(option: str, folder: Path) -> list[str]:
 
 
 def test_every_file_is_an_option() -> None:
-    files = {path.relative_to(ROOT / "configs").with_suffix("") for path in (ROOT / "configs").rglob("*.yaml")}
+    files = {
+        path.relative_to(ROOT / "configs").with_suffix("")
+        for path in (ROOT / "configs").rglob("*.yaml")
+    }
     assert {Path(group, option) for group, option in OPTIONS} == files
 
 

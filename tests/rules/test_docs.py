@@ -4,9 +4,10 @@ Every page is run in a folder of its own, its blocks in their order:
 - ```python: blocks between two blocks of another kind make one program;
 - ```bash: as written; `phasetrain` and `python` are those of the tests; blocks that call nothing else are run;
 - ```yaml: must parse.
-Programs are forked from one process that has imported torch (see warm.py), which saves two seconds for each.
-A comment before a block says more: `<!-- file: NAME -->` writes it to NAME first, `<!-- skip: reason -->` leaves it
-out, `<!-- exit: 2 -->` expects a bash block to end with that code.
+Programs are forked from one process that has imported torch (see warm.py), which saves two seconds
+for each. A comment before a block says more: `<!-- file: NAME -->` writes it to NAME first,
+`<!-- skip: reason -->` leaves it out, `<!-- exit: 2 -->` expects a bash block to end with that
+code.
 """
 
 import itertools
@@ -29,7 +30,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 _COMMENT = re.compile(r"^\s*<!-- (file|skip|exit): (.+?) -->\s*$")
 _FENCE = re.compile(r"^(?P<indent>\s*)```(?P<kind>\w*)")
 _COMMAND = re.compile(r"(phasetrain|python)(\s|$)")
-_SET_UP = re.compile(r"(make|git|pip|cd|torchrun|\.ci/run|python3? -m (venv|pip)|\.venv/bin/\w+)(\s|$)")  # make does it
+_SET_UP = re.compile(
+    r"(make|git|pip|cd|torchrun|\.ci/run|python3? -m (venv|pip)|\.venv/bin/\w+)(\s|$)"
+)  # make does it
 
 WARM = Path(__file__).with_name("warm.py")
 SHELL = """set -eu -o pipefail
@@ -47,7 +50,11 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of a process from which programs are forked."""
     path = str(tmp_path_factory.mktemp("warm") / "socket")
     with subprocess.Popen(
-        [sys.executable, str(WARM), "serve", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
+        [sys.executable, str(WARM), "serve", path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        text=True,
     ) as server:
         assert server.stdin
         assert server.stdout
@@ -58,7 +65,8 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its first line in the page, from 1, what it is, and what the comment before it says."""
+    """A fenced block: its first line in the page, from 1, what it is, and what the comment before
+    it says."""
 
     line: int
     kind: str
@@ -82,10 +90,15 @@ def blocks(page: str) -> Iterator[Block]:
             notes[comment[1]] = comment[2]
         elif fence:
             indent = len(fence["indent"])
-            inside = [text[indent:] for _, text in itertools.takewhile(lambda item: item[1].strip() != "```", lines)]
+            inside = [
+                text[indent:]
+                for _, text in itertools.takewhile(lambda item: item[1].strip() != "```", lines)
+            ]
             text = "\n".join(inside) + "\n"
             code = int(notes.get("exit", "0"))
-            yield Block(number + 1, fence["kind"], text, notes.get("file", ""), notes.get("skip", ""), code)
+            yield Block(
+                number + 1, fence["kind"], text, notes.get("file", ""), notes.get("skip", ""), code
+            )
             notes = {}
         elif line.strip():
             notes = {}
@@ -94,7 +107,9 @@ def blocks(page: str) -> Iterator[Block]:
 def run_page(name: str, page: str, folder: Path, socket: str) -> list[str]:
     """Run the blocks of a page in a folder and return a line for each that failed."""
     failures = []
-    for kind, group in itertools.groupby((block for block in blocks(page) if block.runs), lambda block: block.kind):
+    for kind, group in itertools.groupby(
+        (block for block in blocks(page) if block.runs), lambda block: block.kind
+    ):
         members = list(group)
         for block in members:
             if block.file:
@@ -141,10 +156,15 @@ def _parse_yaml(name: str, block: Block) -> list[str]:
 
 
 def _first_command(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    return next(
+        (line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")),
+        "",
+    )
 
 
-def _failure(place: str, command: Iterable[str], folder: Path, socket: str, *, expected: int) -> list[str]:
+def _failure(
+    place: str, command: Iterable[str], folder: Path, socket: str, *, expected: int
+) -> list[str]:
     ours = {"PYTHON": sys.executable, "WARM": str(WARM), "SOCKET": socket, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         list(command),
@@ -158,7 +178,9 @@ def _failure(place: str, command: Iterable[str], folder: Path, socket: str, *, e
     )
     if done.returncode == expected:
         return []
-    return [f"{place}: exit code {done.returncode} instead of {expected}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"]
+    return [
+        f"{place}: exit code {done.returncode} instead of {expected}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    ]
 
 
 AT_ONCE = {"README.md", "extending.md"}
@@ -171,7 +193,9 @@ AT_ONCE = {"README.md", "extending.md"}
     ids=[path.relative_to(ROOT).as_posix() for path in PAGES],
 )
 def test_page(path: Path, tmp_path: Path, socket: str) -> None:
-    failures = run_page(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"), tmp_path, socket)
+    failures = run_page(
+        path.relative_to(ROOT).as_posix(), path.read_text("utf-8"), tmp_path, socket
+    )
     assert not failures, "\n".join(failures)
 
 

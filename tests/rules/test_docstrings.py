@@ -1,4 +1,5 @@
-"""Each public name has a docstring, and each error a person may meet says with which exit code the run ends."""
+"""Each public name has a docstring, and each error a person may meet says with which exit code the
+run ends."""
 
 import ast
 import importlib
@@ -16,10 +17,13 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def undocumented(source: str) -> list[str]:
-    """Return the module (as line 0), its public classes and functions, and their public methods, without docstring."""
+    """Return the module (as line 0), its public classes and functions, and their public methods,
+    without docstring."""
     tree = ast.parse(source)
     found = [] if ast.get_docstring(tree) else ["0: the module"]
-    return found + [f"{node.lineno}: {name}" for name, node in _public(tree) if not ast.get_docstring(node)]
+    return found + [
+        f"{node.lineno}: {name}" for name, node in _public(tree) if not ast.get_docstring(node)
+    ]
 
 
 def _public(node: ast.Module | ast.ClassDef, above: str = "") -> Iterator[tuple[str, Definition]]:
@@ -41,7 +45,9 @@ def errors() -> list[type[PhasetrainError]]:
     while waiting:
         error = waiting.pop()
         found.append(error)
-        waiting += [below for below in error.__subclasses__() if below.__module__.startswith("phasetrain.")]
+        waiting += [
+            below for below in error.__subclasses__() if below.__module__.startswith("phasetrain.")
+        ]
     return found
 
 

@@ -1,4 +1,5 @@
-"""docs/features.md tells the truth: each row once, and every test that it names exists and is collected."""
+"""docs/features.md tells the truth: each row once, and every test that it names exists and is
+collected."""
 
 import re
 import subprocess
@@ -45,7 +46,11 @@ def problems(page: str, collected: Collection[str]) -> list[str]:
             found.append(f"row {row[0]!r}: expected a number or a range, such as 14, 29-33 or B1")
         if not named_tests(row):
             found.append(f"row {row[0]} names no test")
-        found += [f"row {row[0]}: {test} is not collected" for test in named_tests(row) if test not in collected]
+        found += [
+            f"row {row[0]}: {test} is not collected"
+            for test in named_tests(row)
+            if test not in collected
+        ]
     return found
 
 
@@ -53,19 +58,35 @@ def existing(tests: Iterable[str], here: Collection[str]) -> set[str]:
     """Return which of the tests exist.
 
     Args:
-        here: tests that are known to exist, such as those of this session; the files of others are collected anew.
+        here: tests that are known to exist, such as those of this session; the files of others are
+            collected anew.
     """
     tests = set(tests)
     missing = tests - set(here)
-    return tests & {*here, *(collected(test.partition("::")[0] for test in missing) if missing else ())}
+    return tests & {
+        *here,
+        *(collected(test.partition("::")[0] for test in missing) if missing else ()),
+    }
 
 
 def collected(files: Iterable[str]) -> set[str]:
-    """Return the tests that pytest finds in files, slow ones included; none in a file that does not exist."""
+    """Return the tests that pytest finds in files, slow ones included; none in a file that does not
+    exist."""
     existing = [file for file in sorted(set(files)) if (ROOT / file).is_file()]
     if not existing:  # pytest would collect them all
         return set()
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", *existing]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "",
+        *existing,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
@@ -105,13 +126,18 @@ def test_every_row_of_the_feature_table_is_proved(page: str) -> None:
 
 @pytest.mark.slow
 def test_what_does_not_exist_is_not_collected() -> None:
-    slow, other = f"{HERE}::test_what_does_not_exist_is_not_collected", f"{HERE}::test_rows_stand_in_order"
+    slow, other = (
+        f"{HERE}::test_what_does_not_exist_is_not_collected",
+        f"{HERE}::test_rows_stand_in_order",
+    )
     unknown = (f"{HERE}::test_that_does_not_exist", "tests/no_such_file.py::test_a")
     assert existing([slow, other, *unknown], [other]) == {slow, other}
     assert existing(unknown[1:], []) == set()
 
 
-def test_what_this_session_has_collected_is_not_collected_again(collected_here: frozenset[str]) -> None:
+def test_what_this_session_has_collected_is_not_collected_again(
+    collected_here: frozenset[str],
+) -> None:
     mine = f"{HERE}::test_what_does_not_exist_is_not_collected"  # deselected, mostly
     assert existing([mine], collected_here) == {mine}
 

@@ -1,4 +1,5 @@
-"""Every key of defaults.yaml is described, and the builder and the file agree on which keys a section has."""
+"""Every key of defaults.yaml is described, and the builder and the file agree on which keys a
+section has."""
 
 from importlib import resources
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from phasetrain.config.schema import Schema, default_schema
-from phasetrain.tasks.sections import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS, TRAIN_KEYS
+from phasetrain.tasks.build.sections import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS, TRAIN_KEYS
 
 RESUME = {"forbidden", "adjustable", "free"}
 
@@ -16,7 +17,11 @@ def leaves(node: Any, path: str = "") -> list[str]:
     """Return the dotted paths of all values that are no filled mapping."""
     if not isinstance(node, dict) or not node:
         return [path]
-    return [leaf for key, value in node.items() for leaf in leaves(value, f"{path}.{key}" if path else key)]
+    return [
+        leaf
+        for key, value in node.items()
+        for leaf in leaves(value, f"{path}.{key}" if path else key)
+    ]
 
 
 def own_keys(schema: Schema, section: str) -> set[str]:
@@ -67,7 +72,9 @@ def test_sections_are_upper_case_and_keys_lower_case() -> None:
         ("OPTIMIZER", OPTIMIZER_KEYS),
     ],
 )
-def test_the_builder_takes_out_just_the_keys_of_the_section(section: str, keys: frozenset[str]) -> None:
+def test_the_builder_takes_out_just_the_keys_of_the_section(
+    section: str, keys: frozenset[str]
+) -> None:
     assert own_keys(default_schema(), section) == keys
 
 
@@ -77,5 +84,7 @@ def test_other_sections_have_only_a_name(section: str) -> None:
 
 
 def test_a_key_that_the_builder_does_not_know_is_seen() -> None:
-    schema = Schema("OPTIMIZER:\n  name: sgd  # str | free | name\n  power: 1  # int | free | not taken out\n")
+    schema = Schema(
+        "OPTIMIZER:\n  name: sgd  # str | free | name\n  power: 1  # int | free | not taken out\n"
+    )
     assert own_keys(schema, "OPTIMIZER") != OPTIMIZER_KEYS

@@ -1,4 +1,5 @@
-"""docs/reliability.md lists every fault once, with tests that exist or the reason why it cannot be produced."""
+"""docs/reliability.md lists every fault once, with tests that exist or the reason why it cannot be
+produced."""
 
 import re
 from collections.abc import Collection

@@ -1,4 +1,5 @@
-"""The files speak of the project alone: no path of the machine that they were written on, no host of packages."""
+"""The files speak of the project alone: no path of the machine that they were written on, no host
+of packages."""
 
 import re
 import subprocess
@@ -25,7 +26,16 @@ _FOUND = re.compile("|".join(FORBIDDEN), re.IGNORECASE)
 
 def tracked() -> list[str]:
     """Return the paths of all files under version control, and of new ones that are not ignored."""
-    command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    command = [
+        "git",
+        "-c",
+        f"safe.directory={ROOT}",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip("not a git checkout")
@@ -35,7 +45,9 @@ def tracked() -> list[str]:
 def forbidden(text: str) -> list[str]:
     """Return `line: word` for each forbidden word."""
     return [
-        f"{number}: {match[0]}" for number, line in enumerate(text.splitlines(), 1) for match in _FOUND.finditer(line)
+        f"{number}: {match[0]}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in _FOUND.finditer(line)
     ]
 
 

@@ -1,11 +1,13 @@
-"""Starts phasetrain and Python programs by forking a process that has imported torch already, for the docs' code.
+"""Starts phasetrain and Python programs by forking a process that has imported torch already, for
+the docs' code.
 
-    python warm.py serve SOCKET                            import, say `ready`, serve until standard input ends
-    python warm.py run SOCKET phasetrain [ARGUMENT ...]    as `phasetrain ARGUMENT ...` would, in this folder
-    python warm.py run SOCKET FILE [ARGUMENT ...]          as `python FILE ARGUMENT ...` would
+    python warm.py serve SOCKET                            import, say `ready`, serve until standard
+    input ends python warm.py run SOCKET phasetrain [ARGUMENT ...]    as `phasetrain ARGUMENT ...`
+    would, in this folder python warm.py run SOCKET FILE [ARGUMENT ...]          as
+    `python FILE ARGUMENT ...` would
 
-Only importing is shared: the server trains nothing, and every program has a process, a folder and an environment of
-its own. Signals are not passed on.
+Only importing is shared: the server trains nothing, and every program has a process, a folder and
+an environment of its own. Signals are not passed on.
 """
 
 import importlib
@@ -20,7 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("phasetrain.run", "torch._dynamo")  # making an optimizer imports the second
+IMPORTED = ("phasetrain.commands.cli", "torch._dynamo")  # making an optimizer imports the second
 
 
 def serve(path: str) -> None:
@@ -64,7 +66,7 @@ def program(request: dict[str, Any]) -> int:
     code: Any = 0
     try:
         if sys.argv[0] == "phasetrain":
-            code = importlib.import_module("phasetrain.run").main(sys.argv[1:])
+            code = importlib.import_module("phasetrain.commands.cli").main(sys.argv[1:])
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:

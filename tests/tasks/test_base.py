@@ -1,4 +1,5 @@
-"""A task turns micro-batches into one update, measures, and draws its randomness from the position alone."""
+"""A task turns micro-batches into one update, measures, and draws its randomness from the position
+alone."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phasetrain.batch import Batch, StepOutput
 from phasetrain.distributed import World
-from phasetrain.machine import Machine
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim import Updater
-from phasetrain.plan import Phase
+from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised, Task
 from phasetrain.tasks.base import merged
 
@@ -45,14 +46,20 @@ def batch(size: int = 4, seed: int = 0) -> Batch:
 
 
 def task(
-    model: nn.Module | None = None, *, precision: Any = "fp32", seed: int = 0, world: World | None = None
+    model: nn.Module | None = None,
+    *,
+    precision: Any = "fp32",
+    seed: int = 0,
+    world: World | None = None,
 ) -> Supervised:
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     meters: dict[str, Meter] = {"accuracy": METERS.build("accuracy"), "loss": METERS.build("loss")}
     updater = Updater(torch.optim.SGD(model.parameters(), lr=0.1))
     machine = Machine(CPU, precision)
-    return Supervised(Parts(model, nn.CrossEntropyLoss(), meters, updater, {}, machine, world or World(), seed))
+    return Supervised(
+        Parts(model, nn.CrossEntropyLoss(), meters, updater, {}, machine, world or World(), seed)
+    )
 
 
 def weights(made: Task) -> list[Tensor]:
@@ -86,7 +93,13 @@ class TestTrainStep:
         before = weights(made)
         out = made.train_step([batch()], AT, Silent())
         assert not equal(weights(made), before)
-        assert (out.weight, out.samples, out.output, out.target, out.mask) == (4, 4, None, None, None)
+        assert (out.weight, out.samples, out.output, out.target, out.mask) == (
+            4,
+            4,
+            None,
+            None,
+            None,
+        )
         assert not out.loss.requires_grad
         assert out.ids is not None
         assert out.ids.tolist() == [0, 1, 2, 3]
@@ -95,7 +108,10 @@ class TestTrainStep:
         whole, parts = task(nn.Linear(3, 2)), task(nn.Linear(3, 2))
         parts.model.load_state_dict(whole.model.state_dict())
         full = batch(7)
-        pieces = [Batch(full.input[a:b], full.target[a:b], full.ids[a:b], b - a) for a, b in ((0, 3), (3, 6), (6, 7))]
+        pieces = [
+            Batch(full.input[a:b], full.target[a:b], full.ids[a:b], b - a)
+            for a, b in ((0, 3), (3, 6), (6, 7))
+        ]
         one, other = whole.train_step([full], AT, Silent()), parts.train_step(pieces, AT, Silent())
         for first, second in zip(weights(whole), weights(parts), strict=True):
             torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-7)
@@ -133,7 +149,9 @@ class TestTrainStep:
         made.train_step([batch(), batch()], AT, Silent())
         assert not torch.equal(seen[0], seen[1])
 
-    @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+    @pytest.mark.parametrize(
+        ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+    )
     def test_the_precision_of_activations(self, precision: Any, dtype: torch.dtype) -> None:
         seen: list[torch.dtype] = []
 
@@ -161,7 +179,9 @@ class TestTestStep:
 
     def test_without_an_optimizer(self) -> None:
         model = nn.Linear(3, 2)
-        made = Supervised(Parts(model, nn.CrossEntropyLoss(), {}, None, {}, Machine(CPU), World(), 0))
+        made = Supervised(
+            Parts(model, nn.CrossEntropyLoss(), {}, None, {}, Machine(CPU), World(), 0)
+        )
         made.test_step([batch()], AT, Silent())
         assert made.stateful().keys() == {"model", "loss"}
         with pytest.raises(AssertionError, match="a train phase without an optimizer"):

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.batch import Batch
+from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.losses import SoftTargets
-from phasetrain.machine import Machine
 from phasetrain.optim import Updater
-from phasetrain.plan import Phase
-from phasetrain.rehearsal import Silent
+from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Distillation, Parts, Position
 from phasetrain.tasks.distillation import Teacher
 
@@ -29,7 +29,9 @@ def teacher() -> nn.Module:
 
 
 def make(section: Mapping[str, Any], where: str) -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, section.get("classes", 2)))
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, section.get("classes", 2))
+    )
 
 
 @pytest.fixture
@@ -38,17 +40,23 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "teacher.pt")
 
 
-def made(file: str, soft_share: float = 0.25, *, train: bool = True, **section: Any) -> Distillation:
+def made(
+    file: str, soft_share: float = 0.25, *, train: bool = True, **section: Any
+) -> Distillation:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     updater = Updater(torch.optim.SGD(model.parameters(), lr=0.1)) if train else None
-    parts = Parts(model, nn.CrossEntropyLoss(), {}, updater, {}, Machine(torch.device("cpu")), World(), 0)
+    parts = Parts(
+        model, nn.CrossEntropyLoss(), {}, updater, {}, Machine(torch.device("cpu")), World(), 0
+    )
     return Distillation(parts, make, {"name": "any", "weights": file, **section}, 2.0, soft_share)
 
 
 def batch() -> Batch:
     generator = torch.Generator().manual_seed(2)
-    return Batch(torch.randn(5, 3, generator=generator), torch.tensor([0, 1, 1, 0, 1]), torch.arange(5), 5)
+    return Batch(
+        torch.randn(5, 3, generator=generator), torch.tensor([0, 1, 1, 0, 1]), torch.arange(5), 5
+    )
 
 
 def test_the_loss_in_training_and_in_tests(file: str) -> None:
@@ -59,7 +67,9 @@ def test_the_loss_in_training_and_in_tests(file: str) -> None:
     soft = SoftTargets(2.0)(scores, teacher().eval()(given.input))
     hard = nn.functional.cross_entropy(scores, given.target)
     torch.testing.assert_close(out.loss, 0.25 * soft + 0.75 * hard)
-    torch.testing.assert_close(torch.stack(list(out.logs.values())), torch.stack([soft, hard]).detach())
+    torch.testing.assert_close(
+        torch.stack(list(out.logs.values())), torch.stack([soft, hard]).detach()
+    )
     assert list(out.logs) == ["loss_soft", "loss_hard"]
     task.begin(TEST, fresh=True)
     torch.testing.assert_close(task.forward(given).loss, hard)
@@ -101,5 +111,7 @@ def test_mistakes(file: str) -> None:
         made(file, 1.5)
     with pytest.raises(ConfigError, match=r"TASK\.teacher\.weights: a teacher has to have learned"):
         made(file, weights=None)
-    with pytest.raises(ConfigError, match=r"TASK\.teacher\.weights\.path = .*\.bias.*: \(2\) .* in the source"):
+    with pytest.raises(
+        ConfigError, match=r"TASK\.teacher\.weights\.path = .*\.bias.*: \(2\) .* in the source"
+    ):
         made(file, classes=3)

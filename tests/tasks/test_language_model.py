@@ -1,4 +1,5 @@
-"""Tokens are what counts: in the loss, in meters, and in the share of a micro-batch in an update."""
+"""Tokens are what counts: in the loss, in meters, and in the share of a micro-batch in an
+update."""
 
 import math
 from dataclasses import replace
@@ -7,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from phasetrain.batch import Batch
+from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.data import SampleError
 from phasetrain.data.datasets import IGNORED
 from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
-from phasetrain.machine import Machine
 from phasetrain.meters import METERS
 from phasetrain.models import Transformer
 from phasetrain.optim import Updater
-from phasetrain.plan import Phase
-from phasetrain.rehearsal import Silent
+from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import LanguageModel, Parts, Position, Supervised
 
 AT = Position("train", updates=3, step=1, where=0.25)
@@ -46,7 +47,9 @@ def task(kind: type[Supervised] = LanguageModel) -> Supervised:
         "accuracy": METERS.build("accuracy"),
     }
     updater = Updater(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
-    return kind(Parts(model, CrossEntropy(), meters, updater, {}, Machine(torch.device("cpu")), World(), 0))
+    return kind(
+        Parts(model, CrossEntropy(), meters, updater, {}, Machine(torch.device("cpu")), World(), 0)
+    )
 
 
 def weights(made: Supervised) -> Tensor:
@@ -74,7 +77,9 @@ class TestShares:
         ],
         ids=str,
     )
-    def test_micro_batches_make_the_update_of_one_batch(self, pieces: list[tuple[int, int]]) -> None:
+    def test_micro_batches_make_the_update_of_one_batch(
+        self, pieces: list[tuple[int, int]]
+    ) -> None:
         whole, loss, metrics = trained([(0, 7)])
         found, other, measured = trained(pieces)
         assert float((whole - found).abs().max()) < 1e-12
@@ -108,7 +113,9 @@ class TestShares:
     def test_a_step_of_which_nothing_counts(self) -> None:
         nothing = batch()
         nothing.target = torch.full_like(nothing.target, IGNORED)
-        with pytest.raises(SampleError, match=r"DATA\.TRAIN: nothing of step 2 of the pass counts in the loss"):
+        with pytest.raises(
+            SampleError, match=r"DATA\.TRAIN: nothing of step 2 of the pass counts in the loss"
+        ):
             task().train_step([nothing], AT, Silent())
 
 
@@ -120,7 +127,12 @@ class TestForward:
         logs = made.model(given.input).log_softmax(-1)
         each = -logs.gather(2, given.target.clamp(min=0)[..., None])[..., 0]
         torch.testing.assert_close(out.loss, each[counted].mean())
-        assert (out.weight, out.samples, out.output.shape, out.target.shape) == (27, 7, (42, 9), (42,))
+        assert (out.weight, out.samples, out.output.shape, out.target.shape) == (
+            27,
+            7,
+            (42, 9),
+            (42,),
+        )
         assert torch.equal(out.mask, counted.flatten())
         assert int(out.target.min()) >= 0
 
@@ -176,7 +188,8 @@ class TestMisfits:
     def test_a_perplexity_of_a_smoothed_loss(self) -> None:
         made = task()
         with pytest.raises(
-            ConfigError, match=r"METERS\.perplexity and LOSS\.label_smoothing = 0\.1: exp of a smoothed"
+            ConfigError,
+            match=r"METERS\.perplexity and LOSS\.label_smoothing = 0\.1: exp of a smoothed",
         ):
             LanguageModel(replace(made.parts, loss=CrossEntropy(0.1)))
         LanguageModel(replace(made.parts, loss=CrossEntropy(0.1), meters={}))

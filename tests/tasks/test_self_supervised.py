@@ -1,4 +1,5 @@
-"""The teacher, what is held still, what a skipped update leaves alone, and what is refused before training."""
+"""The teacher, what is held still, what a skipped update leaves alone, and what is refused before
+training."""
 
 from dataclasses import replace
 from math import cos, nan, pi
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.batch import Batch
+from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 from phasetrain.optim import Updater
-from phasetrain.rehearsal import Silent
 from phasetrain.tasks import Position, SelfSupervised
 from phasetrain.tasks.self_supervised import spread
 from phasetrain.testing.build import built
@@ -40,7 +41,11 @@ class Steps:
         return self.task.train_step([batch], at, Silent())
 
     def state(self) -> dict[str, Tensor]:
-        parts = {"model": self.task.parts.model, "loss": self.task.parts.loss, "teacher": self.task.teacher}
+        parts = {
+            "model": self.task.parts.model,
+            "loss": self.task.parts.loss,
+            "teacher": self.task.teacher,
+        }
         return {
             f"{name}.{key}": value.clone()
             for name, part in parts.items()
@@ -59,7 +64,10 @@ def test_the_teacher_follows_the_model_by_the_cosine_of_the_progress() -> None:
     assert teacher is not None
     expected = {name: weight.clone() for name, weight in teacher.named_parameters()}
     for where in (0.0, 0.25, 0.75):
-        student = {name: weight.detach().clone() for name, weight in steps.task.parts.model.named_parameters()}
+        student = {
+            name: weight.detach().clone()
+            for name, weight in steps.task.parts.model.named_parameters()
+        }
         steps.step(where=where)
         momentum = 0.98 - 0.08 * (cos(pi * where) + 1) / 2
         for name, weight in teacher.named_parameters():
@@ -74,12 +82,22 @@ def test_the_teacher_follows_the_model_by_the_cosine_of_the_progress() -> None:
     [
         ("moco", {"loss.queue", "loss.place", "teacher.head.0.weight", "model.head.0.weight"}),
         ("dino", {"loss.center", "teacher.head.prototypes", "model.trunk.features.1.running_mean"}),
-        ("swav", {"loss.queue", "loss.filled", "loss.prototypes", "model.trunk.features.1.num_batches_tracked"}),
+        (
+            "swav",
+            {
+                "loss.queue",
+                "loss.filled",
+                "loss.prototypes",
+                "model.trunk.features.1.num_batches_tracked",
+            },
+        ),
     ],
 )
 def test_a_skipped_update_leaves_everything_alone(name: str, moves: set[str]) -> None:
     steps = Steps(
-        f"experiment=digits_{name}", "OPTIMIZER.on_nonfinite=skip", *["LOSS.frozen_updates=0"][: name == "swav"]
+        f"experiment=digits_{name}",
+        "OPTIMIZER.on_nonfinite=skip",
+        *["LOSS.frozen_updates=0"][: name == "swav"],
     )
     steps.step()
     steps.step()
@@ -91,7 +109,9 @@ def test_a_skipped_update_leaves_everything_alone(name: str, moves: set[str]) ->
     assert all(value.isfinite().all() for value in steps.state().values())
 
 
-def test_a_teacher_that_a_skipped_update_moves_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_a_skipped_update_moves_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Updater, "keep_too", lambda self, tensors: None)
     steps = Steps("experiment=digits_moco", "OPTIMIZER.on_nonfinite=skip")
     steps.step()
@@ -119,7 +139,9 @@ def test_a_test_moves_nothing_and_its_temperature_is_the_last_one() -> None:
     before = steps.state()
     task, phase = steps.task, steps.test
     task.begin(phase, fresh=True)
-    out = task.test_step(next(iter(task.batches(phase, 0))), Position("test", 1, 0, 0.1, 16), Silent())
+    out = task.test_step(
+        next(iter(task.batches(phase, 0))), Position("test", 1, 0, 0.1, 16), Silent()
+    )
     assert changed(before, steps.state()) == set()
     assert task.parts.loss.teacher_temperature == pytest.approx(0.06)
     assert out.loss.isfinite()
@@ -129,7 +151,14 @@ def test_embeddings_that_have_collapsed_are_logged() -> None:
     out = Steps("experiment=digits_simclr").step()
     assert 0.3 < float(out.logs["embedding_std"]) <= 1
     assert float(spread(torch.ones(5, 3))) == pytest.approx(0, abs=1e-6)
-    assert float(spread(torch.eye(4).repeat(2, 1) * torch.tensor([[1.0], [-1.0]]).repeat_interleave(4, 0))) == 1
+    assert (
+        float(
+            spread(
+                torch.eye(4).repeat(2, 1) * torch.tensor([[1.0], [-1.0]]).repeat_interleave(4, 0)
+            )
+        )
+        == 1
+    )
     assert spread(torch.ones(1, 3)).isnan()
 
 
@@ -142,7 +171,9 @@ def test_stand_ins_of_a_test_do_not_count() -> None:
     cut = Batch([view[:10] for view in batch.input], None, batch.ids[:10], 10)
     padded = Batch(batch.input, None, batch.ids[:10], 10, mask)
     torch.testing.assert_close(task.forward(padded).loss, task.forward(cut).loss)
-    nothing = task.forward(Batch(batch.input, None, batch.ids[:0], 0, torch.zeros(16, dtype=torch.bool)))
+    nothing = task.forward(
+        Batch(batch.input, None, batch.ids[:0], 0, torch.zeros(16, dtype=torch.bool))
+    )
     assert (nothing.loss.item(), nothing.weight) == (0, 0)
 
 
@@ -157,20 +188,38 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
             ["experiment=digits_moco", "TASK.momentum=null"],
             "TASK.momentum = null: the loss MoCo compares with",
         ),
-        (["experiment=digits_simclr", "TASK.momentum=0.9"], "the loss SimCLR has no use for a teacher; leave"),
-        (["experiment=digits_moco", "TASK.momentum=1.5"], r"TASK.momentum = 1.5: expected a number in \[0, 1\]"),
-        (["experiment=digits_byol", "TASK.teacher_views=0"], "TASK.teacher_views = 0: expected at least 1"),
+        (
+            ["experiment=digits_simclr", "TASK.momentum=0.9"],
+            "the loss SimCLR has no use for a teacher; leave",
+        ),
+        (
+            ["experiment=digits_moco", "TASK.momentum=1.5"],
+            r"TASK.momentum = 1.5: expected a number in \[0, 1\]",
+        ),
+        (
+            ["experiment=digits_byol", "TASK.teacher_views=0"],
+            "TASK.teacher_views = 0: expected at least 1",
+        ),
         (
             ["experiment=digits_byol", "TASK.teacher_views=3"],
             "teacher_views = 3: multi_crop of DATA.TRAIN makes 2 views",
         ),
-        (["experiment=digits_byol", "DISTRIBUTED.reduction=ordered"], "knows nothing of the teacher's running statist"),
+        (
+            ["experiment=digits_byol", "DISTRIBUTED.reduction=ordered"],
+            "knows nothing of the teacher's running statist",
+        ),
         (
             ["experiment=digits_simclr", f"DATA.TEST.transforms={ONE_VIEW}"],
             "DATA.TEST.transforms makes one view of ",
         ),
-        (["experiment=digits_simclr", f"DATA.TRAIN.transforms={OF_ONE}"], "multi_crop makes 1 view, expected at least"),
-        (["experiment=digits_simclr", "METERS.accuracy={}"], "METERS.accuracy needs scores and targets, .* no targets"),
+        (
+            ["experiment=digits_simclr", f"DATA.TRAIN.transforms={OF_ONE}"],
+            "multi_crop makes 1 view, expected at least",
+        ),
+        (
+            ["experiment=digits_simclr", "METERS.accuracy={}"],
+            "METERS.accuracy needs scores and targets, .* no targets",
+        ),
         (
             ["experiment=digits_simclr", "DATA.TRAIN.batch_transforms=[mixup]"],
             "batch_transforms mixes inputs with",
@@ -185,5 +234,7 @@ def test_what_is_refused_before_training(words: list[str], message: str, tmp_pat
 
 def test_a_model_that_takes_no_views_is_told_of_one_that_does() -> None:
     steps = Steps("experiment=digits_simclr", "MODEL.name=mlp")
-    with pytest.raises(ConfigError, match=r"MODEL: MLP does not take a list of views .*MODEL.name=trunk_head"):
+    with pytest.raises(
+        ConfigError, match=r"MODEL: MLP does not take a list of views .*MODEL.name=trunk_head"
+    ):
         steps.step()

@@ -1,4 +1,5 @@
-"""Several backward passes in a step: two losses with an optimizer each, and the second pass of SAM."""
+"""Several backward passes in a step: two losses with an optimizer each, and the second pass of
+SAM."""
 
 from collections import Counter
 from typing import Any
@@ -9,12 +10,12 @@ from optimizer_parts import Adversarial, Rivals
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from phasetrain.batch import Batch, StepOutput
+from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.distributed import World
-from phasetrain.machine import Machine
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim import GuardSettings, SamSettings, Several, Updater
-from phasetrain.rehearsal import Silent
+from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised
 
 
@@ -65,7 +66,9 @@ def test_each_part_learns_from_its_own_loss() -> None:
         critic = softplus(-real).mean() + softplus(model.critic(fake.detach())).mean()
         generator = softplus(-model.critic(fake)).mean()
         for loss, part in ((critic, model.critic), (generator, model.generator)):
-            for parameter, grad in zip(part.parameters(), torch.autograd.grad(loss, [*part.parameters()]), strict=True):
+            for parameter, grad in zip(
+                part.parameters(), torch.autograd.grad(loss, [*part.parameters()]), strict=True
+            ):
                 parameter.grad = grad
         for one in both.values():
             one.step()
@@ -79,7 +82,11 @@ def test_in_turn_one_of_them_stands_still() -> None:
     for number in range(4):
         before = {name: weights(getattr(made.model, name)) for name in ("critic", "generator")}
         made.train_step([batch(number)], at(number), Silent())
-        moved = [name for name, old in before.items() if not equal(old, weights(getattr(made.model, name)))]
+        moved = [
+            name
+            for name, old in before.items()
+            if not equal(old, weights(getattr(made.model, name)))
+        ]
         assert moved == [("critic", "generator")[number % 2]]
 
 
@@ -117,10 +124,14 @@ class Heard(Silent):
 
 class TestSharpnessAware:
     def made(self, model: nn.Module, rho: float = 0.5) -> Supervised:
-        updater = Updater(torch.optim.SGD(model.parameters(), lr=0.1), sam=SamSettings(rho) if rho else None)
+        updater = Updater(
+            torch.optim.SGD(model.parameters(), lr=0.1), sam=SamSettings(rho) if rho else None
+        )
         machine = Machine(torch.device("cpu"), "fp32")
         meters: dict[str, Meter] = {"samples": METERS.build("loss")}
-        return Supervised(Parts(model, nn.CrossEntropyLoss(), meters, updater, {}, machine, World(), 0))
+        return Supervised(
+            Parts(model, nn.CrossEntropyLoss(), meters, updater, {}, machine, World(), 0)
+        )
 
     def batches(self) -> list[Batch]:
         made = [batch(number) for number in range(2)]
@@ -134,7 +145,9 @@ class TestSharpnessAware:
                 seen.append(super().forward(torch.ones(64)))
                 return value
 
-        self.made(nn.Sequential(Look(0.5), nn.Linear(64, 2))).train_step(self.batches(), at(0), Silent())
+        self.made(nn.Sequential(Look(0.5), nn.Linear(64, 2))).train_step(
+            self.batches(), at(0), Silent()
+        )
         assert len(seen) == 4
         assert torch.equal(seen[0], seen[2])
         assert torch.equal(seen[1], seen[3])

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.batch import Batch
+from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.losses import FromModel
-from phasetrain.machine import Machine
 from phasetrain.meters import METERS
 from phasetrain.optim import Updater
-from phasetrain.rehearsal import Silent
+from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised
 
 
@@ -64,7 +64,9 @@ class TestMisfits:
 
     @pytest.mark.parametrize("label", [2, 9, -1])
     def test_a_label_outside_the_classes_is_named_with_its_sample(self, label: int) -> None:
-        found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(torch.tensor([0, 1, label, 0])))
+        found = self.message(
+            nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(torch.tensor([0, 1, label, 0]))
+        )
         assert found == (
             f"DATA.TRAIN: sample 42 has label {label}, and the model gives 2 classes, so labels go from 0 to 1; set "
             "MODEL.classes to the number of classes, or mend the labels"
@@ -80,13 +82,19 @@ class TestMisfits:
     @pytest.mark.filterwarnings("ignore:Using a target size")
     def test_shapes_that_would_be_paired_in_silence(self, loss: nn.Module) -> None:
         found = self.message(nn.Linear(3, 1), loss, batch(torch.ones(4)))
-        assert found.startswith(f"LOSS: {type(loss).__name__} does not fit the output (4, 1) float32")
-        assert found.endswith("the shapes differ, so every output would be paired with every target")
+        assert found.startswith(
+            f"LOSS: {type(loss).__name__} does not fit the output (4, 1) float32"
+        )
+        assert found.endswith(
+            "the shapes differ, so every output would be paired with every target"
+        )
         task(nn.Linear(3, 1), loss).forward(batch(torch.ones(4, 1)))
 
     def test_a_loss_that_is_no_scalar(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), batch(CLASSES))
-        assert found.endswith("the loss is (4,) float32, expected a scalar tensor, the mean over the batch")
+        assert found.endswith(
+            "the loss is (4,) float32, expected a scalar tensor, the mean over the batch"
+        )
 
     def test_no_target(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(None))
@@ -101,8 +109,13 @@ class TestSeveralOutputs:
 
         with pytest.raises(ConfigError) as caught:
             task(Two(), nn.CrossEntropyLoss()).forward(batch(CLASSES))
-        assert "the output {a: (4, 3) float32, b: (4, 3) float32} of the model Two" in str(caught.value)
-        assert "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}" in str(caught.value)
+        assert "the output {a: (4, 3) float32, b: (4, 3) float32} of the model Two" in str(
+            caught.value
+        )
+        assert (
+            "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"
+            in str(caught.value)
+        )
 
     def test_many_labels_and_numbers(self) -> None:
         labels = torch.tensor([[0.0, 1.0]] * 4)
@@ -123,13 +136,18 @@ class TestModelsWithTheirOwnLoss:
 
         out = task(Own(), FromModel(with_target=True))._forward(batch(CLASSES))
         assert float(out.loss) == 1.5
-        assert {name: float(value) for name, value in out.logs.items()} == {"loss_one": 1.0, "loss_two": 0.5}
+        assert {name: float(value) for name, value in out.logs.items()} == {
+            "loss_one": 1.0,
+            "loss_two": 0.5,
+        }
         assert out.output["scores"].shape == (4, 3)
 
 
 class TestSplitsWithoutTargets:
     def made(self, criterion: nn.Module, **meters: Any) -> Supervised:
-        parts = Parts(nn.Linear(3, 2), criterion, meters, None, {}, Machine(torch.device("cpu")), World(), 0)
+        parts = Parts(
+            nn.Linear(3, 2), criterion, meters, None, {}, Machine(torch.device("cpu")), World(), 0
+        )
         return Supervised(parts)
 
     def test_the_loss_needs_them(self) -> None:
@@ -153,7 +171,9 @@ class TestSplitsWithoutTargets:
 class TestAccumulation:
     PIECES = ((0, 2), (2, 4), (4, 6), (6, 7))
 
-    def trained(self, pieces: Any, sizes: Any = None, loss: nn.Module | None = None) -> torch.Tensor:
+    def trained(
+        self, pieces: Any, sizes: Any = None, loss: nn.Module | None = None
+    ) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(7, 3, generator=generator, dtype=torch.float64)
         targets = torch.randint(2, (7,), generator=generator)
@@ -161,11 +181,22 @@ class TestAccumulation:
         model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
         updater = Updater(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
         made = Supervised(
-            Parts(model, loss or nn.CrossEntropyLoss(), {}, updater, {}, Machine(torch.device("cpu")), World(), 0)
+            Parts(
+                model,
+                loss or nn.CrossEntropyLoss(),
+                {},
+                updater,
+                {},
+                Machine(torch.device("cpu")),
+                World(),
+                0,
+            )
         )
         for step in range(3):
             batches = [
-                Batch(inputs[a:b], targets[a:b], torch.arange(a, b), b - a if sizes is None else sizes)
+                Batch(
+                    inputs[a:b], targets[a:b], torch.arange(a, b), b - a if sizes is None else sizes
+                )
                 for a, b in pieces
             ]
             made.train_step(batches, Position("train", step, step, 0.0), Silent())
@@ -179,13 +210,20 @@ class TestAccumulation:
         [
             nn.CrossEntropyLoss(ignore_index=1),
             nn.CrossEntropyLoss(weight=torch.tensor([0.1, 3.0], dtype=torch.float64)),
-            nn.CrossEntropyLoss(weight=torch.tensor([0.0, 3.0], dtype=torch.float64), ignore_index=0),
+            nn.CrossEntropyLoss(
+                weight=torch.tensor([0.0, 3.0], dtype=torch.float64), ignore_index=0
+            ),
         ],
     )
     def test_so_they_do_where_a_mean_is_not_over_samples(
         self, loss: nn.Module, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        pieces = [*self.PIECES[:2], (4, 5), (5, 6), (6, 7)]  # some of one sample that may not count at all
+        pieces = [
+            *self.PIECES[:2],
+            (4, 5),
+            (5, 6),
+            (6, 7),
+        ]  # some of one sample that may not count at all
         whole = self.trained([(0, 7)], loss=loss)
         assert float((self.trained(pieces, loss=loss) - whole).abs().max()) < 1e-12
         monkeypatch.setattr("phasetrain.tasks.supervised.count_of", lambda loss: None)
@@ -193,7 +231,11 @@ class TestAccumulation:
             with pytest.raises(NumericsError):  # a mean over nothing is no number
                 self.trained(pieces, loss=loss)
         else:
-            assert float((self.trained(pieces, loss=loss) - whole).abs().max()) > 1e-3, "weighed by samples"
+            assert float((self.trained(pieces, loss=loss) - whole).abs().max()) > 1e-3, (
+                "weighed by samples"
+            )
 
     def test_a_mean_of_means_does_not(self) -> None:
-        assert float((self.trained(self.PIECES, sizes=1) - self.trained([(0, 7)])).abs().max()) > 1e-3
+        assert (
+            float((self.trained(self.PIECES, sizes=1) - self.trained([(0, 7)])).abs().max()) > 1e-3
+        )

@@ -20,9 +20,13 @@ Pictures = NDArray[np.uint8]
 
 def idx(folder: Path, pictures: Pictures) -> None:
     """Write images and labels as MNIST has them."""
-    (folder / "images").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", *pictures.shape) + pictures.tobytes())
+    (folder / "images").write_bytes(
+        bytes([0, 0, 8, 3]) + struct.pack(">3I", *pictures.shape) + pictures.tobytes()
+    )
     labels = (np.arange(len(pictures)) % CLASSES).astype(np.uint8)
-    (folder / "labels").write_bytes(bytes([0, 0, 8, 1]) + struct.pack(">I", len(labels)) + labels.tobytes())
+    (folder / "labels").write_bytes(
+        bytes([0, 0, 8, 1]) + struct.pack(">I", len(labels)) + labels.tobytes()
+    )
 
 
 def image_folder(folder: Path, pictures: Pictures) -> None:
@@ -44,7 +48,9 @@ def scores(folder: Path, pictures: Pictures) -> None:
 
 
 def _lines(folder: Path, pictures: Pictures, target: Callable[[int], Any]) -> None:
-    rows = [{"input": (row[0] / 255).tolist(), "target": target(at)} for at, row in enumerate(pictures)]
+    rows = [
+        {"input": (row[0] / 255).tolist(), "target": target(at)} for at, row in enumerate(pictures)
+    ]
     for file in range(FILES):
         text = "".join(json.dumps(row) + "\n" for row in rows[file * EACH : (file + 1) * EACH])
         (folder / f"{file}.jsonl").write_text(text)
@@ -52,7 +58,9 @@ def _lines(folder: Path, pictures: Pictures, target: Callable[[int], Any]) -> No
 
 def text(folder: Path, pictures: Pictures) -> None:
     """Write a text of as many blocks as there are pictures."""
-    (folder / "text.txt").write_bytes(b"".join(bytes(97 + row[0, :16] % 26) for row in pictures.reshape(-1, 1, 64)))
+    (folder / "text.txt").write_bytes(
+        b"".join(bytes(97 + row[0, :16] % 26) for row in pictures.reshape(-1, 1, 64))
+    )
 
 
 def lengths(folder: Path, pictures: Pictures) -> None:
@@ -64,7 +72,10 @@ def huggingface(folder: Path, pictures: Pictures) -> None:
     """Write a folder as Hugging Face's library saves it."""
     import datasets  # takes seconds
 
-    rows = {"x": [(row[0] / 255).tolist() for row in pictures], "label": [at % CLASSES for at in range(len(pictures))]}
+    rows = {
+        "x": [(row[0] / 255).tolist() for row in pictures],
+        "label": [at % CLASSES for at in range(len(pictures))],
+    }
     made = datasets.Dataset.from_dict(rows)
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(folder / "saved")
 
@@ -76,20 +87,27 @@ def webdataset(folder: Path, pictures: Pictures) -> None:
             for at in range(file * EACH, (file + 1) * EACH):
                 image = io.BytesIO()
                 Image.fromarray(pictures[at]).save(image, "PNG")
-                for extension, content in (("png", image.getvalue()), ("cls", str(at % CLASSES).encode())):
+                for extension, content in (
+                    ("png", image.getvalue()),
+                    ("cls", str(at % CLASSES).encode()),
+                ):
                     member = tarfile.TarInfo(f"{at:03}.{extension}")
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
 
 
 WRITERS: Mapping[str, Callable[[Path, Pictures], None]] = MappingProxyType(
-    {one.__name__: one for one in (idx, image_folder, lines, scores, text, lengths, huggingface, webdataset)}
+    {
+        one.__name__: one
+        for one in (idx, image_folder, lines, scores, text, lengths, huggingface, webdataset)
+    }
 )
 """What writes the folder of a name."""
 
 
 def written(folder: Path, words: list[str]) -> list[str]:
-    """Return words in which `FILES/NAME` is the path of a folder, written by the writer of that name."""
+    """Return words in which `FILES/NAME` is the path of a folder, written by the writer of that
+    name."""
     pictures = np.random.default_rng(0).integers(0, 256, (FILES * EACH, 8, 8), dtype=np.uint8)
     for name, write in WRITERS.items():
         wanted = any(f"FILES/{name}/" in word for word in words)

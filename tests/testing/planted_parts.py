@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from phasetrain.batch import StepOutput
 from phasetrain.data.transforms import BatchTransform, Keys
+from phasetrain.engine.batch import StepOutput
 from phasetrain.hooks import Hook
 from phasetrain.meters import Meter
 
@@ -23,7 +23,11 @@ class LateNoise:
 
     def __call__(self, image: Tensor) -> Tensor:
         self.calls += 1
-        return image if self.calls <= 20 else image + torch.randn(image.shape, generator=self.generator)
+        return (
+            image
+            if self.calls <= 20
+            else image + torch.randn(image.shape, generator=self.generator)
+        )
 
 
 class CentredByBatch(BatchTransform):

@@ -5,11 +5,16 @@ from pathlib import Path
 import pytest
 
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.storage import Storage
+from phasetrain.runtime.storage import Storage
 from phasetrain.testing import KillAfter, Killed, SaveEachStep
 from phasetrain.testing.kills import run_quietly
 
-WORDS = ["PHASES.epochs=1", "PHASES.limit.train=3", "PHASES.limit.test=2", "DATA.TRAIN.batch_size=24"]
+WORDS = [
+    "PHASES.epochs=1",
+    "PHASES.limit.train=3",
+    "PHASES.limit.test=2",
+    "DATA.TRAIN.batch_size=24",
+]
 
 
 @pytest.mark.parametrize(("steps", "position"), [(1, (0, 1, 1)), (4, (1, 1, 3))])
@@ -17,7 +22,9 @@ def test_a_killed_run_has_saved_its_last_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, position: tuple[int, int, int]
 ) -> None:
     with pytest.raises(Killed):
-        run_quietly([*WORDS, f"RUN.dir={tmp_path}"], {"save": SaveEachStep(), "kill": KillAfter(steps)})
+        run_quietly(
+            [*WORDS, f"RUN.dir={tmp_path}"], {"save": SaveEachStep(), "kill": KillAfter(steps)}
+        )
     loaded = Checkpointer(f"{tmp_path}/checkpoints", Storage()).newest()
     assert loaded is not None
     state = loaded.manifest.state

@@ -15,7 +15,9 @@ def test_a_good_run_passes_and_gives_its_curve() -> None:
 
 def test_accumulation_keeps_all_micro_batches() -> None:
     once = assert_learns_one_batch([*WORDS, "MODEL.name=mlp"], updates=50, factor=2)
-    thrice = assert_learns_one_batch([*WORDS, "MODEL.name=mlp", "OPTIMIZER.accumulate=3"], updates=50, factor=2)
+    thrice = assert_learns_one_batch(
+        [*WORDS, "MODEL.name=mlp", "OPTIMIZER.accumulate=3"], updates=50, factor=2
+    )
     assert thrice[0] == pytest.approx(once[0], rel=1e-5)
 
 

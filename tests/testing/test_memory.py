@@ -70,7 +70,9 @@ def test_folders_are_prefixes() -> None:
     assert manager.ls("mem://run/checkpoints") == ["a", "b"]
     assert manager.ls("mem://") == ["run", "running"]
     assert manager.ls("mem://none") == []
-    assert [manager.isdir(f"mem://{path}") for path in ("run", "run/checkpoints/a", "running", "ru")] == [
+    assert [
+        manager.isdir(f"mem://{path}") for path in ("run", "run/checkpoints/a", "running", "ru")
+    ] == [
         True,
         True,
         False,

@@ -1,4 +1,5 @@
-"""Every part of our own that learns, accumulates or draws at random passes the checks that users' parts pass."""
+"""Every part of our own that learns, accumulates or draws at random passes the checks that users'
+parts pass."""
 
 import ast
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -9,14 +10,14 @@ import pytest
 import torch
 from own_files import written
 
-from phasetrain.batch import StepOutput
+from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.data import DATASETS, SAMPLERS, TRANSFORMS
+from phasetrain.engine.batch import StepOutput
 from phasetrain.hooks import HOOKS
 from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS
 from phasetrain.models import MODELS
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
-from phasetrain.rehearsal import Silent
 from phasetrain.tasks import Position
 from phasetrain.testing import (
     assert_exact_resume,
@@ -31,7 +32,13 @@ ROOT = Path(__file__).parents[2]
 BATCHES = ["DATA.TRAIN.batch_size=25", "DATA.TEST.batch_size=32"]
 """A size that neither 2, 3 nor 4 processes divide."""
 
-LANGUAGE = ["experiment=text_tiny", "MODEL.width=16", "MODEL.depth=1", "MODEL.heads=2", "MODEL.dropout=0.2"]
+LANGUAGE = [
+    "experiment=text_tiny",
+    "MODEL.width=16",
+    "MODEL.depth=1",
+    "MODEL.heads=2",
+    "MODEL.dropout=0.2",
+]
 VIEWS = ["experiment=digits_moco", "LOSS.queue=60"]
 HEADS = [
     "MODEL={name: trunk_heads, trunk: {name: small_cnn, width: 8, dropout: 0.1, cut: head}}",
@@ -60,7 +67,10 @@ OPTIMIZER_WORDS = {
 }
 SCALER_WORDS = {
     "auto": ["MACHINE.precision=fp16"],
-    "grad": ["MACHINE.precision=fp16", "OPTIMIZER.scaler={name: grad, init_scale: 1e9, growth_interval: 2}"],
+    "grad": [
+        "MACHINE.precision=fp16",
+        "OPTIMIZER.scaler={name: grad, init_scale: 1e9, growth_interval: 2}",
+    ],
 }
 SCHEDULE_WORDS = {
     "composite": "parts: [{name: linear, start: 0, end: 1, length: 2 updates}, {name: cosine}]",
@@ -98,12 +108,20 @@ DATASET_WORDS = {
         *FLAT,
     ],
     "idx": ["DATA.{split}.images=FILES/idx/images", "DATA.{split}.labels=FILES/idx/labels", *FLAT],
-    "image_folder": ["DATA.{split}.path=FILES/image_folder/", "DATA.{split}.mode=L", "DATA.{split}.size=8"],
+    "image_folder": [
+        "DATA.{split}.path=FILES/image_folder/",
+        "DATA.{split}.mode=L",
+        "DATA.{split}.size=8",
+    ],
     "lines": ["DATA.{split}.files=FILES/lines/*.jsonl", "DATA.{split}.classes=10", *FLAT],
     "mixed": ["DATA.{split}.datasets={a: {dataset: digits}, b: {dataset: digits, split: test}}"],
     "synthetic": ["DATA.TRAIN.samples=100", "DATA.TEST.samples=64", *FLAT],
     "text": [*LANGUAGE, "DATA.{split}.files=FILES/text/text.txt", "DATA.{split}.context=16"],
-    "webdataset": ["DATA.{split}.files=FILES/webdataset/*.tar", "DATA.{split}.mode=L", "DATA.{split}.classes=10"],
+    "webdataset": [
+        "DATA.{split}.files=FILES/webdataset/*.tar",
+        "DATA.{split}.mode=L",
+        "DATA.{split}.classes=10",
+    ],
     "windows": [
         *("DATA.{split}.pattern=FILES/lines/*.jsonl", "DATA.{split}.parameter=files"),
         *("DATA.{split}.of={dataset: lines, classes: 10}", *FLAT),
@@ -131,31 +149,50 @@ LOSS_WORDS = {
     "cross_entropy": [],
     "dino": ["experiment=digits_dino"],
     "from_model": [
-        *("RUN.imports=[task_parts]", "MODEL.name=own_loss", "LOSS={name: from_model, with_target: true}"),
+        *(
+            "RUN.imports=[task_parts]",
+            "MODEL.name=own_loss",
+            "LOSS={name: from_model, with_target: true}",
+        ),
         "METERS={accuracy: {output: scores}}",
     ],
     "moco": VIEWS,
     "simclr": ["experiment=digits_simclr"],
     "soft_targets": [
-        *("DATA.TRAIN={dataset: lines, files: 'FILES/scores/*.jsonl', classes: 10}", "LOSS.name=soft_targets", *FLAT),
+        *(
+            "DATA.TRAIN={dataset: lines, files: 'FILES/scores/*.jsonl', classes: 10}",
+            "LOSS.name=soft_targets",
+            *FLAT,
+        ),
         *("DATA.TEST={dataset: lines, files: 'FILES/scores/*.jsonl'}", "METERS.accuracy=null"),
         *("OPTIMIZER.name=adam", "OPTIMIZER.lr=0.05"),
     ],
-    "swav": ["experiment=digits_swav", "LOSS.queue=60", "LOSS.queue_updates=1", "LOSS.frozen_updates=2"],
+    "swav": [
+        "experiment=digits_swav",
+        "LOSS.queue=60",
+        "LOSS.queue_updates=1",
+        "LOSS.frozen_updates=2",
+    ],
     "weighted_sum": HEADS,
 }
-VIEWED = "tests/runs/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"
+VIEWED = "tests/end_to_end/test_self_supervised.py::test_features_are_better_than_those_of_random_weights"
 LEARNS_ELSEWHERE = {
-    **dict.fromkeys(("barlow_twins", "byol", "dino", "moco", "simclr", "swav", "trunk_head"), VIEWED),
-    "transformer": "tests/runs/test_tasks.py::TestTextTiny::test_the_whole_experiment",
+    **dict.fromkeys(
+        ("barlow_twins", "byol", "dino", "moco", "simclr", "swav", "trunk_head"), VIEWED
+    ),
+    "transformer": "tests/end_to_end/test_tasks.py::TestTextTiny::test_the_whole_experiment",
 }
-"""Parts whose loss of one batch does not come near 0: views of a batch stay what they are to each other."""
+"""Parts whose loss of one batch does not come near 0: views of a batch stay what they are to each
+other."""
 
 TRACKERS = {"mlflow", "wandb"}
 """Hooks that start processes of their own, which takes seconds."""
 
 OTHER_TARGETS = {
-    "grouped_auroc": (torch.arange(8.0), {"label": torch.arange(8) % 2, "group": torch.arange(8) // 4}),
+    "grouped_auroc": (
+        torch.arange(8.0),
+        {"label": torch.arange(8) % 2, "group": torch.arange(8) // 4},
+    ),
     "multilabel_accuracy": (torch.arange(80.0).view(8, 10) - 40, torch.arange(80).view(8, 10) % 2),
     "regression": (torch.arange(8.0), torch.arange(8.0) * 2),
 }
@@ -183,9 +220,14 @@ def schedule(name: str) -> str:
 
 
 def data(name: str) -> list[str]:
-    both = [f"DATA.{{split}}.dataset={name}"] + [word for word in DATASET_WORDS[name] if "{split}" in word]
+    both = [f"DATA.{{split}}.dataset={name}"] + [
+        word for word in DATASET_WORDS[name] if "{split}" in word
+    ]
     others = [word for word in DATASET_WORDS[name] if "{split}" not in word]
-    return [*others, *(word.replace("{split}", split) for word in both for split in ("TRAIN", "TEST"))]
+    return [
+        *others,
+        *(word.replace("{split}", split) for word in both for split in ("TRAIN", "TEST")),
+    ]
 
 
 def sampler(name: str) -> str:
@@ -194,12 +236,20 @@ def sampler(name: str) -> str:
 
 def loss(name: str) -> list[str]:
     words = LOSS_WORDS.get(name, [])
-    return words if any("LOSS={" in word or "experiment" in word for word in words) else [f"LOSS.name={name}", *words]
+    return (
+        words
+        if any("LOSS={" in word or "experiment" in word for word in words)
+        else [f"LOSS.name={name}", *words]
+    )
 
 
 def model(name: str) -> list[str]:
     words = MODEL_WORDS.get(name, [])
-    return words if any("MODEL={" in word or "experiment" in word for word in words) else [f"MODEL.name={name}", *words]
+    return (
+        words
+        if any("MODEL={" in word or "experiment" in word for word in words)
+        else [f"MODEL.name={name}", *words]
+    )
 
 
 def optimizer(name: str) -> list[str]:
@@ -271,7 +321,9 @@ class Steps:
             return self.task.train_step(self.batches, at, Silent()).loss
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step} | {name: part.state_dict() for name, part in self.task.stateful().items()}
+        return {"step": self.step} | {
+            name: part.state_dict() for name, part in self.task.stateful().items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
@@ -305,7 +357,8 @@ def test_losses_say_all(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "forgetful", ["LOSS.name=forgetful_moco", "TASK={name: forgetful_self_supervised, momentum: 0.9}"]
+    "forgetful",
+    ["LOSS.name=forgetful_moco", "TASK={name: forgetful_self_supervised, momentum: 0.9}"],
 )
 def test_what_does_not_say_all_is_seen(forgetful: str) -> None:
     with pytest.raises(AssertionError, match="not in its state_dict"):
@@ -334,12 +387,15 @@ ORDERS = [
 ]
 
 
-QUICK = [pair for at, pair in enumerate(ORDERS) if any(one not in sum(ORDERS[:at], ()) for one in pair)]
+QUICK = [
+    pair for at, pair in enumerate(ORDERS) if any(one not in sum(ORDERS[:at], ()) for one in pair)
+]
 """Each data set and each order at least once."""
 
 
 @pytest.mark.parametrize(
-    ("name", "order"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in ORDERS]
+    ("name", "order"),
+    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in ORDERS],
 )
 def test_orders_do_not_depend_on_processes(name: str, order: str, tmp_path: Path) -> None:
     words = written(tmp_path, [*BATCHES, *data(name), *([sampler(order)] if order else [])])
@@ -383,7 +439,9 @@ def test_every_part_learns(words: list[str], tmp_path: Path) -> None:
     "words",
     [
         *named("model", model, own(MODELS)),
-        *named("optimizer", lambda name: [*optimizer(name), "OPTIMIZER.accumulate=5"], OPTIMIZER_WORDS),
+        *named(
+            "optimizer", lambda name: [*optimizer(name), "OPTIMIZER.accumulate=5"], OPTIMIZER_WORDS
+        ),
         *named("scaler", scaler, own(SCALERS)),
         *named("schedule", lambda name: [schedule(name)], own(SCHEDULES)),
         *named("transform", transformed, own(TRANSFORMS)),
@@ -391,7 +449,11 @@ def test_every_part_learns(words: list[str], tmp_path: Path) -> None:
         *named("hook", lambda name: [hook(name)], own(HOOKS)),
         *named("loss", loss, own(LOSSES)),
         *named("meter", lambda name: [f"METERS.{name}={{}}"], own(METERS, OTHER_TARGETS)),
-        *named("sampler", lambda name: [sampler(name), *data(SAMPLER_DATA.get(name, "digits"))], own(SAMPLERS)),
+        *named(
+            "sampler",
+            lambda name: [sampler(name), *data(SAMPLER_DATA.get(name, "digits"))],
+            own(SAMPLERS),
+        ),
     ],
 )
 def test_every_part_resumes_exactly(words: list[str], tmp_path: Path) -> None:
@@ -399,7 +461,15 @@ def test_every_part_resumes_exactly(words: list[str], tmp_path: Path) -> None:
 
 
 def test_many_parts_resume_exactly_together() -> None:
-    words = ["MODEL.name=small_cnn", "MODEL.width=4", "MODEL.dropout=0.3", "OPTIMIZER.name=adamw", "OPTIMIZER.lr=0.01"]
+    words = [
+        "MODEL.name=small_cnn",
+        "MODEL.width=4",
+        "MODEL.dropout=0.3",
+        "OPTIMIZER.name=adamw",
+        "OPTIMIZER.lr=0.01",
+    ]
     words += ["OPTIMIZER.accumulate=5", schedule("cosine"), "METERS={accuracy: {}, loss: {}}"]
-    words += ["DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_erase, {name: noise, std: 0.1}]"]
+    words += [
+        "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_erase, {name: noise, std: 0.1}]"
+    ]
     assert_exact_resume([*BATCHES, *words, "HOOKS.tensorboard={}"], workers=(0, 1))

@@ -2,17 +2,24 @@
 
 import pytest
 
-from phasetrain.cutting import interleave
-from phasetrain.plan import PhaseSettings, Split, Stage
+from phasetrain.engine.interleave import interleave
+from phasetrain.engine.plan import PhaseSettings, Split, Stage
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.resume import Kill, usual_kills
 
-SMALL = ["DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32", "MODEL.name=small_cnn", "MODEL.width=4"]
+SMALL = [
+    "DATA.TRAIN.batch_size=24",
+    "DATA.TEST.batch_size=32",
+    "MODEL.name=small_cnn",
+    "MODEL.width=4",
+]
 LINEAR = ["DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32"]
 
 
 def test_a_good_run_passes_with_and_without_workers() -> None:
-    assert_exact_resume([*SMALL, "MODEL.dropout=0.3", "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"])
+    assert_exact_resume(
+        [*SMALL, "MODEL.dropout=0.3", "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"]
+    )
 
 
 def test_it_may_be_killed_at_steps_of_ones_own() -> None:
@@ -50,7 +57,10 @@ def test_a_run_without_tests_passes() -> None:
             ["HOOKS.forgetful={name: planted_parts.ForgetfulHook}"],
             r"killed after step 1: hooks\.forgetful\.steps differs at step 2 .*load_state_dict",
         ),
-        (["LOSS.name=planted_parts.ClockLoss"], r"^before the first kill, so two runs from the start differ: loss"),
+        (
+            ["LOSS.name=planted_parts.ClockLoss"],
+            r"^before the first kill, so two runs from the start differ: loss",
+        ),
         (
             ["DATA.TRAIN.sampler=planted_parts.own_order"],
             r"killed after step 4: batch\.0\.ids differs at step 6",
@@ -64,16 +74,32 @@ def test_what_goes_wrong_is_named(words: list[str], message: str) -> None:
 
 
 def test_a_hook_that_keeps_its_state_passes() -> None:
-    assert_exact_resume([*LINEAR, "HOOKS.patient={name: planted_parts.PatientHook}"], steps=[1, 4], workers=None)
+    assert_exact_resume(
+        [*LINEAR, "HOOKS.patient={name: planted_parts.PatientHook}"], steps=[1, 4], workers=None
+    )
 
 
 def test_steps_beyond_the_cut_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"steps = \[0, 10\]: the cut of the run has 10 steps; give some from 1 to 9"):
+    with pytest.raises(
+        ValueError,
+        match=r"steps = \[0, 10\]: the cut of the run has 10 steps; give some from 1 to 9",
+    ):
         assert_exact_resume(LINEAR, steps=[0, 4, 10], workers=None)
 
 
 def test_kills_come_where_resumes_go_wrong_elsewhere() -> None:
-    splits = {"train": Split("train", 100, 10, drop_last=True), "test": Split("test", 50, 10, drop_last=False)}
+    splits = {
+        "train": Split("train", 100, 10, drop_last=True),
+        "test": Split("test", 50, 10, drop_last=False),
+    }
     plan = interleave([Stage(splits, PhaseSettings(epochs=2, limit_train=3, limit_test=2))])
-    assert usual_kills(plan) == [Kill(1), Kill(2), Kill(3), Kill(3, phase_ends=True), Kill(4), Kill(6), Kill(9)]
+    assert usual_kills(plan) == [
+        Kill(1),
+        Kill(2),
+        Kill(3),
+        Kill(3, phase_ends=True),
+        Kill(4),
+        Kill(6),
+        Kill(9),
+    ]
     assert str(Kill(3, phase_ends=True)) == "step 3 and the end of its phase"

@@ -1,4 +1,5 @@
-"""The check of states passes parts that say all they hold, and finds those that hide or lose something."""
+"""The check of states passes parts that say all they hold, and finds those that hide or lose
+something."""
 
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from phasetrain.batch import StepOutput
+from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import METERS
 from phasetrain.testing import assert_state_round_trip
 
@@ -76,12 +77,22 @@ def test_the_state_without_a_step() -> None:
             lambda meter: meter.update(output()),
             "has another one .*leaves something out.*: count",
         ),
-        (planted_parts.MovingLoss(), lambda loss: loss(output().output, LABELS), "after 1 more steps .*: result"),
-        (planted_parts.CountingModel(10), lambda model: model(IMAGES), "after 1 more steps .*: result"),
+        (
+            planted_parts.MovingLoss(),
+            lambda loss: loss(output().output, LABELS),
+            "after 1 more steps .*: result",
+        ),
+        (
+            planted_parts.CountingModel(10),
+            lambda model: model(IMAGES),
+            "after 1 more steps .*: result",
+        ),
         (Holds(object()), None, r"cannot be saved: value: builtins\.object"),
         (
             Holds(0.0),
-            lambda part: setattr(part, "value", part.value + torch.rand(())) or setattr(part, "loads", 1),
+            lambda part: (
+                setattr(part, "value", part.value + torch.rand(())) or setattr(part, "loads", 1)
+            ),
             "value",
         ),
     ],
@@ -104,7 +115,9 @@ def test_a_generator_of_ones_own_is_found() -> None:
             return Noisy()
 
         def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            return batch + torch.randn((), generator=torch.Generator().manual_seed(next(self.seeds)))
+            return batch + torch.randn(
+                (), generator=torch.Generator().manual_seed(next(self.seeds))
+            )
 
     with pytest.raises(AssertionError, match="generator of its own"):
         assert_state_round_trip(Noisy(), lambda part: part(IMAGES))

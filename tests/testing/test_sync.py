@@ -19,7 +19,12 @@ def line_of(text: str) -> int:
     "words",
     [
         ["OPTIMIZER.clip_norm=1.0", "OPTIMIZER.SCHEDULES.lr.name=cosine"],
-        ["OPTIMIZER.name=adamw", "OPTIMIZER.lr=0.01", "OPTIMIZER.accumulate=2", "HOOKS.metrics.every_updates=1"],
+        [
+            "OPTIMIZER.name=adamw",
+            "OPTIMIZER.lr=0.01",
+            "OPTIMIZER.accumulate=2",
+            "HOOKS.metrics.every_updates=1",
+        ],
         ["OPTIMIZER.name=RMSprop", "OPTIMIZER.lr=0.001"],
         ["HOOKS.patient={name: planted_parts.PatientHook}"],
         ["DATA.TRAIN.transforms=[planted_parts.LateNoise]"],
@@ -34,16 +39,27 @@ def test_good_runs_pass(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "place", "operator", "times"),
     [
-        (["HOOKS.mine={name: planted_parts.ItemHook}"], "out.loss.item()", "aten::_local_scalar_dense", 4),
+        (
+            ["HOOKS.mine={name: planted_parts.ItemHook}"],
+            "out.loss.item()",
+            "aten::_local_scalar_dense",
+            4,
+        ),
         (["HOOKS.mine={name: planted_parts.CpuHook}"], "out.loss.cpu()", "Tensor.cpu", 4),
         (["LOSS.name=planted_parts.reading"], "if loss < 1e6", "aten::_local_scalar_dense", 4),
-        (["METERS.mine={name: planted_parts.ForgetfulMeter}"], "self.total += float", "aten::_local_scalar_dense", 4),
+        (
+            ["METERS.mine={name: planted_parts.ForgetfulMeter}"],
+            "self.total += float",
+            "aten::_local_scalar_dense",
+            4,
+        ),
     ],
     ids=["item", "cpu", "branch", "meter"],
 )
 def test_who_reads_is_named(words: list[str], place: str, operator: str, times: int) -> None:
     with pytest.raises(
-        AssertionError, match=rf"planted_parts\.py:{line_of(place)} \({operator}\), {times} times\. Each"
+        AssertionError,
+        match=rf"planted_parts\.py:{line_of(place)} \({operator}\), {times} times\. Each",
     ):
         assert_no_device_sync([*WORDS, *words])
 
@@ -53,4 +69,6 @@ def test_who_reads_is_named(words: list[str], place: str, operator: str, times: 
 def test_on_cuda() -> None:
     assert_no_device_sync([*WORDS, "MACHINE.device=cuda"])
     with pytest.raises(AssertionError, match=rf"planted_parts\.py:{line_of('out.loss.item()')}"):
-        assert_no_device_sync([*WORDS, "MACHINE.device=cuda", "HOOKS.mine={name: planted_parts.ItemHook}"])
+        assert_no_device_sync(
+            [*WORDS, "MACHINE.device=cuda", "HOOKS.mine={name: planted_parts.ItemHook}"]
+        )

@@ -1,12 +1,22 @@
-"""A trace has a digest of all that a step reads and leaves, and nothing that differs between equal runs."""
+"""A trace has a digest of all that a step reads and leaves, and nothing that differs between equal
+runs."""
 
 from pathlib import Path
 
 from phasetrain.testing.kills import run_quietly
 from phasetrain.testing.trace import Trace
 
-WORDS = ["PHASES.epochs=1", "PHASES.limit.train=2", "PHASES.limit.test=1", "DATA.TRAIN.batch_size=24"]
-WORDS += ["MODEL.name=mlp", "OPTIMIZER.accumulate=2", "HOOKS.patient={name: planted_parts.PatientHook}"]
+WORDS = [
+    "PHASES.epochs=1",
+    "PHASES.limit.train=2",
+    "PHASES.limit.test=1",
+    "DATA.TRAIN.batch_size=24",
+]
+WORDS += [
+    "MODEL.name=mlp",
+    "OPTIMIZER.accumulate=2",
+    "HOOKS.patient={name: planted_parts.PatientHook}",
+]
 
 
 def trace(folder: Path, *words: str) -> Trace:
@@ -27,6 +37,10 @@ def test_every_step_and_phase_has_a_moment(tmp_path: Path) -> None:
 
 
 def test_equal_runs_have_equal_traces_and_others_have_not(tmp_path: Path) -> None:
-    one, same, other = trace(tmp_path / "1"), trace(tmp_path / "2"), trace(tmp_path / "3", "RUN.seed=1")
+    one, same, other = (
+        trace(tmp_path / "1"),
+        trace(tmp_path / "2"),
+        trace(tmp_path / "3", "RUN.seed=1"),
+    )
     assert one.moments == same.moments
     assert one.moments[0, 1]["batch.0.ids"] != other.moments[0, 1]["batch.0.ids"]

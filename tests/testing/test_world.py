@@ -13,7 +13,9 @@ WORDS = ["DATA.TRAIN.batch_size=25", "DATA.TRAIN.drop_last=false"]
 
 def test_a_good_run_passes_at_sizes_that_do_not_divide() -> None:
     def places() -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if "RANK" in name or "WORLD" in name}
+        return {
+            name: value for name, value in os.environ.items() if "RANK" in name or "WORLD" in name
+        }
 
     before = places()
     words = ["DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}]", "OPTIMIZER.accumulate=5"]
@@ -29,12 +31,19 @@ def test_so_do_splits_smaller_than_the_number() -> None:
 def test_so_do_streams_read_in_lanes(tmp_path: Path) -> None:
     for shard in range(4):
         samples = [{"input": [shard, at], "target": at % 3} for at in range(9 + shard)]
-        (tmp_path / f"{shard}.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+        (tmp_path / f"{shard}.jsonl").write_text(
+            "".join(json.dumps(sample) + "\n" for sample in samples)
+        )
     split = f"{{dataset: lines, files: '{tmp_path}/*.jsonl', classes: 3, batch_size: 12}}"
-    train = ["DATA.TRAIN.sampler={name: lanes, lanes: 4}", "DATA.TRAIN.transforms=[]", "DATA.TRAIN.drop_last=false"]
+    train = [
+        "DATA.TRAIN.sampler={name: lanes, lanes: 4}",
+        "DATA.TRAIN.transforms=[]",
+        "DATA.TRAIN.drop_last=false",
+    ]
     test = ["DATA.TEST.sampler={name: lanes, lanes: 6, shuffle: false}"]
     assert_world_size_invariant(
-        ["MODEL=mlp", f"DATA.TRAIN={split}", f"DATA.TEST={split}", *train, *test], sizes=(1, 2, 3, 4)
+        ["MODEL=mlp", f"DATA.TRAIN={split}", f"DATA.TEST={split}", *train, *test],
+        sizes=(1, 2, 3, 4),
     )
 
 
@@ -49,7 +58,10 @@ def test_so_do_streams_read_in_lanes(tmp_path: Path) -> None:
             ["DATA.TRAIN.transforms=[planted_parts.CentredByBatch]"],
             r"update 1 of epoch 0, 2 processes instead of 1: sample \d+\.input has another content",
         ),
-        (["DATA.TRAIN.transforms=[planted_parts.LateNoise]"], r"sample \d+\.input has another content"),
+        (
+            ["DATA.TRAIN.transforms=[planted_parts.LateNoise]"],
+            r"sample \d+\.input has another content",
+        ),
         (
             ["DATA.TEST.sampler=planted_parts.by_rank"],
             r"step 1 of test after epoch 0, 2 processes instead of 1: other samples, 353, 354, 0",

@@ -1,6 +1,12 @@
-"""Transforms of a micro-batch, input and target together, by name (`DATA.TRAIN.batch_transforms`)."""
+"""Transforms of a micro-batch, input and target together, by name
+(`DATA.TRAIN.batch_transforms`)."""
 
-from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS, PairPipeline, PairTransform, soft_target
+from phasetrain.data.batch_transforms.base import (
+    BATCH_TRANSFORMS,
+    PairPipeline,
+    PairTransform,
+    soft_target,
+)
 from phasetrain.data.batch_transforms.cutmix import CutMix
 from phasetrain.data.batch_transforms.mixing import Mixing
 from phasetrain.data.batch_transforms.mixup import Mixup

@@ -1,4 +1,5 @@
-"""What a transform of input and target together is, several of them in a row, and their registry."""
+"""What a transform of input and target together is, several of them in a row, and their
+registry."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,19 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.batch import Batch
+from phasetrain.config.registry import Registry
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
-from phasetrain.machine import mixed
-from phasetrain.registry import Registry
+from phasetrain.runtime.machine import mixed
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 class PairTransform(ABC):
-    """Changes input and target of a micro-batch on its device, between `on_batch` and the model, in training only.
+    """Changes input and target of a micro-batch on its device, between `on_batch` and the model, in
+    training only.
 
-    It may let samples of the micro-batch take part in one another, those that count (`Batch.mask`) among themselves.
-    Its randomness is the generator that it is given, which is on the CPU and seeded for the micro-batch.
+    It may let samples of the micro-batch take part in one another, those that count (`Batch.mask`)
+    among themselves. Its randomness is the generator that it is given, which is on the CPU and
+    seeded for the micro-batch.
 
     Example:
         >>> @BATCH_TRANSFORMS.register("negate")
@@ -30,10 +33,13 @@ class PairTransform(ABC):
 
     @abstractmethod
     def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
-        """Return the changed micro-batch, of the same samples, without changing `batch` or its tensors in place."""
+        """Return the changed micro-batch, of the same samples, without changing `batch` or its
+        tensors in place."""
 
 
-BATCH_TRANSFORMS: Registry[PairTransform] = Registry("batch transform", "DATA.TRAIN.batch_transforms")
+BATCH_TRANSFORMS: Registry[PairTransform] = Registry(
+    "batch transform", "DATA.TRAIN.batch_transforms"
+)
 
 
 class PairPipeline:
@@ -58,15 +64,19 @@ class PairPipeline:
                 batch = transform(batch, random)
             except MISFITS as error:
                 name = type(transform).__name__
-                raise ConfigError(f"DATA.TRAIN.batch_transforms[{number}] ({name}): {error}") from error
+                raise ConfigError(
+                    f"DATA.TRAIN.batch_transforms[{number}] ({name}): {error}"
+                ) from error
         return batch
 
 
 def soft_target(batch: Batch, classes: int | None) -> Tensor:
-    """Return the target as what can be mixed: classes `(N,)` as probabilities `(N, classes)`, float32; floats as such.
+    """Return the target as what can be mixed: classes `(N,)` as probabilities `(N, classes)`,
+    float32; floats as such.
 
     Raises:
-        ValueError, TypeError: a target of another kind, classes whose number is not known, or one outside of them.
+        ValueError, TypeError: a target of another kind, classes whose number is not known, or one
+            outside of them.
     """
     target = batch.target
     if not isinstance(target, Tensor):
@@ -74,9 +84,13 @@ def soft_target(batch: Batch, classes: int | None) -> Tensor:
     if target.is_floating_point():
         return target
     if target.ndim != 1:
-        raise ValueError(f"takes classes (N,) or floats as target, not {target.dtype} of shape {tuple(target.shape)}")
+        raise ValueError(
+            f"takes classes (N,) or floats as target, not {target.dtype} of shape {tuple(target.shape)}"
+        )
     if classes is None:
-        raise ValueError("the target is a class, and the data set does not tell how many there are; set `classes`")
+        raise ValueError(
+            "the target is a class, and the data set does not tell how many there are; set `classes`"
+        )
     if target.device.type == "cpu":
         _check_classes(batch, target, classes)
     probabilities = torch.zeros(len(target), classes, device=target.device)
@@ -86,7 +100,10 @@ def soft_target(batch: Batch, classes: int | None) -> Tensor:
 def _check_classes(batch: Batch, target: Tensor, classes: int) -> None:
     wrong = ((target < 0) | (target >= classes)).nonzero().flatten().tolist()
     if wrong:
-        sample = int(batch.ids[wrong[0]]) if wrong[0] < len(batch.ids) else "beside those that count"
+        if wrong[0] < len(batch.ids):
+            sample = str(int(batch.ids[wrong[0]]))
+        else:
+            sample = "beside those that count"
         raise ValueError(
             f"sample {sample} has label {int(target[wrong[0]])}, and there are {classes} classes, so labels go from 0 "
             f"to {classes - 1}; mend the labels, or set `classes`"

@@ -13,10 +13,12 @@ from phasetrain.data.batch_transforms.mixing import Mixing, Per
 
 @BATCH_TRANSFORMS.register("cutmix")
 class CutMix(Mixing):
-    """Replaces a rectangle of each image `(N, C, H, W)` by that of another one, and mixes targets by their areas.
+    """Replaces a rectangle of each image `(N, C, H, W)` by that of another one, and mixes targets
+    by their areas.
 
-    Yun et al. 2019, arXiv:1905.04899: sides are sqrt(1 - s) of those of the image with s from Beta(alpha, alpha), the
-    centre is anywhere in it, and what would lie outside is cut off; the target's share is what is left of the image.
+    Yun et al. 2019, arXiv:1905.04899: sides are sqrt(1 - s) of those of the image with s from
+    Beta(alpha, alpha), the centre is anywhere in it, and what would lie outside is cut off; the
+    target's share is what is left of the image.
 
     Args:
         alpha: 1, a uniform s, is what the paper takes.
@@ -24,7 +26,11 @@ class CutMix(Mixing):
     """
 
     def __init__(
-        self, alpha: float = 1.0, classes: int | None = None, probability: float = 1.0, per: Per = "batch"
+        self,
+        alpha: float = 1.0,
+        classes: int | None = None,
+        probability: float = 1.0,
+        per: Per = "batch",
     ) -> None:
         super().__init__(alpha, classes, probability, per)
 
@@ -47,8 +53,11 @@ class CutMix(Mixing):
         return mixed, 1.0 - rows.sum(1) * columns.sum(1) / (height * width)
 
 
-def _stretch(length: int, shares: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.bool_]:
-    """Return which places lie in a stretch of sqrt(1 - share) of them around a random one, `(n, length)`."""
+def _stretch(
+    length: int, shares: NDArray[np.float64], random: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Return which places lie in a stretch of sqrt(1 - share) of them around a random one,
+    `(n, length)`."""
     sizes = (length * np.sqrt(1.0 - shares)).astype(np.int64)
     begins = random.integers(0, length, size=len(shares)) - sizes // 2
     places = np.arange(length)

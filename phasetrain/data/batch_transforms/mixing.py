@@ -9,29 +9,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phasetrain.batch import Batch
 from phasetrain.data.batch_transforms.base import PairTransform, soft_target
+from phasetrain.engine.batch import Batch
 
 Per = Literal["batch", "sample"]
 
 
 class Mixing(PairTransform):
-    """Mixes each sample of a micro-batch with another one of it, drawn by a random permutation of those that count.
+    """Mixes each sample of a micro-batch with another one of it, drawn by a random permutation of
+    those that count.
 
-    The target becomes what is mixed too: of classes `(N,)`, probabilities `(N, classes)`, also where nothing is mixed.
+    The target becomes what is mixed too: of classes `(N,)`, probabilities `(N, classes)`, also
+    where nothing is mixed.
 
     Args:
         alpha: shares are drawn from Beta(alpha, alpha).
-        classes: number of classes; not needed where targets are floats, such as `(N, C)` labels or values.
+        classes: number of classes; not needed where targets are floats, such as `(N, C)` labels or
+            values.
         probability: of a micro-batch to be mixed.
-        per: one share for the whole micro-batch, as in the reference implementations, or one for each sample.
+        per: one share for the whole micro-batch, as in the reference implementations, or one for
+            each sample.
 
     Raises:
-        ValueError: an alpha that is not above 0, a probability outside [0, 1], or fewer than one class.
+        ValueError: an alpha that is not above 0, a probability outside [0, 1], or fewer than one
+            class.
     """
 
     def __init__(
-        self, alpha: float = 1.0, classes: int | None = None, probability: float = 1.0, per: Per = "batch"
+        self,
+        alpha: float = 1.0,
+        classes: int | None = None,
+        probability: float = 1.0,
+        per: Per = "batch",
     ) -> None:
         if not alpha > 0:
             raise ValueError(f"alpha = {alpha}: expected a number above 0")
@@ -41,7 +50,10 @@ class Mixing(PairTransform):
             raise ValueError(f"classes = {classes}: expected at least 1")
         if per not in ("batch", "sample"):
             raise ValueError(f"per = {per!r}: expected batch or sample")
-        self.alpha, self.classes, self.probability, self.per = alpha, classes, probability, per
+        self.alpha = alpha
+        self.classes = classes
+        self.probability = probability
+        self.per = per
 
     @abstractmethod
     def mix(
@@ -65,7 +77,9 @@ class Mixing(PairTransform):
         order = np.arange(len(target))
         order[counting] = random.permutation(counting)
         partners = torch.from_numpy(order).to(target.device, non_blocking=True)
-        shares = random.beta(self.alpha, self.alpha, size=len(target) if self.per == "sample" else 1)
+        shares = random.beta(
+            self.alpha, self.alpha, size=len(target) if self.per == "sample" else 1
+        )
         value, shares = self.mix(batch.input, partners, shares, random)
         return replace(batch, input=value, target=blended(target, partners, shares))
 
@@ -78,13 +92,16 @@ def blended(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> Tenso
     """
     if not one.is_floating_point():
         kind = str(one.dtype).removeprefix("torch.")
-        raise ValueError(f"mixes floats, and the input is {kind}; let a transform make floats of it")
+        raise ValueError(
+            f"mixes floats, and the input is {kind}; let a transform make floats of it"
+        )
     weight = torch.from_numpy(shares).to(one.device, one.dtype, non_blocking=True)
     return torch.lerp(one[partners], one, weight.view(-1, *[1] * (one.ndim - 1)))
 
 
 def _counting(batch: Batch, rows: int) -> NDArray[np.int64]:
-    """Return the rows that count; of a mask it waits for the device, which batches in training rarely have."""
+    """Return the rows that count; of a mask it waits for the device, which batches in training
+    rarely have."""
     if batch.mask is None or not batch.size:
         return np.arange(rows if batch.size else 0)
     return batch.mask.nonzero().flatten().cpu().numpy()

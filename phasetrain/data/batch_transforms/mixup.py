@@ -6,16 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phasetrain.batch import mapped
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS
 from phasetrain.data.batch_transforms.mixing import Mixing, Per, blended
+from phasetrain.engine.batch import mapped
 
 
 @BATCH_TRANSFORMS.register("mixup")
 class Mixup(Mixing):
-    """Replaces inputs x and targets y by `s x + (1 - s) x'` and `s y + (1 - s) y'`, with s from Beta(alpha, alpha).
+    """Replaces inputs x and targets y by `s x + (1 - s) x'` and `s y + (1 - s) y'`, with s from
+    Beta(alpha, alpha).
 
-    Zhang et al. 2018, arXiv:1710.09412. Inputs are floats of any shape, or nested lists, tuples and dicts of such.
+    Zhang et al. 2018, arXiv:1710.09412. Inputs are floats of any shape, or nested lists, tuples and
+    dicts of such.
 
     Args:
         alpha: 0.2 is what the paper takes for ImageNet.
@@ -23,7 +25,11 @@ class Mixup(Mixing):
     """
 
     def __init__(
-        self, alpha: float = 0.2, classes: int | None = None, probability: float = 1.0, per: Per = "batch"
+        self,
+        alpha: float = 0.2,
+        classes: int | None = None,
+        probability: float = 1.0,
+        per: Per = "batch",
     ) -> None:
         super().__init__(alpha, classes, probability, per)
 

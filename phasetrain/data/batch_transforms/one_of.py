@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.batch import Batch
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS, PairTransform
+from phasetrain.engine.batch import Batch
 
 
 @BATCH_TRANSFORMS.register("one_of")
@@ -43,10 +43,13 @@ class OneOf(PairTransform):
 
 
 def _built(item: str | Mapping[str, Any], number: int, classes: int | None) -> PairTransform:
-    where, facts = f"transforms[{number}]", {} if classes is None else {"classes": classes}
+    where = f"transforms[{number}]"
+    facts = {} if classes is None else {"classes": classes}
     if isinstance(item, str):
         return BATCH_TRANSFORMS.build(item, {}, where=where, facts=facts)
     if "name" not in item:
-        raise ValueError(f"{where}: names no batch transform; set `name` to one of {', '.join(BATCH_TRANSFORMS)}")
+        raise ValueError(
+            f"{where}: names no batch transform; set `name` to one of {', '.join(BATCH_TRANSFORMS)}"
+        )
     params = {key: value for key, value in item.items() if key != "name"}
     return BATCH_TRANSFORMS.build(item["name"], params, where=where, facts=facts)

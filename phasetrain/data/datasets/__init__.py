@@ -1,6 +1,13 @@
 """Data sets by name (`DATA.*.dataset`)."""
 
-from phasetrain.data.datasets.base import DATASETS, Described, Labelled, Role, Samples, TensorSamples
+from phasetrain.data.datasets.base import (
+    DATASETS,
+    Described,
+    Labelled,
+    Role,
+    Samples,
+    TensorSamples,
+)
 from phasetrain.data.datasets.digits import digits
 from phasetrain.data.datasets.huggingface import HuggingFace
 from phasetrain.data.datasets.idx import idx, read_idx

@@ -1,4 +1,5 @@
-"""What a data set is, the base of data sets in memory, and their registry (`dataset` in section DATA.*)."""
+"""What a data set is, the base of data sets in memory, and their registry (`dataset` in section
+DATA.*)."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from phasetrain.registry import Registry
+from phasetrain.config.registry import Registry
 
 
 class Samples(Protocol):
@@ -29,11 +30,13 @@ class Described(Protocol):
         """Return what other parts may ask for by name.
 
         Keys, each left out where it does not apply: `classes` (int), `class_names` (tuple of str),
-        `input_shape` (tuple of int, `(C, H, W)` for images; only when all samples share it), `channels` (int).
+        `input_shape` (tuple of int, `(C, H, W)` for images; only when all samples share it),
+        `channels` (int).
         """
 
     def fingerprint(self) -> str:
-        """Return a hex digest of the content, or of ordered names and sizes where reading all would take long."""
+        """Return a hex digest of the content, or of ordered names and sizes where reading all would
+        take long."""
 
 
 @runtime_checkable
@@ -49,7 +52,8 @@ DATASETS: Registry[Samples] = Registry("data set", "DATA.*")
 
 
 class Role(str):
-    """What a split is for, `train` or `test`: a fact that data sets get, where the config names no split of theirs."""
+    """What a split is for, `train` or `test`: a fact that data sets get, where the config names no
+    split of theirs."""
 
     __slots__ = ()
 
@@ -68,10 +72,17 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self, inputs: Tensor, targets: Tensor, *, classes: int | None = None, class_names: Sequence[str] | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        classes: int | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         if targets.ndim != 1 or len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs need targets of shape ({len(inputs)},), not {tuple(targets.shape)}")
+            raise ValueError(
+                f"{len(inputs)} inputs need targets of shape ({len(inputs)},), not {tuple(targets.shape)}"
+            )
         if len(targets) == 0:
             raise ValueError("the data set has no samples")
         self.inputs = inputs
@@ -79,7 +90,9 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         self.classes = int(targets.max()) + 1 if classes is None else classes
         self.class_names = tuple(class_names or map(str, range(self.classes)))
         if len(self.class_names) != self.classes:
-            raise ValueError(f"{self.classes} classes need as many class_names, not {len(self.class_names)}")
+            raise ValueError(
+                f"{self.classes} classes need as many class_names, not {len(self.class_names)}"
+            )
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -88,7 +101,8 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index], self.targets[index]
 
     def __getitems__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch `(inputs, targets)` of int64 `indices` `(B,)`: shapes `(B, ...)` and `(B,)`."""
+        """Return the batch `(inputs, targets)` of int64 `indices` `(B,)`: shapes `(B, ...)` and
+        `(B,)`."""
         return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
 
     def labels(self) -> NDArray[np.int64]:
@@ -98,14 +112,23 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
             ValueError: targets are decimal numbers.
         """
         if self.targets.is_floating_point():
-            raise ValueError(f"targets are {str(self.targets.dtype).removeprefix('torch.')}, and classes are integers")
+            raise ValueError(
+                f"targets are {str(self.targets.dtype).removeprefix('torch.')}, and classes are integers"
+            )
         return self.targets.numpy().astype(np.int64, copy=False)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs, `channels`."""
+        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs,
+        `channels`."""
         shape = tuple(self.inputs.shape[1:])
-        found: dict[str, Any] = {"classes": self.classes, "class_names": self.class_names, "input_shape": shape}
-        return found | {"channels": shape[0]} if len(shape) == 3 else found
+        found: dict[str, Any] = {
+            "classes": self.classes,
+            "class_names": self.class_names,
+            "input_shape": shape,
+        }
+        if len(shape) == 3:
+            return found | {"channels": shape[0]}
+        return found
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over type, shape and bytes of inputs and targets."""

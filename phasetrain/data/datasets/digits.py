@@ -21,23 +21,28 @@ LARGEST = 16  # pixels count the dark dots in a 4 x 4 block of the scan: 0..16
 def digits(split: Literal["train", "test", "all"] = "train") -> TensorSamples:
     """Return 1,797 handwritten digits: 1,442 for training, 355 for testing, the same ones for ever.
 
-    Inputs are float32 `(1, 8, 8)` in [0, 1], targets int64 0..9. The split needs no random numbers: of each
-    class, every fifth sample in the order of the file is a test sample.
+    Inputs are float32 `(1, 8, 8)` in [0, 1], targets int64 0..9. The split needs no random numbers:
+    of each class, every fifth sample in the order of the file is a test sample.
 
-    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
-    Repository, https://doi.org/10.24432/C50P49, CC BY 4.0; see `digits.LICENSE.txt`.
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
+    Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0; see `digits.LICENSE.txt`.
 
     Raises:
         ValueError: an unknown split.
     """
     if split not in SPLITS:
-        raise ValueError(f"split = {split!r}: expected train, test or all{did_you_mean(split, SPLITS)}")
-    images, labels = _stored("images"), _stored("labels")
+        raise ValueError(
+            f"split = {split!r}: expected train, test or all{did_you_mean(split, SPLITS)}"
+        )
+    images = _stored("images")
+    labels = _stored("labels")
     if split != "all":
         chosen = _is_test(labels) == (split == "test")
         images, labels = images[chosen], labels[chosen]
     inputs = images[:, None].astype(np.float32) / LARGEST
-    return TensorSamples(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)), classes=CLASSES)
+    return TensorSamples(
+        torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)), classes=CLASSES
+    )
 
 
 def _stored(kind: str) -> NDArray[np.uint8]:

@@ -19,23 +19,26 @@ if TYPE_CHECKING:
 
 @DATASETS.register("huggingface")
 class HuggingFace(Dataset[tuple[Any, Any]]):
-    """The rows of a data set that `save_to_disk` of the library datasets has written; nothing is downloaded.
+    """The rows of a data set that `save_to_disk` of the library datasets has written; nothing is
+    downloaded.
 
-    Numbers and lists of numbers become tensors, int64 or float32; images become float32 `(C, H, W)` in [0, 1]; text
-    stays text. Rows are read from the files where they are asked for.
+    Numbers and lists of numbers become tensors, int64 or float32; images become float32 `(C, H, W)`
+    in [0, 1]; text stays text. Rows are read from the files where they are asked for.
 
     Args:
         path: the folder.
-        split: which split of a folder that has several, by default that of the part which the data plays, `train` or
-            `test`. Of a folder that has one, it has to be that one.
-        input_key: column that is the input, or several, which make a mapping by name; None takes all but the target.
+        split: which split of a folder that has several, by default that of the part which the data
+            plays, `train` or `test`. Of a folder that has one, it has to be that one.
+        input_key: column that is the input, or several, which make a mapping by name; None takes
+            all but the target.
         target_key: column that is the target, or several; None gives the target None.
         mode: `RGB` or `L`, to which images are converted; None keeps what each is.
         classes: number of classes, where the target is no `ClassLabel`, which knows.
 
     Raises:
         ConfigError: the library is not installed.
-        ValueError: no such folder, split or column; on access, an image that does not say which number is white.
+        ValueError: no such folder, split or column; on access, an image that does not say which
+            number is white.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         classes: int | None = None,
     ) -> None:
         rows = _rows(path, split)
-        self.path, self.classes = path, classes
+        self.path = path
+        self.classes = classes
         self.target_key = target_key
         targets = _columns(target_key)
         others = [one for one in rows.column_names if one not in targets]
@@ -62,7 +66,9 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
                 )
         self._class_names = _class_names(rows, target_key)
         rows, self._modes = _with_pillow(rows, taken, mode)
-        self._rows: Rows = rows.with_format("torch", columns=[one for one in taken if one not in self._modes])
+        self._rows: Rows = rows.with_format(
+            "torch", columns=[one for one in taken if one not in self._modes]
+        )
         self._pictures: Rows = rows.select_columns(list(self._modes))
 
     def __len__(self) -> int:
@@ -82,22 +88,31 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         """
         if not isinstance(self.target_key, str):
             raise ValueError(f"target_key = {self.target_key!r}: classes are those of one column")  # noqa: TRY004
-        found = np.asarray(self._rows.with_format("numpy", columns=[self.target_key])[:][self.target_key])
+        found = np.asarray(
+            self._rows.with_format("numpy", columns=[self.target_key])[:][self.target_key]
+        )
         if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise ValueError(f"target_key = {self.target_key!r}: its column holds something else than integers")
+            raise ValueError(
+                f"target_key = {self.target_key!r}: its column holds something else than integers"
+            )
         return found.astype(np.int64)
 
     def facts(self) -> Mapping[str, Any]:
         """Return `classes` and `class_names` as far as they are known."""
         if self._class_names:
             return {"classes": len(self._class_names), "class_names": self._class_names}
-        return {} if self.classes is None else {"classes": self.classes}
+        if self.classes is None:
+            return {}
+        return {"classes": self.classes}
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over columns, number of rows, and names and sizes of the files of data in order."""
+        """Return the SHA-256 over columns, number of rows, and names and sizes of the files of data
+        in order."""
         digest = sha256(f"{self._rows.features} {len(self)}".encode())
         for file in sorted({one["filename"] for one in self._rows.cache_files}):
-            digest.update(f"{Path(file).name}\0{Path(file).stat().st_size}\n".encode(errors="surrogateescape"))
+            digest.update(
+                f"{Path(file).name}\0{Path(file).stat().st_size}\n".encode(errors="surrogateescape")
+            )
         return digest.hexdigest()
 
 
@@ -110,11 +125,15 @@ def _rows(path: str, split: str | None) -> "Rows":
             'run: pip install "phasetrain[datasets]"'
         ) from error
     if not Path(path).is_dir():
-        raise ValueError(f"path = {path!r}: there is no such folder; give one that `save_to_disk` has written")
+        raise ValueError(
+            f"path = {path!r}: there is no such folder; give one that `save_to_disk` has written"
+        )
     try:
         found = datasets.load_from_disk(path)
     except FileNotFoundError as error:
-        raise ValueError(f"path = {path!r}: the folder is none that `save_to_disk` has written") from error
+        raise ValueError(
+            f"path = {path!r}: the folder is none that `save_to_disk` has written"
+        ) from error
     if isinstance(found, datasets.Dataset):
         if split is not None and not isinstance(split, Role) and split != str(found.split):
             told = "without a name" if found.split is None else f"{str(found.split)!r}"
@@ -130,12 +149,17 @@ def _rows(path: str, split: str | None) -> "Rows":
     return found[split]
 
 
-def _with_pillow(rows: "Rows", taken: Sequence[str], mode: Mode | None) -> tuple["Rows", dict[str, str | None]]:
-    """Return the rows with images as they are in the files, and the mode that those of each column are to have."""
+def _with_pillow(
+    rows: "Rows", taken: Sequence[str], mode: Mode | None
+) -> tuple["Rows", dict[str, str | None]]:
+    """Return the rows with images as they are in the files, and the mode that those of each column
+    are to have."""
     from datasets import Image
 
     modes: dict[str, str | None] = {
-        name: mode or feature.mode for name in taken if isinstance(feature := rows.features[name], Image)
+        name: mode or feature.mode
+        for name in taken
+        if isinstance(feature := rows.features[name], Image)
     }
     if modes:
         pillow("huggingface")
@@ -148,14 +172,22 @@ def _class_names(rows: "Rows", target: str | Sequence[str] | None) -> tuple[str,
     from datasets import ClassLabel
 
     feature = rows.features[target] if isinstance(target, str) else None
-    return tuple(feature.names) if isinstance(feature, ClassLabel) else ()
+    if isinstance(feature, ClassLabel):
+        return tuple(feature.names)
+    return ()
 
 
 def _columns(key: str | Sequence[str] | None) -> list[str]:
-    return [] if key is None else [key] if isinstance(key, str) else list(key)
+    if key is None:
+        return []
+    if isinstance(key, str):
+        return [key]
+    return list(key)
 
 
 def _taken(row: Mapping[str, Any], key: str | Sequence[str] | None) -> Any:
     if key is None or isinstance(key, str):
-        return None if key is None else row[key]
+        if key is None:
+            return None
+        return row[key]
     return {name: row[name] for name in key}

@@ -22,43 +22,50 @@ GZIP_MAGIC = b"\x1f\x8b"
 def idx(images: str, labels: str, classes: int | None = None) -> TensorSamples:
     """Return the images and labels of two IDX files, such as those of MNIST, gzipped or not.
 
-    Inputs are float32 `(C, H, W)`: from `(N, H, W)` with C = 1, or from `(N, H, W, C)`. Unsigned bytes are
-    scaled to [0, 1]; values of other types are taken as they are. Targets are int64.
+    Inputs are float32 `(C, H, W)`: from `(N, H, W)` with C = 1, or from `(N, H, W, C)`. Unsigned
+    bytes are scaled to [0, 1]; values of other types are taken as they are. Targets are int64.
 
     Args:
         images: path of the file of images.
         labels: path of the file of labels, `(N,)`.
-        classes: number of classes; None counts up to the largest label. Set it where a split may lack the last class.
+        classes: number of classes; None counts up to the largest label. Set it where a split may
+            lack the last class.
 
     Raises:
-        ValueError: a missing, foreign, damaged or truncated file, files of different lengths, or a label
-            outside 0..classes-1.
+        ValueError: a missing, foreign, damaged or truncated file, files of different lengths, or a
+            label outside 0..classes-1.
     """
     pixels = read_idx(_content("images", images), images)
     numbers = read_idx(_content("labels", labels), labels)
     if pixels.ndim not in (3, 4):
-        raise ValueError(f"images = {images!r}: expected (N, H, W) or (N, H, W, C), found shape {pixels.shape}")
+        raise ValueError(
+            f"images = {images!r}: expected (N, H, W) or (N, H, W, C), found shape {pixels.shape}"
+        )
     if numbers.ndim != 1 or numbers.dtype.kind == "f":
         raise ValueError(
             f"labels = {labels!r}: expected integers of shape (N,), found {numbers.dtype} {numbers.shape}; "
             "are images and labels swapped?"
         )
     if len(pixels) != len(numbers):
-        raise ValueError(f"{len(pixels)} images in {images!r}, but {len(numbers)} labels in {labels!r}")
+        raise ValueError(
+            f"{len(pixels)} images in {images!r}, but {len(numbers)} labels in {labels!r}"
+        )
     if len(numbers) == 0:
         raise ValueError(f"images = {images!r}: the file holds no samples")
     classes = int(numbers.max()) + 1 if classes is None else classes
     _check_labels(numbers, classes, labels)
     return TensorSamples(
-        torch.from_numpy(_channels_first(pixels)), torch.from_numpy(numbers.astype(np.int64)), classes=classes
+        torch.from_numpy(_channels_first(pixels)),
+        torch.from_numpy(numbers.astype(np.int64)),
+        classes=classes,
     )
 
 
 def read_idx(content: bytes, source: str) -> NDArray[Any]:
     """Return the array in an IDX file, in the byte order of the file (big endian).
 
-    The format: two zero bytes, one for the type, one for the number of dimensions, the dimensions as
-    big-endian uint32, the values in C order (http://yann.lecun.com/exdb/mnist/).
+    The format: two zero bytes, one for the type, one for the number of dimensions, the dimensions
+    as big-endian uint32, the values in C order (http://yann.lecun.com/exdb/mnist/).
 
     Args:
         content: the file, gzipped or not: its first bytes tell.
@@ -74,9 +81,12 @@ def read_idx(content: bytes, source: str) -> NDArray[Any]:
             f"{source!r} is not an IDX file: it starts with the bytes {content[:4].hex(' ') or '(none)'}, "
             "expected 00 00, a type from 08 to 0e and the number of dimensions"
         )
-    dtype, header = np.dtype(IDX_TYPES[content[2]]), 4 + 4 * content[3]
+    dtype = np.dtype(IDX_TYPES[content[2]])
+    header = 4 + 4 * content[3]
     if len(content) < header:
-        raise ValueError(f"{source!r} is truncated: its header takes {header} bytes, the file has {len(content)}")
+        raise ValueError(
+            f"{source!r} is truncated: its header takes {header} bytes, the file has {len(content)}"
+        )
     shape = struct.unpack(f">{content[3]}I", content[4:header])
     expected = header + math.prod(shape) * dtype.itemsize
     if len(content) != expected:
@@ -92,21 +102,27 @@ def _content(key: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{key} = {path!r}: the file cannot be read ({error.strerror}); give its path") from error
+        raise ValueError(
+            f"{key} = {path!r}: the file cannot be read ({error.strerror}); give its path"
+        ) from error
 
 
 def _unzipped(content: bytes, source: str) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{source!r} is a damaged gzip file ({error}); fetch or write it again") from error
+        raise ValueError(
+            f"{source!r} is a damaged gzip file ({error}); fetch or write it again"
+        ) from error
 
 
 def _channels_first(pixels: NDArray[Any]) -> NDArray[np.float32]:
     values = pixels.astype(np.float32)
     if pixels.dtype == np.uint8:
         values /= 255
-    return values[:, None] if values.ndim == 3 else np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+    if values.ndim == 3:
+        return values[:, None]
+    return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
 
 
 def _check_labels(numbers: NDArray[Any], classes: int, source: str) -> None:

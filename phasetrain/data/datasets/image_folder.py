@@ -20,14 +20,17 @@ from phasetrain.errors import PhasetrainError, did_you_mean
 class ImageFolder(Dataset[tuple[Tensor, int]]):
     """Images under `path/class name/`, in any depth; samples are ordered by class, then by path.
 
-    Inputs are float32 `(C, H, W)` in [0, 1], targets int. Names that start with a dot are passed over.
+    Inputs are float32 `(C, H, W)` in [0, 1], targets int. Names that start with a dot are passed
+    over.
 
     Args:
         path: folder with one folder per class.
-        size: height and width to which each image is resized (bilinear, antialiased), in pixels; None keeps it.
+        size: height and width to which each image is resized (bilinear, antialiased), in pixels;
+            None keeps it.
         mode: `RGB` (C = 3) or `L` (grey, C = 1); images are converted to it.
-        class_names: fixes the order of the classes, so that a test split numbers them like the train split;
-            one that has no folder here simply has no samples. None takes the folders, sorted by name.
+        class_names: fixes the order of the classes, so that a test split numbers them like the
+            train split; one that has no folder here simply has no samples. None takes the folders,
+            sorted by name.
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -72,8 +75,14 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def facts(self) -> Mapping[str, Any]:
         """Return `classes`, `class_names`, `channels` and, where `size` is set, `input_shape`."""
         channels = CHANNELS[self.mode]
-        found = {"classes": len(self.class_names), "class_names": self.class_names, "channels": channels}
-        return found if self.size is None else found | {"input_shape": (channels, self.size, self.size)}
+        found = {
+            "classes": len(self.class_names),
+            "class_names": self.class_names,
+            "channels": channels,
+        }
+        if self.size is None:
+            return found
+        return found | {"input_shape": (channels, self.size, self.size)}
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the ordered samples: path below `path`, size in bytes, class."""
@@ -95,10 +104,16 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 def _class_folders(path: str) -> list[str]:
     root = Path(path)
     if not root.is_dir():
-        raise ValueError(f"path = {path!r}: there is no such folder; give one that has a folder per class")
-    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        raise ValueError(
+            f"path = {path!r}: there is no such folder; give one that has a folder per class"
+        )
+    names = sorted(
+        entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
     if not names:
-        raise ValueError(f"path = {path!r}: the folder has no folders in it; images are expected in one per class")
+        raise ValueError(
+            f"path = {path!r}: the folder has no folders in it; images are expected in one per class"
+        )
     return names
 
 

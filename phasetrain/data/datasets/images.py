@@ -76,7 +76,8 @@ def pixels(picture: "Image", mode: str | None, size: int | None = None) -> Tenso
     Args:
         picture: the image.
         mode: what it is converted to, `RGB` or `L`; None keeps its channels.
-        size: height and width to which it is resized (bilinear, antialiased), in pixels; None keeps them.
+        size: height and width to which it is resized (bilinear, antialiased), in pixels; None keeps
+            them.
 
     Raises:
         ValueError: nobody says which number is white, as in grey images of 32 bits.
@@ -86,7 +87,8 @@ def pixels(picture: "Image", mode: str | None, size: int | None = None) -> Tenso
     if picture.mode == "F" or picture.mode.startswith("I"):
         picture, white = _as_decimals(picture, mode), LARGEST
     else:
-        wanted, white = mode or KEPT.get(picture.mode, picture.mode), 255
+        wanted = mode or KEPT.get(picture.mode, picture.mode)
+        white = 255
         picture = picture if picture.mode == wanted else picture.convert(wanted)
     if size is not None:
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
@@ -98,11 +100,14 @@ def pixels(picture: "Image", mode: str | None, size: int | None = None) -> Tenso
 
 
 def _as_decimals(picture: "Image", mode: str | None) -> "Image":
-    """Return a grey image of more than 8 bits as one of decimal numbers; Pillow cuts them off at 255 otherwise."""
+    """Return a grey image of more than 8 bits as one of decimal numbers; Pillow cuts them off at
+    255 otherwise."""
     from PIL import Image
 
     # Pillow 10 gives PNG files of 16 bits the mode I, and every version scales PGM files to it.
-    in_16_bits = picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM"))
+    in_16_bits = picture.mode.startswith("I;16") or (
+        picture.mode == "I" and picture.format in ("PNG", "PPM")
+    )
     if not in_16_bits or mode not in (None, *CHANNELS):
         raise ValueError(
             f"its mode {picture.mode!r} (format {picture.format}) does not say which number is white; save it with 8 "

@@ -13,7 +13,7 @@ import torch
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.shards import Shard, indexed, matching
-from phasetrain.data.streams import Streamed
+from phasetrain.data.samplers.streams import Streamed
 from phasetrain.errors import did_you_mean
 
 STRIDE = 1024
@@ -50,22 +50,28 @@ class LineFiles:
 
 @DATASETS.register("lines")
 class Lines(Streamed):
-    """A sample in each line of files, in the order of the files' names; with `sampler: lanes` they are read forward.
+    """A sample in each line of files, in the order of the files' names; with `sampler: lanes` they
+    are read forward.
 
-    Of JSON lines, lists of numbers become tensors, decimal numbers as targets float32. A line of text is the input
-    itself, with the target None; a collate function of one's own makes tensors of both.
+    Of JSON lines, lists of numbers become tensors, decimal numbers as targets float32. A line of
+    text is the input itself, with the target None; a collate function of one's own makes tensors of
+    both.
 
     Args:
-        files: a pattern such as `data/*.jsonl`, where `**` stands for any folders, or a list of patterns.
+        files: a pattern such as `data/*.jsonl`, where `**` stands for any folders, or a list of
+            patterns.
         form: what a line is: a JSON object, or text.
-        input_key, target_key: where a JSON object has them; a target_key of None gives the target None.
+        input_key, target_key: where a JSON object has them; a target_key of None gives the target
+            None.
         dtype: of inputs: `float32` or `int64`.
         classes: number of classes, for parts that ask for it.
-        index: path of a file that keeps how many lines there are, and where; it is written when it is not there, and
-            checked by size and time of each file. None counts them at each start, in every process.
+        index: path of a file that keeps how many lines there are, and where; it is written when it
+            is not there, and checked by size and time of each file. None counts them at each start,
+            in every process.
 
     Raises:
-        ValueError: no file of the pattern, or no lines; on access, a line that is not what it is to be.
+        ValueError: no file of the pattern, or no lines; on access, a line that is not what it is to
+            be.
         OSError: a file cannot be read, or the index not written.
     """
 
@@ -81,8 +87,13 @@ class Lines(Streamed):
         index: str | None = None,
     ) -> None:
         if form not in ("json", "text") or dtype not in TYPES:
-            raise ValueError(f"form = {form!r}, dtype = {dtype!r}: expected json or text, float32 or int64")
-        self.form, self.input_key, self.target_key, self.dtype = form, input_key, target_key, dtype
+            raise ValueError(
+                f"form = {form!r}, dtype = {dtype!r}: expected json or text, float32 or int64"
+            )
+        self.form = form
+        self.input_key = input_key
+        self.target_key = target_key
+        self.dtype = dtype
         self.classes = classes
         self.shards = indexed(matching(files), index, kind="lines", stride=STRIDE, places=places_of)
         super().__init__(LineFiles(self.shards))
@@ -99,14 +110,17 @@ class Lines(Streamed):
             if key is not None and key not in found:
                 near = did_you_mean(key, found) or ";"
                 told = ", ".join(map(repr, found)) or "nothing"
-                raise MissingValueError(f"{name} = {key!r}: its line has no {key!r}{near} it has {told}")
+                raise MissingValueError(
+                    f"{name} = {key!r}: its line has no {key!r}{near} it has {told}"
+                )
         value = found[self.input_key]
         if isinstance(value, list | int | float):
             value = torch.tensor(value, dtype=TYPES[self.dtype])
         return value, None if self.target_key is None else _target(found[self.target_key])
 
     def facts(self) -> dict[str, Any]:
-        """Return `classes` where they are set; `input_shape` and `channels` as the first line has them."""
+        """Return `classes` where they are set; `input_shape` and `channels` as the first line has
+        them."""
         found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
         try:
             first = self[0][0]
@@ -118,7 +132,8 @@ class Lines(Streamed):
         return found | {"input_shape": shape} | ({"channels": shape[0]} if len(shape) == 3 else {})
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over the files in order: name below their common folder, size, number of lines."""
+        """Return the SHA-256 over the files in order: name below their common folder, size, number
+        of lines."""
         root = os.path.commonpath([Path(shard.path).parent for shard in self.shards])
         digest = sha256()
         for shard in self.shards:
@@ -128,11 +143,17 @@ class Lines(Streamed):
 
 
 def places_of(path: str) -> tuple[int, list[int]]:
-    """Go through a file, and return its number of lines and the byte at which each `STRIDE`-th begins."""
-    places, lines, offset, last = [0], 0, 0, b"\n"
+    """Go through a file, and return its number of lines and the byte at which each `STRIDE`-th
+    begins."""
+    places = [0]
+    lines = 0
+    offset = 0
+    last = b"\n"
     with open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
-            begins = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10) + 1  # of the lines after each end
+            begins = (
+                np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10) + 1
+            )  # of the lines after each end
             first = STRIDE - 1 - lines % STRIDE
             places += (begins[first::STRIDE] + offset).tolist()
             lines, offset, last = lines + len(begins), offset + len(block), block[-1:]
@@ -142,5 +163,7 @@ def places_of(path: str) -> tuple[int, list[int]]:
 def _target(value: Any) -> Any:
     if isinstance(value, float) or (isinstance(value, list) and value):
         found = torch.tensor(value)
-        return found.float() if found.is_floating_point() else found
+        if found.is_floating_point():
+            return found.float()
+        return found
     return value

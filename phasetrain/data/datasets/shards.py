@@ -12,7 +12,8 @@ from phasetrain.errors import ConfigError
 FORMAT = 2
 
 Places = Callable[[str], tuple[int, Sequence[int]]]
-"""Goes through a file, and returns how many samples it has and at which byte each stride of them begins."""
+"""Goes through a file, and returns how many samples it has and at which byte each stride of them
+begins."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ def matching(files: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def indexed(paths: Sequence[str], index: str | None, *, kind: str, stride: int, places: Places) -> tuple[Shard, ...]:
+def indexed(
+    paths: Sequence[str], index: str | None, *, kind: str, stride: int, places: Places
+) -> tuple[Shard, ...]:
     """Return what is known of files, from an index where it fits, and keep there what was not.
 
     Args:
@@ -65,13 +68,19 @@ def indexed(paths: Sequence[str], index: str | None, *, kind: str, stride: int, 
     known = _read(index, kind, stride)
     shards = []
     for path in paths:
-        status, shard = Path(path).stat(), known.get(path)
+        status = Path(path).stat()
+        shard = known.get(path)
         if shard is None or (shard.size, shard.time) != (status.st_size, status.st_mtime_ns):
             count, begins = places(path)
             shard = Shard(path, status.st_size, status.st_mtime_ns, count, tuple(begins))
         shards.append(shard)
     if index is not None and any(known.get(shard.path) != shard for shard in shards):
-        content = {"format": FORMAT, "kind": kind, "stride": stride, "files": [asdict(shard) for shard in shards]}
+        content = {
+            "format": FORMAT,
+            "kind": kind,
+            "stride": stride,
+            "files": [asdict(shard) for shard in shards],
+        }
         temporary = Path(f"{index}.tmp-{uuid4().hex[:8]}")  # several processes may be at it at once
         temporary.write_text(json.dumps(content))
         temporary.replace(index)
@@ -85,7 +94,10 @@ def _read(index: str | None, kind: str, stride: int) -> Mapping[str, Shard]:
         content = json.loads(Path(index).read_text())
         if (content["format"], content.get("kind"), content["stride"]) != (FORMAT, kind, stride):
             return {}
-        return {one["path"]: Shard(**{**one, "places": tuple(one["places"])}) for one in content["files"]}
+        return {
+            one["path"]: Shard(**{**one, "places": tuple(one["places"])})
+            for one in content["files"]
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"index = {index!r} is no index of {kind} ({error}); delete it, or name another file"

@@ -23,10 +23,11 @@ def synthetic(
     noise: float = 1.0,
     part: Literal["train", "test"] = "train",
 ) -> TensorSamples:
-    """Return samples around one standard normal centre per class; classes take turns, so they are balanced.
+    """Return samples around one standard normal centre per class; classes take turns, so they are
+    balanced.
 
-    Inputs are float32 of shape `input_shape`, targets int64 0..classes-1. Both parts of one seed share
-    their centres. NumPy's Philox generator makes them, so they are the same on every machine.
+    Inputs are float32 of shape `input_shape`, targets int64 0..classes-1. Both parts of one seed
+    share their centres. NumPy's Philox generator makes them, so they are the same on every machine.
 
     Args:
         samples: number of samples.
@@ -42,7 +43,9 @@ def synthetic(
             f"samples = {samples}, classes = {classes} and all of input_shape = {list(input_shape)} must be at least 1"
         )
     if not 0 <= seed < 2**64 or noise < 0:
-        raise ValueError(f"seed = {seed} must lie in [0, 2**64) and noise = {noise} must not be negative")
+        raise ValueError(
+            f"seed = {seed} must lie in [0, 2**64) and noise = {noise} must not be negative"
+        )
     features = math.prod(input_shape)
     centres = _normal(seed, "centres", (classes, features))
     targets = np.arange(samples) % classes
@@ -52,4 +55,6 @@ def synthetic(
 
 
 def _normal(seed: int, stream: str, shape: tuple[int, int]) -> NDArray[np.float64]:
-    return np.random.Generator(np.random.Philox(key=seed + (STREAMS[stream] << 64))).standard_normal(shape)
+    return np.random.Generator(
+        np.random.Philox(key=seed + (STREAMS[stream] << 64))
+    ).standard_normal(shape)

@@ -22,7 +22,8 @@ TEST_CHAPTERS = 2
 
 
 class ByteTokenizer:
-    """Every byte of a text is a token, and one more stands for the end of a document: nothing is out of vocabulary.
+    """Every byte of a text is a token, and one more stands for the end of a document: nothing is
+    out of vocabulary.
 
     Attributes:
         vocabulary: number of tokens.
@@ -34,19 +35,26 @@ class ByteTokenizer:
 
     def encode(self, text: bytes) -> Tensor:
         """Return the tokens of a document, int64 `(bytes + 1,)`, its end included."""
-        tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long() if text else torch.empty(0).long()
+        if text:
+            tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        else:
+            tokens = torch.empty(0).long()
         return torch.cat([tokens, torch.tensor([self.end])])
 
     def decode(self, tokens: Tensor) -> str:
-        """Return the text of tokens; ends of documents are left out, and bytes that are no UTF-8 become U+FFFD."""
-        return bytes(token for token in tokens.tolist() if token != self.end).decode("utf-8", errors="replace")
+        """Return the text of tokens; ends of documents are left out, and bytes that are no UTF-8
+        become U+FFFD."""
+        return bytes(token for token in tokens.tolist() if token != self.end).decode(
+            "utf-8", errors="replace"
+        )
 
 
 class PackedTokens(TensorSamples):
-    """Documents one behind the other, cut into blocks: input `(context,)`, target the same moved on by one token.
+    """Documents one behind the other, cut into blocks: input `(context,)`, target the same moved on
+    by one token.
 
-    Each token but the first is a target exactly once. The last block is filled up; what fills it is no target
-    (`IGNORED`), so it has fewer tokens than the others.
+    Each token but the first is a target exactly once. The last block is filled up; what fills it is
+    no target (`IGNORED`), so it has fewer tokens than the others.
 
     Args:
         documents: tokens of each document, int64, its end included.
@@ -66,20 +74,26 @@ class PackedTokens(TensorSamples):
         blocks = -(-(len(stream) - 1) // context)
         room = blocks * context - (len(stream) - 1)
         self.inputs = torch.cat([stream[:-1], stream.new_zeros(room)]).view(blocks, context)
-        self.targets = torch.cat([stream[1:], stream.new_full((room,), IGNORED)]).view(blocks, context)
-        self.vocabulary, self.context = vocabulary, context
+        self.targets = torch.cat([stream[1:], stream.new_full((room,), IGNORED)]).view(
+            blocks, context
+        )
+        self.vocabulary = vocabulary
+        self.context = context
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `vocabulary`, which is also the number of `classes` to tell apart, and `context`."""
+        """Return `vocabulary`, which is also the number of `classes` to tell apart, and
+        `context`."""
         return {"vocabulary": self.vocabulary, "classes": self.vocabulary, "context": self.context}
 
 
 @DATASETS.register("text")
 def text(files: str | Sequence[str], context: int = 64) -> PackedTokens:
-    """Return the bytes of files as blocks of tokens, each file a document, in the order of their names.
+    """Return the bytes of files as blocks of tokens, each file a document, in the order of their
+    names.
 
     Args:
-        files: a pattern such as `books/*.txt`, where `**` stands for any folders, or a list of patterns.
+        files: a pattern such as `books/*.txt`, where `**` stands for any folders, or a list of
+            patterns.
         context: tokens of a block.
 
     Raises:
@@ -95,8 +109,8 @@ def text(files: str | Sequence[str], context: int = 64) -> PackedTokens:
 def alice(split: Literal["train", "test", "all"] = "train", context: int = 64) -> PackedTokens:
     """Return "Alice's Adventures in Wonderland" as blocks of byte tokens, each chapter a document.
 
-    The first ten chapters are for training, the last two for testing. The text ships with the package, so it is the
-    same everywhere.
+    The first ten chapters are for training, the last two for testing. The text ships with the
+    package, so it is the same everywhere.
 
     Source: Lewis Carroll 1865, in the public domain; see `alice.LICENSE.txt`.
 
@@ -108,9 +122,19 @@ def alice(split: Literal["train", "test", "all"] = "train", context: int = 64) -
         ValueError: an unknown split, or a context below 1.
     """
     if split not in SPLITS:
-        raise ValueError(f"split = {split!r}: expected train, test or all{did_you_mean(split, SPLITS)}")
-    whole = gzip.decompress(resources("phasetrain.data.datasets").joinpath("alice.txt.gz").read_bytes())
+        raise ValueError(
+            f"split = {split!r}: expected train, test or all{did_you_mean(split, SPLITS)}"
+        )
+    whole = gzip.decompress(
+        resources("phasetrain.data.datasets").joinpath("alice.txt.gz").read_bytes()
+    )
     chapters = re.split(rb"(?m)^ +(?=CHAPTER [IVX]+$)", whole)[1:]
-    chosen = {"train": chapters[:-TEST_CHAPTERS], "test": chapters[-TEST_CHAPTERS:], "all": chapters}[split]
+    chosen = {
+        "train": chapters[:-TEST_CHAPTERS],
+        "test": chapters[-TEST_CHAPTERS:],
+        "all": chapters,
+    }[split]
     tokenizer = ByteTokenizer()
-    return PackedTokens([tokenizer.encode(chapter) for chapter in chosen], tokenizer.vocabulary, context)
+    return PackedTokens(
+        [tokenizer.encode(chapter) for chapter in chosen], tokenizer.vocabulary, context
+    )

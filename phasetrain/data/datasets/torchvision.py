@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 from torch.utils.data import Dataset
 
+from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.data.datasets.base import DATASETS, Samples
 from phasetrain.data.datasets.images import Mode, check_mode, pillow, pixels
 from phasetrain.errors import ConfigError
-from phasetrain.registry import Factory, UnknownNameError
 
 LEFT_OUT = ("transform", "target_transform", "transforms")
 """Parameters of torchvision in whose place stands DATA.*.transforms."""
@@ -19,7 +19,8 @@ LEFT_OUT = ("transform", "target_transform", "transforms")
 OURS: Mapping[str, tuple[Any, Any]] = MappingProxyType(
     {"mode": (Mode, "RGB"), "classes": (int | None, None), "part": (str, "train")}
 )
-"""Type and default of the parameters that stand beside those of torchvision's class; its own win."""
+"""Type and default of the parameters that stand beside those of torchvision's class; its own
+win."""
 
 
 class TorchvisionSamples(Dataset[tuple[Any, Any]]):
@@ -32,9 +33,13 @@ class TorchvisionSamples(Dataset[tuple[Any, Any]]):
         described: what it was made from, for the fingerprint.
     """
 
-    def __init__(self, data: Samples, *, mode: Mode = "RGB", classes: int | None = None, described: str = "") -> None:
+    def __init__(
+        self, data: Samples, *, mode: Mode = "RGB", classes: int | None = None, described: str = ""
+    ) -> None:
         check_mode(mode, None)
-        self.data, self.mode, self.described = data, mode, described
+        self.data = data
+        self.mode = mode
+        self.described = described
         self._class_names = _class_names(data)
         self.classes = len(self._class_names) or classes
 
@@ -50,7 +55,9 @@ class TorchvisionSamples(Dataset[tuple[Any, Any]]):
     def facts(self) -> Mapping[str, Any]:
         """Return `classes` and `class_names` as far as they are known."""
         named = {"class_names": self._class_names} if self._class_names else {}
-        return named if self.classes is None else {"classes": self.classes, **named}
+        if self.classes is None:
+            return named
+        return {"classes": self.classes, **named}
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the name, the parameters and the number of samples."""
@@ -59,10 +66,11 @@ class TorchvisionSamples(Dataset[tuple[Any, Any]]):
 
 @DATASETS.bridge("torchvision", "torchvision")
 def torchvision_dataset(name: str) -> Factory[Samples] | None:
-    """Return what makes torchvision's data set `name`; None for what is the path of a module of torchvision.
+    """Return what makes torchvision's data set `name`; None for what is the path of a module of
+    torchvision.
 
-    It takes the parameters of torchvision's class but the transforms, and `mode` and `classes` beside. One that has a
-    parameter `train` gets it by the split. Downloads are refused.
+    It takes the parameters of torchvision's class but the transforms, and `mode` and `classes`
+    beside. One that has a parameter `train` gets it by the split. Downloads are refused.
 
     Raises:
         UnknownNameError: torchvision has no such data set.
@@ -72,7 +80,9 @@ def torchvision_dataset(name: str) -> Factory[Samples] | None:
     if "." in name:
         return None
     found = {one: thing for one, thing in vars(datasets).items() if inspect.isclass(thing)}
-    kinds = {one: thing for one, thing in found.items() if issubclass(thing, datasets.VisionDataset)}
+    kinds = {
+        one: thing for one, thing in found.items() if issubclass(thing, datasets.VisionDataset)
+    }
     if name not in kinds:
         raise UnknownNameError(name, kinds)
     return _factory(name, kinds[name])
@@ -92,15 +102,24 @@ def _factory(name: str, kind: type[Any]) -> Factory[Samples]:
             )
         if "train" in takes:
             given = {"train": own.get("part") == "train"} | given
-        described = f"{name} {sorted((one, value) for one, value in given.items() if one != 'root')}"
+        described = (
+            f"{name} {sorted((one, value) for one, value in given.items() if one != 'root')}"
+        )
         try:
             data = kind(**given)
         except RuntimeError as error:
-            raise ValueError(f"{error}; nothing is downloaded while a run is built, so do it once yourself") from error
-        return TorchvisionSamples(data, mode=own.get("mode", "RGB"), classes=own.get("classes"), described=described)
+            raise ValueError(
+                f"{error}; nothing is downloaded while a run is built, so do it once yourself"
+            ) from error
+        return TorchvisionSamples(
+            data, mode=own.get("mode", "RGB"), classes=own.get("classes"), described=described
+        )
 
     optional = inspect.Parameter.KEYWORD_ONLY
-    shown = [p.replace(kind=optional, default=None if one == "train" else p.default) for one, p in takes.items()]
+    shown = [
+        p.replace(kind=optional, default=None if one == "train" else p.default)
+        for one, p in takes.items()
+    ]
     shown += [inspect.Parameter(one, optional, default=default) for one, default in ours.items()]
     hints = {one: hint for one, hint in get_type_hints(kind.__init__).items() if one in takes}
     vars(build)["__signature__"] = inspect.Signature(shown)
@@ -109,7 +128,10 @@ def _factory(name: str, kind: type[Any]) -> Factory[Samples]:
 
 
 def _class_names(data: Any) -> tuple[str, ...]:
-    """Return the names of the classes, where the data set has the attribute `classes` that torchvision documents."""
+    """Return the names of the classes, where the data set has the attribute `classes` that
+    torchvision documents."""
     places = [vars(data), *(vars(kind) for kind in type(data).__mro__)]
-    found = next((place["classes"] for place in places if isinstance(place.get("classes"), list | tuple)), ())
+    found = next(
+        (place["classes"] for place in places if isinstance(place.get("classes"), list | tuple)), ()
+    )
     return tuple(map(str, found))

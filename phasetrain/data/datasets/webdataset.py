@@ -19,7 +19,7 @@ from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.images import CHANNELS, EXTENSIONS, Mode, check_mode, decode, pillow
 from phasetrain.data.datasets.shards import Shard, indexed, matching
-from phasetrain.data.streams import Streamed
+from phasetrain.data.samplers.streams import Streamed
 from phasetrain.errors import PhasetrainError, did_you_mean
 
 STRIDE = 64
@@ -27,7 +27,8 @@ STRIDE = 64
 
 GZIP_MAGIC = b"\x1f\x8b"
 NAME = re.compile(r"^((?:.*/)?[^./]+)\.([^/]*)$")
-"""Key and extension in the name of a member: the key ends at the first dot of the file's name, as WebDataset has it."""
+"""Key and extension in the name of a member: the key ends at the first dot of the file's name, as
+WebDataset has it."""
 
 IMAGES = tuple(one.removeprefix(".") for one in EXTENSIONS)
 DECODED = ("cls", "id", "index", "txt", "text", "json", "npy", "npz")
@@ -44,7 +45,8 @@ class TarSample:
     """
 
     def __init__(self, key: str, offset: int, archive: tarfile.TarFile) -> None:
-        self.key, self.offset = key, offset
+        self.key = key
+        self.offset = offset
         self._archive = archive
         self._members: dict[str, tarfile.TarInfo] = {}
 
@@ -77,7 +79,9 @@ class TarSample:
             ValueError: the archive ends before.
         """
         member = self._members[extension]
-        file = cast("IO[bytes]", self._archive.extractfile(member))  # None for what is no file; those are left out
+        file = cast(
+            "IO[bytes]", self._archive.extractfile(member)
+        )  # None for what is no file; those are left out
         content = file.read()
         if len(content) != member.size:
             raise ValueError("is cut off by the end of the archive")
@@ -109,29 +113,32 @@ class TarFiles:
 
 @DATASETS.register("webdataset")
 class WebDataset(Streamed):
-    """Samples in tar archives, in the order of the archives' names; with `sampler: lanes` they are read forward.
+    """Samples in tar archives, in the order of the archives' names; with `sampler: lanes` they are
+    read forward.
 
-    Members whose names differ in what follows the first dot only make one sample. Images become float32 `(C, H, W)` in
-    [0, 1]; `cls`, `id` and `index` integers; `npy` and `npz` tensors; `txt` text; `json` what it says; others are
-    bytes.
+    Members whose names differ in what follows the first dot only make one sample. Images become
+    float32 `(C, H, W)` in [0, 1]; `cls`, `id` and `index` integers; `npy` and `npz` tensors; `txt`
+    text; `json` what it says; others are bytes.
 
     Args:
-        files: a pattern such as `data/train-*.tar`, where `**` stands for any folders, or a list of patterns. Archives
-            may be gzipped, but a place in such a one is reached by unpacking all before it.
-        input_key: extension of the member that is the input, alternatives separated by `;`, or a list of such, which
-            make a mapping by the names given.
+        files: a pattern such as `data/train-*.tar`, where `**` stands for any folders, or a list of
+            patterns. Archives may be gzipped, but a place in such a one is reached by unpacking all
+            before it.
+        input_key: extension of the member that is the input, alternatives separated by `;`, or a
+            list of such, which make a mapping by the names given.
         target_key: the same for the target; null gives the target None.
         mode: `RGB` or `L`, to which images are converted.
         size: height and width to which images are resized, in pixels; null keeps them.
         classes: number of classes, for parts that ask for it.
-        index: path of a file that keeps how many samples there are, and where; it is written when it is not there, and
-            checked by size and time of each archive. Null goes through all archives at each start, in every process.
+        index: path of a file that keeps how many samples there are, and where; it is written when
+            it is not there, and checked by size and time of each archive. Null goes through all
+            archives at each start, in every process.
 
     Raises:
         ConfigError: Pillow is not installed, and images are asked for.
         ValueError: no file of the pattern, no samples, or a file that is no archive.
-        PhasetrainError: on access, a sample without such a member, or one that cannot be decoded; it names archive,
-            sample and member.
+        PhasetrainError: on access, a sample without such a member, or one that cannot be decoded;
+            it names archive, sample and member.
     """
 
     def __init__(
@@ -145,11 +152,17 @@ class WebDataset(Streamed):
         index: str | None = None,
     ) -> None:
         check_mode(mode, size)
-        self.input_key, self.target_key, self.mode, self.size = input_key, target_key, mode, size
-        self.classes, self.images = classes, _asks_for_images(input_key, target_key)
+        self.input_key = input_key
+        self.target_key = target_key
+        self.mode = mode
+        self.size = size
+        self.classes = classes
+        self.images = _asks_for_images(input_key, target_key)
         if self.images:
             pillow("webdataset")
-        self.shards = indexed(matching(files), index, kind="archives", stride=STRIDE, places=places_of)
+        self.shards = indexed(
+            matching(files), index, kind="archives", stride=STRIDE, places=places_of
+        )
         super().__init__(TarFiles(self.shards))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -158,12 +171,17 @@ class WebDataset(Streamed):
         return value, self._taken(index, sample, self.target_key, "target_key")
 
     def facts(self) -> dict[str, Any]:
-        """Return `classes` where they are set, and of images in the input `channels`, and `input_shape` if resized."""
+        """Return `classes` where they are set, and of images in the input `channels`, and
+        `input_shape` if resized."""
         found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
         if not isinstance(self.input_key, str) or not _asks_for_images(self.input_key):
             return found
         channels = CHANNELS[self.mode]
-        return found | {"channels": channels} | ({"input_shape": (channels, self.size, self.size)} if self.size else {})
+        return (
+            found
+            | {"channels": channels}
+            | ({"input_shape": (channels, self.size, self.size)} if self.size else {})
+        )
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the archives in order: name, size, number of samples."""
@@ -173,7 +191,9 @@ class WebDataset(Streamed):
             digest.update(told.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def _taken(self, index: int, sample: TarSample, key: str | Sequence[str] | None, name: str) -> Any:
+    def _taken(
+        self, index: int, sample: TarSample, key: str | Sequence[str] | None, name: str
+    ) -> Any:
         if key is None:
             return None
         if not isinstance(key, str):
@@ -207,7 +227,10 @@ def decoded(extension: str, content: bytes, mode: Mode, size: int | None = None)
     if kind == "npy":
         return torch.from_numpy(np.load(BytesIO(content), allow_pickle=False))
     if kind == "npz":
-        return {name: torch.from_numpy(one) for name, one in np.load(BytesIO(content), allow_pickle=False).items()}
+        return {
+            name: torch.from_numpy(one)
+            for name, one in np.load(BytesIO(content), allow_pickle=False).items()
+        }
     return content
 
 
@@ -234,7 +257,8 @@ def samples_of(path: str, place: int = 0) -> Iterator[TarSample]:
 
 
 def places_of(path: str) -> tuple[int, list[int]]:
-    """Go through an archive, and return its number of samples and the byte at which each `STRIDE`-th begins.
+    """Go through an archive, and return its number of samples and the byte at which each
+    `STRIDE`-th begins.
 
     Raises:
         ValueError: it is no archive.
@@ -244,10 +268,12 @@ def places_of(path: str) -> tuple[int, list[int]]:
 
 
 def _grouped(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[TarSample]:
-    """Yield the members of an archive by samples; folders, links and names that begin with `__` are left out.
+    """Yield the members of an archive by samples; folders, links and names that begin with `__` are
+    left out.
 
     Raises:
-        ValueError: something else than a member stands where one should, or two of a sample have one extension.
+        ValueError: something else than a member stands where one should, or two of a sample have
+            one extension.
     """
     sample: TarSample | None = None
     for member in archive:
@@ -269,5 +295,7 @@ def _grouped(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[TarSample]:
 
 
 def _asks_for_images(*keys: str | Sequence[str] | None) -> bool:
-    words = [word for key in keys if key is not None for word in ([key] if isinstance(key, str) else key)]
+    words = [
+        word for key in keys if key is not None for word in ([key] if isinstance(key, str) else key)
+    ]
     return any(one.rpartition(".")[2] in IMAGES for word in words for one in word.split(";"))

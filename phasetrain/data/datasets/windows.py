@@ -1,4 +1,5 @@
-"""Data that comes in windows, such as hours or folders: each pass of a training goes over one of them."""
+"""Data that comes in windows, such as hours or folders: each pass of a training goes over one of
+them."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -42,16 +43,24 @@ class Windows(Dataset[Any]):
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the first window that has samples; all are taken to share them."""
         filled = [window for window in self.windows if len(window)]
-        return filled[0].facts() if filled and isinstance(filled[0], Described) else {}
+        if filled and isinstance(filled[0], Described):
+            return filled[0].facts()
+        return {}
 
     def fingerprint(self) -> str:
-        """Return the number of windows, and the SHA-256 over length and fingerprint of each, in order."""
+        """Return the number of windows, and the SHA-256 over length and fingerprint of each, in
+        order."""
         return self._of(len(self.windows))
 
     def continues(self, fingerprint: str) -> bool:
-        """Tell whether the first windows are those that had this fingerprint; there may be more by now."""
+        """Tell whether the first windows are those that had this fingerprint; there may be more by
+        now."""
         count = fingerprint.partition(":")[0]
-        return count.isdigit() and int(count) <= len(self.windows) and self._of(int(count)) == fingerprint
+        return (
+            count.isdigit()
+            and int(count) <= len(self.windows)
+            and self._of(int(count)) == fingerprint
+        )
 
     def _of(self, count: int) -> str:
         digest = sha256()
@@ -75,9 +84,13 @@ def windows(pattern: str, of: Mapping[str, Any], parameter: str = "path") -> Win
     """
     found = sorted(glob(pattern))  # noqa: PTH207 - a pattern may be absolute
     if not found:
-        raise ValueError(f"pattern = {pattern!r}: nothing fits it; expected folders or files, one for each window")
+        raise ValueError(
+            f"pattern = {pattern!r}: nothing fits it; expected folders or files, one for each window"
+        )
     if "dataset" not in of:
         raise ValueError(f"of = {dict(of)}: expected a mapping with `dataset` and its parameters")
     params = {key: value for key, value in of.items() if key != "dataset"}
     where = "DATA.*.of"
-    return Windows([DATASETS.build(of["dataset"], {**params, parameter: path}, where=where) for path in found])
+    return Windows(
+        [DATASETS.build(of["dataset"], {**params, parameter: path}, where=where) for path in found]
+    )

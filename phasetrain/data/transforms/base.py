@@ -1,4 +1,5 @@
-"""Keys of randomness, transforms of whole batches, pipelines of them, and their registry (`DATA.*.transforms`)."""
+"""Keys of randomness, transforms of whole batches, pipelines of them, and their registry
+(`DATA.*.transforms`)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,12 +12,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from phasetrain.batch import mapped
-from phasetrain.registry import Registry
+from phasetrain.config.registry import Registry
+from phasetrain.engine.batch import mapped
 
 TRANSFORMS: Registry[Callable[..., Any]] = Registry("transform", "DATA.*.transforms")
 
-# SplitMix64 (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195): the increment and the finaliser's factors.
+# SplitMix64 (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195): the increment and the
+# finaliser's factors.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
 FACTOR_2 = np.uint64(0x94D049BB133111EB)
@@ -36,12 +38,14 @@ def mix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class Keys:
     """Key material of N samples: what the randomness of their inputs is a function of.
 
-    Draws are counter-based: a sample's numbers depend on its own key and the position within the drawn
-    shape alone, never on its neighbours, on N, or on what was drawn before. The same call therefore returns
-    the same numbers; draw all that is needed in one call (`keys.integers(0, 9, 2)`) or `fork` for more.
+    Draws are counter-based: a sample's numbers depend on its own key and the position within the
+    drawn shape alone, never on its neighbours, on N, or on what was drawn before. The same call
+    therefore returns the same numbers; draw all that is needed in one call
+    (`keys.integers(0, 9, 2)`) or `fork` for more.
 
     Args:
-        values: one key per sample, uint64 `(N,)`; they may be consecutive numbers, as they are hashed before use.
+        values: one key per sample, uint64 `(N,)`; they may be consecutive numbers, as they are
+            hashed before use.
 
     Example:
         >>> keys = Keys(np.arange(4, dtype=np.uint64))
@@ -57,7 +61,8 @@ class Keys:
         return len(self.values)
 
     def fork(self, stream: int) -> "Keys":
-        """Return the keys of an independent stream, such as one per position in a pipeline; `stream >= 0`."""
+        """Return the keys of an independent stream, such as one per position in a pipeline;
+        `stream >= 0`."""
         return Keys(mix64(mix64(self.values ^ FORK) + _multiple(stream + 1)))
 
     def uniform(self, *shape: int) -> NDArray[np.float64]:
@@ -68,16 +73,22 @@ class Keys:
         """Return uniform integers in [low, high), int64 `(N, *shape)`.
 
         Raises:
-            ValueError: an empty range, or one too wide for 53 random bits to be fair to all of it (2**40).
+            ValueError: an empty range, or one too wide for 53 random bits to be fair to all of it
+                (2**40).
         """
         if not 0 < high - low <= 2**40:
-            raise ValueError(f"integers in [{low}, {high}): the range must hold from 1 to 2**40 numbers")
+            raise ValueError(
+                f"integers in [{low}, {high}): the range must hold from 1 to 2**40 numbers"
+            )
         return np.floor(self.uniform(*shape) * (high - low)).astype(np.int64) + low
 
     def normal(self, *shape: int) -> NDArray[np.float64]:
-        """Return standard normal numbers, float64 `(N, *shape)` (Box and Muller 1958, doi:10.1214/aoms/1177706645)."""
+        """Return standard normal numbers, float64 `(N, *shape)` (Box and Muller 1958,
+        doi:10.1214/aoms/1177706645)."""
         pairs = self.uniform(2, *shape)
-        radius = np.sqrt(-2.0 * np.log(np.ascontiguousarray(1.0 - pairs[:, 0])))  # 1 - u lies in (0, 1]
+        radius = np.sqrt(
+            -2.0 * np.log(np.ascontiguousarray(1.0 - pairs[:, 0]))
+        )  # 1 - u lies in (0, 1]
         return np.asarray(radius * np.cos(np.ascontiguousarray(2.0 * math.pi * pairs[:, 1])))
 
     def seeds(self) -> list[int]:
@@ -90,16 +101,17 @@ class Keys:
 
 
 def _multiple(count: int) -> np.uint64:
-    """Return `count * GOLDEN` modulo 2**64 (a product of NumPy scalars would warn of the overflow)."""
+    """Return `count * GOLDEN` modulo 2**64 (a product of NumPy scalars would warn of the
+    overflow)."""
     return np.uint64(count * int(GOLDEN) % 2**64)
 
 
 class BatchTransform(ABC):
     """A transform of a whole batch: a pure function of the batch and its keys.
 
-    What it makes of a sample must not depend on the other samples: a batch of eight gives the same bits as
-    eight batches of one. It never draws from a global generator. The last one of a split may return a list of batches,
-    several views of each sample.
+    What it makes of a sample must not depend on the other samples: a batch of eight gives the same
+    bits as eight batches of one. It never draws from a global generator. The last one of a split
+    may return a list of batches, several views of each sample.
 
     Example:
         >>> @TRANSFORMS.register("invert")
@@ -111,15 +123,17 @@ class BatchTransform(ABC):
 
     @abstractmethod
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
-        """Return the transformed batch `(N, ...)` of `batch` `(N, ...)`, without changing `batch` in place."""
+        """Return the transformed batch `(N, ...)` of `batch` `(N, ...)`, without changing `batch`
+        in place."""
 
 
 class Pipeline:
     """The transforms of a split, in order.
 
     Args:
-        transforms: each a `BatchTransform`, or any other callable, which gets one sample at a time and may draw
-            from the global generators; whoever calls `one` has seeded them from the sample's key.
+        transforms: each a `BatchTransform`, or any other callable, which gets one sample at a time
+            and may draw from the global generators; whoever calls `one` has seeded them from the
+            sample's key.
     """
 
     def __init__(self, transforms: Sequence[Callable[..., Any]] = ()) -> None:
@@ -140,7 +154,9 @@ class Pipeline:
         """
         for position, transform in enumerate(self.transforms):
             if not isinstance(transform, BatchTransform):
-                raise TypeError(f"transform {position} ({_name(transform)}) takes single samples, not batches")
+                raise TypeError(
+                    f"transform {position} ({_name(transform)}) takes single samples, not batches"
+                )
             if not isinstance(batch, Tensor):
                 raise TypeError(_no_tensor(position, transform, batch))
             batch = transform(batch, keys.fork(position))
@@ -166,7 +182,8 @@ class Pipeline:
         return sample
 
     def shape_after(self, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the shape of a transformed sample of `shape`; None when a transform is not a BatchTransform.
+        """Return the shape of a transformed sample of `shape`; None when a transform is not a
+        BatchTransform.
 
         Where the last one makes several views it is that of the first view.
         """
@@ -179,7 +196,9 @@ class Pipeline:
 def check_images(batch: Tensor, transform: BatchTransform) -> None:
     """Raise ValueError unless `batch` is a batch of images `(N, C, H, W)`."""
     if batch.ndim != 4:
-        raise ValueError(f"{_name(transform)} takes images (N, C, H, W), not a batch of shape {tuple(batch.shape)}")
+        raise ValueError(
+            f"{_name(transform)} takes images (N, C, H, W), not a batch of shape {tuple(batch.shape)}"
+        )
 
 
 def _no_tensor(position: int, transform: Callable[..., Any], sample: Any) -> str:

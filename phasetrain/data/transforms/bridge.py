@@ -4,18 +4,29 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.data.transforms.base import TRANSFORMS
-from phasetrain.registry import Factory, UnknownNameError
 
-OTHERS = ("CutMix", "MixUp", "Compose", "RandomApply", "RandomChoice", "RandomOrder", "Lambda", "Transform")
+OTHERS = (
+    "CutMix",
+    "MixUp",
+    "Compose",
+    "RandomApply",
+    "RandomChoice",
+    "RandomOrder",
+    "Lambda",
+    "Transform",
+)
 """Classes of `torchvision.transforms.v2` that take batches, functions or other transforms."""
 
 
 @TRANSFORMS.bridge("torchvision", "torchvision")
 def torchvision_transform(name: str) -> Factory[Callable[..., Any]] | None:
-    """Return the class `name` of `torchvision.transforms.v2`; None for the path of a module of torchvision.
+    """Return the class `name` of `torchvision.transforms.v2`; None for the path of a module of
+    torchvision.
 
-    It gets one sample at a time. Random ones draw from torch's global generator, which is seeded for each sample.
+    It gets one sample at a time. Random ones draw from torch's global generator, which is seeded
+    for each sample.
 
     Raises:
         UnknownNameError: there is no such transform of a sample.
@@ -24,8 +35,14 @@ def torchvision_transform(name: str) -> Factory[Callable[..., Any]] | None:
 
     if "." in name:
         return None
-    found = {one: thing for one, thing in vars(v2).items() if inspect.isclass(thing) and one not in OTHERS}
-    kinds: dict[str, type[Any]] = {one: thing for one, thing in found.items() if issubclass(thing, v2.Transform)}
+    found = {
+        one: thing
+        for one, thing in vars(v2).items()
+        if inspect.isclass(thing) and one not in OTHERS
+    }
+    kinds: dict[str, type[Any]] = {
+        one: thing for one, thing in found.items() if issubclass(thing, v2.Transform)
+    }
     if name not in kinds:
         raise UnknownNameError(name, kinds)
     return kinds[name]

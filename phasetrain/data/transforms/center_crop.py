@@ -28,6 +28,9 @@ class CenterCrop(BatchTransform):
         check_images(batch, self)
         height, width = batch.shape[2:]
         if min(height, width) < self.size:
-            raise ValueError(f"CenterCrop: images of {height} x {width} pixels are smaller than size = {self.size}")
-        top, left = (height - self.size) // 2, (width - self.size) // 2
+            raise ValueError(
+                f"CenterCrop: images of {height} x {width} pixels are smaller than size = {self.size}"
+            )
+        top = (height - self.size) // 2
+        left = (width - self.size) // 2
         return batch[:, :, top : top + self.size, left : left + self.size].contiguous()

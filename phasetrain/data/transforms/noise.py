@@ -8,7 +8,8 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys
 
 @TRANSFORMS.register("noise")
 class Noise(BatchTransform):
-    """Adds normal noise to each entry of samples of any shape; the result has the batch's floating type.
+    """Adds normal noise to each entry of samples of any shape; the result has the batch's floating
+    type.
 
     Args:
         std: standard deviation of the noise, in the input's units.

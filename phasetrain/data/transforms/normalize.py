@@ -17,8 +17,8 @@ class Normalize(BatchTransform):
         std: as many as `mean`, in the input's units.
 
     Raises:
-        ValueError: lists that are empty or of different lengths, a `std` that is not above 0; on a batch: a
-            number of channels that does not fit.
+        ValueError: lists that are empty or of different lengths, a `std` that is not above 0; on a
+            batch: a number of channels that does not fit.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -35,5 +35,7 @@ class Normalize(BatchTransform):
         """Return the batch shifted and scaled, same shape."""
         check_images(batch, self)
         if len(self.mean) not in (1, batch.shape[1]):
-            raise ValueError(f"Normalize: mean and std have {len(self.mean)} entries, images {batch.shape[1]} channels")
+            raise ValueError(
+                f"Normalize: mean and std have {len(self.mean)} entries, images {batch.shape[1]} channels"
+            )
         return (batch - self.mean) / self.std

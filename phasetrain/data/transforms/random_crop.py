@@ -16,12 +16,15 @@ class RandomCrop(BatchTransform):
         padding: zeros put around the image first, in pixels on each side.
 
     Raises:
-        ValueError: a size below 1, a negative padding; on a batch: padded images smaller than the square.
+        ValueError: a size below 1, a negative padding; on a batch: padded images smaller than the
+            square.
     """
 
     def __init__(self, size: int, padding: int = 0) -> None:
         if size < 1 or padding < 0:
-            raise ValueError(f"size = {size} must be at least 1 pixel and padding = {padding} must not be negative")
+            raise ValueError(
+                f"size = {size} must be at least 1 pixel and padding = {padding} must not be negative"
+            )
         self.size = size
         self.padding = padding
 

@@ -24,14 +24,17 @@ class RandomErase(BatchTransform):
         scale: smallest and largest area of the rectangle, as parts of the image's area.
 
     Raises:
-        ValueError: a probability outside [0, 1], or a scale that is not two numbers 0 < low <= high <= 1.
+        ValueError: a probability outside [0, 1], or a scale that is not two numbers 0 < low <= high
+            <= 1.
     """
 
     def __init__(self, probability: float = 0.5, scale: Sequence[float] = (0.02, 0.33)) -> None:
         if not 0 <= probability <= 1:
             raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
         if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(f"scale = {list(scale)}: expected two parts of the area, 0 < smallest <= largest <= 1")
+            raise ValueError(
+                f"scale = {list(scale)}: expected two parts of the area, 0 < smallest <= largest <= 1"
+            )
         self.probability = probability
         self.scale = (scale[0], scale[1])
 
@@ -41,7 +44,9 @@ class RandomErase(BatchTransform):
         chosen, area, aspect, top, left = keys.uniform(5).T
         low, high = self.scale
         part = low + (high - low) * area  # of the image's area
-        root = np.exp(math.log(ASPECT) * (aspect - 0.5))  # square root of the aspect ratio, log-uniform
+        root = np.exp(
+            math.log(ASPECT) * (aspect - 0.5)
+        )  # square root of the aspect ratio, log-uniform
         erased = chosen < self.probability
         rows = _span(batch.shape[2], np.sqrt(part) * root, top)
         columns = _span(batch.shape[3], np.sqrt(part) / root, left)
@@ -50,7 +55,8 @@ class RandomErase(BatchTransform):
 
 
 def _span(length: int, part: NDArray[np.float64], place: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which of `length` rows are covered, bool `(N, length)`: a `part` of them, at a `place` in [0, 1)."""
+    """Return which of `length` rows are covered, bool `(N, length)`: a `part` of them, at a `place`
+    in [0, 1)."""
     covered = np.clip(np.rint(length * part), 1, length)
     first = np.floor(place * (length - covered + 1))
     index = np.arange(length)

@@ -8,7 +8,8 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, ch
 
 @TRANSFORMS.register("resize")
 class Resize(BatchTransform):
-    """Resizes images `(C, H, W)` to `(C, size, size)`: bilinear, antialiased; the aspect ratio is not kept.
+    """Resizes images `(C, H, W)` to `(C, size, size)`: bilinear, antialiased; the aspect ratio is
+    not kept.
 
     Args:
         size: height and width, in pixels.

@@ -7,4 +7,13 @@ from phasetrain.distributed.strategies.ordered import Ordered
 from phasetrain.distributed.strategies.sharded_ddp import ShardedDataParallel
 from phasetrain.distributed.strategies.zero import Zero
 
-__all__ = ["STRATEGIES", "DataParallel", "FullyShard", "Mean", "Ordered", "ShardedDataParallel", "Strategy", "Zero"]
+__all__ = [
+    "STRATEGIES",
+    "DataParallel",
+    "FullyShard",
+    "Mean",
+    "Ordered",
+    "ShardedDataParallel",
+    "Strategy",
+    "Zero",
+]

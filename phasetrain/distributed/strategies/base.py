@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from phasetrain.config.registry import Registry
 from phasetrain.distributed.world import World
-from phasetrain.registry import Registry
 
 Groups = list[dict[str, Any]]
 """Groups of trained parameters as optimizers of torch take them: `params` and options."""
@@ -23,13 +23,15 @@ _NOTHING = nullcontext()
 
 
 class Strategy:
-    """How the processes of a run share an update; this one has a single process, which makes it alone.
+    """How the processes of a run share an update; this one has a single process, which makes it
+    alone.
 
     Args:
         world: the processes.
 
     Attributes:
-        spreads: gradients are averaged over processes, so each process weighs its own with their number.
+        spreads: gradients are averaged over processes, so each process weighs its own with their
+            number.
         warms_up: the first passes differ from later ones; two go before everything else.
         shards: no process holds all gradients, or not all state of the optimizer.
         reports: the loss of an update is known to be that of all processes.
@@ -57,11 +59,13 @@ class Strategy:
         return parameter
 
     def wrap(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
-        """Return what is called in place of a module in training; its state stays that of the module."""
+        """Return what is called in place of a module in training; its state stays that of the
+        module."""
         return module
 
     def step(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a micro-batch; only in the last one of an update do gradients go round.
+        """Return the context of a micro-batch; only in the last one of an update do gradients go
+        round.
 
         Args:
             last: it is the last one of an update.
@@ -70,14 +74,16 @@ class Strategy:
         return _NOTHING
 
     def place(self, micro: int) -> tuple[int, int]:
-        """Return what the randomness of a micro-batch is seeded by: the process, and its number there."""
+        """Return what the randomness of a micro-batch is seeded by: the process, and its number
+        there."""
         return self.world.rank, micro
 
     def begin_test(self, *modules: nn.Module) -> None:
         """Get ready to call modules unwrapped in a test."""
 
     def mean(self, losses: Sequence[Tensor]) -> "Mean":
-        """Begin to take the loss of an update from the shares of its micro-batches, over all processes."""
+        """Begin to take the loss of an update from the shares of its micro-batches, over all
+        processes."""
         return Mean(total(losses))
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
@@ -85,7 +91,8 @@ class Strategy:
         return get_total_norm(gradients)
 
     def any(self, flag: Tensor) -> Tensor:
-        """Return 1 where the flag of any process is, for what only one of them may know; may change it in place."""
+        """Return 1 where the flag of any process is, for what only one of them may know; may change
+        it in place."""
         return flag
 
     def model_state(self, module: nn.Module) -> dict[str, Any]:
@@ -109,7 +116,8 @@ class Strategy:
         """Bring the gradients of an update to where the optimizer looks for them."""
 
     def places(self, module: nn.Module, state: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return for tensors of a saved state where this process takes its pieces of them; none: it takes all whole."""
+        """Return for tensors of a saved state where this process takes its pieces of them; none: it
+        takes all whole."""
         return []
 
     def optimizer_places(self, state: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
@@ -117,7 +125,8 @@ class Strategy:
         return []
 
     def own_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return what this process has of a saved state of the optimizer; all of it where weights are whole."""
+        """Return what this process has of a saved state of the optimizer; all of it where weights
+        are whole."""
         return state
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
@@ -135,11 +144,13 @@ class Mean:
     """
 
     def __init__(self, value: Tensor, world: World | None = None) -> None:
-        self._size, self._work = 1 if world is None else world.size, None
+        self._size = 1 if world is None else world.size
+        self._work = None
         self._value = value
         if world is not None and world.size > 1:
             self._value = value.clone()
-            # On a CPU over the group for decisions: in the other one it would stand before the gradients.
+            # On a CPU over the group for decisions: in the other one it would stand before the
+            # gradients.
             group = None if value.device.type != "cpu" else world.control
             self._work = dist.all_reduce(self._value, group=group, async_op=True)
 
@@ -152,7 +163,8 @@ class Mean:
 
 
 class Spreading(Strategy):
-    """What strategies with several processes have in common: gradients averaged over all of them."""
+    """What strategies with several processes have in common: gradients averaged over all of
+    them."""
 
     spreads = True
     reports = True
@@ -164,7 +176,8 @@ class Spreading(Strategy):
                 dist.broadcast(buffer, src=0)
 
     def mean(self, losses: Sequence[Tensor]) -> Mean:
-        """Begin to take the loss of an update, the mean over processes of what each has summed up."""
+        """Begin to take the loss of an update, the mean over processes of what each has summed
+        up."""
         return Mean(total(losses), self.world)
 
 

@@ -11,7 +11,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from phasetrain.distributed.strategies.base import _NOTHING, STRATEGIES, Spreading, device_of, trains
+from phasetrain.distributed.strategies.base import (
+    _NOTHING,
+    STRATEGIES,
+    Spreading,
+    device_of,
+    trains,
+)
 from phasetrain.distributed.world import World
 
 COMMUNICATION: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -22,19 +28,25 @@ COMMUNICATION: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 @STRATEGIES.register("ddp")
 class DataParallel(Spreading):
-    """Averages gradients in buckets while the backward pass goes on (Li et al. 2020, arXiv:2006.15704).
+    """Averages gradients in buckets while the backward pass goes on (Li et al. 2020,
+    arXiv:2006.15704).
 
-    Torch puts the buckets in another order after the first backward pass, and a sum in another order has other last
-    bits: so two passes go before every start, fresh or resumed.
+    Torch puts the buckets in another order after the first backward pass, and a sum in another
+    order has other last bits: so two passes go before every start, fresh or resumed.
 
     Args:
         world: fact; the processes.
-        bucket_cap_mb: size of a bucket in MiB; changes in which order gradients are added, so also bits.
-        sync_buffers: give all processes the main one's buffers (running statistics) before each forward pass.
-        find_unused_parameters: look for parameters that a loss does not depend on; costs a walk through the graph.
+        bucket_cap_mb: size of a bucket in MiB; changes in which order gradients are added, so also
+            bits.
+        sync_buffers: give all processes the main one's buffers (running statistics) before each
+            forward pass.
+        find_unused_parameters: look for parameters that a loss does not depend on; costs a walk
+            through the graph.
         static_graph: the graph is the same in every update; allows torch to save work.
-        gradient_as_bucket_view: gradients lie in the buckets, which saves a copy and as much memory.
-        communication: fact; what gradients are rounded to while they go round (`DISTRIBUTED.communication`).
+        gradient_as_bucket_view: gradients lie in the buckets, which saves a copy and as much
+            memory.
+        communication: fact; what gradients are rounded to while they go round
+            (`DISTRIBUTED.communication`).
     """
 
     warms_up = True
@@ -75,7 +87,8 @@ class DataParallel(Spreading):
         return wrapped
 
     def step(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a micro-batch; only in the last one of an update do gradients go round."""
+        """Return the context of a micro-batch; only in the last one of an update do gradients go
+        round."""
         if last:
             return _NOTHING
         stack = ExitStack()

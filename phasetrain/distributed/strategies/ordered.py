@@ -1,4 +1,5 @@
-"""Gradients added in an order that does not depend on the number of processes (`DISTRIBUTED.reduction: ordered`)."""
+"""Gradients added in an order that does not depend on the number of processes
+(`DISTRIBUTED.reduction: ordered`)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,16 +14,17 @@ from phasetrain.distributed.world import World
 
 
 class Ordered(Strategy):
-    """Cuts each batch into a fixed number of virtual shards and adds their gradients along a fixed balanced tree.
+    """Cuts each batch into a fixed number of virtual shards and adds their gradients along a fixed
+    balanced tree.
 
-    Each process computes equally many shards, one after the other, and owns the part of the tree above them; processes
-    then add what they have in pairs, with neighbours first. Since neither the shards nor the tree depend on the number
-    of processes, nor do the bits of the weights. Randomness in the model is seeded by shard. Buffers (running
-    statistics) begin each shard as they were before the update, and become the mean of what the shards have
-    made of them.
+    Each process computes equally many shards, one after the other, and owns the part of the tree
+    above them; processes then add what they have in pairs, with neighbours first. Since neither the
+    shards nor the tree depend on the number of processes, nor do the bits of the weights.
+    Randomness in the model is seeded by shard. Buffers (running statistics) begin each shard as
+    they were before the update, and become the mean of what the shards have made of them.
 
-    Costs a pass per shard, the memory of the gradients for each level of the tree that a process owns, and log2 of the
-    number of processes exchanges of the whole gradient.
+    Costs a pass per shard, the memory of the gradients for each level of the tree that a process
+    owns, and log2 of the number of processes exchanges of the whole gradient.
 
     Args:
         world: the processes; their number divides that of the shards.
@@ -43,8 +45,11 @@ class Ordered(Strategy):
 
     def prepare(self, model: nn.Module, loss: nn.Module) -> None:
         """Note what gradients and running statistics belong to."""
-        self._modules, self._buffers = (model, loss), buffers_of(model, loss)
-        self._parameters = [p for module in self._modules for p in module.parameters() if p.requires_grad]
+        self._modules = (model, loss)
+        self._buffers = buffers_of(model, loss)
+        self._parameters = [
+            p for module in self._modules for p in module.parameters() if p.requires_grad
+        ]
 
     def place(self, micro: int) -> tuple[int, int]:
         """Return what the randomness of a micro-batch is seeded by: the number of its shard."""
@@ -67,7 +72,8 @@ class Ordered(Strategy):
             self._finish(buffers)
 
     def step(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a shard, after the last of which the gradient is that of the whole batch."""
+        """Return the context of a shard, after the last of which the gradient is that of the whole
+        batch."""
         return self._shard(last=last, counts=counts)
 
     def mean(self, losses: Sequence[Tensor]) -> Mean:
@@ -78,9 +84,12 @@ class Ordered(Strategy):
         return Mean(self._over_processes(tree.take())[0].reshape(()))
 
     def _leaf(self, buffers: list[Tensor], *, counts: bool) -> list[Tensor]:
-        """Return what is added of one shard: gradients, which of them are there, statistics, and how many shards."""
+        """Return what is added of one shard: gradients, which of them are there, statistics, and
+        how many shards."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-        there = torch.tensor([float(p.grad is not None) for p in self._parameters] + [float(counts)])
+        there = torch.tensor(
+            [float(p.grad is not None) for p in self._parameters] + [float(counts)]
+        )
         numbers = [b if counts else torch.zeros_like(b) for b in buffers if b.is_floating_point()]
         return [_flat(gradients), there.to(gradients[0].device), *(n.clone() for n in numbers)]
 
@@ -103,13 +112,17 @@ class Ordered(Strategy):
                 buffer.copy_(first)
 
     def _over_processes(self, sums: list[Tensor]) -> list[Tensor]:
-        """Add what each process has, neighbours first; every process gets the same bits, as a + b is b + a."""
+        """Add what each process has, neighbours first; every process gets the same bits, as a + b
+        is b + a."""
         distance = 1
         while distance < self.world.size:
             partner = self.world.rank ^ distance
             for tensor in sums:
                 other = torch.empty_like(tensor)
-                both = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, other, partner)]
+                both = [
+                    dist.P2POp(dist.isend, tensor, partner),
+                    dist.P2POp(dist.irecv, other, partner),
+                ]
                 for work in dist.batch_isend_irecv(both):
                     work.wait()
                 tensor.add_(other)
@@ -118,7 +131,8 @@ class Ordered(Strategy):
 
 
 class Tree:
-    """Adds lists of tensors along a balanced binary tree, with at most one unfinished sum per level."""
+    """Adds lists of tensors along a balanced binary tree, with at most one unfinished sum per
+    level."""
 
     def __init__(self) -> None:
         self._sums: list[tuple[int, list[Tensor]]] = []

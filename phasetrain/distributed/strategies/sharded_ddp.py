@@ -1,4 +1,5 @@
-"""Gradients and the optimizer's state spread over processes (fairscale's OSS and ShardedDataParallel)."""
+"""Gradients and the optimizer's state spread over processes (fairscale's OSS and
+ShardedDataParallel)."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,26 +10,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from phasetrain.distributed.strategies.base import STRATEGIES, Groups, MakeOptimizer, Spreading, trains
+from phasetrain.distributed.strategies.base import (
+    STRATEGIES,
+    Groups,
+    MakeOptimizer,
+    Spreading,
+    trains,
+)
 from phasetrain.distributed.strategies.sharded_state import ShardedState, quiet, refuse_types
 from phasetrain.distributed.world import World
 
 
 @STRATEGIES.register("sharded_ddp")
 class ShardedDataParallel(ShardedState, Spreading):
-    """Each gradient goes to the one process that updates its parameter (Rajbhandari et al. 2020, arXiv:1910.02054).
+    """Each gradient goes to the one process that updates its parameter (Rajbhandari et al. 2020,
+    arXiv:1910.02054).
 
-    Takes the memory of optimizer and gradients that `zero` and `ddp` take, divided by the number of processes.
+    Takes the memory of optimizer and gradients that `zero` and `ddp` take, divided by the number of
+    processes.
 
     Args:
         world: fact; the processes.
-        sync_buffers: give all processes the main one's buffers (running statistics) before each update.
+        sync_buffers: give all processes the main one's buffers (running statistics) before each
+            update.
     """
 
     bucket_entries = 0
-    """Of fairscale's buckets for small gradients. They have to stay away: the updater drops gradients by None, as torch
-    does since 2.0, whereupon fairscale adds up buckets in which gradients no longer lie, from the second update on and
-    without a word (facebookresearch/fairscale#354)."""
+    """Of fairscale's buckets for small gradients. They have to stay away: the updater drops
+    gradients by None, as torch does since 2.0, whereupon fairscale adds up buckets in which
+    gradients no longer lie, from the second update on and without a word
+    (facebookresearch/fairscale#354)."""
 
     def __init__(self, world: World, *, sync_buffers: bool = True) -> None:
         super().__init__(world)
@@ -52,9 +63,11 @@ class ShardedDataParallel(ShardedState, Spreading):
         return self._divided(outer, outer.optim)
 
     def wrap(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
-        """Return the first module that trains with the gradients of all parameters sent to their owners.
+        """Return the first module that trains with the gradients of all parameters sent to their
+        owners.
 
-        Fairscale's wrapper sees to every parameter of the optimizer, so a second one would reduce them twice.
+        Fairscale's wrapper sees to every parameter of the optimizer, so a second one would reduce
+        them twice.
         """
         if not trains(module):
             return module
@@ -80,7 +93,8 @@ class ShardedDataParallel(ShardedState, Spreading):
         return wrapped
 
     def step(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a micro-batch; only in the last one of an update do gradients go round."""
+        """Return the context of a micro-batch; only in the last one of an update do gradients go
+        round."""
         return self._micro(last=last)
 
     @contextmanager
@@ -94,7 +108,8 @@ class ShardedDataParallel(ShardedState, Spreading):
             yield
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Return the Euclidean norm of the whole gradient, 0-d, with the bits that a single process would get."""
+        """Return the Euclidean norm of the whole gradient, 0-d, with the bits that a single process
+        would get."""
         first = self._parameters[0]
         found = torch.zeros(2, len(self._parameters), dtype=first.dtype, device=first.device)
         own = [(n, grad) for n, p in enumerate(self._parameters) if (grad := p.grad) is not None]
@@ -107,6 +122,7 @@ class ShardedDataParallel(ShardedState, Spreading):
         return norm
 
     def any(self, flag: Tensor) -> Tensor:
-        """Return 1 where the flag of any process is, as each sees the gradients of its own parameters."""
+        """Return 1 where the flag of any process is, as each sees the gradients of its own
+        parameters."""
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return flag

@@ -1,4 +1,5 @@
-"""Gradients averaged as by `ddp`, the optimizer's state spread over processes (torch's ZeroRedundancyOptimizer)."""
+"""Gradients averaged as by `ddp`, the optimizer's state spread over processes (torch's
+ZeroRedundancyOptimizer)."""
 
 from typing import Any
 
@@ -12,15 +13,18 @@ from phasetrain.distributed.world import World
 
 @STRATEGIES.register("zero")
 class Zero(ShardedState, DataParallel):
-    """Each process updates some of the parameters and tells the others (Rajbhandari et al. 2020, arXiv:1910.02054).
+    """Each process updates some of the parameters and tells the others (Rajbhandari et al. 2020,
+    arXiv:1910.02054).
 
-    Weights are those of `ddp`, bit for bit; the optimizer takes as much memory less as there are processes.
+    Weights are those of `ddp`, bit for bit; the optimizer takes as much memory less as there are
+    processes.
 
     Args:
         world: fact; the processes.
-        bucket_cap_mb, sync_buffers, find_unused_parameters, static_graph, gradient_as_bucket_view: as for `ddp`.
-        parameters_as_bucket_view: parameters lie one after the other in one buffer per process, which makes one
-            message of those of each.
+        bucket_cap_mb, sync_buffers, find_unused_parameters, static_graph, gradient_as_bucket_view:
+            as for `ddp`.
+        parameters_as_bucket_view: parameters lie one after the other in one buffer per process,
+            which makes one message of those of each.
         communication: fact; as for `ddp`.
     """
 
@@ -57,5 +61,7 @@ class Zero(ShardedState, DataParallel):
         with quiet():  # importing it compiles with torch.jit, which torch itself warns of
             from torch.distributed.optim import ZeroRedundancyOptimizer
         kind: Any = make
-        outer = ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=self._as_view)
+        outer = ZeroRedundancyOptimizer(
+            groups, optimizer_class=kind, parameters_as_bucket_view=self._as_view
+        )
         return self._divided(outer, outer.optim)

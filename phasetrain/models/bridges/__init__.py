@@ -1,4 +1,5 @@
-"""Models of other libraries by name; each library is imported when a config names one of its models."""
+"""Models of other libraries by name; each library is imported when a config names one of its
+models."""
 
 from phasetrain.models.bridges.timm import timm_model
 from phasetrain.models.bridges.torchvision import torchvision_model

@@ -1,4 +1,5 @@
-"""What the bridges to libraries of models have in common: parameters, and the forms of inputs and outputs."""
+"""What the bridges to libraries of models have in common: parameters, and the forms of inputs and
+outputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,10 +14,14 @@ def plain(value: Any) -> Any:
     """Return a value of the config made of dicts and lists that a library may change."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
 
 
-def free(params: Mapping[str, Any] | None, refused: Iterable[str], *, pretrained: bool) -> dict[str, Any]:
+def free(
+    params: Mapping[str, Any] | None, refused: Iterable[str], *, pretrained: bool
+) -> dict[str, Any]:
     """Return the free parameters of a model.
 
     Args:
@@ -28,7 +33,9 @@ def free(params: Mapping[str, Any] | None, refused: Iterable[str], *, pretrained
         ConfigError: weights were asked for.
     """
     found: dict[str, Any] = plain(params or {})
-    asked = [f"params.{name}" for name in refused if found.get(name)] + (["pretrained"] if pretrained else [])
+    asked = [f"params.{name}" for name in refused if found.get(name)] + (
+        ["pretrained"] if pretrained else []
+    )
     if asked:
         raise ConfigError(
             f"MODEL.{asked[0]}: no weights are downloaded while a run is built; save them to a file once, and name it "
@@ -65,8 +72,11 @@ class Selected:
         return named[self.name]
 
 
-def by_keywords(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a model's call with an input that is a mapping spread over keywords."""
+def by_keywords(
+    _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of a model's call with an input that is a mapping spread over
+    keywords."""
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         return (), {**inputs[0], **keywords}
     return inputs, keywords

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.models.base import MODELS
 from phasetrain.models.bridges.base import free
-from phasetrain.registry import Factory, UnknownNameError
 
 WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path")
 """Parameters of timm that load weights."""
@@ -45,7 +45,9 @@ def timm_model(name: str) -> Factory[nn.Module] | None:
         """
         facts = {"num_classes": classes, "in_chans": channels}
         known = {key: value for key, value in facts.items() if value is not None}
-        made: nn.Module = timm.create_model(name, **known | free(params, WEIGHTS, pretrained=pretrained))
+        made: nn.Module = timm.create_model(
+            name, **known | free(params, WEIGHTS, pretrained=pretrained)
+        )
         return made
 
     return build

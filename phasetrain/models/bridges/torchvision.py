@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.models.base import MODELS
 from phasetrain.models.bridges.base import Selected, free
-from phasetrain.registry import Factory, UnknownNameError
 
 WEIGHTS = ("weights", "weights_backbone", "pretrained", "pretrained_backbone")
 """Parameters of torchvision that load weights."""
@@ -16,7 +16,8 @@ WEIGHTS = ("weights", "weights_backbone", "pretrained", "pretrained_backbone")
 
 @MODELS.bridge("torchvision", "torchvision")
 def torchvision_model(name: str) -> Factory[nn.Module] | None:
-    """Return what makes torchvision's model `name`; None for what is the path of a module of torchvision.
+    """Return what makes torchvision's model `name`; None for what is the path of a module of
+    torchvision.
 
     Raises:
         UnknownNameError: torchvision has no such model.
@@ -41,12 +42,15 @@ def torchvision_model(name: str) -> Factory[nn.Module] | None:
 
         Args:
             classes: its `num_classes`.
-            output: name of the output for the loss, of a model that has several; None gives all of them by name.
+            output: name of the output for the loss, of a model that has several; None gives all of
+                them by name.
             pretrained: refused, see MODEL.weights.
             params: what else the model takes.
         """
         facts = {} if classes is None else {"num_classes": classes}
-        made: nn.Module = models.get_model(name, **without | facts | free(params, WEIGHTS, pretrained=pretrained))
+        made: nn.Module = models.get_model(
+            name, **without | facts | free(params, WEIGHTS, pretrained=pretrained)
+        )
         made.register_forward_hook(Selected(output))
         return made
 

@@ -1,4 +1,5 @@
-"""What a source of weights is, as MODEL.weights describes it, and the registry of the formats that one may have."""
+"""What a source of weights is, as MODEL.weights describes it, and the registry of the formats that
+one may have."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,9 +9,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from phasetrain.config.registry import Registry
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.registry import Registry
-from phasetrain.storage import HANDLERS, Storage, open_storage
+from phasetrain.runtime.storage import HANDLERS, Storage, open_storage
 
 KEY = "MODEL.weights"
 
@@ -22,16 +23,20 @@ Rename = tuple[str, str]
 class Source:
     """Where weights come from, and how their names become those of the model.
 
-    Names change in this order: `prefix_remove`, `rename`, `prefix_add`; `include` and `exclude` see the new ones.
+    Names change in this order: `prefix_remove`, `rename`, `prefix_add`; `include` and `exclude` see
+    the new ones.
 
     Attributes:
         path: a file or folder of this machine, or `PREFIX://...` of a registered path handler.
         format: `auto`, or a name in `FORMATS`.
-        which: the weights that were trained, or an average of them, as MODEL.ema and MODEL.swa make it.
+        which: the weights that were trained, or an average of them, as MODEL.ema and MODEL.swa make
+            it.
         checkpoint: of a run folder, the newest checkpoint or the best one by the run's own monitor.
         key: dotted path of the weights in a torch file; None finds the usual ones.
-        prefix_remove, prefix_add: taken off the names that begin with it, and put in front of all names.
-        rename: regular expressions with what takes the place of what they find, one after the other.
+        prefix_remove, prefix_add: taken off the names that begin with it, and put in front of all
+            names.
+        rename: regular expressions with what takes the place of what they find, one after the
+            other.
         include: patterns (`*`, `?`, `[...]`) of names to take; empty takes all.
         exclude: patterns of names to leave.
         reinit: patterns of names of the model that keep the values they were initialised with.
@@ -66,13 +71,14 @@ class Source:
             known = ", ".join(f"{name}://" for name in HANDLERS) or "none"
             raise self.refused(
                 f"no path handler is registered for {prefix}://{did_you_mean(prefix, HANDLERS)} Known: {known}; "
-                f"register an iopath handler with @phasetrain.storage.HANDLERS.register({prefix!r}) in a module of "
+                f"register an iopath handler with @phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
                 "RUN.imports, or copy the file to this machine"
             )
         return open_storage(self.path)
 
     def refused(self, reason: str) -> ConfigError:
-        """Return the error that says why the source cannot be used; without `where` no key is named."""
+        """Return the error that says why the source cannot be used; without `where` no key is
+        named."""
         key = f"{self.where}.path = " if self.where else ""
         return ConfigError(f"{key}{self.path!r}: {reason}")
 
@@ -102,7 +108,8 @@ FORMATS: Registry[Content] = Registry("format of weights", f"{KEY}.format")
 
 
 def sources_of(value: Any, where: str = KEY) -> tuple[Source, ...]:
-    """Return the sources that a config names: none for null, one for a path or a mapping, several for a list.
+    """Return the sources that a config names: none for null, one for a path or a mapping, several
+    for a list.
 
     Raises:
         ConfigError: a key or a value that no source has; nothing has been opened.
@@ -112,7 +119,9 @@ def sources_of(value: Any, where: str = KEY) -> tuple[Source, ...]:
     if isinstance(value, str | Mapping):
         return (_source(value, where),)
     if not isinstance(value, Sequence) or not value:
-        raise ConfigError(f"{where} = {value!r}: expected null, a path, a mapping with `path`, or a list of such")
+        raise ConfigError(
+            f"{where} = {value!r}: expected null, a path, a mapping with `path`, or a list of such"
+        )
     return tuple(_source(one, f"{where}[{number}]") for number, one in enumerate(value))
 
 
@@ -142,12 +151,16 @@ def _checked(key: str, value: Any, where: str) -> Any:
     fits, expected = _KINDS[key]
     if not fits(value):
         raise ConfigError(f"{where} = {value!r}: expected {expected}")
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    return value
 
 
 def _renames(value: Any, where: str) -> tuple[Rename, ...]:
     pairs = list(value.items()) if isinstance(value, Mapping) else value
-    if not _is_list(pairs) or not all(_is_list(pair) and len(pair) == 2 and all(map(_is_text, pair)) for pair in pairs):
+    if not _is_list(pairs) or not all(
+        _is_list(pair) and len(pair) == 2 and all(map(_is_text, pair)) for pair in pairs
+    ):
         raise ConfigError(
             f"{where} = {value!r}: expected a list of pairs [regular expression, replacement], such as "
             "[['^trunk[.]', 'features.']]"
@@ -177,7 +190,10 @@ _TEXTS = (_is_texts, "a list of patterns, such as ['head.*']")
 _BOOL = (lambda value: isinstance(value, bool), "true or false")
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
     {
-        "path": (lambda value: isinstance(value, str) and bool(value), "the path of a file or folder"),
+        "path": (
+            lambda value: isinstance(value, str) and bool(value),
+            "the path of a file or folder",
+        ),
         "format": _TEXT,
         "which": (lambda value: value in ("model", "ema", "swa"), "model, ema or swa"),
         "checkpoint": (lambda value: value in ("latest", "best"), "latest or best"),

@@ -1,4 +1,5 @@
-"""Reading one file of weights as data: safetensors, or what torch.save wrote, of which nothing is ever executed."""
+"""Reading one file of weights as data: safetensors, or what torch.save wrote, of which nothing is
+ever executed."""
 
 import io
 import json
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from phasetrain.errors import ConfigError
 from phasetrain.models.sources.base import Source
-from phasetrain.storage import Storage
+from phasetrain.runtime.storage import Storage
 
 DEPTH = 64
 """Levels of nesting of a torch file that are looked at."""
@@ -52,7 +53,8 @@ def read_file(source: Source, storage: Storage, path: str) -> File:
 
 
 def flat(state: Any, prefix: str = "", depth: int = 0) -> dict[str, Tensor]:
-    """Return the tensors in nested mappings by the dotted path to each; what is no tensor is left out."""
+    """Return the tensors in nested mappings by the dotted path to each; what is no tensor is left
+    out."""
     if isinstance(state, Tensor):
         return {prefix: state.detach()}
     if not isinstance(state, Mapping) or depth > DEPTH:
@@ -78,8 +80,8 @@ def _safetensors(source: Source, path: str, content: bytearray) -> dict[str, Ten
 def _torch(source: Source, path: str, content: bytearray) -> Mapping[Any, Any]:
     """Return what torch.save wrote.
 
-    Of classes only those that torch takes for data are made, and argparse.Namespace, which timm puts into its
-    checkpoints. Torch itself does not compare the checksums that stand in its files.
+    Of classes only those that torch takes for data are made, and argparse.Namespace, which timm
+    puts into its checkpoints. Torch itself does not compare the checksums that stand in its files.
     """
     file = io.BytesIO(content)
     try:
@@ -93,7 +95,9 @@ def _torch(source: Source, path: str, content: bytearray) -> Mapping[Any, Any]:
     except Exception as error:  # what is no such file can raise anything
         raise source.refused(_not_loaded(path, error)) from error
     if not isinstance(loaded, Mapping):
-        raise source.refused(f"{path} holds no mapping of names to tensors, but {type(loaded).__name__}")
+        raise source.refused(
+            f"{path} holds no mapping of names to tensors, but {type(loaded).__name__}"
+        )
     return loaded
 
 
@@ -101,7 +105,9 @@ def _check_sums(source: Source, path: str, file: io.BytesIO) -> None:
     with zipfile.ZipFile(file) as archive:
         damaged = archive.testzip()
     if damaged is not None:
-        raise source.refused(f"{path} is damaged: the checksum of {damaged} does not fit; get it again")
+        raise source.refused(
+            f"{path} is damaged: the checksum of {damaged} does not fit; get it again"
+        )
 
 
 def _not_loaded(path: str, error: Exception) -> str:

@@ -1,4 +1,5 @@
-"""The formats of weights from elsewhere: plain files, VISSL and ClassyVision, timm, Hugging Face."""
+"""The formats of weights from elsewhere: plain files, VISSL and ClassyVision, timm, Hugging
+Face."""
 
 import json
 import re
@@ -10,7 +11,7 @@ from typing import Any
 from phasetrain.errors import did_you_mean
 from phasetrain.models.sources.base import FORMATS, Content, Source
 from phasetrain.models.sources.files import flat, read_file
-from phasetrain.storage import Storage
+from phasetrain.runtime.storage import Storage
 
 WRAPPERS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -24,7 +25,8 @@ CLASSY = "classy_state_dict"
 """Key of VISSL's and ClassyVision's checkpoints."""
 
 WHOLE = ("model.safetensors", "pytorch_model.bin")
-"""Files of a Hugging Face folder that hold everything; `NAME.index.json` in place of one lists its pieces."""
+"""Files of a Hugging Face folder that hold everything; `NAME.index.json` in place of one lists its
+pieces."""
 
 CHECKPOINT = re.compile(r"p\d{4,}-s\d{8,}")
 """How names of checkpoint folders begin."""
@@ -61,7 +63,8 @@ def _recognised(source: Source, storage: Storage) -> str:
 
 @FORMATS.register("torch")
 def read_torch(source: Source, storage: Storage) -> Content:
-    """Return the weights in a file that torch.save wrote, under the key that training programs use, or `source.key`.
+    """Return the weights in a file that torch.save wrote, under the key that training programs use,
+    or `source.key`.
 
     A file of VISSL or ClassyVision, or a safetensors file, is recognised.
     """
@@ -82,19 +85,24 @@ def read_safetensors(source: Source, storage: Storage) -> Content:
 
 @FORMATS.register("vissl")
 def read_vissl(source: Source, storage: Storage) -> Content:
-    """Return the weights in a checkpoint of VISSL or ClassyVision; names begin with `trunk.` and `heads.`.
+    """Return the weights in a checkpoint of VISSL or ClassyVision; names begin with `trunk.` and
+    `heads.`.
 
-    Its layout: `classy_state_dict.base_model.model.{trunk, heads}`, and `ema_model` for the running mean.
+    Its layout: `classy_state_dict.base_model.model.{trunk, heads}`, and `ema_model` for the running
+    mean.
     """
     _, loaded, digest = read_file(source, storage, source.path)
     if CLASSY not in loaded:
-        raise source.refused(f"a checkpoint of VISSL has the key {CLASSY!r}, this file has {_keys(loaded)}")
+        raise source.refused(
+            f"a checkpoint of VISSL has the key {CLASSY!r}, this file has {_keys(loaded)}"
+        )
     return Content(_classy(source, loaded), "vissl", digest, source.path)
 
 
 @FORMATS.register("timm")
 def read_timm(source: Source, storage: Storage) -> Content:
-    """Return the weights in a checkpoint of timm (`state_dict`, or `state_dict_ema`), or in a folder from its hub."""
+    """Return the weights in a checkpoint of timm (`state_dict`, or `state_dict_ema`), or in a
+    folder from its hub."""
     if storage.names(source.path):
         return read_huggingface(source, storage)
     _, loaded, digest = read_file(source, storage, source.path)
@@ -103,14 +111,16 @@ def read_timm(source: Source, storage: Storage) -> Content:
 
 @FORMATS.register("huggingface")
 def read_huggingface(source: Source, storage: Storage) -> Content:
-    """Return the weights in a folder as Hugging Face's libraries write it, in one file or in pieces."""
+    """Return the weights in a folder as Hugging Face's libraries write it, in one file or in
+    pieces."""
     if source.which != "model":
         raise source.refused("a folder of this kind has no averaged weights; set which=model")
     names = storage.names(source.path)
     if not names:
         return read_torch(source, storage)
     files = _pieces(source, storage, names)
-    found, digests = {}, []
+    found = {}
+    digests = []
     for file in files:
         _, loaded, digest = read_file(source, storage, f"{source.path.rstrip('/')}/{file}")
         found.update(flat(_state_dict(source, loaded)))
@@ -130,7 +140,9 @@ def _pieces(source: Source, storage: Storage, names: Sequence[str]) -> list[str]
             return [whole]
         if (index := f"{whole}.index.json") in names:
             return _listed(source, storage, index, names)
-    raise source.refused(f"the folder has no {' or '.join(WHOLE)}; it holds {', '.join(names[:10])}")
+    raise source.refused(
+        f"the folder has no {' or '.join(WHOLE)}; it holds {', '.join(names[:10])}"
+    )
 
 
 def _listed(source: Source, storage: Storage, index: str, names: Sequence[str]) -> list[str]:
@@ -139,8 +151,12 @@ def _listed(source: Source, storage: Storage, index: str, names: Sequence[str]) 
         files = sorted(set(content["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise source.refused(f"{index} cannot be read ({type(error).__name__}: {error})") from error
-    if absent := [file for file in files if file not in names]:  # so each is a plain name in this very folder
-        raise source.refused(f"{index} names {', '.join(map(repr, absent[:3]))}, which the folder does not hold")
+    if absent := [
+        file for file in files if file not in names
+    ]:  # so each is a plain name in this very folder
+        raise source.refused(
+            f"{index} names {', '.join(map(repr, absent[:3]))}, which the folder does not hold"
+        )
     return files
 
 
@@ -174,12 +190,15 @@ def _classy(source: Source, loaded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _below(source: Source, loaded: Any, key: str) -> Any:
-    node, done = loaded, list[str]()
+    node = loaded
+    done = list[str]()
     for name in key.split("."):
         if not isinstance(node, Mapping) or name not in node:
             at = ".".join(done) or "the file"
             near = did_you_mean(name, map(str, node)) if isinstance(node, Mapping) else ""
-            raise source.refused(f"{source.where}.key = {key!r}: {at} has no {name!r}{near}; it has {_keys(node)}")
+            raise source.refused(
+                f"{source.where}.key = {key!r}: {at} has no {name!r}{near}; it has {_keys(node)}"
+            )
         node = node[name]
         done.append(name)
     return node

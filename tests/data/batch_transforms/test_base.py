@@ -2,8 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.batch import Batch
-from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, Mixup, PairPipeline, PairTransform, soft_target
+from phasetrain.data.batch_transforms import (
+    BATCH_TRANSFORMS,
+    Mixup,
+    PairPipeline,
+    PairTransform,
+    soft_target,
+)
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 
 
@@ -43,18 +49,31 @@ class TestSoftTarget:
     @pytest.mark.parametrize(
         ("target", "classes", "message"),
         [
-            (torch.tensor([0, 3]), 3, "sample 51 has label 3, and there are 3 classes, so labels go from 0 to 2"),
+            (
+                torch.tensor([0, 3]),
+                3,
+                "sample 51 has label 3, and there are 3 classes, so labels go from 0 to 2",
+            ),
             (torch.tensor([-1, 0]), 3, "sample 50 has label -1"),
-            (torch.tensor([0, 1]), None, "the data set does not tell how many there are; set `classes`"),
+            (
+                torch.tensor([0, 1]),
+                None,
+                "the data set does not tell how many there are; set `classes`",
+            ),
             (torch.tensor([[0], [1]]), 2, r"not torch.int64 of shape \(2, 1\)"),
         ],
     )
-    def test_what_cannot_be_mixed(self, target: torch.Tensor, classes: int | None, message: str) -> None:
+    def test_what_cannot_be_mixed(
+        self, target: torch.Tensor, classes: int | None, message: str
+    ) -> None:
         with pytest.raises(ValueError, match=message):
             soft_target(batch_of(target), classes)
 
     def test_no_target(self) -> None:
-        with pytest.raises(ConfigError, match=r"^DATA.TRAIN.batch_transforms\[1\] \(Mixup\): takes one tensor as targ"):
+        with pytest.raises(
+            ConfigError,
+            match=r"^DATA.TRAIN.batch_transforms\[1\] \(Mixup\): takes one tensor as targ",
+        ):
             PairPipeline([Drawn(), Mixup()])(Batch(torch.zeros(2, 1), None, torch.arange(2), 2), 0)
 
 

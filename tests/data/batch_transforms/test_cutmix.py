@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.batch import Batch
 from phasetrain.data.batch_transforms import CutMix, PairPipeline
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 
 N, SIDE = 16, 12
@@ -12,7 +12,9 @@ N, SIDE = 16, 12
 def batch_of() -> Batch:
     """Return images whose every pixel is their class, all of different classes."""
     numbers = torch.arange(N)
-    return Batch(numbers.float().view(N, 1, 1, 1).expand(N, 2, SIDE, SIDE).clone(), numbers, numbers, N)
+    return Batch(
+        numbers.float().view(N, 1, 1, 1).expand(N, 2, SIDE, SIDE).clone(), numbers, numbers, N
+    )
 
 
 def mix(seed: int, **params: object) -> Batch:
@@ -64,5 +66,7 @@ def test_a_function_of_batch_and_seed() -> None:
 
 def test_only_images() -> None:
     flat = Batch(torch.zeros(4, 9), torch.arange(4), torch.arange(4), 4)
-    with pytest.raises(ConfigError, match=r"\(CutMix\): takes images \(N, C, H, W\), and the input is \(4, 9\)"):
+    with pytest.raises(
+        ConfigError, match=r"\(CutMix\): takes images \(N, C, H, W\), and the input is \(4, 9\)"
+    ):
         PairPipeline([CutMix(classes=4)])(flat, 0)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.batch import Batch
 from phasetrain.data.batch_transforms import Mixup, PairPipeline
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 
 N = 32
@@ -42,7 +42,10 @@ def test_by_hand() -> None:
     share = float(again.beta(0.7, 0.7, size=1)[0])
     assert swapped
     assert mixed.input.flatten().tolist() == pytest.approx([10 * (1 - share), 10 * share])
-    assert mixed.target.tolist() == [pytest.approx([1 - share, share]), pytest.approx([share, 1 - share])]
+    assert mixed.target.tolist() == [
+        pytest.approx([1 - share, share]),
+        pytest.approx([share, 1 - share]),
+    ]
     assert batch.input.tolist() == [[0.0], [10.0]]
 
 
@@ -53,7 +56,9 @@ def test_a_share_for_each_sample() -> None:
 
 
 def test_shares_are_those_of_a_beta_distribution() -> None:
-    shares = torch.tensor([float(mix(batch_of(), seed, alpha=0.3).target.diagonal().min()) for seed in range(2000)])
+    shares = torch.tensor(
+        [float(mix(batch_of(), seed, alpha=0.3).target.diagonal().min()) for seed in range(2000)]
+    )
     assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
     assert float(shares.var()) == pytest.approx(0.25 / (2 * 0.3 + 1), abs=0.01)
 
@@ -74,7 +79,10 @@ def test_nested_inputs_and_targets_that_are_floats() -> None:
 
 
 def test_how_often() -> None:
-    mixed = [not torch.equal(mix(batch_of(), seed, probability=0.25).input, batch_of().input) for seed in range(800)]
+    mixed = [
+        not torch.equal(mix(batch_of(), seed, probability=0.25).input, batch_of().input)
+        for seed in range(800)
+    ]
     assert 0.2 < sum(mixed) / 800 < 0.3
     untouched = mix(batch_of(), probability=0.0)
     assert torch.equal(untouched.input, batch_of().input)
@@ -118,5 +126,7 @@ def test_parameters(params: dict[str, object], message: str) -> None:
 def test_integer_inputs_are_refused() -> None:
     batch = batch_of()
     batch.input = batch.input.to(torch.uint8)
-    with pytest.raises(ConfigError, match=r"\[0\] \(Mixup\): mixes floats, and the input is uint8; let a transform"):
+    with pytest.raises(
+        ConfigError, match=r"\[0\] \(Mixup\): mixes floats, and the input is uint8; let a transform"
+    ):
         mix(batch)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from phasetrain.batch import Batch
 from phasetrain.data.batch_transforms import CutMix, Mixup, OneOf, PairPipeline
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 
 BOTH = [{"name": "mixup", "alpha": 0.4}, "cutmix"]
@@ -25,7 +25,9 @@ def test_parameters_and_the_number_of_classes_are_handed_on() -> None:
     assert (mixup.alpha, mixup.classes, cutmix.classes) == (0.4, 8, 8)
 
 
-@pytest.mark.parametrize(("weights", "low", "high"), [(None, 0.4, 0.6), ([1, 3], 0.15, 0.35), ([0, 1], 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("weights", "low", "high"), [(None, 0.4, 0.6), ([1, 3], 0.15, 0.35), ([0, 1], 0.0, 0.0)]
+)
 def test_how_often_each_is_taken(weights: list[float] | None, low: float, high: float) -> None:
     transform = OneOf(BOTH, weights, classes=8)
     assert low <= sum(blends(transform, seed) for seed in range(300)) / 300 <= high
@@ -38,7 +40,11 @@ def test_how_often_each_is_taken(weights: list[float] | None, low: float, high: 
         (BOTH, [1], "one number of at least 0 for each of 2 transforms"),
         (BOTH, [1, -1], "one number of at least 0"),
         (["mixip"], None, "did you mean 'mixup'"),
-        ([{"alpha": 1}], None, "names no batch transform; set `name` to one of cutmix, mixup, one_of"),
+        (
+            [{"alpha": 1}],
+            None,
+            "names no batch transform; set `name` to one of cutmix, mixup, one_of",
+        ),
         ([{"name": "mixup", "alhpa": 1}], None, "did you mean 'alpha'"),
     ],
 )

@@ -40,7 +40,10 @@ def test_it_is_described_and_a_list_is_not():
 
 
 def test_fingerprint_is_of_the_content():
-    assert samples().fingerprint() == "bee259bf316a242998492e270b883482cf5a83bd2de6b085ddb1bc341c062b8a"
+    assert (
+        samples().fingerprint()
+        == "bee259bf316a242998492e270b883482cf5a83bd2de6b085ddb1bc341c062b8a"
+    )
 
 
 @pytest.mark.parametrize("change", ["value", "type", "shape", "target"])

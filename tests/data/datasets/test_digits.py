@@ -22,9 +22,18 @@ def test_the_first_train_sample_is_this_zero():
 
 
 def test_the_splits_are_fixed():
-    assert digits("all").fingerprint() == "8d57c67bd91161d0fb38ad1d14ed2824c43c99bd7cb91159c2ecaf1b643c1bc6"
-    assert digits("train").fingerprint() == "0aa51e973b13ecdfac424e924494fd069e30d84c45621e68495de1856c83adb3"
-    assert digits("test").fingerprint() == "62608db38931fe22fccf7d6ac06d00d449fc117c9224550f3c347c98ad4c082f"
+    assert (
+        digits("all").fingerprint()
+        == "8d57c67bd91161d0fb38ad1d14ed2824c43c99bd7cb91159c2ecaf1b643c1bc6"
+    )
+    assert (
+        digits("train").fingerprint()
+        == "0aa51e973b13ecdfac424e924494fd069e30d84c45621e68495de1856c83adb3"
+    )
+    assert (
+        digits("test").fingerprint()
+        == "62608db38931fe22fccf7d6ac06d00d449fc117c9224550f3c347c98ad4c082f"
+    )
 
 
 def test_the_splits_are_stratified_and_make_up_the_whole():
@@ -37,7 +46,10 @@ def test_the_splits_are_stratified_and_make_up_the_whole():
 
 
 def test_no_image_is_in_both_splits():
-    rows = [{tuple(row) for row in digits(split).inputs.flatten(1).tolist()} for split in ("train", "test")]
+    rows = [
+        {tuple(row) for row in digits(split).inputs.flatten(1).tolist()}
+        for split in ("train", "test")
+    ]
     assert len(rows[0] & rows[1]) == 0
 
 
@@ -50,5 +62,7 @@ def test_facts_and_range():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(ConfigError, match=r"DATA.TEST .*split = 'tset': expected train, test or all; did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"DATA.TEST .*split = 'tset': expected train, test or all; did you mean"
+    ):
         DATASETS.build("digits", {"split": "tset"}, where="DATA.TEST")

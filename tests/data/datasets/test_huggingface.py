@@ -32,7 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     grey = np.array([[0, 51], [102, 255], [0, 0]], dtype=np.uint8)
     rows = [
-        {"x": [0.5, at], "ids": [at, 7], "text": f"row {at}", "picture": Image.fromarray(grey), "label": at % 2}
+        {
+            "x": [0.5, at],
+            "ids": [at, 7],
+            "text": f"row {at}",
+            "picture": Image.fromarray(grey),
+            "label": at % 2,
+        }
         | {"score": at / 4}
         for at in range(3)
     ]
@@ -42,7 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def build(folder: str, **params: Any) -> HuggingFace:
-    found = DATASETS.build("huggingface", {"path": folder} | params, where="DATA.TRAIN", facts={"split": Role("train")})
+    found = DATASETS.build(
+        "huggingface", {"path": folder} | params, where="DATA.TRAIN", facts={"split": Role("train")}
+    )
     assert isinstance(found, HuggingFace)
     return found
 
@@ -59,7 +67,11 @@ def test_numbers_become_tensors(folder: str) -> None:
 
 def test_several_columns_make_a_mapping(folder: str) -> None:
     value, target = build(folder, input_key=["ids", "text"], target_key=["label", "score"])[1]
-    assert (value["ids"].tolist(), value["ids"].dtype, value["text"]) == ([1, 7], torch.int64, "row 1")
+    assert (value["ids"].tolist(), value["ids"].dtype, value["text"]) == (
+        [1, 7],
+        torch.int64,
+        "row 1",
+    )
     assert (list(value), list(target)) == (["ids", "text"], ["label", "score"])
     assert list(build(folder)[0][0]) == ["x", "ids", "text", "picture", "score"]
 
@@ -79,7 +91,9 @@ def test_facts_and_labels(folder: str) -> None:
     assert data.labels().tolist() == [0, 1, 0]
     scored = build(folder, input_key="x", target_key="score", classes=4)
     assert scored.facts() == {"classes": 4}
-    with pytest.raises(ValueError, match="target_key = 'score': its column holds something else than integers"):
+    with pytest.raises(
+        ValueError, match="target_key = 'score': its column holds something else than integers"
+    ):
         scored.labels()
 
 
@@ -96,9 +110,18 @@ def test_it_travels_to_worker_processes(folder: str) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"path": "/nowhere"}, "path = '/nowhere': there is no such folder; give one that `save_to_disk` has written"),
-        ({"split": "tst"}, r"split = 'tst': the data set has no such split; did you mean 'test'\? It has train, test"),
-        ({"input_key": "idz"}, r"there is no column 'idz'; did you mean 'ids'\? It has x, ids, text"),
+        (
+            {"path": "/nowhere"},
+            "path = '/nowhere': there is no such folder; give one that `save_to_disk` has written",
+        ),
+        (
+            {"split": "tst"},
+            r"split = 'tst': the data set has no such split; did you mean 'test'\? It has train, test",
+        ),
+        (
+            {"input_key": "idz"},
+            r"there is no column 'idz'; did you mean 'ids'\? It has x, ids, text",
+        ),
     ],
 )
 def test_what_is_refused(folder: str, params: dict[str, Any], message: str) -> None:
@@ -111,7 +134,9 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
         build(str(tmp_path))
 
 
-def test_without_the_library_the_extra_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_extra_is_named(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r'pip install "phasetrain\[datasets\]"'):
         build(folder)
@@ -127,13 +152,22 @@ def saved(folder: Path, split: str | None, *pictures: Image.Image) -> str:
 
 def test_a_split_that_a_folder_of_one_does_not_have(tmp_path: Path) -> None:
     picture = Image.new("L", (2, 2), 51)
-    one, unnamed = saved(tmp_path / "one", "train", picture), saved(tmp_path / "unnamed", None, picture)
+    one, unnamed = (
+        saved(tmp_path / "one", "train", picture),
+        saved(tmp_path / "unnamed", None, picture),
+    )
     assert len(build(one)) == len(build(one, split="train")) == len(build(unnamed)) == 1
-    with pytest.raises(ConfigError, match=r"split = 'test': the folder holds one split, 'train'; leave `split` out"):
+    with pytest.raises(
+        ConfigError, match=r"split = 'test': the folder holds one split, 'train'; leave `split` out"
+    ):
         build(one, split="test")
-    with pytest.raises(ConfigError, match=r"split = 'train': the folder holds one split, without a name; leave"):
+    with pytest.raises(
+        ConfigError, match=r"split = 'train': the folder holds one split, without a name; leave"
+    ):
         build(unnamed, split="train")
-    as_a_test = DATASETS.build("huggingface", {"path": one}, where="DATA.TEST", facts={"split": Role("test")})
+    as_a_test = DATASETS.build(
+        "huggingface", {"path": one}, where="DATA.TEST", facts={"split": Role("test")}
+    )
     assert len(as_a_test) == 1
 
 
@@ -145,6 +179,10 @@ def test_images_of_16_bits_and_of_one_are_scaled_by_their_range(tmp_path: Path) 
     data = build(path, input_key="picture")
     assert data[0][0][0].tolist() == [pytest.approx([0, 0.2]), pytest.approx([0.4, 1])]
     assert data[1][0].tolist() == [[[0, 1]]]
-    assert torch.equal(build(path, input_key="picture", mode="RGB")[0][0], data[0][0].expand(3, 2, 2))
-    with pytest.raises(ValueError, match=r"^its mode 'F' \(format TIFF\) does not say which number is white"):
+    assert torch.equal(
+        build(path, input_key="picture", mode="RGB")[0][0], data[0][0].expand(3, 2, 2)
+    )
+    with pytest.raises(
+        ValueError, match=r"^its mode 'F' \(format TIFF\) does not say which number is white"
+    ):
         data[2]

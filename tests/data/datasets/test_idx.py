@@ -12,7 +12,11 @@ CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 
 def encoded(values, kind="u1"):
     array = np.asarray(values, dtype=f">{kind}")
-    return bytes([0, 0, CODES[kind], array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, CODES[kind], array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 @pytest.fixture
@@ -63,7 +67,9 @@ def test_every_type_is_read_in_big_endian(kind, values):
 
 
 def test_values_other_than_bytes_are_not_scaled(written):
-    data = idx(**written(images=encoded(np.full((3, 1, 1), -1.5), "f4"), labels=encoded([0, 1, 300], "i2")))
+    data = idx(
+        **written(images=encoded(np.full((3, 1, 1), -1.5), "f4"), labels=encoded([0, 1, 300], "i2"))
+    )
     assert data.inputs.unique().tolist() == [-1.5]
     assert data.targets.tolist() == [0, 1, 300]
 
@@ -75,16 +81,37 @@ def test_classes_given_are_kept(written):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"images": b"\x89PNG and more"}, "images' is not an IDX file: it starts with the bytes 89 50 4e 47"),
+        (
+            {"images": b"\x89PNG and more"},
+            "images' is not an IDX file: it starts with the bytes 89 50 4e 47",
+        ),
         ({"images": b""}, r"is not an IDX file: it starts with the bytes \(none\)"),
-        ({"images": encoded(np.zeros((3, 2, 2)))[:-5]}, "is truncated: .* takes 28 bytes, found 23"),
-        ({"images": encoded(np.zeros((3, 2, 2)))[:9]}, "is truncated: its header takes 16 bytes, the file has 9"),
-        ({"images": encoded(np.zeros((3, 2, 2))) + b"x"}, "is longer than its header says: .* 28 bytes, found 29"),
+        (
+            {"images": encoded(np.zeros((3, 2, 2)))[:-5]},
+            "is truncated: .* takes 28 bytes, found 23",
+        ),
+        (
+            {"images": encoded(np.zeros((3, 2, 2)))[:9]},
+            "is truncated: its header takes 16 bytes, the file has 9",
+        ),
+        (
+            {"images": encoded(np.zeros((3, 2, 2))) + b"x"},
+            "is longer than its header says: .* 28 bytes, found 29",
+        ),
         ({"images": gzip.compress(bytes(999))[:-9]}, "is a damaged gzip file"),
-        ({"images": encoded(np.zeros((2, 2, 2)))}, "2 images in .*images', but 3 labels in .*labels'"),
-        ({"images": encoded([0, 1, 2])}, r"expected \(N, H, W\) or \(N, H, W, C\), found shape \(3,\)"),
+        (
+            {"images": encoded(np.zeros((2, 2, 2)))},
+            "2 images in .*images', but 3 labels in .*labels'",
+        ),
+        (
+            {"images": encoded([0, 1, 2])},
+            r"expected \(N, H, W\) or \(N, H, W, C\), found shape \(3,\)",
+        ),
         ({"labels": encoded(np.zeros((3, 2, 2)))}, "are images and labels swapped"),
-        ({"labels": encoded([0, 1, -1], "i1")}, r"label -1 of sample 2 in .*labels' is outside 0..1"),
+        (
+            {"labels": encoded([0, 1, -1], "i1")},
+            r"label -1 of sample 2 in .*labels' is outside 0..1",
+        ),
         ({"images": encoded(np.zeros((0, 2, 2))), "labels": encoded([])}, "holds no samples"),
     ],
 )
@@ -94,13 +121,16 @@ def test_a_bad_file_is_named(written, change, message):
 
 
 def test_a_label_beyond_the_classes_is_named(written):
-    with pytest.raises(ValueError, match=r"label 2 of sample 1 in .*labels' is outside 0..1 \(1 such labels\)"):
+    with pytest.raises(
+        ValueError, match=r"label 2 of sample 1 in .*labels' is outside 0..1 \(1 such labels\)"
+    ):
         idx(**written(), classes=2)
 
 
 def test_a_missing_file_is_named_with_its_key(written):
     paths = written() | {"labels": "/nowhere/labels"}
     with pytest.raises(
-        ConfigError, match=r"DATA.TRAIN \(data set 'idx'\): labels = '/nowhere/labels': the file cannot be read"
+        ConfigError,
+        match=r"DATA.TRAIN \(data set 'idx'\): labels = '/nowhere/labels': the file cannot be read",
     ):
         DATASETS.build("idx", paths, where="DATA.TRAIN")

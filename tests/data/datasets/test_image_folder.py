@@ -58,7 +58,11 @@ def test_rows_and_columns_are_not_swapped(tmp_path):
 
 
 def test_facts(folder):
-    assert ImageFolder(str(folder)).facts() == {"classes": 2, "class_names": ("cat", "dog"), "channels": 3}
+    assert ImageFolder(str(folder)).facts() == {
+        "classes": 2,
+        "class_names": ("cat", "dog"),
+        "channels": 3,
+    }
     assert ImageFolder(str(folder), size=8, mode="L").facts()["input_shape"] == (1, 8, 8)
     assert isinstance(ImageFolder(str(folder)), Described)
 
@@ -70,7 +74,9 @@ def test_class_names_fix_the_numbers(folder):
 
 
 def test_a_folder_that_is_not_a_known_class_is_named(folder):
-    with pytest.raises(ValueError, match=r"the folder 'dog' is not among the 2 class_names; did you mean 'dogs'\?"):
+    with pytest.raises(
+        ValueError, match=r"the folder 'dog' is not among the 2 class_names; did you mean 'dogs'\?"
+    ):
         ImageFolder(str(folder), class_names=("cat", "dogs"))
 
 
@@ -78,7 +84,10 @@ def test_a_name_that_is_no_text(tmp_path):
     file = tmp_path / "dog" / os.fsdecode(b"\xff.png")
     picture(file, (255, 0, 0))
     data = ImageFolder(str(tmp_path))
-    assert data.fingerprint() == sha256(b"dog/\xff.png\0%d\0" % file.stat().st_size + b"0\n").hexdigest()
+    assert (
+        data.fingerprint()
+        == sha256(b"dog/\xff.png\0%d\0" % file.stat().st_size + b"0\n").hexdigest()
+    )
     assert data[0][1] == 0
 
 

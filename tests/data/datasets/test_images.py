@@ -38,15 +38,25 @@ def test_it_is_resized_as_8_bits_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(np.int32, "I"), (np.float32, "F")])
-def test_what_does_not_say_which_number_is_white_is_refused(tmp_path: Path, kind: type, mode: str) -> None:
+def test_what_does_not_say_which_number_is_white_is_refused(
+    tmp_path: Path, kind: type, mode: str
+) -> None:
     file = written(tmp_path / "a.tif", WIDE.astype(kind))
-    with pytest.raises(ValueError, match=rf"^cannot be decoded: its mode '{mode}' \(format TIFF\) does not say which"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^cannot be decoded: its mode '{mode}' \(format TIFF\) does not say which",
+    ):
         decode(file, "L")
 
 
 @pytest.mark.parametrize(
     ("mode", "value", "kept"),
-    [("L", 51, (0.2,)), ("RGB", (51, 0, 255), (0.2, 0, 1)), ("1", 1, (1,)), ("LA", (51, 255), (0.2, 1))],
+    [
+        ("L", 51, (0.2,)),
+        ("RGB", (51, 0, 255), (0.2, 0, 1)),
+        ("1", 1, (1,)),
+        ("LA", (51, 255), (0.2, 1)),
+    ],
 )
 def test_a_mode_that_is_kept(mode: str, value: Any, kept: tuple[float, ...]) -> None:
     assert pixels(Image.new(mode, (1, 1), value), None).flatten().tolist() == pytest.approx(kept)

@@ -39,7 +39,13 @@ def test_json_lines_become_tensors(two: str) -> None:
 
 
 def test_numbers_of_other_kinds(tmp_path: Path) -> None:
-    file = write(tmp_path, "a", {"ids": [1, 2], "y": 0.5}, {"ids": [3, 4], "y": [1, 2]}, {"ids": [[[1]]], "y": "cat"})
+    file = write(
+        tmp_path,
+        "a",
+        {"ids": [1, 2], "y": 0.5},
+        {"ids": [3, 4], "y": [1, 2]},
+        {"ids": [[[1]]], "y": "cat"},
+    )
     data = Lines(str(file), input_key="ids", target_key="y", dtype="int64")
     assert data[0][0].tolist() == [1, 2]
     assert data[0][0].dtype == torch.int64
@@ -55,7 +61,9 @@ def test_channels_are_told_of_images(tmp_path: Path) -> None:
 
 
 def test_lines_of_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("eins\r\n\nünf".encode())  # an empty line is a sample, a missing end no matter
+    (tmp_path / "a.txt").write_bytes(
+        "eins\r\n\nünf".encode()
+    )  # an empty line is a sample, a missing end no matter
     data = Lines(f"{tmp_path}/a.txt", form="text")
     assert [data[at] for at in range(len(data))] == [("eins", None), ("", None), ("ünf", None)]
     assert data.facts() == {}
@@ -75,14 +83,18 @@ def test_any_line_of_a_long_file_is_found_at_once(
         assert data[at][0] == f"line {at}"
     text = (tmp_path / "a.txt").read_bytes()
     begins = [place for place in data.shards[0].places if place < len(text)]
-    assert [text[place:].split(b"\n")[0].decode() for place in begins] == [f"line {at}" for at in range(0, lines, 1024)]
+    assert [text[place:].split(b"\n")[0].decode() for place in begins] == [
+        f"line {at}" for at in range(0, lines, 1024)
+    ]
 
 
 def test_bad_lines_are_told_and_others_are_read(tmp_path: Path) -> None:
     write(tmp_path, "a", {"input": [1]}, [2], {"input": [3], "target": 3})
     (tmp_path / "b").write_text('{"input": [4], "tar\n')
     data = Lines([f"{tmp_path}/a", f"{tmp_path}/b"])
-    with pytest.raises(ValueError, match=r"^target_key = 'target': its line has no 'target'; it has 'input'$"):
+    with pytest.raises(
+        ValueError, match=r"^target_key = 'target': its line has no 'target'; it has 'input'$"
+    ):
         data[0]
     with pytest.raises(ValueError, match=r"^its line is list, expected a JSON object$"):
         data[1]
@@ -94,8 +106,18 @@ def test_bad_lines_are_told_and_others_are_read(tmp_path: Path) -> None:
 
 class TestAsADataSet:
     def test_facts_reach_the_model_and_shards_the_sampler(self, two: str) -> None:
-        words = [f"DATA.TRAIN={{dataset: lines, files: '{two}', classes: 5, batch_size: 2}}", "DATA.TEST=null"]
-        made = built(["MODEL=mlp", *words, "DATA.TRAIN.sampler={name: lanes, lanes: 2}", "DATA.TRAIN.transforms=[]"])
+        words = [
+            f"DATA.TRAIN={{dataset: lines, files: '{two}', classes: 5, batch_size: 2}}",
+            "DATA.TEST=null",
+        ]
+        made = built(
+            [
+                "MODEL=mlp",
+                *words,
+                "DATA.TRAIN.sampler={name: lanes, lanes: 2}",
+                "DATA.TRAIN.transforms=[]",
+            ]
+        )
         loader = made.task.parts.loaders["train"]
         [one, two_] = [batches[0] for batches in loader.batches(made.plan.phases[0])]
         assert made.task.model(one.input).shape == (2, 5)
@@ -104,8 +126,14 @@ class TestAsADataSet:
     def test_a_bad_line_is_left_out_where_that_is_wanted(self, two: str, tmp_path: Path) -> None:
         with open(tmp_path / "a.jsonl", "a") as file:
             file.write("torn\n")
-        words = [f"DATA.TRAIN={{dataset: lines, files: '{two}', classes: 5, batch_size: 6, on_bad_sample: drop}}"]
-        lanes = ["DATA.TRAIN.sampler={name: lanes, lanes: 2}", "DATA.TRAIN.transforms=[]", "DATA.TEST=null"]
+        words = [
+            f"DATA.TRAIN={{dataset: lines, files: '{two}', classes: 5, batch_size: 6, on_bad_sample: drop}}"
+        ]
+        lanes = [
+            "DATA.TRAIN.sampler={name: lanes, lanes: 2}",
+            "DATA.TRAIN.transforms=[]",
+            "DATA.TEST=null",
+        ]
         loader = built(["MODEL=mlp", *words, *lanes, "PHASES.epochs=1"]).task.parts.loaders["train"]
         [[batch]] = loader.batches(loader.plan.phases[0])
         assert sorted(batch.ids.tolist()) == [0, 1, 2, 4, 5]
@@ -116,7 +144,10 @@ class TestAsADataSet:
         ("sampler", "message"),
         [
             ("lanes", r"^DATA\.TRAIN\.sampler \(sampler 'lanes'\): the data set has no shards"),
-            ("{name: lanes, batch_size: 3}", r"^DATA\.TRAIN\.sampler\.batch_size = 3 .* the program passes this one"),
+            (
+                "{name: lanes, batch_size: 3}",
+                r"^DATA\.TRAIN\.sampler\.batch_size = 3 .* the program passes this one",
+            ),
             ("{name: lanes, lane: 3}", r"^DATA\.TRAIN\.sampler\.lane = 3 .*did you mean"),
         ],
     )
@@ -126,12 +157,16 @@ class TestAsADataSet:
 
 
 class TestIndex:
-    def test_files_are_gone_through_once(self, two: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_are_gone_through_once(
+        self, two: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         index = f"{tmp_path}/index.json"
         first = Lines(two, index=index)
         counted: list[str] = []
         count = module.places_of
-        monkeypatch.setattr(module, "places_of", lambda path: (counted.append(path), count(path))[1])
+        monkeypatch.setattr(
+            module, "places_of", lambda path: (counted.append(path), count(path))[1]
+        )
         assert Lines(two, index=index).shards == first.shards
         assert counted == []
         write(tmp_path, "a.jsonl", {"input": [0, 0.5], "target": 0})
@@ -147,14 +182,18 @@ class TestIndex:
 
     def test_what_is_no_index_is_refused(self, two: str, tmp_path: Path) -> None:
         (tmp_path / "index.json").write_text("{}")
-        with pytest.raises(ConfigError, match=r"index.json' is no index of lines \('format'\); delete it"):
+        with pytest.raises(
+            ConfigError, match=r"index.json' is no index of lines \('format'\); delete it"
+        ):
             Lines(two, index=f"{tmp_path}/index.json")
 
 
 def test_the_fingerprint_follows_the_files_and_not_their_folder(two: str, tmp_path: Path) -> None:
     before = Lines(two).fingerprint()
     write(tmp_path, "else/a.jsonl", *({"input": [at, 0.5], "target": at} for at in range(3)))
-    write(tmp_path, "else/deep/b.jsonl", *({"input": [at, 1.5], "target": at} for at in range(3, 5)))
+    write(
+        tmp_path, "else/deep/b.jsonl", *({"input": [at, 1.5], "target": at} for at in range(3, 5))
+    )
     assert Lines(f"{tmp_path}/else/**/*.jsonl").fingerprint() == before
     write(tmp_path, "else/a.jsonl", {"input": [0, 0.5], "target": 0})
     assert Lines(f"{tmp_path}/else/**/*.jsonl").fingerprint() != before
@@ -163,8 +202,14 @@ def test_the_fingerprint_follows_the_files_and_not_their_folder(two: str, tmp_pa
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"files": "nowhere/*.txt"}, r"^DATA \(data set 'lines'\): files = 'nowhere/\*\.txt': no file is of this name"),
-        ({"files": "x", "form": "csv"}, r"form = 'csv', dtype = 'float32': expected json or text, float32 or int64$"),
+        (
+            {"files": "nowhere/*.txt"},
+            r"^DATA \(data set 'lines'\): files = 'nowhere/\*\.txt': no file is of this name",
+        ),
+        (
+            {"files": "x", "form": "csv"},
+            r"form = 'csv', dtype = 'float32': expected json or text, float32 or int64$",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(params: dict[str, Any], message: str) -> None:

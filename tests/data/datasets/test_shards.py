@@ -8,7 +8,10 @@ from phasetrain.data.datasets.shards import indexed, matching
 def test_files_of_patterns_each_once_in_order(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.csv"):
         (tmp_path / name).touch()
-    names = [Path(path).name for path in matching([f"{tmp_path}/c.*", f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"])]
+    names = [
+        Path(path).name
+        for path in matching([f"{tmp_path}/c.*", f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"])
+    ]
     assert names == ["c.csv", "a.txt", "b.txt"]
     with pytest.raises(ValueError, match="no file is of this name or pattern"):
         matching(f"{tmp_path}/*.tar")

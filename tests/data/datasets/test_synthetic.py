@@ -12,7 +12,10 @@ def test_literal_values():
 
 
 def test_without_noise_samples_are_centres_shared_by_both_parts():
-    train, test = synthetic(6, (1, 4, 4), 3, noise=0), synthetic(9, (1, 4, 4), 3, noise=0, part="test")
+    train, test = (
+        synthetic(6, (1, 4, 4), 3, noise=0),
+        synthetic(9, (1, 4, 4), 3, noise=0, part="test"),
+    )
     assert torch.equal(train.inputs[:3], test.inputs[6:])
     assert torch.equal(train.inputs[:3], train.inputs[3:])
     assert train.facts()["input_shape"] == (1, 4, 4)

@@ -1,4 +1,5 @@
-"""Text in blocks: every token is a target once, the same everywhere, and what fills a block is none."""
+"""Text in blocks: every token is a target once, the same everywhere, and what fills a block is
+none."""
 
 from pathlib import Path
 
@@ -27,7 +28,9 @@ class TestByteTokenizer:
 
 class TestPackedTokens:
     def test_documents_one_behind_the_other(self) -> None:
-        data = PackedTokens([torch.tensor([1, 2, 9]), torch.tensor([3, 4, 5, 9])], vocabulary=10, context=4)
+        data = PackedTokens(
+            [torch.tensor([1, 2, 9]), torch.tensor([3, 4, 5, 9])], vocabulary=10, context=4
+        )
         assert len(data) == 2
         assert [value.tolist() for value in data[0]] == [[1, 2, 9, 3], [2, 9, 3, 4]]
         assert [value.tolist() for value in data[1]] == [[4, 5, 0, 0], [5, 9, IGNORED, IGNORED]]
@@ -45,7 +48,9 @@ class TestPackedTokens:
         assert inputs.tolist() == [[6, 7], [0, 1]]
         assert targets.tolist() == [[7, 8], [1, 2]]
 
-    @pytest.mark.parametrize(("documents", "context"), [([], 4), ([torch.tensor([1])], 4), ([torch.arange(4)], 0)])
+    @pytest.mark.parametrize(
+        ("documents", "context"), [([], 4), ([torch.tensor([1])], 4), ([torch.arange(4)], 0)]
+    )
     def test_what_makes_no_blocks(self, documents: list[torch.Tensor], context: int) -> None:
         with pytest.raises(ValueError, match="expected"):
             PackedTokens(documents, 10, context)

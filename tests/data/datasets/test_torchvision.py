@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from phasetrain.config.registry import parameters
 from phasetrain.data.datasets import DATASETS, Described
 from phasetrain.errors import ConfigError
-from phasetrain.registry import parameters
 from phasetrain.testing.build import settled
 
 pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
@@ -18,7 +18,9 @@ FAKE = {"size": 4, "image_size": (3, 6, 5), "num_classes": 3}
 
 
 def build(name: str, params: dict[str, Any], part: str = "train") -> Any:
-    return DATASETS.build(f"torchvision.{name}", params, where="DATA.TRAIN", facts={"part": part, "split": part})
+    return DATASETS.build(
+        f"torchvision.{name}", params, where="DATA.TRAIN", facts={"part": part, "split": part}
+    )
 
 
 def test_images_become_tensors() -> None:
@@ -26,20 +28,32 @@ def test_images_become_tensors() -> None:
 
     data = build("FakeData", FAKE | {"classes": 3})
     image, target = data[2]
-    assert (len(data), image.shape, image.dtype, target) == (4, (3, 6, 5), torch.float32, data.data[2][1])
+    assert (len(data), image.shape, image.dtype, target) == (
+        4,
+        (3, 6, 5),
+        torch.float32,
+        data.data[2][1],
+    )
     assert torch.equal((image * 255).round().byte(), pil_to_tensor(data.data[2][0]))
     assert (isinstance(data, Described), data.facts()) == (True, {"classes": 3})
     assert build("FakeData", FAKE | {"mode": "L"})[0][0].shape == (1, 6, 5)
     assert build("FakeData", FAKE).fingerprint() == build("FakeData", FAKE).fingerprint()
-    assert build("FakeData", FAKE).fingerprint() != build("FakeData", FAKE | {"num_classes": 4}).fingerprint()
+    assert (
+        build("FakeData", FAKE).fingerprint()
+        != build("FakeData", FAKE | {"num_classes": 4}).fingerprint()
+    )
 
 
 def test_a_data_set_with_a_train_part_gives_the_one_of_the_split(tmp_path: Path) -> None:
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name, count in (("train", 3), ("t10k", 2)):
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 2051, count, 2, 2) + bytes(4 * count))
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, count) + bytes(range(count)))
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4I", 2051, count, 2, 2) + bytes(4 * count)
+        )
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2I", 2049, count) + bytes(range(count))
+        )
     sizes = [len(build("MNIST", {"root": str(tmp_path)}, part)) for part in ("train", "test")]
     assert sizes == [3, 2]
     assert len(build("MNIST", {"root": str(tmp_path), "train": False})) == 2
@@ -77,8 +91,16 @@ def test_mistakes_are_found_with_the_config(words: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("MNIST", {"root": "/nowhere", "download": True}, r"^download = true: nothing is downloaded while a run is"),
-        ("MNIST", {"root": "/nowhere"}, r"DATA\.TRAIN \(data set 'torchvision\.MNIST'\): Dataset not found"),
+        (
+            "MNIST",
+            {"root": "/nowhere", "download": True},
+            r"^download = true: nothing is downloaded while a run is",
+        ),
+        (
+            "MNIST",
+            {"root": "/nowhere"},
+            r"DATA\.TRAIN \(data set 'torchvision\.MNIST'\): Dataset not found",
+        ),
         ("FakeData", FAKE | {"mode": "RGBA"}, r"mode = 'RGBA': expected RGB or L"),
     ],
 )

@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from phasetrain.commands.cli import run
 from phasetrain.data.datasets import DATASETS, WebDataset
 from phasetrain.data.datasets import webdataset as module
-from phasetrain.data.streams import Sharded
+from phasetrain.data.samplers.streams import Sharded
 from phasetrain.errors import ConfigError, PhasetrainError
-from phasetrain.run import run
-from phasetrain.terminal import Terminal
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import built
 
@@ -30,7 +30,13 @@ def png(value: int, size: tuple[int, int] = (4, 3)) -> bytes:
     return file.getvalue()
 
 
-def write(path: Path, samples: Sequence[Mapping[str, bytes]], *, mode: str = "w", extra: Sequence[str] = ()) -> Path:
+def write(
+    path: Path,
+    samples: Sequence[Mapping[str, bytes]],
+    *,
+    mode: str = "w",
+    extra: Sequence[str] = (),
+) -> Path:
     """Write an archive; the members of a sample are named by its place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
@@ -74,34 +80,66 @@ def test_it_reads_what_the_library_writes_as_the_library_reads_it(tmp_path: Path
     with library.TarWriter(str(tmp_path / "a.tar")) as writer:
         for at in range(5):
             numbers = np.arange(at + 2, dtype=np.float32)
-            writer.write({"__key__": f"deep/s{at}", "npy": numbers, "cls": at, "json": {"at": at}, "txt": f"ü{at}"})
+            writer.write(
+                {
+                    "__key__": f"deep/s{at}",
+                    "npy": numbers,
+                    "cls": at,
+                    "json": {"at": at},
+                    "txt": f"ü{at}",
+                }
+            )
     whole = library.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).decode()
     data = WebDataset(f"{tmp_path}/a.tar", input_key=["npy", "txt", "json"], target_key="cls")
     assert len(data) == 5
     for (value, target), expected in zip((data[at] for at in range(5)), whole, strict=True):
         assert value["npy"].tolist() == expected["npy"].tolist()
-        assert (value["txt"], value["json"], target) == (expected["txt"], expected["json"], expected["cls"])
+        assert (value["txt"], value["json"], target) == (
+            expected["txt"],
+            expected["json"],
+            expected["cls"],
+        )
 
 
 def test_members_of_other_kinds(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.savez(file, a=np.zeros(2), b=np.ones(3))
-    write(tmp_path / "a.tar", [{"npz": file.getvalue(), "seg.png": png(51), "bin": b"\x00\x01", "JPG": png(255)}])
-    read = WebDataset(f"{tmp_path}/a.tar", input_key=["npz", "seg.png", "bin", "jpg;png"], target_key=None)
+    write(
+        tmp_path / "a.tar",
+        [{"npz": file.getvalue(), "seg.png": png(51), "bin": b"\x00\x01", "JPG": png(255)}],
+    )
+    read = WebDataset(
+        f"{tmp_path}/a.tar", input_key=["npz", "seg.png", "bin", "jpg;png"], target_key=None
+    )
     value, target = read[0]
-    assert {name: one.tolist() for name, one in value["npz"].items()} == {"a": [0.0, 0.0], "b": [1.0, 1.0, 1.0]}
-    assert (float(value["seg.png"][0, 0, 0]), value["bin"], target) == (pytest.approx(0.2), b"\x00\x01", None)
+    assert {name: one.tolist() for name, one in value["npz"].items()} == {
+        "a": [0.0, 0.0],
+        "b": [1.0, 1.0, 1.0],
+    }
+    assert (float(value["seg.png"][0, 0, 0]), value["bin"], target) == (
+        pytest.approx(0.2),
+        b"\x00\x01",
+        None,
+    )
     assert float(value["jpg;png"][0, 0, 0]) == 1.0
 
 
 def test_folders_and_notes_are_left_out(tmp_path: Path) -> None:
-    write(tmp_path / "a.tar", pictures(51, 102), extra=["__notes__.txt", "no-extension", "train/__x.png"])
-    assert [float(WebDataset(f"{tmp_path}/a.tar")[at][0][0, 0, 0]) for at in range(2)] == pytest.approx([0.2, 0.4])
+    write(
+        tmp_path / "a.tar",
+        pictures(51, 102),
+        extra=["__notes__.txt", "no-extension", "train/__x.png"],
+    )
+    assert [
+        float(WebDataset(f"{tmp_path}/a.tar")[at][0][0, 0, 0]) for at in range(2)
+    ] == pytest.approx([0.2, 0.4])
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_any_place_is_reached(tmp_path: Path, mode: str, form: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_place_is_reached(
+    tmp_path: Path, mode: str, form: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tarfile.TarFile, "format", form)
     path = tmp_path / f"{'long' * 40}.tar"  # longer than the name in a header may be
     write(path, [{"cls": str(at).encode(), "txt": b"x" * at} for at in range(150)], mode=mode)
@@ -113,20 +151,35 @@ def test_any_place_is_reached(tmp_path: Path, mode: str, form: int, monkeypatch:
         assert (len(text), target) == (at, at)
 
 
-def test_reading_forward_passes_over_what_is_not_asked_for(two: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_forward_passes_over_what_is_not_asked_for(
+    two: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[tuple[str, int]] = []
     read: list[str] = []
     samples_of, content = module.samples_of, module.TarSample.read
     data = WebDataset(two)
     monkeypatch.setattr(
-        module, "samples_of", lambda path, place=0: opened.append((path[-5:], place)) or samples_of(path, place)
+        module,
+        "samples_of",
+        lambda path, place=0: opened.append((path[-5:], place)) or samples_of(path, place),
     )
     monkeypatch.setattr(
-        module.TarSample, "read", lambda self, one: read.append(self.key[-5:] + one) or content(self, one)
+        module.TarSample,
+        "read",
+        lambda self, one: read.append(self.key[-5:] + one) or content(self, one),
     )
     assert [data[at][1] for at in (0, 2, 3, 4)] == [0, 0, 0, 0]
     assert opened == [("a.tar", 0), ("b.tar", 0)]
-    assert read == ["a-000png", "a-000cls", "a-002png", "a-002cls", "b-000png", "b-000cls", "b-001png", "b-001cls"]
+    assert read == [
+        "a-000png",
+        "a-000cls",
+        "a-002png",
+        "a-002cls",
+        "b-000png",
+        "b-000cls",
+        "b-001png",
+        "b-001cls",
+    ]
 
 
 def test_the_index_is_kept_and_made_anew_for_archives_that_have_changed(
@@ -141,16 +194,25 @@ def test_the_index_is_kept_and_made_anew_for_archives_that_have_changed(
     assert WebDataset(two, index=index).shard_lengths == (3, 4)
     assert WebDataset(two, index=index).fingerprint() != first.fingerprint()
     Path(index).write_text("[]")
-    with pytest.raises(ConfigError, match=r"index\.json' is no index of archives .*; delete it, or name another file"):
+    with pytest.raises(
+        ConfigError,
+        match=r"index\.json' is no index of archives .*; delete it, or name another file",
+    ):
         WebDataset(two, index=index)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "b.tar", "index.json"]
 
 
 def test_a_sample_that_cannot_be_decoded_is_named_with_its_archive(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", pictures(0))
-    write(tmp_path / "b.tar", [*pictures(51), {"png": png(0)[:-30], "cls": b"1"}, {"cls": b"1"}, *pictures(102)])
+    write(
+        tmp_path / "b.tar",
+        [*pictures(51), {"png": png(0)[:-30], "cls": b"1"}, {"cls": b"1"}, *pictures(102)],
+    )
     data = WebDataset(f"{tmp_path}/*.tar")
-    with pytest.raises(PhasetrainError, match=r"^sample 2 \(.*/b\.tar: train/b-001\.png\) cannot be decoded: .*; mend"):
+    with pytest.raises(
+        PhasetrainError,
+        match=r"^sample 2 \(.*/b\.tar: train/b-001\.png\) cannot be decoded: .*; mend",
+    ):
         data[2]
     with pytest.raises(
         PhasetrainError,
@@ -165,7 +227,9 @@ def test_damaged_archives_are_refused_at_the_start(tmp_path: Path) -> None:
     whole = path.read_bytes()
     places = [sample.offset for sample in module.samples_of(str(path))]
     path.write_bytes(whole[: places[1]] + b"nonsense" * 64 + whole[places[1] + 512 :])
-    with pytest.raises(ConfigError, match=rf"a\.tar' is damaged: no member begins at byte {places[1]}$"):
+    with pytest.raises(
+        ConfigError, match=rf"a\.tar' is damaged: no member begins at byte {places[1]}$"
+    ):
         DATASETS.build("webdataset", {"files": str(path)}, where="DATA.TRAIN")
     path.write_bytes(whole[: places[2] + 530])
     with pytest.raises(ConfigError, match=r"a\.tar' is damaged: unexpected end of data"):
@@ -209,14 +273,20 @@ def test_it_travels_to_worker_processes(two: str) -> None:
     assert float(pickle.loads(pickle.dumps(data))[1][0][0, 0, 0]) == pytest.approx(0.2)
 
 
-def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(tmp_path: Path) -> None:
+def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(
+    tmp_path: Path,
+) -> None:
     for shard in range(3):
         write(
             tmp_path / f"{shard}.tar",
-            [{"png": png(shard * 40 + at, (8, 8)), "cls": str(at % 3).encode()} for at in range(14)],
+            [
+                {"png": png(shard * 40 + at, (8, 8)), "cls": str(at % 3).encode()}
+                for at in range(14)
+            ],
         )
-    split = f"{{dataset: webdataset, files: '{tmp_path}/*.tar', classes: 3, size: 8, batch_size: 6, " + (
-        "sampler: {name: lanes, lanes: 3}}"
+    split = (
+        f"{{dataset: webdataset, files: '{tmp_path}/*.tar', classes: 3, size: 8, batch_size: 6, "
+        + ("sampler: {name: lanes, lanes: 3}}")
     )
     words = ["MODEL.name=small_cnn", "MODEL.width=4", f"DATA.TRAIN={split}", f"DATA.TEST={split}"]
     made = built(words).task.parts
@@ -230,11 +300,21 @@ def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(tm
 
 
 @pytest.mark.parametrize("policy", ["raise", "drop"])
-def test_a_key_that_no_sample_has_is_a_mistake_in_the_config(tmp_path: Path, two: str, policy: str) -> None:
+def test_a_key_that_no_sample_has_is_a_mistake_in_the_config(
+    tmp_path: Path, two: str, policy: str
+) -> None:
     data = f"{{dataset: webdataset, files: '{two}', classes: 3, size: 4, target_key: clss, on_bad_sample: {policy}}}"
-    words = [f"DATA.TRAIN={data}", "DATA.TRAIN.batch_size=2", "DATA.TRAIN.workers=0", "DATA.TEST=null"]
+    words = [
+        f"DATA.TRAIN={data}",
+        "DATA.TRAIN.batch_size=2",
+        "DATA.TRAIN.workers=0",
+        "DATA.TEST=null",
+    ]
     with pytest.raises(ConfigError) as caught:
-        run([*words, "PHASES.epochs=1", f"RUN.dir={tmp_path / 'run'}"], terminal=Terminal(io.StringIO(), live=False))
+        run(
+            [*words, "PHASES.epochs=1", f"RUN.dir={tmp_path / 'run'}"],
+            terminal=Terminal(io.StringIO(), live=False),
+        )
     assert str(caught.value) == (
         f"DATA.TRAIN.target_key = 'clss': sample 0 ({tmp_path}/a.tar: train/a-000.clss) is not there; did you mean "
         "'cls'? It has png, cls (so with each of 5 that were looked at)"

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from phasetrain.commands.cli import run
 from phasetrain.data import DATASETS, Windowed
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.run import run
 from phasetrain.testing.build import built
 
 
@@ -23,7 +23,9 @@ class Empty:
 
 
 def numbers(*values: float) -> TensorSamples:
-    return TensorSamples(torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.int64), classes=2)
+    return TensorSamples(
+        torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.int64), classes=2
+    )
 
 
 def test_one_after_the_other() -> None:
@@ -44,7 +46,9 @@ def test_another_content_or_another_cut_has_another_fingerprint() -> None:
 def test_more_windows_continue_those_that_were_there() -> None:
     before = Windows([numbers(1, 2), numbers(3)]).fingerprint()
     assert Windows([numbers(1, 2), numbers(3), numbers(4)]).continues(before)
-    assert not Windows([numbers(0), numbers(1, 2), numbers(3)]).continues(before), "one has come before them"
+    assert not Windows([numbers(0), numbers(1, 2), numbers(3)]).continues(before), (
+        "one has come before them"
+    )
     assert not Windows([numbers(1, 2)]).continues(before)
     assert not Windows([numbers(1, 2), numbers(3)]).continues("of another version")
 
@@ -58,7 +62,8 @@ def hours(folder: Path, *lengths: int) -> str:
 
 def test_by_a_pattern(tmp_path: Path) -> None:
     made = DATASETS.build(
-        "windows", {"pattern": hours(tmp_path, 3, 2), "parameter": "files", "of": {"dataset": "lines"}}
+        "windows",
+        {"pattern": hours(tmp_path, 3, 2), "parameter": "files", "of": {"dataset": "lines"}},
     )
     assert made.window_lengths == (3, 2)
     assert made[3][0].tolist() == [1.0, 1.0]
@@ -71,7 +76,9 @@ def test_by_a_pattern(tmp_path: Path) -> None:
         ({"pattern": "*", "of": {"data": "lines"}}, "expected a mapping with `dataset`"),
     ],
 )
-def test_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], message: str) -> None:
+def test_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], message: str
+) -> None:
     (tmp_path / "a").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
@@ -100,7 +107,10 @@ def seen(inputs: list[Tensor]) -> list[int]:
 def test_a_run_goes_over_window_after_window_and_on_when_more_have_come(tmp_path: Path) -> None:
     hours(tmp_path, 8, 5)
     result = run(words(tmp_path))
-    assert (result.updates, phases(tmp_path)) == (4, [("train", 0), ("test", 0), ("train", 1), ("test", 1)])
+    assert (result.updates, phases(tmp_path)) == (
+        4,
+        [("train", 0), ("test", 0), ("train", 1), ("test", 1)],
+    )
     hours(tmp_path, 8, 5, 3)
     result = run(words(tmp_path, "RUN.allow=[data]"))
     assert (result.updates, phases(tmp_path)[-2:]) == (5, [("train", 2), ("test", 2)])
@@ -110,12 +120,16 @@ def test_a_window_that_comes_before_those_that_are_done_is_refused(tmp_path: Pat
     hours(tmp_path, 8, 5)
     run(words(tmp_path))
     (tmp_path / "hour-0.jsonl").rename(tmp_path / "hour-2.jsonl")
-    with pytest.raises(ChangedError, match="windows that were there before are gone or have changed"):
+    with pytest.raises(
+        ChangedError, match="windows that were there before are gone or have changed"
+    ):
         run(words(tmp_path, "RUN.allow=[data]"))
 
 
 def test_a_limit_where_there_are_no_windows() -> None:
-    with pytest.raises(ConfigError, match=r"limit.windows = 2: no data of this run comes in windows"):
+    with pytest.raises(
+        ConfigError, match=r"limit.windows = 2: no data of this run comes in windows"
+    ):
         built(["PHASES.limit.windows=2"])
 
 

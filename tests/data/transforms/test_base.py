@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.data.transforms import TRANSFORMS, BatchTransform, Flatten, Keys, Noise, Pipeline, RandomShift
+from phasetrain.data.transforms import (
+    TRANSFORMS,
+    BatchTransform,
+    Flatten,
+    Keys,
+    Noise,
+    Pipeline,
+    RandomShift,
+)
 from phasetrain.data.transforms.base import mix64
 from phasetrain.errors import ConfigError
 
@@ -18,7 +26,14 @@ PARAMETERS = {
     "random_shift": {"pixels": 2},
     "resize": {"size": 5},
 }
-RANDOM = ["noise", "random_crop", "random_erase", "random_flip", "random_resized_crop", "random_shift"]
+RANDOM = [
+    "noise",
+    "random_crop",
+    "random_erase",
+    "random_flip",
+    "random_resized_crop",
+    "random_shift",
+]
 
 
 def keys(count, first=0):
@@ -36,9 +51,13 @@ def test_the_hash_is_the_finaliser_of_splitmix64():
 
 
 def test_draws_are_the_same_in_every_version():
-    assert keys(2).uniform(2) == pytest.approx(np.array([[0.88331081, 0.431528], [0.74974824, 0.37239342]]))
+    assert keys(2).uniform(2) == pytest.approx(
+        np.array([[0.88331081, 0.431528], [0.74974824, 0.37239342]])
+    )
     assert keys(2).integers(-5, 5, 4).tolist() == [[3, -1, -5, 4], [2, -2, -1, 4]]
-    assert keys(2).normal(2) == pytest.approx(np.array([[2.04427216, 1.04509142], [-1.54092049, 0.92540274]]))
+    assert keys(2).normal(2) == pytest.approx(
+        np.array([[2.04427216, 1.04509142], [-1.54092049, 0.92540274]])
+    )
     assert keys(3).seeds() == [1147451971861773085, 6341381771719634799, 13434602874898491736]
     assert keys(2).fork(0).values.tolist() == [8417946794308840489, 10277734745068009885]
     assert keys(2).fork(1).values.tolist() == [9873879188606010543, 4128231651836605960]
@@ -58,7 +77,9 @@ def test_the_same_call_gives_the_same_numbers_and_a_fork_others():
     assert not np.array_equal(drawn.uniform(3), drawn.fork(0).uniform(3))
 
 
-@pytest.mark.parametrize("draw", [lambda k: k.uniform(3), lambda k: k.normal(3), lambda k: k.integers(0, 9, 3)])
+@pytest.mark.parametrize(
+    "draw", [lambda k: k.uniform(3), lambda k: k.normal(3), lambda k: k.integers(0, 9, 3)]
+)
 def test_a_draw_does_not_depend_on_the_batch(draw):
     whole = draw(keys(67))
     for count in (1, 5, 8, 67):
@@ -89,10 +110,20 @@ def test_integers_are_fair_and_stay_in_their_range():
 
 def test_streams_positions_and_neighbours_are_uncorrelated():
     base = keys(20000)
-    columns = [*base.uniform(3).T, base.fork(0).uniform(), base.fork(1).uniform(), base.fork(0).fork(0).uniform()]
-    columns += [keys(20000, first=1).uniform(), base.normal(), np.array(base.seeds(), dtype=np.float64)]
+    columns = [
+        *base.uniform(3).T,
+        base.fork(0).uniform(),
+        base.fork(1).uniform(),
+        base.fork(0).fork(0).uniform(),
+    ]
+    columns += [
+        keys(20000, first=1).uniform(),
+        base.normal(),
+        np.array(base.seeds(), dtype=np.float64),
+    ]
     matrix = np.corrcoef(columns)
-    # `normal` is made of the first two draws of the same stream: the one pair that is related by design.
+    # `normal` is made of the first two draws of the same stream: the one pair that is related by
+    # design.
     matrix[7, :3] = matrix[:3, 7] = 0
     assert np.abs(matrix - np.eye(len(columns))).max() < 0.03
 
@@ -115,7 +146,9 @@ def test_keys_are_one_per_sample():
 
 def test_every_transform_is_tested_here():
     own = {name for name in TRANSFORMS if TRANSFORMS[name].__module__.startswith("phasetrain.")}
-    assert sorted(own) == sorted({*PARAMETERS, "multi_crop"})  # which gives lists, and has a file of its own
+    assert sorted(own) == sorted(
+        {*PARAMETERS, "multi_crop"}
+    )  # which gives lists, and has a file of its own
 
 
 def samples_are_independent(transform):
@@ -176,7 +209,9 @@ def test_one_sample_through_a_pipeline_has_the_bits_of_the_batch():
 
 
 def test_plain_callables_get_single_samples():
-    pipeline = Pipeline([lambda values: torch.tensor(values).view(1, 2, 1), Flatten(), lambda sample: sample + 1])
+    pipeline = Pipeline(
+        [lambda values: torch.tensor(values).view(1, 2, 1), Flatten(), lambda sample: sample + 1]
+    )
     assert not pipeline.batched
     assert pipeline.one([1.0, 2.0], Keys([0])).tolist() == [2.0, 3.0]
     assert pipeline.shape_after((1, 2)) is None
@@ -198,7 +233,9 @@ def test_the_shape_after_a_pipeline():
 
 @pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"flatten", "noise"}))
 def test_transforms_of_images_refuse_vectors(name):
-    with pytest.raises(ValueError, match=r"takes images \(N, C, H, W\), not a batch of shape \(2, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"takes images \(N, C, H, W\), not a batch of shape \(2, 5\)"
+    ):
         TRANSFORMS.build(name, PARAMETERS[name])(torch.zeros(2, 5), keys(2))
 
 

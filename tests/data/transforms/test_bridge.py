@@ -17,7 +17,12 @@ RANDOM = (
     "{name: torchvision.ColorJitter, brightness: 0.5}, torchvision.RandomHorizontalFlip, "
     "{name: torchvision.RandomErasing, p: 0.5}]"
 )
-WORDS = ["DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32", "MODEL.name=small_cnn", "MODEL.width=4"]
+WORDS = [
+    "DATA.TRAIN.batch_size=24",
+    "DATA.TEST.batch_size=32",
+    "MODEL.name=small_cnn",
+    "MODEL.width=4",
+]
 
 
 def test_they_are_those_of_version_2() -> None:
@@ -45,10 +50,19 @@ def test_a_run_with_them_resumes_exactly_with_and_without_workers() -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ("torchvision.RandomResizeCrop", r"torchvision has no transform 'RandomResizeCrop'; did you mean 'Random"),
+        (
+            "torchvision.RandomResizeCrop",
+            r"torchvision has no transform 'RandomResizeCrop'; did you mean 'Random",
+        ),
         ("torchvision.MixUp", r"torchvision has no transform 'MixUp'"),
-        ("{name: torchvision.CenterCrop, sise: 3}", r"has no such parameter; did you mean DATA\.TRAIN\.transforms"),
-        ("{name: torchvision.ColorJitter, hue: much}", r"transforms\[0\]\.hue = 'much' .*: expected "),
+        (
+            "{name: torchvision.CenterCrop, sise: 3}",
+            r"has no such parameter; did you mean DATA\.TRAIN\.transforms",
+        ),
+        (
+            "{name: torchvision.ColorJitter, hue: much}",
+            r"transforms\[0\]\.hue = 'much' .*: expected ",
+        ),
     ],
 )
 def test_mistakes_are_found_with_the_config(item: str, message: str) -> None:

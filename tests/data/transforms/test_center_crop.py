@@ -6,7 +6,9 @@ from phasetrain.data.transforms import CenterCrop, Keys
 
 def test_the_middle():
     assert CenterCrop(1)(torch.arange(9.0).view(1, 1, 3, 3), Keys([0])).tolist() == [[[[4.0]]]]
-    assert CenterCrop(2)(torch.arange(15.0).view(1, 1, 3, 5), Keys([0])).tolist() == [[[[1.0, 2.0], [6.0, 7.0]]]]
+    assert CenterCrop(2)(torch.arange(15.0).view(1, 1, 3, 5), Keys([0])).tolist() == [
+        [[[1.0, 2.0], [6.0, 7.0]]]
+    ]
 
 
 def test_sizes_that_do_not_fit_are_refused():

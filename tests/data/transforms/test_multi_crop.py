@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.data.collate import stacked
 from phasetrain.data.datasets.digits import digits
-from phasetrain.data.reader import Reader
-from phasetrain.data.sampler import Draw
-from phasetrain.data.transforms import TRANSFORMS, Keys, MultiCrop, MultiCropOfSamples, Noise, Pipeline
+from phasetrain.data.loading.collate import stacked
+from phasetrain.data.loading.reader import Reader
+from phasetrain.data.samplers.phase_sampler import Draw
+from phasetrain.data.transforms import (
+    TRANSFORMS,
+    Keys,
+    MultiCrop,
+    MultiCropOfSamples,
+    Noise,
+    Pipeline,
+)
 from phasetrain.errors import ConfigError
 
 CROP = {"name": "random_resized_crop", "size": 6}
@@ -68,15 +75,20 @@ def test_a_reader_gives_lists_of_views_that_depend_on_the_seed_and_the_place_alo
     made = views(groups)
     assert isinstance(made, MultiCropOfSamples if own else MultiCrop)
     first, again = read(made), read(made, workers_noise=7)
-    assert [tuple(view.shape) for view in first] == [(3, 1, 8, 8), (3, 1, 8, 8), (3, 1, 6, 6), (3, 1, 8, 8)][
-        : made.views
-    ]
+    assert [tuple(view.shape) for view in first] == [
+        (3, 1, 8, 8),
+        (3, 1, 8, 8),
+        (3, 1, 6, 6),
+        (3, 1, 8, 8),
+    ][: made.views]
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
     assert not torch.equal(first[0][0], first[0][2])  # the same image at another place of the epoch
 
 
 def test_what_comes_after_it_is_refused():
-    with pytest.raises(TypeError, match=r"not list; .* after multi_crop belongs into the transforms of its views"):
+    with pytest.raises(
+        TypeError, match=r"not list; .* after multi_crop belongs into the transforms of its views"
+    ):
         Pipeline([views(), Noise(0.1)])(torch.zeros(2, 1, 8, 8), Keys([0, 1]))
 
 
@@ -86,7 +98,10 @@ def test_what_comes_after_it_is_refused():
         ([], "groups is empty"),
         ([{"views": 0, "transforms": []}], r"groups\[0\] = .*expected {views: at least 1"),
         ([{"views": 1, "transform": []}], r"groups\[0\] = .*expected {views: at least 1"),
-        ([{"views": 1, "transforms": ["noize"]}], r"groups\[0\].transforms\[0\].name = 'noize'.*did you mean 'noise'"),
+        (
+            [{"views": 1, "transforms": ["noize"]}],
+            r"groups\[0\].transforms\[0\].name = 'noize'.*did you mean 'noise'",
+        ),
     ],
 )
 def test_bad_groups_are_refused(groups, message):

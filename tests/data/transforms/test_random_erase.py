@@ -7,8 +7,20 @@ from phasetrain.data.transforms import Keys, RandomErase
 
 def test_literal_rectangles():
     erased = RandomErase(1, [0.3, 0.3])(torch.ones(2, 1, 5, 5), Keys([1, 2]))[:, 0]
-    assert erased[0].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
-    assert erased[1].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1], [1, 1, 1, 1, 1]]
+    assert erased[0].tolist() == [
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1],
+        [0, 0, 0, 1, 1],
+        [0, 0, 0, 1, 1],
+        [0, 0, 0, 1, 1],
+    ]
+    assert erased[1].tolist() == [
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1],
+        [1, 0, 0, 0, 1],
+        [1, 0, 0, 0, 1],
+        [1, 1, 1, 1, 1],
+    ]
 
 
 def test_the_share_of_images_and_the_area_hold():

@@ -7,10 +7,14 @@ from phasetrain.data.transforms import Keys, RandomResizedCrop
 
 def test_the_whole_image_is_left_as_it_is():
     image = torch.arange(12.0).view(1, 1, 3, 4)
-    whole = RandomResizedCrop(4, scale=(1.0, 1.0), ratio=(1.0, 1.0))(image.expand(1, 1, 3, 4), Keys([0]))
+    whole = RandomResizedCrop(4, scale=(1.0, 1.0), ratio=(1.0, 1.0))(
+        image.expand(1, 1, 3, 4), Keys([0])
+    )
     assert whole.shape == (1, 1, 4, 4)
     square = torch.arange(16.0).view(1, 1, 4, 4)
-    torch.testing.assert_close(RandomResizedCrop(4, scale=(1.0, 1.0), ratio=(1.0, 1.0))(square, Keys([3])), square)
+    torch.testing.assert_close(
+        RandomResizedCrop(4, scale=(1.0, 1.0), ratio=(1.0, 1.0))(square, Keys([3])), square
+    )
 
 
 def test_a_crop_of_a_ramp_is_a_ramp_of_the_drawn_width_within_the_image():
@@ -26,7 +30,9 @@ def test_a_crop_of_a_ramp_is_a_ramp_of_the_drawn_width_within_the_image():
 
 def test_areas_and_ratios_lie_within_their_bounds():
     place = torch.arange(64.0) + 0.5
-    batch = torch.stack([place.expand(64, 64), place[:, None].expand(64, 64)]).expand(500, 2, 64, 64)
+    batch = torch.stack([place.expand(64, 64), place[:, None].expand(64, 64)]).expand(
+        500, 2, 64, 64
+    )
     found = RandomResizedCrop(4, scale=(0.1, 0.3), ratio=(0.5, 2.0))(batch, Keys(np.arange(500)))
     wide, tall = found[:, 0].diff(dim=2)[:, 0, 0] * 4, found[:, 1].diff(dim=1)[:, 0, 0] * 4
     share, ratio = wide * tall / 64**2, wide / tall

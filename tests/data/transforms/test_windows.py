@@ -12,4 +12,6 @@ def test_each_image_has_its_own_corner():
 
 def test_channels_stay_together():
     batch = torch.stack([torch.arange(4.0).view(2, 2), 10 + torch.arange(4.0).view(2, 2)])[None]
-    assert cut(batch, np.array([1]), np.array([0]), (1, 2)).tolist() == [[[[2.0, 3.0]], [[12.0, 13.0]]]]
+    assert cut(batch, np.array([1]), np.array([0]), (1, 2)).tolist() == [
+        [[[2.0, 3.0]], [[12.0, 13.0]]]
+    ]

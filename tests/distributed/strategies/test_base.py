@@ -17,16 +17,21 @@ class TestOneProcess:
     def test_nothing_is_wrapped_and_nothing_is_asked_of_others(self) -> None:
         strategy, model = Strategy(World()), nn.Linear(2, 1)
         optimizer = strategy.optimizer(
-            lambda parameters: torch.optim.SGD(parameters, lr=0.1), [{"params": list(model.parameters())}]
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            [{"params": list(model.parameters())}],
         )
         assert strategy.wrap(model, optimizer) is model
-        assert (strategy.spreads, strategy.shards, strategy.reports, strategy.warms_up) == (False,) * 4
+        assert (strategy.spreads, strategy.shards, strategy.reports, strategy.warms_up) == (
+            False,
+        ) * 4
         assert strategy.any(flag := torch.ones(())) is flag
         assert strategy.place(3) == (0, 3)
         assert strategy.mean([torch.tensor(1.0), torch.tensor(2.5)]).wait().item() == 3.5
 
     def test_the_norm_is_that_of_all_gradients_together(self) -> None:
-        assert Strategy(World()).norm([torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]).item() == 5.0
+        assert (
+            Strategy(World()).norm([torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]).item() == 5.0
+        )
 
     def test_state_of_an_optimizer_goes_by_number(self) -> None:
         strategy, model = Strategy(World()), nn.Linear(2, 1)
@@ -44,7 +49,9 @@ class TestOneProcess:
 
 def test_losses_are_added_in_their_order() -> None:
     tiny = 2.0**-24  # in float32 half of the distance from 1 to the next number
-    assert total([torch.tensor(tiny), torch.tensor(tiny), torch.tensor(1.0)]).item() == 1.0 + 2.0**-23
+    assert (
+        total([torch.tensor(tiny), torch.tensor(tiny), torch.tensor(1.0)]).item() == 1.0 + 2.0**-23
+    )
     assert total([torch.tensor(1.0), torch.tensor(tiny), torch.tensor(tiny)]).item() == 1.0
 
 

@@ -1,11 +1,12 @@
-"""Weights in pieces, in a world of one process: rules, the optimizer, the norm, and state in either form."""
+"""Weights in pieces, in a world of one process: rules, the optimizer, the norm, and state in either
+form."""
 
 import pytest
 import torch
 from torch import nn
 
 from phasetrain.distributed import World
-from phasetrain.distributed.pieces import is_divided, is_ours, piece, whole
+from phasetrain.distributed.dtensors import is_divided, is_ours, piece, whole
 from phasetrain.distributed.strategies import FullyShard
 from phasetrain.errors import ConfigError
 
@@ -36,7 +37,8 @@ def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
     network, plain = model(), model()
     strategy.prepare(network, nn.CrossEntropyLoss())
     made = strategy.optimizer(
-        lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), [{"params": list(network.parameters())}]
+        lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+        [{"params": list(network.parameters())}],
     )
     other = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     batch, norms = torch.arange(6.0).view(2, 3), dict[nn.Module, torch.Tensor]()
@@ -45,7 +47,9 @@ def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
             optimizer.zero_grad()
             one(batch).square().sum().backward()
             strategy.collect()
-            norms[one] = strategy.norm([p.grad for group in optimizer.param_groups for p in group["params"]])
+            norms[one] = strategy.norm(
+                [p.grad for group in optimizer.param_groups for p in group["params"]]
+            )
             optimizer.step()
     assert norms[network].item() == pytest.approx(norms[plain].item(), rel=1e-6)
     for own, expected in zip(network.parameters(), plain.parameters(), strict=True):
@@ -59,9 +63,13 @@ def test_whole_weights_are_loaded_into_pieces(strategy: FullyShard) -> None:
     network = model()
     strategy.prepare(network, nn.CrossEntropyLoss())
 
-    strategy.load_model_state(network, {name: torch.full_like(one, 3.0) for name, one in model().state_dict().items()})
+    strategy.load_model_state(
+        network, {name: torch.full_like(one, 3.0) for name, one in model().state_dict().items()}
+    )
 
-    assert {value for one in network.parameters() for value in piece(one).unique().tolist()} == {3.0}
+    assert {value for one in network.parameters() for value in piece(one).unique().tolist()} == {
+        3.0
+    }
 
 
 @pytest.mark.parametrize(
@@ -91,10 +99,14 @@ def test_an_optimizer_that_looks_at_whole_weights_is_refused(strategy: FullyShar
     network = model()
     strategy.prepare(network, nn.CrossEntropyLoss())
 
-    with pytest.raises(ConfigError, match="Adafactor is not known to treat each entry of a weight for itself"):
+    with pytest.raises(
+        ConfigError, match="Adafactor is not known to treat each entry of a weight for itself"
+    ):
         strategy.optimizer(torch.optim.Adafactor, [{"params": list(network.parameters())}])
 
 
 def test_replicas_that_do_not_divide_the_processes_are_refused() -> None:
-    with pytest.raises(ValueError, match="replicas = 2: expected a divisor of the number of processes, which is 3"):
+    with pytest.raises(
+        ValueError, match="replicas = 2: expected a divisor of the number of processes, which is 3"
+    ):
         FullyShard(World(0, 3), replicas=2)

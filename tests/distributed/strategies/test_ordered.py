@@ -21,7 +21,9 @@ def added(*values: float) -> float:
 class TestTree:
     def test_pairs_are_added_first(self) -> None:
         assert added(TINY, TINY, 1.0, 0.0) == 1.0 + 2.0**-23
-        assert added(TINY, 1.0, TINY, 0.0) == 1.0  # as are those of (0, 1) and of (2, 3): each alone is lost
+        assert (
+            added(TINY, 1.0, TINY, 0.0) == 1.0
+        )  # as are those of (0, 1) and of (2, 3): each alone is lost
 
     def test_eight_leaves_have_three_levels(self) -> None:
         assert added(*[1.0] * 8) == 8.0

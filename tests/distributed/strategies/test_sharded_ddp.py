@@ -42,7 +42,11 @@ def test_one_wrapper_sees_to_model_and_loss(world: World) -> None:
 
 
 def test_a_loss_alone_may_train(world: World) -> None:
-    strategy, model, loss = ShardedDataParallel(world), nn.Linear(2, 1).requires_grad_(False), Scaled()
+    strategy, model, loss = (
+        ShardedDataParallel(world),
+        nn.Linear(2, 1).requires_grad_(False),
+        Scaled(),
+    )
     optimizer = strategy.optimizer(sgd, [{"params": list(loss.parameters())}])
     assert strategy.wrap(model, optimizer) is model
     assert strategy.wrap(loss, optimizer) is not loss
@@ -80,11 +84,19 @@ def test_what_is_not_finite_is_left_out(world: World, clip_norm: float | None) -
     strategy, model = ShardedDataParallel(world), nn.Linear(2, 1, bias=False)
     optimizer = strategy.optimizer(sgd, [{"params": list(model.parameters())}])
     wrapped = strategy.wrap(model, optimizer)
-    updater = Updater(optimizer, clip_norm=clip_norm, guard=GuardSettings("skip", names=["weight"]), strategy=strategy)
+    updater = Updater(
+        optimizer,
+        clip_norm=clip_norm,
+        guard=GuardSettings("skip", names=["weight"]),
+        strategy=strategy,
+    )
     before = model.weight.detach().clone()
     for scale in (torch.inf, 1.0):
         with strategy.step(last=True):
-            updater.backward((wrapped(torch.ones(1, 2)) * 0.0 * scale + wrapped(torch.ones(1, 2))).sum(), last=True)
+            updater.backward(
+                (wrapped(torch.ones(1, 2)) * 0.0 * scale + wrapped(torch.ones(1, 2))).sum(),
+                last=True,
+            )
         updater.step()
         assert torch.equal(model.weight.detach(), before) is (scale == torch.inf)
     assert updater.skipped == 1

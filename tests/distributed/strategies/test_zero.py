@@ -1,4 +1,5 @@
-"""An optimizer within another one: what goes in reaches it, and its state is that of an optimizer without shards."""
+"""An optimizer within another one: what goes in reaches it, and its state is that of an optimizer
+without shards."""
 
 from copy import deepcopy
 from typing import Any
@@ -38,9 +39,15 @@ def updated(network: nn.Module, optimizer: Optimizer, updates: int) -> list[Tens
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestShardedState:
-    def made(self, world: World, kind: type[ShardedState]) -> tuple[ShardedState, nn.Module, Optimizer]:
+    def made(
+        self, world: World, kind: type[ShardedState]
+    ) -> tuple[ShardedState, nn.Module, Optimizer]:
         strategy, network = kind(world), model()
-        return strategy, network, strategy.optimizer(adamw, [{"params": list(network.parameters())}])
+        return (
+            strategy,
+            network,
+            strategy.optimizer(adamw, [{"params": list(network.parameters())}]),
+        )
 
     def test_updates_state_and_options_are_those_of_the_optimizer_alone(
         self, world: World, kind: type[ShardedState]
@@ -49,21 +56,33 @@ class TestShardedState:
         plain = model()
         alone = adamw(list(plain.parameters()))
         assert differences(updated(plain, alone, 4), updated(network, optimizer, 4)) == []
-        assert differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer)) == []
+        assert (
+            differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer))
+            == []
+        )
         assert optimizer.defaults == alone.defaults
         assert optimizer.param_groups[0].keys() == alone.param_groups[0].keys()
         assert set(strategy.kept(optimizer)) == set(network.parameters())
 
-    def test_goes_on_from_the_state_of_an_optimizer_alone(self, world: World, kind: type[ShardedState]) -> None:
+    def test_goes_on_from_the_state_of_an_optimizer_alone(
+        self, world: World, kind: type[ShardedState]
+    ) -> None:
         plain = model()
         alone = adamw(list(plain.parameters()))
         updated(plain, alone, 2)
-        state = deepcopy(Strategy(world).optimizer_state(alone))  # torch takes tensors over as they are
+        state = deepcopy(
+            Strategy(world).optimizer_state(alone)
+        )  # torch takes tensors over as they are
         strategy, network, optimizer = self.made(world, kind)
         network.load_state_dict(plain.state_dict())
-        strategy.load_optimizer_state(optimizer, {str(number): kept for number, kept in state.items()})
+        strategy.load_optimizer_state(
+            optimizer, {str(number): kept for number, kept in state.items()}
+        )
         assert differences(updated(plain, alone, 3), updated(network, optimizer, 3)) == []
-        assert differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer)) == []
+        assert (
+            differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer))
+            == []
+        )
 
     def test_without_the_state_it_would_not(self, world: World, kind: type[ShardedState]) -> None:
         plain = model()
@@ -77,18 +96,28 @@ class TestShardedState:
         def groups(network: nn.Module) -> Any:
             weights = [parameter for parameter in network.parameters() if parameter.ndim > 1]
             others = [parameter for parameter in network.parameters() if parameter.ndim == 1]
-            return [{"params": others, "weight_decay": 0.0}, {"params": weights, "betas": (0.5, 0.9)}]
+            return [
+                {"params": others, "weight_decay": 0.0},
+                {"params": weights, "betas": (0.5, 0.9)},
+            ]
 
         plain, network, strategy = model(), model(), kind(world)
         alone, optimizer = adamw(groups(plain)), strategy.optimizer(adamw, groups(network))
         assert differences(updated(plain, alone, 4), updated(network, optimizer, 4)) == []
-        assert differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer)) == []
+        assert (
+            differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer))
+            == []
+        )
         options = [(group["weight_decay"], group["betas"]) for group in optimizer.param_groups]
         assert options == [(0.0, (0.9, 0.999)), (0.01, (0.5, 0.9))]
 
-    def test_parameters_of_several_types_are_refused(self, world: World, kind: type[ShardedState]) -> None:
+    def test_parameters_of_several_types_are_refused(
+        self, world: World, kind: type[ShardedState]
+    ) -> None:
         mixed = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))]
-        with pytest.raises(ValueError, match=r"are of several types \(bfloat16, float32\), and it needs one"):
+        with pytest.raises(
+            ValueError, match=r"are of several types \(bfloat16, float32\), and it needs one"
+        ):
             kind(world).optimizer(adamw, [{"params": mixed}])
 
 
@@ -98,4 +127,9 @@ def test_parameters_may_lie_in_one_buffer(world: World, as_view: bool) -> None:
     optimizer = strategy.optimizer(adamw, [{"params": list(network.parameters())}])
     places = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     assert len(places) == (1 if as_view else 4)
-    assert differences(updated(plain, adamw(list(plain.parameters())), 3), updated(network, optimizer, 3)) == []
+    assert (
+        differences(
+            updated(plain, adamw(list(plain.parameters())), 3), updated(network, optimizer, 3)
+        )
+        == []
+    )

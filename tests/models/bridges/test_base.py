@@ -22,13 +22,17 @@ def test_outputs_by_name(output: object) -> None:
     assert Selected(None)(module, (), output) == {"first": ONE, "second": OTHER}
     assert Selected("second")(module, (), ONE) is ONE
     with pytest.raises(
-        ConfigError, match=r"output = 'secnd': .* did you mean 'second'\? It has first, second; null gives"
+        ConfigError,
+        match=r"output = 'secnd': .* did you mean 'second'\? It has first, second; null gives",
     ):
         Selected("secnd")(module, (), output)
 
 
 def test_a_mapping_is_spread_over_keywords() -> None:
-    assert by_keywords(nn.Identity(), (MappingProxyType({"a": 1}),), {"b": 2}) == ((), {"a": 1, "b": 2})
+    assert by_keywords(nn.Identity(), (MappingProxyType({"a": 1}),), {"b": 2}) == (
+        (),
+        {"a": 1, "b": 2},
+    )
     assert by_keywords(nn.Identity(), (ONE,), {"b": 2}) == ((ONE,), {"b": 2})
 
 

@@ -37,8 +37,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids[:, 0] = torch.arange(24) % 3 + 1
     mask = torch.ones_like(ids)
     mask[::2, -1] = 0
-    rows = {"input_ids": ids.tolist(), "attention_mask": mask.tolist(), "label": (ids[:, 0] - 1).tolist()}
-    rows_of_classes = datasets.Dataset.from_dict(rows).cast_column("label", datasets.ClassLabel(names=["a", "b", "c"]))
+    rows = {
+        "input_ids": ids.tolist(),
+        "attention_mask": mask.tolist(),
+        "label": (ids[:, 0] - 1).tolist(),
+    }
+    rows_of_classes = datasets.Dataset.from_dict(rows).cast_column(
+        "label", datasets.ClassLabel(names=["a", "b", "c"])
+    )
     rows_of_classes.save_to_disk(str(folder))
     return folder
 
@@ -90,7 +96,10 @@ def test_a_model_without_auto_and_all_outputs_by_name() -> None:
         "last_hidden_state": (1, 6, 16),
         "pooler_output": (1, 16),
     }
-    with pytest.raises(ConfigError, match=r"MODEL\.output = 'logits': the model has no such output.* It has last_hidd"):
+    with pytest.raises(
+        ConfigError,
+        match=r"MODEL\.output = 'logits': the model has no such output.* It has last_hidd",
+    ):
         MODELS.build("transformers.BertModel", {"config": config})(torch.arange(6)[None])
 
 
@@ -108,7 +117,11 @@ def test_a_model_without_auto_and_all_outputs_by_name() -> None:
             {"config": {"model_type": "bertt"}},
             r"MODEL\.config\.model_type = 'bertt': .*did you mean 'bert'",
         ),
-        ("AutoModel", {}, r"MODEL\.config\.model_type = None: transformers has no such type of model; take one"),
+        (
+            "AutoModel",
+            {},
+            r"MODEL\.config\.model_type = None: transformers has no such type of model; take one",
+        ),
         (
             "AutoModel",
             {"config": BERT | {"hiden_size": 3}},
@@ -119,7 +132,11 @@ def test_a_model_without_auto_and_all_outputs_by_name() -> None:
             {"config": BERT | {"hidden_size": "a"}},
             r"^MODEL\.config: BertConfig does not take it: .*got str",
         ),
-        ("AutoModel", {"config": BERT, "pretrained": True}, r"MODEL\.pretrained: no weights are downloaded"),
+        (
+            "AutoModel",
+            {"config": BERT, "pretrained": True},
+            r"MODEL\.pretrained: no weights are downloaded",
+        ),
     ],
 )
 def test_what_is_refused(name: str, params: dict[str, Any], message: str) -> None:

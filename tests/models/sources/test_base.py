@@ -26,14 +26,35 @@ def test_nothing_a_path_a_mapping_and_a_bank() -> None:
         (3, "MODEL.weights = 3: expected null, a path, a mapping with `path`, or a list of such"),
         ([], "MODEL.weights = []: expected null, a path, a mapping with `path`, or a list of such"),
         (["a", 3], "MODEL.weights[1] = 3: expected a path, or a mapping with `path`"),
-        ({"prefix_add": "a"}, "MODEL.weights.path: a source of weights needs a path; set MODEL.weights.path=..."),
-        ({"path": "a", "prefix_remov": "x"}, "MODEL.weights.prefix_remov: a source of weights has no such key; did "),
-        ({"path": "a", "format": "safetensor"}, "MODEL.weights.format = 'safetensor': no format of weights has this n"),
-        ({"path": "a", "which": "mean"}, "MODEL.weights.which = 'mean': expected model, ema or swa"),
+        (
+            {"prefix_add": "a"},
+            "MODEL.weights.path: a source of weights needs a path; set MODEL.weights.path=...",
+        ),
+        (
+            {"path": "a", "prefix_remov": "x"},
+            "MODEL.weights.prefix_remov: a source of weights has no such key; did ",
+        ),
+        (
+            {"path": "a", "format": "safetensor"},
+            "MODEL.weights.format = 'safetensor': no format of weights has this n",
+        ),
+        (
+            {"path": "a", "which": "mean"},
+            "MODEL.weights.which = 'mean': expected model, ema or swa",
+        ),
         ({"path": "a", "strict": 1}, "MODEL.weights.strict = 1: expected true or false"),
-        ({"path": "a", "include": "x"}, "MODEL.weights.include = 'x': expected a list of patterns, such as ['head.*']"),
-        ({"path": "a", "rename": [["a"]]}, "MODEL.weights.rename = [['a']]: expected a list of pairs [regular expres"),
-        ([{"path": "a", "rename": [["(", ""]]}], "MODEL.weights[0].rename: '(' is no regular expression: missing ), u"),
+        (
+            {"path": "a", "include": "x"},
+            "MODEL.weights.include = 'x': expected a list of patterns, such as ['head.*']",
+        ),
+        (
+            {"path": "a", "rename": [["a"]]},
+            "MODEL.weights.rename = [['a']]: expected a list of pairs [regular expres",
+        ),
+        (
+            [{"path": "a", "rename": [["(", ""]]}],
+            "MODEL.weights[0].rename: '(' is no regular expression: missing ), u",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key(value: Any, message: str) -> None:
@@ -43,5 +64,7 @@ def test_what_is_wrong_is_said_with_its_key(value: Any, message: str) -> None:
 
 
 def test_a_prefix_that_no_path_handler_is_registered_for() -> None:
-    with pytest.raises(ConfigError, match=r"MODEL.weights.path = 's4://a': no path handler is registered for s4://"):
+    with pytest.raises(
+        ConfigError, match=r"MODEL.weights.path = 's4://a': no path handler is registered for s4://"
+    ):
         Source("s4://a").storage()

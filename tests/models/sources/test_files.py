@@ -28,7 +28,10 @@ class Hostile:
 def equal(found: object, expected: dict[str, torch.Tensor]) -> bool:
     assert isinstance(found, dict)
     assert found.keys() == expected.keys()
-    return all(torch.equal(found[name], one) and found[name].dtype == one.dtype for name, one in expected.items())
+    return all(
+        torch.equal(found[name], one) and found[name].dtype == one.dtype
+        for name, one in expected.items()
+    )
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -50,8 +53,15 @@ def test_a_safetensors_file_is_known_by_its_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_hostile_file_has_no_effect(tmp_path: Path, *, legacy: bool) -> None:
     mark, path = tmp_path / "executed", tmp_path / "a.pt"
-    torch.save({"state_dict": STATE, "more": Hostile(mark)}, path, _use_new_zipfile_serialization=not legacy)
-    with pytest.raises(ConfigError, match="reading it would execute code; where you trust it, write its weights alone"):
+    torch.save(
+        {"state_dict": STATE, "more": Hostile(mark)},
+        path,
+        _use_new_zipfile_serialization=not legacy,
+    )
+    with pytest.raises(
+        ConfigError,
+        match="reading it would execute code; where you trust it, write its weights alone",
+    ):
         read(Source(str(path)))
     assert not mark.exists()
     torch.load(path, weights_only=False)  # the control: it is hostile
@@ -79,7 +89,9 @@ def test_a_flipped_bit_in_a_torch_file_is_seen(tmp_path: Path, where: float) -> 
     content[int(where * len(content))] ^= 1
     path.write_bytes(content)
     assert not torch.equal(torch.load(path)["a"], torch.arange(4096.0))  # torch itself says nothing
-    with pytest.raises(ConfigError, match=r"is damaged: the checksum of .* does not fit; get it again"):
+    with pytest.raises(
+        ConfigError, match=r"is damaged: the checksum of .* does not fit; get it again"
+    ):
         read(Source(str(path)))
 
 
@@ -104,5 +116,7 @@ def test_a_list_is_no_mapping(tmp_path: Path) -> None:
 
 
 def test_nested_mappings_have_dotted_names() -> None:
-    found = flat({"a": {"b": torch.ones(1), "epoch": 3}, "c": torch.zeros(2), 0: {"d": torch.ones(3)}})
+    found = flat(
+        {"a": {"b": torch.ones(1), "epoch": 3}, "c": torch.zeros(2), 0: {"d": torch.ones(3)}}
+    )
     assert {name: one.shape[0] for name, one in found.items()} == {"a.b": 1, "c": 2, "0.d": 3}

@@ -28,7 +28,10 @@ def refused(path: Path, **options: Any) -> str:
 def vissl(value: float = 1.0) -> dict[str, Any]:
     return {
         "model": {
-            "trunk": {"_feature_blocks.conv1.weight": value * ONE, "_feature_blocks.bn1.bias": value * TWO},
+            "trunk": {
+                "_feature_blocks.conv1.weight": value * ONE,
+                "_feature_blocks.bn1.bias": value * TWO,
+            },
             "heads": {"0.clf.0.weight": value * TWO},
         },
         "meta": {"config": {}},
@@ -38,13 +41,24 @@ def vissl(value: float = 1.0) -> dict[str, Any]:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Return a checkpoint with the keys of VISSL's."""
-    state = {"train": True, "base_model": vissl(), "ema_model": vissl(3.0), "optimizer": {"optim": {"state": {}}}}
+    state = {
+        "train": True,
+        "base_model": vissl(),
+        "ema_model": vissl(3.0),
+        "optimizer": {"optim": {"state": {}}},
+    }
     path = tmp_path / "model_final_checkpoint_phase9.torch"
-    torch.save({"phase_idx": 9, "iteration": 10, "type": "checkpoint", "classy_state_dict": state}, path)
+    torch.save(
+        {"phase_idx": 9, "iteration": 10, "type": "checkpoint", "classy_state_dict": state}, path
+    )
     return path
 
 
-VISSL = ["heads.0.clf.0.weight", "trunk._feature_blocks.bn1.bias", "trunk._feature_blocks.conv1.weight"]
+VISSL = [
+    "heads.0.clf.0.weight",
+    "trunk._feature_blocks.bn1.bias",
+    "trunk._feature_blocks.conv1.weight",
+]
 
 
 @pytest.mark.parametrize("given", ["auto", "vissl", "torch"])
@@ -58,18 +72,27 @@ def test_averaged_weights_of_vissl(checkpoint: Path) -> None:
 
 
 def test_classy_vision_has_heads_by_the_block_they_hang_on(tmp_path: Path) -> None:
-    model = {"trunk": {"blocks.0.weight": ONE}, "heads": {"block3-2": {"default_head": {"fc.weight": TWO}}}}
+    model = {
+        "trunk": {"blocks.0.weight": ONE},
+        "heads": {"block3-2": {"default_head": {"fc.weight": TWO}}},
+    }
     torch.save({"classy_state_dict": {"base_model": {"model": model}}}, tmp_path / "a.torch")
-    assert names(tmp_path / "a.torch") == ("vissl", ["heads.block3-2.default_head.fc.weight", "trunk.blocks.0.weight"])
+    assert names(tmp_path / "a.torch") == (
+        "vissl",
+        ["heads.block3-2.default_head.fc.weight", "trunk.blocks.0.weight"],
+    )
 
 
 def test_what_is_no_checkpoint_of_vissl(tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": ONE}}, tmp_path / "a.pt")
     told = refused(tmp_path / "a.pt", format="vissl")
-    assert told.endswith("a checkpoint of VISSL has the key 'classy_state_dict', this file has state_dict")
+    assert told.endswith(
+        "a checkpoint of VISSL has the key 'classy_state_dict', this file has state_dict"
+    )
     torch.save({"classy_state_dict": {"base_model": {"a": ONE}}}, tmp_path / "b.pt")
-    assert "classy_state_dict.base_model.model.trunk is expected, and classy_state_dict has base_model" in refused(
-        tmp_path / "b.pt"
+    assert (
+        "classy_state_dict.base_model.model.trunk is expected, and classy_state_dict has base_model"
+        in refused(tmp_path / "b.pt")
     )
 
 
@@ -84,8 +107,13 @@ def test_what_is_no_checkpoint_of_vissl(tmp_path: Path) -> None:
         ("anything", {"key": "anything"}),
     ],
 )
-def test_where_training_programs_keep_weights(tmp_path: Path, wrapper: str, options: dict[str, Any]) -> None:
-    torch.save({"epoch": 3, wrapper: {"a": ONE}, "optimizer": {"state": {0: {"momentum": TWO}}}}, tmp_path / "a.pt")
+def test_where_training_programs_keep_weights(
+    tmp_path: Path, wrapper: str, options: dict[str, Any]
+) -> None:
+    torch.save(
+        {"epoch": 3, wrapper: {"a": ONE}, "optimizer": {"state": {0: {"momentum": TWO}}}},
+        tmp_path / "a.pt",
+    )
     assert names(tmp_path / "a.pt", **options) == ("torch", ["a"])
 
 
@@ -93,14 +121,25 @@ def test_a_key_that_is_not_there(tmp_path: Path) -> None:
     torch.save({"nested": {"weights": {"a": ONE}}}, tmp_path / "a.pt")
     assert names(tmp_path / "a.pt", key="nested.weights") == ("torch", ["a"])
     told = refused(tmp_path / "a.pt", key="nested.weight")
-    assert "MODEL.weights.key = 'nested.weight': nested has no 'weight'; did you mean 'weights'?" in told
-    assert "the file has no averaged weights under state_dict_ema" in refused(tmp_path / "a.pt", which="ema")
+    assert (
+        "MODEL.weights.key = 'nested.weight': nested has no 'weight'; did you mean 'weights'?"
+        in told
+    )
+    assert "the file has no averaged weights under state_dict_ema" in refused(
+        tmp_path / "a.pt", which="ema"
+    )
 
 
 def test_timm(tmp_path: Path) -> None:
-    torch.save({"arch": "resnet18", "state_dict": {"a": ONE}, "state_dict_ema": {"a": TWO}}, tmp_path / "a.pth.tar")
+    torch.save(
+        {"arch": "resnet18", "state_dict": {"a": ONE}, "state_dict_ema": {"a": TWO}},
+        tmp_path / "a.pth.tar",
+    )
     assert names(tmp_path / "a.pth.tar", format="timm") == ("timm", ["a"])
-    assert read(Source(str(tmp_path / "a.pth.tar"), format="timm", which="ema")).tensors["a"].tolist() == [2.0] * 3
+    assert (
+        read(Source(str(tmp_path / "a.pth.tar"), format="timm", which="ema")).tensors["a"].tolist()
+        == [2.0] * 3
+    )
 
 
 def test_a_hugging_face_folder(tmp_path: Path) -> None:
@@ -133,8 +172,13 @@ def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
 
 def test_other_folders_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    assert "the folder is neither a run, a checkpoint, nor one with model.safetensors or" in refused(tmp_path)
-    assert refused(tmp_path / "note.txt").endswith("there is no such file or folder; did you mean 'notes.txt'?")
+    assert (
+        "the folder is neither a run, a checkpoint, nor one with model.safetensors or"
+        in refused(tmp_path)
+    )
+    assert refused(tmp_path / "note.txt").endswith(
+        "there is no such file or folder; did you mean 'notes.txt'?"
+    )
 
 
 def test_a_torch_file_is_not_taken_for_the_safetensors_that_was_asked_for(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Write features of a model to files, and evaluate them with simple classifiers."""

@@ -1,0 +1,316 @@
+"""Features and predictions of a model for every sample of some splits, as files
+(RUN.engine=extract)."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasetrain import __version__
+from phasetrain.checkpoint import Loaded
+from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
+from phasetrain.commands.setup import Setup
+from phasetrain.commands.test import agreed
+from phasetrain.commands.train.train import Result, digest_of
+from phasetrain.data.samplers.phase_sampler import Order, sequential
+from phasetrain.data.samplers.source import Chosen
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase, Plan
+from phasetrain.errors import ChangedError, ConfigError, did_you_mean
+from phasetrain.models.layers import Layers
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.machine import mixed, reseed, seed_of
+from phasetrain.tasks import Builder, SplitData
+
+log = logging.getLogger(__name__)
+
+NONE = "none"
+"""Value of RUN.checkpoint for a model that comes from no run."""
+
+NOT_READ = ("batch_size", "micro_batch_size", "sampler", "drop_last", "batch_transforms")
+"""Keys of a split that do not matter here, or stand for themselves."""
+
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
+def extract(setup: Setup) -> Result:
+    """Write what named layers and the model itself return for every sample of some splits, as
+    section EXTRACT says.
+
+    Shards that are there already are kept once their digest is verified. Takes no lock, so it may
+    look at a run that is under way. Builds neither loss nor optimizer.
+
+    Raises:
+        ConfigError: there is no such checkpoint, split or layer, or the model does not take the
+            input.
+        ChangedError: the folder holds features of something else, or the checkpoint is of another
+            model.
+    """
+    began = time.perf_counter()
+    section = setup.config.EXTRACT
+    if setup.config.RUN.checkpoint == NONE:
+        loaded = None
+    else:
+        loaded = agreed(setup, RunFolder(setup.config.RUN.dir))
+    data = setup.builder().data()
+    names = _splits(section.splits, data)
+    model = _model(setup, data, loaded)
+    rows = []
+    root = (section.dir or f"{setup.config.RUN.dir}/extract/{_origin(loaded)}").rstrip("/")
+    with setup.machine.applied(), Layers(model, section.layers, section.pool) as layers:
+        for name in names:
+            done = _Extraction(setup, name, data[name], model, layers, f"{root}/{name}").run()
+            rows.append((name, *map(str, done)))
+    head = ("split", "rows", "shards", "kept from before")
+    setup.terminal.table(f"features in {root}", head, rows)
+    return Result(
+        "extracted",
+        folder=root,
+        reason=loaded.path if loaded else "",
+        updates=loaded.manifest.state["updates"] if loaded else 0,
+        digest=digest_of(model),
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Extraction:
+    """The features of one split: process r of n makes every n-th shard that is missing, from the
+    r-th on."""
+
+    def __init__(
+        self, setup: Setup, name: str, split: SplitData, model: nn.Module, layers: Layers, path: str
+    ) -> None:
+        self.setup = setup
+        self.name = name
+        self.model = model
+        self.layers = layers
+        self.section = setup.config.EXTRACT
+        self.world = setup.world
+        self.folder = FeatureFolder(path, self.section.format)
+        self.split = _in_order(split)
+        self.batch_size: int = split.section.micro_batch_size or split.section.batch_size
+        self._stream = seed_of(setup.config.RUN.seed, "extract", name)
+
+    def run(self) -> tuple[int, int, int]:
+        """Make what is missing and return the number of rows, of shards, and of shards that were
+        there already."""
+        count = ceil(self.split.length / self.section.rows_per_shard)
+        self.world.on_main(lambda: self.folder.begin(self._request()))
+        own = {
+            number: self.folder.kept(number)
+            for number in range(self.world.rank, count, self.world.size)
+        }
+        made = dict(self._made([number for number, shard in own.items() if shard is None]))
+        found: dict[int, Shard] = {}
+        for part in self.world.shared(
+            {number: made.get(number) or shard for number, shard in own.items()}
+        ):
+            found |= {number: shard for number, shard in part.items() if shard is not None}
+        shards = [found[number] for number in sorted(found)]
+        self.world.on_main(lambda: self.folder.finish(shards, self._facts()))
+        computed = self.world.total(len(made))
+        return sum(shard.rows for shard in shards), len(shards), len(shards) - computed
+
+    def _made(self, missing: list[int]) -> Iterator[tuple[int, Shard]]:
+        phases = [self._phase(index, number) for index, number in enumerate(missing)]
+        loader = Builder(self.setup.config, self.setup.machine, World()).build_loader(
+            self.split, Plan(tuple(phases))
+        )
+        try:
+            for number, phase in zip(missing, phases, strict=True):
+                parts = [
+                    self._columns(batch) for batches in loader.batches(phase) for batch in batches
+                ]
+                columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                yield number, self.folder.write(number, phase.offset, columns)
+                log.debug("%s: shard %d written, %d rows", self.name, number, len(columns["id"]))
+        finally:
+            loader.close()
+
+    def _phase(self, index: int, number: int) -> Phase:
+        """Return the pass over the samples of one shard, whose batches do not depend on other
+        shards."""
+        first = number * self.section.rows_per_shard
+        end = min(first + self.section.rows_per_shard, self.split.length)
+        steps = ceil((end - first) / self.batch_size)
+        return Phase(index, self.name, 0, 0, steps, first, end, self.batch_size)
+
+    @torch.no_grad()
+    def _columns(self, batch: Batch) -> dict[str, Tensor]:
+        """Return what is written of a batch, on the CPU."""
+        reseed(mixed(self._stream, int(batch.ids[0])))
+        moved = batch.to(self.setup.machine.device)
+        try:
+            with self.setup.machine.autocast(train=False):
+                output = self.model(moved.input)
+        except MISFITS as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"MODEL: {type(self.model).__name__} does not take the input of samples "
+                f"{batch.ids[:3].tolist()} of DATA.{self.name.upper()}: {error}"
+            ) from error
+        columns = {"id": batch.ids, **flattened("target", batch.target)}
+        if self.section.predictions:
+            columns |= self._predictions(output)
+        columns |= {f"{LAYER}{name}": value for name, value in self.layers.taken().items()}
+        for name, value in columns.items():
+            if not value.ndim or len(value) != len(batch.ids):
+                raise ConfigError(
+                    f"EXTRACT: {name} has shape {tuple(value.shape)} for a batch of {len(batch.ids)} samples, expected "
+                    "one row for each; name another layer"
+                )
+        return {name: _as_saved(value) for name, value in columns.items()}
+
+    def _predictions(self, output: Any) -> dict[str, Tensor]:
+        scores = flattened("scores", output)
+        if not scores:
+            raise ConfigError(
+                f"EXTRACT.predictions = true: {type(self.model).__name__} returns {type(output).__name__}, which holds "
+                "no tensor of scores; set EXTRACT.predictions=false and name layers in EXTRACT.layers"
+            )
+        labels = {
+            name.replace("scores", "label", 1): value.argmax(1)
+            for name, value in scores.items()
+            if value.ndim == 2 and value.shape[1] > 1
+        }
+        return scores | labels
+
+    def _request(self) -> dict[str, Any]:
+        """Return all that the rows are a function of, but for what may differ in last bits."""
+        section = self.section
+        keys = ("layers", "pool", "predictions", "format", "rows_per_shard")
+        return {
+            "phasetrain": __version__,
+            "model": digest_of(self.model),
+            "split": self.name,
+            "samples": self.split.length,
+            "fingerprint": self.split.fingerprint(),
+            "seed": self.setup.config.RUN.seed,
+            "batch_size": self.batch_size,
+            "precision": self.setup.machine.test_precision or self.setup.machine.precision,
+            **{
+                f"EXTRACT.{key}": list(section[key]) if key == "layers" else section[key]
+                for key in keys
+            },
+            **self._data(),
+        }
+
+    def _data(self) -> dict[str, Any]:
+        """Return the keys of the split that decide what its samples are."""
+        where = f"DATA.{self.name.upper()}"
+        schema = self.setup.schema
+        given = self.split.section.plain().items()
+        return {
+            f"{where}.{key}": value
+            for key, value in given
+            if key not in NOT_READ and schema.resume(f"{where}.{key}") == "forbidden"
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        names = self.split.facts.get("class_names")
+        return {
+            "classes": self.split.facts.get("classes"),
+            "class_names": None if names is None else list(names),
+        }
+
+
+def flattened(name: str, value: Any) -> dict[str, Tensor]:
+    """Return the tensors in nested mappings and lists by the dotted path to each; nothing for
+    None."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    pairs: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    else:
+        pairs = enumerate(value if isinstance(value, list | tuple) else ())
+    return {
+        path: tensor
+        for key, item in pairs
+        for path, tensor in flattened(f"{name}.{key}", item).items()
+    }
+
+
+def _as_saved(value: Tensor) -> Tensor:
+    """Return a tensor on the CPU, floats of less than 32 bits as float32."""
+    return value.to(
+        "cpu", torch.float32 if value.is_floating_point() and value.itemsize < 4 else value.dtype
+    )
+
+
+def _in_order(split: SplitData) -> SplitData:
+    """Return the split with each sample once, in the order of the data set; bad samples are left
+    out, or raise."""
+    reader = copy(split.reader)
+    if reader.on_bad_sample == "substitute":
+        reader.on_bad_sample = "drop"
+    order: Order = sequential()
+    length = len(reader.dataset)
+    if reader.chosen is not None:
+        order, length = Chosen(order, reader.chosen), len(reader.chosen)
+    return replace(
+        split,
+        reader=reader,
+        order=order,
+        length=length,
+        train=False,
+        windows=(),
+        stages=(),
+        own=None,
+    )
+
+
+def _splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
+    """Return the splits to take, in the order in which they are named; all of them by default."""
+    if wanted is None:
+        return list(data)
+    if not wanted:
+        raise ConfigError(
+            f"EXTRACT.splits = []: name at least one of {', '.join(data)}, or null for all of them"
+        )
+    for name in wanted:
+        if name not in data:
+            raise ConfigError(
+                f"EXTRACT.splits: DATA has no split {name!r}{did_you_mean(name, data) or '.'} It has {', '.join(data)}"
+            )
+    return list(dict.fromkeys(wanted))
+
+
+def _model(setup: Setup, data: Mapping[str, SplitData], loaded: Loaded | None) -> nn.Module:
+    """Return the model in test mode with the weights of a checkpoint, of MODEL.weights, or drawn
+    from the seed."""
+    builder = setup.builder()
+    which = setup.config.EXTRACT.weights
+    model = builder.build_model(builder.facts(data, Plan(())))
+    if loaded is None:
+        builder.load_weights(model)
+        return model.to(setup.machine.device).eval()
+    learned = loaded.state["task"]
+    if which not in learned:
+        averages = ", ".join(name for name in learned if name in ("ema", "swa")) or "none"
+        raise ConfigError(
+            f"EXTRACT.weights = {which!r}: {loaded.path} has no such weights; averages in it: {averages}; set "
+            "EXTRACT.weights=model for those that were trained"
+        )
+    try:
+        model.load_state_dict(learned[which])
+    except RuntimeError as error:
+        raise ChangedError(
+            f"{loaded.path} is of another MODEL than the config describes; give the overrides of its run, which stand "
+            f"in overrides.yaml: {error}"
+        ) from error
+    return model.to(setup.machine.device).eval()
+
+
+def _origin(loaded: Loaded | None) -> str:
+    if loaded is None:
+        return NONE
+    return loaded.path.rstrip("/").rpartition("/")[2]

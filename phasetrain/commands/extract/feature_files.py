@@ -1,0 +1,251 @@
+"""Folders of features: the rows of one split in shards, with an index (RUN.engine=extract)."""
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from phasetrain.errors import ChangedError, ConfigError, did_you_mean
+from phasetrain.runtime.storage import Storage, open_storage, tree_digest
+
+INDEX = "index.json"
+VERSION = 1
+LAYER = "layer."
+"""How the names of columns begin that are outputs of layers."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of rows.
+
+    Attributes:
+        file: its name.
+        first: number of its first sample in the split.
+        rows: how many it has; fewer than samples where some could not be read.
+        size: bytes.
+        digest: `tree_digest` of its content.
+        columns: name -> type and shape of one row.
+    """
+
+    file: str
+    first: int
+    rows: int
+    size: int
+    digest: str
+    columns: Mapping[str, Sequence[Any]]
+
+
+class FeatureFolder:
+    """The shards of one split while they are made.
+
+    A shard is there whole or not at all, and its record, which vouches for it, is written after it;
+    once all are there, the index takes the place of the records.
+
+    Args:
+        path: the folder.
+        form: `safetensors` or `npz`.
+    """
+
+    def __init__(self, path: str, form: str) -> None:
+        self.path = path
+        self.form = form
+        self._storage = open_storage(path)
+        self._index: dict[str, Any] = {}
+
+    def begin(self, request: Mapping[str, Any]) -> None:
+        """Make the folder for what was asked for, or find it again.
+
+        Raises:
+            ChangedError: it holds something else; the first thing that differs is named.
+        """
+        request = json.loads(json.dumps(request))
+        with self._writing():
+            found = self._storage.read_json(f"{self.path}/{INDEX}")
+            if found is None:
+                self._storage.make_folder(self.path)
+                self._write_index(
+                    {"format_version": VERSION, "complete": False, "request": request}
+                )
+                return
+        before = found.get("request", {})
+        for key in dict.fromkeys([*before, *request]):
+            if before.get(key) != request.get(key):
+                raise ChangedError(
+                    f"{self.path!r} holds features with {key} = {before.get(key)!r}, and now it is "
+                    f"{request.get(key)!r}; set EXTRACT.dir to another folder, or delete this one"
+                )
+
+    def kept(self, number: int) -> Shard | None:
+        """Return the shard if it is there and whole, else None."""
+        name = self._name(number)
+        record = self._storage.read_json(f"{self.path}/{name}.json") or self._listed().get(name)
+        if not isinstance(record, dict) or not self._storage.exists(f"{self.path}/{name}"):
+            return None
+        shard = Shard(**record)
+        content, digest = self._storage.load(f"{self.path}/{name}")
+        if (len(content), digest) == (shard.size, shard.digest):
+            return shard
+        return None
+
+    def write(self, number: int, first: int, columns: Mapping[str, Tensor]) -> Shard:
+        """Write a shard durably, then its record."""
+        name = self._name(number)
+        content = encoded(columns, self.form)
+        kinds = {key: [_kind(value), list(value.shape[1:])] for key, value in columns.items()}
+        rows = len(columns["id"])
+        shard = Shard(name, first, rows, len(content), tree_digest(content), kinds)
+        with self._writing():
+            self._storage.replace(f"{self.path}/{name}", content)
+            self._storage.replace_json(f"{self.path}/{name}.json", asdict(shard))
+        return shard
+
+    def finish(self, shards: Iterable[Shard], facts: Mapping[str, Any]) -> None:
+        """Write the index over all shards, which makes the folder complete, and delete all else."""
+        listed = list(shards)
+        request = (self._storage.read_json(f"{self.path}/{INDEX}") or {})["request"]
+        rows = sum(shard.rows for shard in listed)
+        columns = listed[0].columns if listed else {}
+        content = {
+            "format_version": VERSION,
+            "complete": True,
+            "format": self.form,
+            "rows": rows,
+            "columns": columns,
+            **facts,
+        }
+        shown = [
+            {key: value for key, value in asdict(shard).items() if key != "columns"}
+            for shard in listed
+        ]
+        with self._writing():
+            self._write_index({**content, "request": request, "shards": shown})
+            records = {f"{shard.file}.json" for shard in listed}
+            for name in self._storage.names(
+                self.path
+            ):  # what a killed process has left half written, too
+                if name in records or ".tmp-" in name:
+                    self._storage.remove(f"{self.path}/{name}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an error of the file system into a sentence about the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"EXTRACT.dir: {self.path!r} cannot be written: {error.strerror or error} (errno {error.errno}); set "
+                "EXTRACT.dir to a folder that this user may write to, on a disk with space left, and start again: "
+                "what is written stays"
+            ) from error
+
+    def _listed(self) -> dict[str, Any]:
+        """Return the records in the index of a folder that was complete."""
+        if not self._index:
+            self._index = self._storage.read_json(f"{self.path}/{INDEX}") or {}
+        columns = self._index.get("columns")
+        return {
+            record["file"]: {**record, "columns": columns}
+            for record in self._index.get("shards", [])
+        }
+
+    def _name(self, number: int) -> str:
+        return f"shard-{number:05d}.{self.form}"
+
+    def _write_index(self, content: Mapping[str, Any]) -> None:
+        self._storage.replace_json(f"{self.path}/{INDEX}", content)
+
+
+def encoded(columns: Mapping[str, Tensor], form: str) -> bytes:
+    """Return the content of a shard, a function of its columns alone."""
+    if form == "safetensors":
+        return save({name: value.contiguous() for name, value in columns.items()})
+    file = io.BytesIO()
+    np.savez(file, **{name: value.numpy() for name, value in columns.items()})  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def decoded(content: bytes, form: str) -> dict[str, Tensor]:
+    """Return the columns of a shard."""
+    if form == "safetensors":
+        return load(content)
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}
+
+
+def read_index(path: str) -> dict[str, Any]:
+    """Return the index of a folder of features.
+
+    Raises:
+        ConfigError: there is none, or it is not complete.
+    """
+    path = path.rstrip("/")
+    found = open_storage(path).read_json(f"{path}/{INDEX}")
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{path!r} holds no features ({INDEX} is missing); make them with RUN.engine=extract"
+        )
+    if not found.get("complete"):
+        raise ConfigError(
+            f"{path!r} is not complete; start the same RUN.engine=extract again, it goes on from there"
+        )
+    return found
+
+
+def read_columns(path: str, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return columns of all rows of a folder of features, each `(rows, ...)`, compared with their
+    digests.
+
+    Args:
+        path: the folder of one split.
+        names: of columns, or of layers.
+
+    Raises:
+        ConfigError: the folder is not complete, has no such column, or a file is not what the index
+            says.
+    """
+    path = path.rstrip("/")
+    index = read_index(path)
+    storage = open_storage(path)
+    wanted = {name: _column(path, name, index["columns"]) for name in names}
+    found: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    for shard in index["shards"]:
+        columns = decoded(_verified(storage, path, shard), index["format"])
+        for name, column in wanted.items():
+            found[name].append(columns[column])
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def _column(path: str, name: str, columns: Mapping[str, Any]) -> str:
+    for column in (f"{LAYER}{name}", name):
+        if column in columns:
+            return column
+    known = [column.removeprefix(LAYER) for column in columns]
+    raise ConfigError(
+        f"{path!r} has no {name!r}{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
+    )
+
+
+def _verified(storage: Storage, path: str, shard: Mapping[str, Any]) -> bytes:
+    name = f"{path}/{shard['file']}"
+    try:
+        content, digest = storage.load(name)
+    except OSError as error:
+        raise ConfigError(
+            f"{name!r} cannot be read ({error}); start the same RUN.engine=extract again"
+        ) from error
+    if digest != shard["digest"]:
+        raise ConfigError(
+            f"{name!r} is damaged: its digest is not that of the index; start the same extract again"
+        )
+    return bytes(content)
+
+
+def _kind(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")

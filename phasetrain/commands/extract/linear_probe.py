@@ -1,0 +1,323 @@
+"""What extracted features tell of a class: nearest neighbours and a linear classifier
+(`tools/probe.py`)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from phasetrain.commands.extract.feature_files import read_columns, read_index
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.machine import resolve_device, seed_of
+from phasetrain.runtime.storage import open_storage
+
+CHUNK = 4096
+"""Rows that are compared or classified at once."""
+
+STEPS = 300
+"""Most steps of LBFGS for one classifier."""
+
+NEIGHBOURS = (1, 5, 20)
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How features are judged.
+
+    Attributes:
+        layer: name of the layer, or of another column such as `scores`.
+        neighbours: numbers k of nearest neighbours that vote.
+        temperature: of their weights exp(similarity / temperature).
+        penalties: factors l2 of the penalty l2 / 2 * |W|^2 among which one is chosen.
+        held_out: share of the training features on which it is chosen.
+        seed: which ones these are.
+        device: `auto`, `cpu` or `cuda`.
+    """
+
+    layer: str
+    neighbours: Sequence[int] = NEIGHBOURS
+    temperature: float = 0.07
+    penalties: Sequence[float] = PENALTIES
+    held_out: float = 0.2
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What came of it; accuracies are shares of the test samples, in [0, 1].
+
+    Attributes:
+        layer: that was judged.
+        samples: train and test samples with a target.
+        dimensions: numbers per sample.
+        classes: of the training targets.
+        neighbours: k -> accuracy of a vote of so many.
+        linear: accuracy of the linear classifier.
+        penalty: that was chosen for it.
+        held_out: penalty -> accuracy on what was held out.
+    """
+
+    layer: str
+    samples: tuple[int, int]
+    dimensions: int
+    classes: int
+    neighbours: dict[int, float]
+    linear: float
+    penalty: float
+    held_out: dict[float, float]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what a table shows."""
+        shown = [
+            (f"{k} nearest neighbours", f"{accuracy:.4f}")
+            for k, accuracy in self.neighbours.items()
+        ]
+        return [*shown, (f"linear classifier (l2 = {self.penalty:g})", f"{self.linear:.4f}")]
+
+
+def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None) -> Probed:
+    """Judge the features of one split by those of another, and write what came of it.
+
+    Args:
+        train, test: folders that RUN.engine=extract has made, one of each split.
+        settings: how.
+        out: the file to write; None: `probe.json` beside the folder `test`.
+
+    Raises:
+        ConfigError: a folder is not complete or has no such layer, there are no targets, or a
+            setting is impossible.
+    """
+    device = resolve_device(settings.device)
+    (features, labels), (others, targets) = (_read(path, settings.layer) for path in (train, test))
+    if features.shape[1] != others.shape[1]:
+        raise ConfigError(
+            f"{train!r} has {features.shape[1]} numbers per sample in {settings.layer!r} and {test!r} has "
+            f"{others.shape[1]}; extract both with one model"
+        )
+    if _made_by(train) != _made_by(test):
+        raise ConfigError(
+            f"{train!r} and {test!r} are features of different weights; extract both with one model"
+        )
+    _check(settings, len(features))
+    classes = int(max(labels.max(), targets.max())) + 1
+    features, labels = features.to(device), labels.to(device)
+    others, targets = others.to(device), targets.to(device)
+    neighbours = nearest(
+        features, labels, others, settings.neighbours, settings.temperature, classes
+    )
+    chosen, held_out, predicted = linear(features, labels, others, classes, settings)
+    found = Probed(
+        layer=settings.layer,
+        samples=(len(features), len(others)),
+        dimensions=features.shape[1],
+        classes=int(labels.max()) + 1,
+        neighbours={k: accuracy(votes, targets) for k, votes in neighbours.items()},
+        linear=accuracy(predicted, targets),
+        penalty=chosen,
+        held_out=held_out,
+    )
+    path = out or f"{test.rstrip('/').rpartition('/')[0] or '.'}/probe.json"
+    content = {"train": train, "test": test, "settings": asdict(settings), **asdict(found)}
+    open_storage(path).replace(path, (json.dumps(content, indent=1) + "\n").encode())
+    return found
+
+
+def nearest(
+    features: Tensor,
+    labels: Tensor,
+    others: Tensor,
+    neighbours: Sequence[int],
+    temperature: float,
+    classes: int,
+) -> dict[int, Tensor]:
+    """Return for each k the class `(M,)` that the k training samples nearest by cosine vote for.
+
+    A neighbour of similarity s counts exp(s / temperature) (Wu et al. 2018, arXiv:1805.01978). Of
+    equal votes the lower class wins.
+
+    Args:
+        features: of the training samples, float `(N, D)`.
+        labels: their classes, int64 `(N,)`.
+        others: to classify, `(M, D)`.
+        neighbours: the numbers k; one above N takes all.
+        temperature: above 0.
+        classes: how many there are.
+    """
+    keys = functional.normalize(features.float(), dim=1)
+    most = min(max(neighbours), len(keys))
+    found: dict[int, list[Tensor]] = {k: [] for k in neighbours}
+    for queries in torch.split(functional.normalize(others.float(), dim=1), CHUNK):
+        similarity, index = _highest(queries, keys, most)
+        weights = (
+            (similarity - similarity[:, :1]) / temperature
+        ).exp()  # relative to the nearest, so none overflows
+        for k, votes in found.items():
+            ballot = torch.zeros(len(queries), classes, device=keys.device, dtype=weights.dtype)
+            for place in range(
+                min(k, most)
+            ):  # one addition per class at a time: the order is fixed on any device
+                ballot[torch.arange(len(queries), device=keys.device), labels[index[:, place]]] += (
+                    weights[:, place]
+                )
+            votes.append(ballot.argmax(1))
+    return {k: torch.cat(votes) for k, votes in found.items()}
+
+
+def _highest(queries: Tensor, keys: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the highest similarities `(M, most)`, falling, and the keys that they are with."""
+    best = torch.empty(len(queries), 0, device=keys.device)
+    where = torch.empty(len(queries), 0, device=keys.device, dtype=torch.int64)
+    for first in range(0, len(keys), 16 * CHUNK):
+        similarity = queries @ keys[first : first + 16 * CHUNK].T
+        numbers = torch.arange(first, first + similarity.shape[1], device=keys.device).expand_as(
+            similarity
+        )
+        best, where = torch.cat([best, similarity], 1), torch.cat([where, numbers], 1)
+        best, place = best.topk(min(most, best.shape[1]), dim=1)
+        where = where.gather(1, place)
+    return best, where
+
+
+def linear(
+    features: Tensor, labels: Tensor, others: Tensor, classes: int, settings: ProbeSettings
+) -> tuple[float, dict[float, float], Tensor]:
+    """Return the penalty that did best on a held-out part, the accuracy of each there, and the
+    classes of `others`.
+
+    The classifier is then made anew from all training samples. Features are scaled to mean 0 and
+    variance 1 over those that a classifier is made of.
+    """
+    generator = torch.Generator().manual_seed(seed_of(settings.seed, "held out"))
+    order = torch.randperm(len(features), generator=generator).to(features.device)
+    held, rest = order.tensor_split([max(1, round(settings.held_out * len(order)))])
+    scores: dict[float, float] = {}
+    for penalty in settings.penalties:
+        classifier = fit(features[rest], labels[rest], classes, penalty)
+        scores[penalty] = accuracy(classifier.classify(features[held]), labels[held])
+    best = max(scores, key=lambda penalty: (scores[penalty], penalty))  # of equal ones the stronger
+    return best, scores, fit(features, labels, classes, best).classify(others)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A linear classifier of features `(N, D)`.
+
+    Attributes:
+        weight: float64 `(classes, D)`, of scaled features.
+        bias: `(classes,)`.
+        mean, scale: `(D,)`; features are scaled as `(x - mean) / scale`.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return the class of each sample, int64 `(N,)`."""
+        scores = [
+            (self._scaled(part) @ self.weight.T + self.bias).argmax(1)
+            for part in torch.split(features, CHUNK)
+        ]
+        return torch.cat(scores)
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        return (features.double() - self.mean) / self.scale
+
+
+def fit(features: Tensor, labels: Tensor, classes: int, penalty: float) -> Classifier:
+    """Return the linear classifier of the smallest mean cross entropy plus `penalty / 2 * |W|^2`;
+    the bias is free.
+
+    Computed by LBFGS in float64 from zeros, so it is a function of its arguments (and of the number
+    of threads).
+    """
+    mean, scale = _moments(features)
+    weight = torch.zeros(
+        classes, features.shape[1], dtype=torch.float64, device=features.device, requires_grad=True
+    )
+    bias = torch.zeros(classes, dtype=torch.float64, device=features.device, requires_grad=True)
+    steps = torch.optim.LBFGS(
+        [weight, bias],
+        max_iter=STEPS,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-10,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss_of() -> Tensor:
+        steps.zero_grad()
+        total = penalty / 2 * weight.square().sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        total = total.detach()
+        for part, target in zip(
+            torch.split(features, CHUNK), torch.split(labels, CHUNK), strict=True
+        ):
+            scores = (part.double() - mean) / scale @ weight.T + bias
+            loss = functional.cross_entropy(scores, target, reduction="sum") / len(features)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    steps.step(loss_of)  # type: ignore[no-untyped-call]
+    return Classifier(weight.detach(), bias.detach(), mean, scale)
+
+
+def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each number, float64 `(D,)`; 1 in place of 0."""
+    parts = torch.split(features, CHUNK)
+    mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(features)
+    squares = torch.stack([(part.double() - mean).square().sum(0) for part in parts]).sum(0)
+    scale = (squares / len(features)).sqrt()
+    return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def accuracy(classes: Tensor, targets: Tensor) -> float:
+    """Return the share of equal entries."""
+    return float((classes == targets).double().mean())
+
+
+def _read(path: str, layer: str) -> tuple[Tensor, Tensor]:
+    """Return features `(N, D)` and classes `(N,)` of the samples that have one; a class below 0 is
+    none."""
+    columns: dict[str, Any] = read_columns(path, [layer, "target"])
+    features = columns[layer]
+    target = columns["target"]
+    if target.ndim != 1 or target.is_floating_point():
+        raise ConfigError(
+            f"{path!r}: the targets are {target.dtype} of shape {tuple(target.shape)}, expected one class per sample"
+        )
+    counts = target >= 0
+    if not counts.any():
+        raise ConfigError(
+            f"{path!r}: no sample has a class of 0 or more, so there is nothing to compare with"
+        )
+    return features[counts].flatten(1), target[counts].long()
+
+
+def _made_by(path: str) -> tuple[Any, ...]:
+    """Return the digest of the weights that made the features of a folder, and how places were
+    averaged."""
+    request = read_index(path).get("request", {})
+    return request.get("model"), request.get("EXTRACT.pool")
+
+
+def _check(settings: ProbeSettings, samples: int) -> None:
+    if not settings.neighbours or min(settings.neighbours) < 1:
+        raise ConfigError(
+            f"neighbours = {list(settings.neighbours)}: expected numbers of at least 1"
+        )
+    if not settings.temperature > 0:
+        raise ConfigError(f"temperature = {settings.temperature}: expected a number above 0")
+    if not settings.penalties or min(settings.penalties) < 0:
+        raise ConfigError(f"l2 = {list(settings.penalties)}: expected numbers of at least 0")
+    if not 0 < settings.held_out < 1 or samples < 2:
+        raise ConfigError(
+            f"held_out = {settings.held_out} of {samples} samples: expected a share between 0 and 1, and samples"
+        )

@@ -1,0 +1,1 @@
+"""Show what a run will do, and check it before the first step."""

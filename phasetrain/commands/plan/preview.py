@@ -1,0 +1,381 @@
+"""What a run is going to do: phases, learning rates, checkpoints, and whether it can
+(RUN.engine=plan)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from phasetrain.commands.build_hooks import hooks_of
+from phasetrain.commands.plan.rehearsal import Rehearsal, prepared
+from phasetrain.commands.plan.validate import all_at_once, never
+from phasetrain.commands.setup import Setup, size_of
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.derive import overview
+from phasetrain.config.layers import leaves
+from phasetrain.config.stages import OWN
+from phasetrain.config.validation import shown
+from phasetrain.engine.plan import Phase, Plan
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.terminal import seconds
+from phasetrain.tasks import Parts, SplitData
+from phasetrain.tasks.inspection import (
+    ModuleRow,
+    bytes_told,
+    checkpoint_bytes,
+    flops_told,
+    memory_estimate,
+    modules_of,
+    shown_modules,
+)
+
+ROWS = 40
+"""Phases that are shown; of a longer plan the first and the last."""
+
+
+def preview(setup: Setup) -> dict[str, Any]:
+    """Print what the run would do, write `plan.json` into its folder, and return its content.
+
+    Opens the data sets, builds the model, and rehearses (`phasetrain.commands.plan.rehearsal`);
+    with RUN.rehearse=false it reads no sample.
+
+    Raises:
+        ConfigError: lists what is wrong with the run.
+    """
+    folder = RunFolder(setup.config.RUN.dir)
+    fresh = not folder.storage.names(folder.file("checkpoints"))
+    with all_at_once(setup):
+        builder = setup.builder()
+        data = builder.data()
+        plan = builder.plan(data)
+        known = (setup, builder, data, plan, setup.machine, folder)
+        parts, rehearsal = prepared(*known, fresh=fresh, plans=True)
+        hooks_of(setup)
+    content = described(setup, data, plan, parts, rehearsal)
+    show(setup, content)
+    if folder.holds_run():
+        setup.terminal.say(f"{folder.path} holds a run, whose plan.json stays as it is")
+        return content
+    with folder.writing():
+        folder.storage.make_folder(folder.path)
+        folder.storage.replace_json(folder.file("plan.json"), content, durable=False)
+    setup.terminal.say(f"written to {folder.file('plan.json')}")
+    return content
+
+
+def described(
+    setup: Setup,
+    data: Mapping[str, SplitData],
+    plan: Plan,
+    parts: Parts,
+    rehearsal: Rehearsal | None = None,
+) -> dict[str, Any]:
+    """Return the plan and everything known of it as plain JSON data."""
+    trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    inspection = None if rehearsal is None else rehearsal.inspection
+    modules = modules_of(parts.model) if inspection is None else inspection.modules
+    found = None if inspection is None else inspection.plain()
+    return {
+        "name": setup.config.RUN.name,
+        "updates": plan.updates,
+        "epochs": plan.epochs,
+        "samples": plan.total_samples,
+        "processes": _processes(setup),
+        "data": {
+            name: _data(split, parts.loaders[name].settings.workers) for name, split in data.items()
+        },
+        "stages": list(_stages(setup, plan)),
+        "phases": list(_phases(plan, parts)),
+        "model": {
+            "name": setup.config.MODEL.name,
+            "parameters": parameter_count(parts.model),
+            "trained": trained,
+        },
+        "modules": [asdict(row) for row in modules],
+        "inspection": None
+        if found is None
+        else {key: value for key, value in found.items() if key != "modules"},
+        "memory": memory_estimate(parts, inspection),
+        "weights": parts.weights,
+        "checkpoints": {
+            "at": [list(at) for at in checkpoints(setup, plan)],
+            "bytes_each": checkpoint_bytes(parts)
+            if rehearsal is None
+            else rehearsal.checkpoint_bytes,
+            "kept": setup.config.CHECKPOINT.keep_last,
+        },
+        "groups": [list(row) for row in parts.groups],
+        "facts": {key: _json(value) for key, value in parts.facts.items()},
+        "differs": [
+            [path, _json(value), layer]
+            for path, value, layer in overview(setup.composed, setup.schema)
+        ],
+        "notes": [*setup.dropped, *setup.derived, *_waits(parts)],
+        "never": never(setup, plan),
+        "rehearsal": None if rehearsal is None else rehearsal.plain(),
+    }
+
+
+def show(setup: Setup, content: dict[str, Any]) -> None:
+    """Print what `described` returns."""
+    terminal = setup.terminal
+    for note in content["notes"]:
+        terminal.say(note)
+    differs = [(path, shown(value), layer) for path, value, layer in content["differs"]]
+    terminal.table("values that differ from the defaults", ("key", "value", "set by"), differs)
+    for key, value in content["facts"].items():
+        terminal.say(f"{key} = {shown(value)} (from {source_of_fact(key)})")
+    _show_data(setup, content)
+    _show_model(setup, content)
+    if content["groups"]:
+        terminal.table(
+            "groups of weights", ("options", "weights", "scalars", "names"), content["groups"]
+        )
+    for stage in content["stages"]:
+        told = f"updates {stage['updates_before']} to {stage['updates_before'] + stage['updates']}"
+        changes = ", ".join(f"{key} = {shown(value)}" for key, value in stage["changes"].items())
+        terminal.say(f"stage {stage['index']} ({stage['name']}): {told}; {changes or 'no change'}")
+    _show_phases(setup, content)
+    _show_checkpoints(setup, content)
+    for line in content["never"]:
+        terminal.say(f"warning: {line}")
+    _show_rehearsal(setup, content["rehearsal"])
+
+
+def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
+    head = ("split", "data set", "samples", "batch", "micro-batch", "workers", "transforms")
+    rows = [
+        (
+            name,
+            split["dataset"],
+            f"{split['samples']:,}",
+            str(split["batch_size"]),
+            str(split["micro_batch_size"]),
+            str(split["workers"]),
+            ", ".join(split["transforms"]) or "none",
+        )
+        for name, split in content["data"].items()
+    ]
+    setup.terminal.table("data", head, rows)
+    share = content["processes"]
+    if share["processes"] == 1:
+        count = "1 process"
+    else:
+        count = f"{share['processes']} processes ({share['strategy']})"
+    setup.terminal.say(
+        f"{count}: each update is {share['batch_size']} samples, {share['accumulate']} micro-batches of "
+        f"{share['micro_batch_size']} in each process"
+    )
+
+
+def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
+    model = content["model"]
+    inspection = content["inspection"]
+    memory = content["memory"]
+    rows = [
+        (
+            row.name or "(all)",
+            row.kind,
+            f"{row.parameters:,}",
+            "all" if row.trained == row.parameters else f"{row.trained:,}",
+            row.output or "",
+            bytes_told(row.output_bytes) if row.output else "",
+            "" if row.flops is None else flops_told(row.flops),
+        )
+        for row in shown_modules([ModuleRow(**row) for row in content["modules"]])
+    ]
+    head = ("module", "kind", "parameters", "trained", "output", "activations", "flops per sample")
+    setup.terminal.table(f"model {model['name']}", head, rows)
+    line = f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them trained"
+    if inspection is not None:
+        line += (
+            f"; flops per sample: {flops_told(inspection['forward_flops'])} forward, "
+            f"{flops_told(inspection['train_flops'])} with the backward pass"
+        )
+    setup.terminal.say(line)
+    held = ", ".join(
+        f"{name} {bytes_told(size)}" for name, size in memory.items() if size and name != "total"
+    )
+    setup.terminal.say(f"memory of a process about {bytes_told(memory['total'])}: {held}")
+
+
+def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
+    head = ("phase", "split", "epoch", "steps", "samples", "updates before", "lr at start")
+    rows = [
+        (
+            str(phase["index"]),
+            f"{phase['split']} ({phase['stage']})" if content["stages"] else phase["split"],
+            str(phase["epoch"] + 1),
+            str(phase["steps"]),
+            str(phase["samples"]),
+            str(phase["updates_before"]),
+            "" if phase["lr"] is None else f"{phase['lr']:.6g}",
+        )
+        for phase in content["phases"]
+    ]
+    title = (
+        f"{content['epochs']} epochs, {content['updates']} updates, {content['samples']} samples"
+    )
+    setup.terminal.table(title, head, _shortened(rows))
+
+
+def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
+    saves = content["checkpoints"]
+    about = "about " if content["rehearsal"] is None else ""
+    free = RunFolder(setup.config.RUN.dir).free()
+    room = "" if free is None else f"; {bytes_told(free)} are free"
+    setup.terminal.say(
+        f"{len(saves['at'])} checkpoints to come of {about}{saves['bytes_each']:,} bytes each, "
+        f"the newest {saves['kept']} are kept{room}"
+    )
+
+
+def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
+    if rehearsal is None:
+        return
+    time = rehearsal["time"]
+    names = "; ".join(kind["name"] for kind in rehearsal["kinds"])
+    setup.terminal.say(
+        f"rehearsed in {seconds(time['rehearsal'])}: {names}. A save took {seconds(time['save'])}, a restore "
+        f"{seconds(time['restore'])}; the run will take about {seconds(time['expected'])}"
+    )
+
+
+def checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
+    """Yield (updates, why) of every checkpoint that the plan and section CHECKPOINT bring."""
+    section = setup.config.CHECKPOINT
+    updates = 0
+    for phase in plan.phases:
+        if not phase.is_train:
+            continue
+        every = section.every_updates
+        if every is not None:
+            yield from (
+                (at, "update")
+                for at in range(updates + 1, updates + phase.steps + 1)
+                if at % every == 0
+            )
+        updates += phase.steps
+        if (
+            section.every_epochs is not None
+            and phase.ends_epoch
+            and (phase.epoch + 1) % section.every_epochs == 0
+        ):
+            yield updates, "epoch"
+    if section.at_end:
+        yield updates, "end"
+
+
+def source_of_fact(key: str) -> str:
+    """Return what told a fact, such as `DATA.TRAIN` for `MODEL.classes`."""
+    name = key.rpartition(".")[2]
+    if name in ("split", "part"):
+        return "the role of the split"
+    if name in ("device", "precision"):
+        return "MACHINE"
+    if name == "fused":
+        return "torch, which has a fused kernel"
+    planned = ("epochs", "updates", "updates_per_epoch", "train_batches", "test_batches")
+    if name in planned:
+        return "PHASES"
+    return "DATA.TRAIN"
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Return the number of parameters of a model."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _waits(parts: Parts) -> Iterator[str]:
+    if parts.updater is not None and parts.updater.waits:
+        yield (
+            f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot withhold an update on the device, so "
+            "each update waits until the device has seen that it is finite; a fused optimizer, or "
+            "OPTIMIZER.on_nonfinite=ignore, does not wait"
+        )
+
+
+def _processes(setup: Setup) -> dict[str, Any]:
+    """Return how many processes share an update, and what each does of it."""
+    train = setup.config.DATA.TRAIN
+    size = size_of(setup.config, setup.place)
+    return {
+        "processes": size,
+        "strategy": setup.config.DISTRIBUTED.strategy,
+        "batch_size": train.batch_size,
+        "micro_batch_size": train.micro_batch_size,
+        "accumulate": setup.config.OPTIMIZER.accumulate,
+    }
+
+
+def _data(split: SplitData, workers: int) -> dict[str, Any]:
+    section = split.section
+    sampler = split.section.sampler
+    names = [item if isinstance(item, str) else item["name"] for item in section.transforms]
+    return {
+        "dataset": section.dataset,
+        "samples": split.length,
+        "batch_size": section.batch_size,
+        "micro_batch_size": section.micro_batch_size,
+        "drop_last": section.drop_last,
+        "workers": workers,
+        "sampler": sampler if isinstance(sampler, str) else sampler["name"],
+        "transforms": names,
+        "batch_transforms": [
+            item if isinstance(item, str) else item["name"]
+            for item in section.get("batch_transforms", ())
+        ],
+        "facts": {key: _json(value) for key, value in split.facts.items()},
+    }
+
+
+def _stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
+    for index, stage in enumerate(setup.config.PHASES.stages):
+        begin, count = plan.stages[index] if index < len(plan.stages) else (plan.updates, 0)
+        changes = leaves(
+            {key: value for key, value in AttrDict(stage).plain().items() if key not in OWN}
+        )
+        name = stage.get("name") or f"stage {index + 1}"
+        yield {
+            "index": index,
+            "name": name,
+            "updates_before": begin,
+            "updates": count,
+            "changes": _json(changes),
+        }
+
+
+def _phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
+    updates = 0
+    for phase in plan.phases:
+        yield asdict(phase) | {
+            "samples": phase.samples,
+            "updates_before": updates,
+            "lr": _lr(parts, plan, phase, updates),
+        }
+        updates += phase.steps if phase.is_train else 0
+
+
+def _lr(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:
+    if parts.updater is None or not phase.is_train:
+        return None
+    parts.updater.schedule(plan.where_at(updates), phase.stage, plan.within(phase.stage, updates))
+    return parts.updater.lr
+
+
+def _shortened(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    if len(rows) <= ROWS:
+        return list(rows)
+    gap = tuple("..." for _ in rows[0])
+    return [*rows[: ROWS // 2], gap, *rows[-ROWS // 2 :]]
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

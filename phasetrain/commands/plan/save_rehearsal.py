@@ -1,0 +1,116 @@
+"""A save and a restore in a scratch folder, to see before the first step that both can be done."""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from phasetrain.checkpoint import Checkpointer, Crowd, Facts, Loaded
+from phasetrain.checkpoint.codec import taken_apart
+from phasetrain.checkpoint.snapshot import Snapshot
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import Plan
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hooks
+from phasetrain.hooks.run_state import restore, state_of
+from phasetrain.runs.folder import RunFolder
+from phasetrain.tasks import Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trip:
+    """What a save and a restore took.
+
+    Attributes:
+        size: bytes of the files of the checkpoint.
+        save_seconds, restore_seconds: wall time.
+    """
+
+    size: int
+    save_seconds: float
+    restore_seconds: float
+
+
+def save_and_restore(
+    task: Task, plan: Plan, folder: RunFolder, move_on: Callable[[], None]
+) -> Trip:
+    """Write a checkpoint of a task beside where those of the run will be, read it back, and delete
+    it.
+
+    Every process takes part. A part that does not come back as it was is warned of.
+
+    Args:
+        task: of which everything in `stateful` is saved.
+        plan: of the run.
+        folder: of the run.
+        move_on: makes an update between the save and the restore.
+
+    Raises:
+        SaveError, ConfigError: it cannot be written, or not be restored.
+    """
+    world = task.parts.world
+    path = world.told(folder.file(f"rehearsal.tmp-{uuid.uuid4().hex[:8]}"))
+    run = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
+    checkpointer = Checkpointer(path, folder.storage, say=log.warning)
+    if task.divides:
+        checkpointer.crowd = Crowd(world.new_group(), world.rank, world.size)
+    began = time.perf_counter()
+    fresh = world.is_main and not folder.storage.exists(folder.path)
+    try:
+        place, size = _saved(run, checkpointer)
+        saved = time.perf_counter()
+        move_on()
+        moved = time.perf_counter()
+        loaded = checkpointer.reached(place)
+        restore(run, loaded)
+        restored = time.perf_counter()
+        _warn_of_differences(run, loaded)
+        world.shared(None)  # nobody reads there any more
+    finally:
+        if world.is_main:
+            with suppress(OSError):  # what is left is swept at the next start
+                folder.storage.remove(folder.path if fresh else path)
+    return Trip(size, saved - began, restored - moved)
+
+
+def _saved(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
+    """Write a checkpoint; return its path and the bytes of all its files."""
+    state = state_of(run)
+    found = ("", 0)
+    if run.world.is_main or run.task.divides:
+        try:
+            draft = checkpointer.draft(run.state, state, b"{}", Facts("rehearsal"))
+        except TypeError as error:
+            raise ConfigError(f"this run could not be saved: {error}") from error
+        saved = checkpointer.write(draft)
+        if saved is not None:
+            size = sum(record.size for record in saved.manifest.files.values())
+            found = f"{checkpointer.root}/{saved.name}", size
+    return run.world.told(found)
+
+
+def _warn_of_differences(run: PhaseEngine, loaded: Loaded) -> None:
+    """Say of which parts the state is not what was saved; not where each process has a piece of
+    it."""
+    now = state_of(run)["task"]
+    if run.task.divides:
+        return
+    saved = loaded.state["task"]
+    for name in (name for name in now if not _alike(now[name], saved.get(name))):
+        log.warning(
+            "rehearsal: the state of %r is not what it was after a save and a restore, so a resume will not be exact: "
+            "its load_state_dict does not bring back what state_dict returned",
+            name,
+        )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Tell whether two states are equal bit for bit."""
+    (tree, tensors), (other_tree, others) = taken_apart(one), taken_apart(other)
+    return tree == other_tree and Snapshot().take(tensors) == Snapshot().take(others)

@@ -1,0 +1,285 @@
+"""Everything that is wrong with a run before its first step, in one report, and what in it can
+never take effect."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from phasetrain.commands.build_hooks import build_hook
+from phasetrain.commands.setup import Setup
+from phasetrain.config.registry import NO_FACT
+from phasetrain.config.validation import found_by, problems_in, raise_all, several
+from phasetrain.data import OwnLoader
+from phasetrain.data.loading.seed_check import check_pure, first_target
+from phasetrain.distributed import World
+from phasetrain.engine.plan import TRAIN, Plan
+from phasetrain.errors import ConfigError
+from phasetrain.hooks.monitor import AUTO, Monitor
+from phasetrain.meters import METERS, Meter
+from phasetrain.optim.groups import weights_of
+from phasetrain.runs.folder import RunFolder
+from phasetrain.tasks import Builder, Parts, SplitData, Task
+from phasetrain.tasks.build.optimizer_factory import shares_of
+from phasetrain.tasks.build.sections import METER_KEYS, rest
+from phasetrain.tasks.inspection import checkpoint_bytes
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@contextmanager
+def all_at_once(setup: Setup) -> Iterator[None]:
+    """Add to a mistake in the config, met while parts are made, all others that can be told without
+    that part."""
+    try:
+        yield
+    except ConfigError as error:
+        known = problems_in(error)
+        others = [one for one in problems(setup) if one not in known]
+        if not others:
+            raise
+        complete = several([*known, *others])
+        complete.__notes__ = vars(error).get("__notes__", [])
+        raise complete from error
+
+
+def problems(setup: Setup) -> list[str]:
+    """Make the parts of a run one by one and return a sentence for each mistake; nothing is kept,
+    no process asked.
+
+    What needs a part that cannot be made is left out.
+    """
+    survey = _Survey(setup)
+    survey.look()
+    return list(dict.fromkeys(survey.found))
+
+
+def check_monitors(setup: Setup, plan: Plan, meters: Mapping[str, Meter]) -> None:
+    """Refuse what is to be watched and no phase measures; see `Monitor.checked`.
+
+    Raises:
+        ConfigError: lists all of them.
+    """
+    measure = setup.config.PHASES.train_meters
+    raise_all(
+        found_by(
+            *(partial(one.among, plan, meters, train_meters=measure) for one in monitors(setup))
+        )
+    )
+
+
+def monitors(setup: Setup) -> list[Monitor]:
+    """Return what CHECKPOINT and hooks watch, as far as they name it; a hook's own default is left
+    to the hook."""
+    best = setup.config.CHECKPOINT.best.monitor
+    given = {"CHECKPOINT.best.monitor": best} if best is not None else {}
+    for label, section in setup.config.HOOKS.items():
+        if isinstance(section.get("monitor"), str):
+            given[f"HOOKS.{label}.monitor"] = section.monitor
+    return [Monitor(name, where) for where, name in given.items() if name != AUTO]
+
+
+def check_data(data: Mapping[str, SplitData], task: Task) -> None:
+    """See that each split has the targets that the task needs, and that data is a function of its
+    index.
+
+    Raises:
+        ConfigError: a part is named.
+    """
+    ours = {name: split for name, split in data.items() if split.own is None}
+    for name, split in ours.items():
+        task.check_targets(name, first_target(split.reader))
+        for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
+            check_pure(reader, split.section.dataset)
+
+
+def check_orders(task: Task, plan: Plan) -> None:
+    """See that each split's sampler gives indices of the split, by the first pass over it; none is
+    made twice.
+
+    Args:
+        task: whose loaders draw.
+        plan: of a run that begins.
+
+    Raises:
+        ConfigError: a sampler gives something else.
+    """
+    seen = set[tuple[str, int]]()
+    for phase in plan.phases:
+        loader = task.parts.loaders[phase.data]
+        if (phase.data, phase.stage) not in seen and not isinstance(loader, OwnLoader):
+            next(loader.sampler.steps(phase), None)
+        seen.add((phase.data, phase.stage))
+
+
+def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
+    """See that checkpoints have room; a run that saves none unless somebody asks for it is warned
+    at most.
+
+    Raises:
+        ConfigError: not even two of them have.
+    """
+    each = checkpoint_bytes(parts)
+    if saves(setup):
+        folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
+    else:
+        folder.require(0, each)
+
+
+def saves(setup: Setup) -> bool:
+    """Tell whether there is a rule by which a run saves."""
+    section = setup.config.CHECKPOINT
+    rules = (
+        section.every_updates,
+        section.every_epochs,
+        section.every_minutes,
+        section.best.monitor,
+    )
+    return section.at_end or any(rule is not None for rule in rules)
+
+
+def never(setup: Setup, plan: Plan) -> list[str]:
+    """Return a sentence for each duration that is never reached, and for each part of the plan that
+    is never run."""
+    config = setup.config
+    found = list[str]()
+    save = config.CHECKPOINT
+    test = config.PHASES.test_every
+    limit = config.PHASES.limit
+
+    def beyond(path: str, every: float | None, reached: float, unit: str) -> None:
+        if every is not None and every > reached:
+            found.append(
+                f"{path} = {every}: the run ends after {reached} {unit}, so it never takes effect"
+            )
+
+    complete = sum(1 for phase in plan.phases if phase.is_train and phase.ends_epoch)
+    if not plan.updates:
+        return []
+    beyond("CHECKPOINT.every_updates", save.every_updates, plan.updates, "updates")
+    beyond("CHECKPOINT.every_epochs", save.every_epochs, complete, "complete epochs")
+    beyond("CHECKPOINT.keep_every.updates", save.keep_every.updates, plan.updates, "updates")
+    beyond("CHECKPOINT.keep_every.epochs", save.keep_every.epochs, complete, "complete epochs")
+    tests = [phase for phase in plan.phases if not phase.is_train]
+    if tests and not setup.stages:
+        beyond("PHASES.test_every.updates", test.updates, plan.updates, "updates")
+        beyond("PHASES.test_every.epochs", test.epochs, plan.epochs, "epochs")
+    if limit.train is not None and all(
+        phase.first + phase.steps < limit.train for phase in plan.phases
+    ):
+        longest = max(phase.first + phase.steps for phase in plan.phases if phase.is_train)
+        found.append(
+            f"PHASES.limit.train = {limit.train}: no epoch has more than {longest} updates"
+        )
+    if not saves(setup):
+        found.append(
+            "CHECKPOINT: every rule by which to save is off, so nothing of this run will be kept"
+        )
+    found += _unreachable(setup, plan)
+    return found
+
+
+def same_everywhere(world: World, data: Mapping[str, SplitData]) -> None:
+    """Refuse data that is not the same on all processes: they would not even make the same number
+    of steps."""
+    for name in data:
+        found = world.shared((data[name].length, data[name].fingerprint()))
+        for rank, other in enumerate(found):
+            if other != found[0]:
+                raise ConfigError(
+                    f"DATA.{name.upper()} is not the same on all processes: process 0 has {found[0][0]} samples "
+                    f"(fingerprint {found[0][1]}), process {rank} has {other[0]} ({other[1]}); give all machines the "
+                    "same files"
+                )
+
+
+def _unreachable(setup: Setup, plan: Plan) -> Iterator[str]:
+    """Yield what of the config no phase of the plan uses."""
+    run = {phase.data for phase in plan.phases}
+    for key in setup.config.DATA:
+        if key != "TRAIN" and key.lower() not in run:
+            yield f"DATA.{key}: no phase of the plan tests it"
+    reached = {phase.stage for phase in plan.phases if phase.is_train}
+    for number, stage in enumerate(setup.config.PHASES.stages):
+        if number not in reached:
+            yield f"PHASES.stages[{number}] ({stage.get('name') or number + 1}): it has no update, so it is never run"
+    if run == {TRAIN} and not setup.config.PHASES.train_meters and setup.config.METERS:
+        yield "METERS: PHASES.train_meters = false and there is no test, so nothing measures them"
+
+
+class _Survey:
+    """One look at everything that a config describes."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.found = list[str]()
+        self.builder = Builder(setup.config, setup.machine, World(), setup.stages)
+
+    def look(self) -> None:
+        """Collect the mistakes."""
+        data = self._data()
+        plan = None if data is None else self._tried(lambda: self.builder.plan(data))
+        facts = {} if data is None or plan is None else self.builder.facts(data, plan)
+        meters = self._meters(facts)
+        if plan is not None:
+            self._tried(partial(check_monitors, self.setup, plan, meters))
+        loss = self._tried(lambda: self.builder.build_loss(facts))
+        model = self._tried(lambda: self.builder.build_model(facts))
+        if model is not None:
+            self._tried(lambda: self.builder.load_weights(model))
+        if model is not None and loss is not None:
+            self._tried(lambda: self.builder.freeze(model, loss))
+            if trained := weights_of(model, loss):
+                self._tried(lambda: shares_of(self.setup.config.OPTIMIZER, trained))
+                self._tried(lambda: self.builder.build_updater(model, loss, facts))
+        self._hooks()
+        if data is None or plan is None or self.found:
+            return
+        self._tried(
+            lambda: self.builder.task(self.builder.parts(data, plan))
+        )  # what comes of parts together
+
+    def _data(self) -> dict[str, SplitData] | None:
+        """Return the data; None where a split cannot be made, of each of which is said why."""
+        known: dict[str, Any] = {}
+        for key in ("TRAIN", *(key for key in self.setup.config.DATA if key != "TRAIN")):
+            make = partial(
+                self.builder.build_split, key.lower(), self.setup.config.DATA[key], known
+            )
+            split = self._tried(make)
+            if key == "TRAIN" and split is not None:
+                known = {
+                    key: split.facts[key]
+                    for key in ("classes", "class_names")
+                    if key in split.facts
+                }
+        if self.found:
+            return None
+        return self._tried(self.builder.data)
+
+    def _meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
+        found: dict[str, Meter] = {}
+        for label, section in self.setup.config.METERS.items():
+            name = section.get("name", label)
+            params = rest(section, {"name", *METER_KEYS})
+            meter = self._tried(
+                partial(METERS.build, name, params, where=f"METERS.{label}", facts=facts)
+            )
+            found |= {label: meter} if meter is not None else {}
+        return found
+
+    def _hooks(self) -> None:
+        for label, section in self.setup.config.HOOKS.items():
+            self._tried(partial(build_hook, self.setup, label, section))
+
+    def _tried(self, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except ConfigError as error:
+            self.found += [one for one in problems_in(error) if NO_FACT not in one]
+        except Exception as error:  # noqa: BLE001 - it is raised again, and told of, where the part is used
+            log.debug("while mistakes were looked for: %s: %s", type(error).__name__, error)
+        return None

@@ -1,0 +1,1 @@
+"""Run one past update again, or examine one that was not finite."""

@@ -1,0 +1,280 @@
+"""Looking at a step that was not made because it was not finite: where in forward and backward that
+begins."""
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasetrain.commands.setup import Setup
+from phasetrain.distributed import Ordered, Strategy, World
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.errors import ChangedError, ConfigError, InvalidCheckpointError, NumericsError
+from phasetrain.hooks.ledger import tensors
+from phasetrain.hooks.numerics import StepDump, read_dump
+from phasetrain.optim import NonFinite
+from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.storage import Storage
+from phasetrain.tasks import Builder, Task
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5
+"""Names and samples that are shown of each kind."""
+
+ROUNDING = 1e-5
+"""How far a loss may be off, relatively, where it is added up in another order."""
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def kept_step(storage: Storage, folder: str) -> StepDump:
+    """Return what the hook `numerics` has kept of a step.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_dump(storage, folder)
+    except InvalidCheckpointError as error:
+        raise ConfigError(
+            f"RUN.step: {error}; delete the folder to replay the update from a checkpoint"
+        ) from error
+
+
+def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
+    """Run forward and backward of a kept step again, on its very batches and weights, and print
+    what is found.
+
+    What several processes had of it is run by this one, one after the other, with the randomness of
+    each; their gradients and losses are added in another order then, so that a finite loss may have
+    other last bits.
+
+    Args:
+        setup: the settled config.
+        dump: what the hook `numerics` has kept of the step.
+        folder: where.
+        machine: where it was computed.
+
+    Returns:
+        The exit code: 0 if the step is not finite again, with the same loss; else 1.
+
+    Raises:
+        ChangedError: it is of another model than the config describes.
+    """
+    builder = Builder(setup.config, machine, setup.world, setup.stages)
+    data = builder.data()
+    parts = builder.parts(data, builder.plan(data), fresh=False)
+    if len(dump.shares) > 1 and not isinstance(
+        parts.strategy, Ordered
+    ):  # which counts shards of the whole batch
+        parts = replace(parts, strategy=_InTurn(setup.world, dump.shares))
+    task = builder.task(parts)
+    log.info("the update of %s: %s", folder, dump.found)
+    with machine.applied():
+        seen = _watched(task, dump, folder)
+        function = "" if seen.outputs or seen.made else _first_in_backward(task, dump, folder)
+    then = dump.found.loss
+    now = seen.loss
+    close = len(dump.shares) > 1 and isclose(then, now, rel_tol=ROUNDING)
+    equal = "equal" if repr(then) == repr(now) else "equal to rounding" if close else "DIFFERENT"
+    same = equal != "DIFFERENT" and not seen.made
+    rows = [
+        ("loss", repr(then), repr(now), equal),
+        ("samples with such inputs", "-", _listed(seen.inputs), ""),
+        ("first module with such outputs", "-", seen.outputs[0] if seen.outputs else "none", ""),
+        ("modules with such outputs after it", "-", _listed(seen.outputs[1:]), ""),
+        ("first gradient in backward", "-", seen.gradients[0] if seen.gradients else "none", ""),
+        ("gradients", _listed(dump.found.gradients or ()), _listed(seen.gradients), ""),
+        ("first operation in backward", "-", function or "not looked for", ""),
+    ]
+    setup.terminal.table(
+        f"update {dump.found.updates}: what is not finite", ("", "kept", "replay", ""), rows
+    )
+    if not same:
+        log.error(
+            "the step is %s now; hooks, which take no part in this, may have had theirs in it",
+            "finite" if seen.made else "not finite with another loss",
+        )
+    if same:
+        return 0
+    return 1
+
+
+class _InTurn(Strategy):
+    """Micro-batches of several processes one after the other, each with the randomness that it
+    had."""
+
+    def __init__(self, world: World, shares: Sequence[int]) -> None:
+        super().__init__(world)
+        self._places = [
+            (rank, micro) for rank, count in enumerate(shares) for micro in range(count)
+        ]
+
+    def place(self, micro: int) -> tuple[int, int]:
+        """Return the process that a micro-batch was of, and its number there."""
+        return self._places[micro]
+
+
+@dataclass
+class _Seen:
+    """What was not finite, each in the order in which it came up; `made` if the update could be
+    made."""
+
+    loss: float = 0.0
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
+    made: bool = False
+    _skipped: bool = False
+
+    def on_batch(self, batch: Batch) -> Batch:
+        """Look at the input of each sample."""
+        for tensor in tensors(batch.input):
+            if tensor.is_floating_point() and tensor.ndim and len(tensor) == batch.size:
+                bad = ~tensor.reshape(batch.size, -1).isfinite().all(dim=1)
+                self.inputs += batch.ids[bad.cpu()].tolist()
+        return batch
+
+    def on_forward(self, out: StepOutput) -> StepOutput:
+        """Do nothing: the guard tells the loss."""
+        return out
+
+    def on_backward(self, out: StepOutput) -> None:
+        """Do nothing."""
+
+    def on_update(self) -> None:
+        """Note that the update was made, unless it was skipped."""
+        self.made = not self._skipped
+
+    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
+        """Keep the loss of the update."""
+        self.loss = found.loss
+        self._skipped = True
+
+
+def _watched(task: Task, dump: StepDump, folder: str) -> _Seen:
+    """Make the step and return what was not finite in it."""
+    _restore(task, dump, folder)
+    seen = _Seen()
+    with _looking(task, seen):
+        _step(task, dump, seen)
+    return seen
+
+
+def _step(task: Task, dump: StepDump, seen: _Seen) -> None:
+    device = task.parts.machine.device
+    task.model.train()
+    task.loss.train()
+    try:
+        out = task.train_step([batch.to(device) for batch in dump.batches], dump.position, seen)
+        task.updater.resolve()
+        if seen.made:
+            seen.loss = float(out.loss)
+    except NumericsError:
+        pass
+
+
+def _first_in_backward(task: Task, dump: StepDump, folder: str) -> str:
+    """Return the operation whose gradient is the first to hold a NaN, and the line that called
+    it."""
+    _restore(task, dump, folder)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with torch.autograd.detect_anomaly():
+                _step(task, dump, _Seen())
+        except RuntimeError as error:
+            name = re.search(r"Function '(\w+)' returned nan", str(error))
+            if name is None:
+                raise
+            return f"{name[1]}{_line([str(one.message) for one in said])}"
+    return "none with a NaN: an overflow to infinity"
+
+
+def _line(messages: Sequence[str]) -> str:
+    """Return the last line of code outside torch in the trace of the forward call that torch has
+    warned with."""
+    found = [
+        (file, number)
+        for text in messages
+        for file, number in re.findall(r'File "([^"]+)", line (\d+)', text)
+        if not file.startswith(_TORCH)
+    ]
+    if found:
+        return f" of {found[-1][0]}, line {found[-1][1]}"
+    return ""
+
+
+def _restore(task: Task, dump: StepDump, folder: str) -> None:
+    for name, part in task.stateful().items():
+        try:
+            part.load_state_dict(dump.task[name])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ChangedError(
+                f"{folder}: the state of {name!r} does not fit this config: {error}"
+            ) from error
+
+
+@contextmanager
+def _looking(task: Task, seen: _Seen) -> Iterator[None]:
+    """Note modules whose outputs and parameters whose gradients are not finite."""
+    modules = {"model": task.model, "loss": task.loss}
+    handles: list[Any] = []
+    for part, root in modules.items():
+        for name, module in root.named_modules():
+            handles.append(module.register_forward_hook(_Look(f"{part}.{name}".rstrip("."), seen)))
+        for name, parameter in root.named_parameters():
+            if parameter.requires_grad:
+                look = _gradient(f"{part}.{name}", seen)
+                handles.append(parameter.register_hook(look))  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class _Look:
+    """A forward hook that notes whether the module made something that is not finite, and of
+    what."""
+
+    name: str
+    seen: _Seen
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if _finite(output):
+            return
+        kind = type(module).__name__
+        given = "finite" if _finite(args) else "not finite"
+        if not any(line.startswith(f"{self.name} ") for line in self.seen.outputs):
+            self.seen.outputs.append(f"{self.name} ({kind}, its input is {given})")
+
+
+def _gradient(name: str, seen: _Seen) -> Any:
+    def look(gradient: Tensor) -> None:
+        if name not in seen.gradients and not _finite(gradient):
+            seen.gradients.append(name)
+
+    return look
+
+
+def _finite(value: Any) -> bool:
+    return all(
+        bool(tensor.isfinite().all()) for tensor in tensors(value) if tensor.is_floating_point()
+    )
+
+
+def _listed(items: Sequence[object]) -> str:
+    if items:
+        return ", ".join(map(str, items[:SHOWN])) + (", ..." if len(items) > SHOWN else "")
+    return "none"

@@ -1,0 +1,325 @@
+"""Running a past update again from the nearest checkpoint, checked against the ledger
+(RUN.engine=replay)."""
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from phasetrain.checkpoint import Loaded
+from phasetrain.commands.build_hooks import checkpointer_of, hooks_of
+from phasetrain.commands.replay.nonfinite_dump import examine, kept_step
+from phasetrain.commands.setup import Setup, as_asked
+from phasetrain.commands.train.resume import adopted, consented, position
+from phasetrain.commands.train.train import Result
+from phasetrain.config.changes import Change, differences
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import Phase
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks import Hook, Hooks, LedgerHook, Run
+from phasetrain.hooks.ledger import Content
+from phasetrain.hooks.numerics import ROOT, folder_name
+from phasetrain.hooks.run_state import restore
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.ledger import (
+    COMPONENTS,
+    FILE,
+    FULL,
+    SAMPLED,
+    InvalidLedgerError,
+    Ledger,
+    Record,
+    different,
+    read,
+)
+from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.storage import Storage
+
+log = logging.getLogger(__name__)
+
+SHARED = ("samples", "lr")
+"""What a replay on one process has in common with an update that several have made."""
+
+
+def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
+    """Run update RUN.step again and print its figures beside those of the ledger.
+
+    Takes no lock and writes nothing into the run folder, so it may look at a run that is under way.
+    Everything from the nearest checkpoint before the update on is run, and each of these updates is
+    checked. An update that was not made because it was not finite is taken from what the hook
+    `numerics` has kept of it.
+
+    Args:
+        setup: the settled config.
+        hooks: label -> hook, in addition to those under HOOKS: those with which the run was made.
+
+    Raises:
+        ConfigError: there is no such update.
+        ChangedError: config or data are not those of the run.
+    """
+    began = time.perf_counter()
+    folder = RunFolder(setup.config.RUN.dir)
+    number = _number(setup)
+    if not folder.holds_run():
+        raise ConfigError(
+            f"RUN.engine = 'replay' and RUN.dir = {folder.path!r} holds no run; set RUN.dir to its folder"
+        )
+    ledger = read_ledger(folder.storage, folder.path)
+    dump = f"{folder.file(ROOT)}/{folder_name(number)}"
+    kept = kept_step(folder.storage, dump) if folder.storage.exists(dump) else None
+    code = 0 if kept is None else examine(setup, kept, dump, compared(setup, folder))
+    if kept is not None and len(kept.shares) > 1:
+        log.info(
+            "the ledger is not looked at: %d processes made it, and this is one", len(kept.shares)
+        )
+    elif kept is None or (ledger is not None and number in ledger):
+        code = max(code, _Replay(setup, folder, number, ledger).run(hooks or {}))
+    return Result(
+        "replayed",
+        exit_code=code,
+        folder=folder.path,
+        updates=number,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def read_ledger(storage: Storage, folder: str) -> Ledger | None:
+    """Return the ledger of a run folder, None where it has none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = f"{folder}/{FILE}"
+    if not storage.exists(path):
+        return None
+    try:
+        ledger = read(storage.read(path), path)
+    except InvalidLedgerError as error:
+        raise ConfigError(f"RUN.dir = {folder!r}: {error}") from error
+    if ledger.damaged:
+        log.warning("%s: %d damaged records are left out", path, len(ledger.damaged))
+    return ledger
+
+
+def compared(setup: Setup, folder: RunFolder) -> Machine:
+    """Return the machine of the run, its config compared with config.yaml where there is no
+    checkpoint to ask.
+
+    Raises:
+        ChangedError: a key that shapes the trajectory differs and is not consented to by RUN.allow.
+    """
+    text = folder.storage.read(folder.file("config.yaml")).decode()
+    before: Any = OmegaConf.to_container(OmegaConf.create(text))
+    allowed = setup.config.RUN.allow
+    found = differences(as_asked(before, setup.composed.config), setup.asked, setup.schema)
+    if refused := [
+        change for change in found if change.resume != "free" and not consented(change, allowed)
+    ]:
+        raise ChangedError(
+            f"{folder.path!r} holds a run with another config, and a replay would not be the same: "
+            f"{'; '.join(map(_sentence, refused))}. Take the values of the run"
+        )
+    environment = folder.storage.read_json(folder.file("environment.json"))
+    threads = environment.get("threads") if isinstance(environment, dict) else None
+    if setup.machine.threads is None and isinstance(threads, int):
+        return replace(setup.machine, threads=threads)
+    return setup.machine
+
+
+class _Replay:
+    """One replay.
+
+    Args:
+        setup: the settled config.
+        folder: the run folder, which is only read.
+        number: the update.
+        ledger: of the run, or None.
+    """
+
+    def __init__(self, setup: Setup, folder: RunFolder, number: int, ledger: Ledger | None) -> None:
+        self.setup = setup
+        self.folder = folder
+        self.number = number
+        self.ledger = ledger
+        self.builder = setup.builder()
+
+    def run(self, extra: Mapping[str, Hook]) -> int:
+        """Run up to the update, print its table, and return the exit code."""
+        if self.ledger is not None and self.number not in self.ledger:
+            raise ConfigError(f"RUN.step = {self.number}: {self.ledger.path} {_held(self.ledger)}")
+        data = self.builder.data()
+        loaded = self._before()
+        if loaded is None:
+            machine = compared(self.setup, self.folder)
+            plan = self.builder.plan(data)
+            state = RunState()
+        else:
+            plan, state, _ = position(self.setup, loaded, data, self.builder.stages(data))
+            machine, warnings = adopted(self.setup, loaded)
+            for line in warnings:
+                log.warning(line)
+        if self.number > plan.updates:
+            raise ConfigError(
+                f"RUN.step = {self.number}: the plan of this run has {plan.updates} updates"
+            )
+        task = self.builder.task(self.builder.parts(data, plan, fresh=loaded is None))
+        since = "its start" if loaded is None else loaded.path
+        log.info(
+            "replaying update %d of %s from %s (update %d)",
+            self.number,
+            self.folder.path,
+            since,
+            state.updates,
+        )
+        with _scratch() as scratch, machine.applied():
+            own = {"replay": _UpTo(self.number, loaded), "replayed": LedgerHook(self._content())}
+            hooks = {**own, **_taking_part(hooks_of(self.setup)), **extra}
+            engine = PhaseEngine(
+                task,
+                plan,
+                state,
+                Hooks(hooks, self.setup.world),
+                folder=scratch,
+                world=self.setup.world,
+            )
+            with closing(engine):
+                engine.run()
+            found = read_ledger(scratch.storage, scratch.path)
+        assert found is not None, "the ledger hook has written its header"
+        return self._verdict(found)
+
+    def _content(self) -> Content:
+        """Return which part of the content to hash: the one that the ledger has of this update."""
+        flags = SAMPLED if self.ledger is None else self.ledger[self.number].flags
+        if flags & FULL:
+            return "full"
+        if flags & SAMPLED:
+            return "sampled"
+        return "none"
+
+    def _before(self) -> Loaded | None:
+        """Return the newest checkpoint before the update that is whole, or None."""
+        checkpointer = checkpointer_of(self.setup, self.folder)
+        saved = [
+            one for one in checkpointer.listed() if one.manifest.state["updates"] < self.number
+        ]
+        for one in reversed(saved):
+            try:
+                return checkpointer.load(f"{checkpointer.root}/{one.name}")
+            except ConfigError as error:
+                log.warning("%s/%s was passed over: %s", checkpointer.root, one.name, error)
+        return None
+
+    def _verdict(self, found: Ledger) -> int:
+        """Print the table of the update and which update is the first to differ; return the exit
+        code."""
+        if self.number not in found:
+            raise ConfigError(
+                f"RUN.step = {self.number}: the run ends before it, after update {found.last}"
+            )
+        told = self._compared()
+        self._table(found[self.number], told)
+        if self.ledger is None:
+            log.warning(
+                "%s has no %s (HOOKS.ledger): nothing to check against", self.folder.path, FILE
+            )
+            return 0
+        checked = [updates for updates in found if updates in self.ledger]
+        for updates in checked:
+            parts = different(self.ledger[updates], found[updates])
+            if parts := [part for part in parts if part in told]:
+                log.error("update %d is the first that differs: %s", updates, ", ".join(parts))
+                return 1
+        if len(checked) > 1:
+            first = f"updates {checked[0]} to {checked[-1]} equal"
+        else:
+            first = f"update {checked[0]} equals"
+        log.info("%s the ledger, bit for bit", first)
+        return 0
+
+    def _compared(self) -> tuple[str, ...]:
+        """Return what has to be equal to the ledger; of an update that several processes made, not
+        every last bit."""
+        made_by = 1 if self.ledger is None else self.ledger[self.number].processes
+        if made_by == 1 or self.setup.config.DISTRIBUTED.reduction == "ordered":
+            return COMPONENTS
+        text = "%d processes made this update and one replays it: sums have other last bits, so only %s are compared"
+        log.warning(text, made_by, " and ".join(SHARED))
+        return SHARED
+
+    def _table(self, now: Record, told: tuple[str, ...]) -> None:
+        then = None if self.ledger is None else self.ledger[self.number]
+        rows = [(name, *_cells(then, now, name)) for name in told]
+        self.setup.terminal.table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
+
+
+class _UpTo(Hook):
+    """Restores a checkpoint, and stops after an update."""
+
+    def __init__(self, number: int, loaded: Loaded | None) -> None:
+        self._number = number
+        self._loaded = loaded
+
+    def on_start(self, run: Run) -> None:
+        """Give every part its state back."""
+        if self._loaded is not None:
+            restore(run, self._loaded)
+            run.resumed_from, self._loaded = self._loaded.path, None
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Stop when the update is made."""
+        if run.state.updates >= self._number:
+            run.stop("replayed", interrupted=True)
+
+
+def _number(setup: Setup) -> int:
+    number: int | None = setup.config.RUN.step
+    if number is None:
+        raise ConfigError(
+            "RUN.engine = 'replay' and RUN.step = null; set RUN.step to the number of an update, from 1"
+        )
+    return number
+
+
+def _taking_part(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
+    return {label: hook for label, hook in hooks.items() if not hook.shows_only}
+
+
+@contextmanager
+def _scratch() -> Iterator[RunFolder]:
+    """Give hooks a folder to write to that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="phasetrain-replay-") as path:
+        folder = RunFolder(str(Path(path)))
+        try:
+            yield folder
+        finally:
+            folder.close()
+
+
+def _held(ledger: Ledger) -> str:
+    if not ledger:
+        return "holds no update yet"
+    return f"holds {len(ledger)} updates, from {min(ledger)} to {ledger.last}, and not this one"
+
+
+def _cells(then: Record | None, now: Record, component: str) -> tuple[str, str, str]:
+    new = now.told(component) or "-"
+    if then is None:
+        return "-", new, ""
+    return (
+        then.told(component) or "-",
+        new,
+        "DIFFERENT" if component in different(then, now) else "equal",
+    )
+
+
+def _sentence(change: Change) -> str:
+    return f"{change.path} was {change.old!r} and is {change.new!r}"

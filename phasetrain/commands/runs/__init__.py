@@ -1,0 +1,1 @@
+"""List, follow and compare runs."""

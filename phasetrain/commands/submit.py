@@ -1,0 +1,269 @@
+"""A run that submits itself to a cluster through submitit, and what its job does there (section
+LAUNCH).
+
+In each task of the job a small process of submitit's waits on the training, which is a process of
+its own: before the time limit, and when the job is preempted, it asks the training to save and end,
+and has the job put back into the queue. Torch is not imported there.
+"""
+
+import ctypes
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phasetrain.errors import ConfigError, LaunchError
+
+if TYPE_CHECKING:
+    from phasetrain.commands.setup import Setup
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "phasetrain")
+
+SECOND_SIGNAL_SECONDS = 5.0
+"""How long after a SIGTERM the signal may come by which submitit puts the job back into the
+queue."""
+
+FIRST_PORT = 10_000
+PORTS = 20_000
+"""Where the processes of a job meet: its number decides which of so many ports, so that two jobs
+seldom choose one."""
+
+_OWN = re.compile(r"[+~]*LAUNCH(?=[.=@]|$)")
+_OF_TORCHRUN = re.compile(
+    r"TORCHELASTIC_|(GROUP_|ROLE_)(RANK|WORLD_SIZE|NAME)$|(LOCAL_)?(RANK|WORLD_SIZE)$|MASTER_"
+)
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+def submit(setup: "Setup") -> str:
+    """Submit the run that a checked config describes, and return the number of the job.
+
+    Raises:
+        ConfigError: submitit or SLURM is missing, a parameter is none of theirs, or this is one of
+            several processes.
+        LaunchError: the cluster did not take the job.
+    """
+    section = setup.config.LAUNCH
+    run_folder = setup.config.RUN.dir
+    if setup.place.size > 1 or "WORLD_SIZE" in os.environ:
+        raise ConfigError(
+            f"LAUNCH.cluster = {section.cluster!r} within torchrun or srun: the job starts its processes itself; "
+            "start the command once, without torchrun or srun"
+        )
+    if section.folder is None and "://" in run_folder:
+        raise ConfigError(
+            f"LAUNCH.folder = null and RUN.dir = {run_folder!r}: the logs of the job need a folder of a file system "
+            "that all machines share, as in LAUNCH.folder=logs"
+        )
+    folder = Path(section.folder or f"{run_folder}/launch").absolute()
+    executor = _executor(section, setup.config.RUN.name, folder)
+    flags: tuple[str, ...] = ()
+    if setup.config_dir is not None:
+        flags = ("--config-dir", str(Path(setup.config_dir).absolute()))
+    try:
+        job = executor.submit(Training((*flags, *words(setup))))
+    except (RuntimeError, OSError) as error:  # submitit's own errors are RuntimeErrors
+        raise LaunchError(
+            f"LAUNCH.cluster = {section.cluster!r}: the job was not taken: {str(error).strip()}"
+        ) from error
+    _tell(section, folder, str(job.job_id), run_folder)
+    return str(job.job_id)
+
+
+def words(setup: "Setup") -> list[str]:
+    """Return the overrides with which the job starts the run: those given, without section
+    LAUNCH."""
+    from phasetrain.config.compose import compose
+
+    found = [word for word in setup.composed.overrides if _OWN.match(word) is None]
+    if not any(word.lstrip("+").startswith("RUN.dir=") for word in found):
+        found.append(f"RUN.dir={setup.config.RUN.dir}")
+    again = compose(found, config_dir=setup.config_dir, schema=setup.schema)
+    if again.config["LAUNCH"]["cluster"] is not None:  # a file asks for it
+        found.append("LAUNCH.cluster=null")
+    return found
+
+
+def _executor(section: Any, name: str, folder: Path) -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise ConfigError(
+            f"LAUNCH.cluster = {section.cluster!r} needs submitit, which cannot be imported ({error}); install it with "
+            "pip install 'phasetrain[cluster]', or start the run with LAUNCH.cluster=null"
+        ) from error
+    shared = {
+        "timeout_min": section.minutes,
+        "tasks_per_node": section.processes,
+        "stderr_to_stdout": True,
+    }
+    if section.cluster == "local":
+        local = submitit.LocalExecutor(folder, max_num_timeout=section.requeues)
+        local.update_parameters(
+            **shared, gpus_per_node=_gpus(section), signal_delay_s=section.lead_seconds
+        )
+        return local
+    parameters = section.parameters.plain()
+    asked = {
+        "partition": section.partition,
+        "account": section.account,
+        "qos": section.qos,
+        **parameters,
+    }
+    try:
+        executor = submitit.AutoExecutor(
+            folder, cluster="slurm", slurm_max_num_timeout=section.requeues
+        )
+        executor.update_parameters(
+            **shared,
+            name=name,
+            nodes=section.nodes,
+            cpus_per_task=section.cpus,
+            gpus_per_node=section.gpus,
+            mem_gb=section.memory,
+            slurm_signal_delay_s=section.lead_seconds,
+            **{f"slurm_{key}": value for key, value in asked.items()},
+        )
+    except (NameError, TypeError, ValueError) as error:
+        raise ConfigError(f"LAUNCH.parameters = {parameters}: {error}") from error
+    except RuntimeError as error:
+        raise ConfigError(
+            f"LAUNCH.cluster = 'slurm': {error} Submit on a machine of the cluster, or set LAUNCH.cluster=local"
+        ) from error
+    return executor
+
+
+def _gpus(section: Any) -> int:
+    """Return how many GPUs of this machine a local job gets: all, unless a number is given."""
+    import torch
+
+    if section.gpus is None:
+        return torch.cuda.device_count()
+    return int(section.gpus)
+
+
+def _tell(section: Any, folder: Path, job: str, run_folder: str) -> None:
+    size = f"{section.nodes} x {section.processes} processes, {section.minutes} minutes"
+    log.info("submitted as job %s (%s, %s)", job, section.cluster, size)
+    log.info("what it prints: tail -F %s/%s_0_log.out", folder, job)
+    log.info("how it stands: %s/status.json", run_folder)
+    commands = ("squeue -j", "scancel") if section.cluster == "slurm" else ("ps -p", "kill -INT")
+    log.info("whether it runs: %s %s; to end it: %s %s", commands[0], job, commands[1], job)
+
+
+class Training:
+    """What each task of the job calls: the run, as a process of its own.
+
+    Args:
+        words: flags and overrides of the command line.
+        command: what starts the program.
+    """
+
+    def __init__(self, words: tuple[str, ...], command: tuple[str, ...] = COMMAND) -> None:
+        self.words = words
+        self.command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = False
+
+    def __call__(self) -> int:
+        """Run to the end and return the exit code.
+
+        A process that was asked to stop and that is not the main one ends well: SLURM may end all
+        processes of a job when one fails, and the main one is still to put the job back into the
+        queue.
+
+        Raises:
+            SystemExit: with the exit code, where it is not 0.
+        """
+        import submitit
+
+        job = submitit.JobEnvironment()
+        before = signal.signal(
+            signal.SIGTERM, lambda *_: self._ask()
+        )  # submitit would only take note of it
+        try:
+            code = self._run(environment(job, os.environ))
+            if code == 128 + signal.SIGTERM and job.global_rank:
+                return code
+            if self._asked:
+                time.sleep(SECOND_SIGNAL_SECONDS)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        if code:
+            raise SystemExit(code)
+        return code
+
+    def _run(self, environment: Mapping[str, str]) -> int:
+        """Run the process to its end and return its exit code, as a shell gives it."""
+        words = [*self.command, *self.words]
+        self._process = subprocess.Popen(words, env=environment, preexec_fn=_end_with_parent)
+        self._wait()
+        code = self._process.wait()
+        if code >= 0:
+            return code
+        return 128 - code
+
+    def checkpoint(self) -> Any:
+        """Ask the run to save and end, wait until it has, and return what submitit is to start
+        again."""
+        import submitit
+
+        self._ask()
+        self._wait()
+        return submitit.helpers.DelayedSubmission(Training(self.words, self.command))
+
+    def _ask(self) -> None:
+        """Ask once: a second signal would end the run at once."""
+        if self._process is not None and not self._asked:
+            self._asked = True
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGTERM)
+
+    def _wait(self) -> None:
+        """Wait for the end without taking it from others: a signal may call this within itself."""
+        if self._process is not None:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def environment(job: Any, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a run: what torchrun would set, from what submitit says of the job.
+
+    Args:
+        job: a `submitit.JobEnvironment`.
+        inherited: the environment of the task.
+    """
+    found = {key: value for key, value in inherited.items() if _OF_TORCHRUN.match(key) is None}
+    if job.num_tasks == 1:
+        return found
+    threads = {
+        "OMP_NUM_THREADS": inherited.get("SLURM_CPUS_PER_TASK", "1")
+    }  # as torchrun does: no more than there are
+    return (
+        threads
+        | found
+        | {
+            "RANK": str(job.global_rank),
+            "WORLD_SIZE": str(job.num_tasks),
+            "LOCAL_RANK": str(job.local_rank),
+            "GROUP_WORLD_SIZE": str(job.num_nodes),
+            "MASTER_ADDR": "127.0.0.1" if job.num_nodes == 1 else job.hostnames[0],
+            "MASTER_PORT": str(FIRST_PORT + int(job.raw_job_id) * 7 % PORTS),
+        }
+    )
+
+
+def _end_with_parent() -> None:
+    """Have the kernel send SIGTERM when the task has been killed, so that no training is left
+    alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""Train a run, fresh or resumed."""

@@ -1,0 +1,107 @@
+"""A config as the words of a command line, so that a mapping goes the way that overrides go."""
+
+import re
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from phasetrain.config.schema import Schema
+from phasetrain.errors import ConfigError
+
+_SPECIAL = re.compile(r"([\\()\[\]{}:=,\s])")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_QUOTE = re.compile(r"(\\*)'")
+_END = re.compile(r"(\\+)$")
+
+
+def words_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that say what a mapping says.
+
+    Args:
+        config: section -> its keys, nested as in a file (`{"OPTIMIZER": {"lr": 0.1}}`), or dotted
+            paths (`{"OPTIMIZER.lr": 0.1}`); a section with a text (`{"MODEL": "resnet20"}`) and
+            `experiment` choose files.
+
+    Raises:
+        ConfigError: a value that no config can hold.
+    """
+    found = []
+    for key, value in config.items():
+        if isinstance(value, Mapping) and "." not in key:
+            plain = all(
+                _IDENTIFIER.fullmatch(str(name)) for name in value
+            )  # others can stand in a mapping alone
+            each = [
+                f"{key}.{name}={literal(item, f'{key}.{name}')}" for name, item in value.items()
+            ]
+            found += each if plain else [f"{key}={literal(value, key)}"]
+        elif isinstance(value, str) and "." not in key:
+            found.append(f"{key}={value}")
+        else:
+            found.append(f"{key}={literal(value, key)}")
+    return found
+
+
+def removals(config: Mapping[str, Any], schema: Schema) -> list[str]:
+    """Return the overrides that take away what the defaults have and a whole config has not: hooks,
+    meters, splits."""
+    return [
+        f"{section}.{label}=null"
+        for section in ("DATA", "METERS", "HOOKS")
+        for label in schema.defaults.get(section) or {}
+        if label not in (config.get(section) or {})
+    ]
+
+
+def literal(value: Any, path: str) -> str:
+    """Return a value as Hydra's grammar of overrides spells it.
+
+    Args:
+        value: None, a bool, a number, a text, a path, or a mapping or list of such.
+        path: of its key, for messages.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        if value:
+            return "true"
+        return "false"
+    if isinstance(value, int | float):
+        return repr(value + 0)
+    if isinstance(value, str | PathLike):
+        return quoted(str(value))
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ",".join(
+                f"{_key(name)}:{literal(item, f'{path}.{name}')}" for name, item in value.items()
+            )
+            + "}"
+        )
+    if isinstance(value, Sequence):
+        return (
+            "["
+            + ",".join(literal(item, f"{path}[{number}]") for number, item in enumerate(value))
+            + "]"
+        )
+    raise ConfigError(
+        f"{path} = {value!r}: a config holds numbers, texts, true, false, null, lists and mappings of them, and not "
+        f"{type(value).__name__}"
+    )
+
+
+def quoted(text: str) -> str:
+    """Return a text in the quotes of Hydra's grammar, in which a backslash counts only before a
+    quote."""
+    inner = _END.sub(r"\1\1", _QUOTE.sub(r"\1\1\\'", text))
+    return f"'{inner}'"
+
+
+def _key(name: object) -> str:
+    text = str(name)
+    if _IDENTIFIER.fullmatch(text):
+        return text
+    return _SPECIAL.sub(r"\\\1", text)

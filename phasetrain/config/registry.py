@@ -1,0 +1,332 @@
+"""One registry per kind of part: a mapping from a name in the config to the callable that makes the
+part."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from phasetrain.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+Factory = Callable[..., T]
+Resolver = Callable[[str], Factory[T] | None]
+"""Finds a part of another library: takes its name without the library's, returns None for what is a
+dotted path."""
+
+NO_FACT = "neither the config nor the data gives one"
+"""Of a parameter without a value."""
+
+
+@dataclass(frozen=True)
+class Bridge(Generic[T]):
+    """How the parts of another library are found by name.
+
+    Attributes:
+        extra: the extra of this package that installs the library.
+        resolve: finds a part; it is called once the library can be imported.
+    """
+
+    extra: str
+    resolve: Resolver[T]
+
+
+class UnknownNameError(Exception):
+    """A library has no part of this name.
+
+    Args:
+        name: what was asked for, without the library's name.
+        known: what there is.
+    """
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(name)
+        self.name = name
+        self.known = sorted(known)
+
+
+class Registry(Mapping[str, Factory[T]], Generic[T]):
+    """Names of parts of one kind, and how to build them.
+
+    Four spellings of a name are understood: a registered one (`focal`), the exact class name of the
+    library behind the registry (`CrossEntropyLoss` from torch.nn), a name of a library that there
+    is a bridge to (`timm.resnet18`), and a dotted path (`my.module.Thing`).
+
+    Args:
+        kind: the word for one part in messages, such as `loss`.
+        section: the config section that names it, such as `LOSS`.
+        library: returns the library's own parts by class name; called on the first look-up that
+            needs it.
+
+    Example:
+        >>> LOSSES: Registry[torch.nn.Module] = Registry("loss", "LOSS")
+        >>> @LOSSES.register("focal")
+        ... class Focal(torch.nn.Module): ...
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        section: str,
+        *,
+        library: Callable[[], Mapping[str, Factory[T]]] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.section = section
+        self._own: dict[str, Factory[T]] = {}
+        self._bridges: dict[str, Bridge[T]] = {}
+        self._library = lru_cache(maxsize=1)(library or dict)
+
+    def register(self, name: str) -> Callable[[Factory[T]], Factory[T]]:
+        """Return a decorator that files a class or function under `name`.
+
+        Raises:
+            ConfigError: the name is taken (both places are named), has upper case or a dot, or the
+                callable takes `**kwargs`, which would swallow a mistyped parameter.
+        """
+
+        def decorate(factory: Factory[T]) -> Factory[T]:
+            if name != name.lower() or "." in name or not name:
+                raise ConfigError(
+                    f"{self.kind} name {name!r} ({source_of(factory)}): registered names are lower case without dots"
+                )
+            if name in self._own:
+                raise ConfigError(
+                    f"the {self.kind} name {name!r} is defined twice: {source_of(self._own[name])} and "
+                    f"{source_of(factory)}; rename one of them"
+                )
+            if free_parameters(factory):
+                raise ConfigError(
+                    f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a mistyped parameter would "
+                    "pass unseen; name its parameters, and take what is free as one mapping `params`"
+                )
+            self._own[name] = factory
+            return factory
+
+        return decorate
+
+    def bridge(self, library: str, extra: str) -> Callable[[Resolver[T]], Resolver[T]]:
+        """Return a decorator that files how names that begin with `library.` are found.
+
+        Args:
+            library: the module, imported only when a config names one of its parts.
+            extra: of this package, for the message where the library is not installed.
+
+        The decorated function raises UnknownNameError for a name that the library does not have.
+        """
+
+        def decorate(resolve: Resolver[T]) -> Resolver[T]:
+            self._bridges[library] = Bridge(extra, resolve)
+            return resolve
+
+        return decorate
+
+    def find(self, name: str, where: str | None = None) -> Factory[T]:
+        """Return the callable behind `name`.
+
+        Args:
+            name: a registered name, a library class name, a name behind a bridge or a dotted path.
+            where: the config key that gave the name, for the message (`LOSS.name` by default).
+
+        Raises:
+            ConfigError: nothing has that name; the message lists the near miss and what is known.
+        """
+        where = where or f"{self.section}.name"
+        if name in self._own:
+            return self._own[name]
+        if "." in name:
+            return self._beyond(name, where)
+        library = self._library()
+        if name in library:
+            return library[name]
+        known = ", ".join(sorted(self._own)) or "none"
+        beyond = f", and {len(library)} of the library by class name" if library else ""
+        bridged = f", and so does a name after {' or '.join(f'{one}.' for one in self._bridges)}"
+        raise ConfigError(
+            f"{where} = {name!r}: no {self.kind} has this name{did_you_mean(name, [*self._own, *library]) or '.'} "
+            f"Known: {known}{beyond}; a dotted path works too{bridged if self._bridges else '.'}"
+        )
+
+    def build(
+        self,
+        name: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        where: str | None = None,
+        facts: Mapping[str, Any] | None = None,
+        used: dict[str, Any] | None = None,
+    ) -> T:
+        """Make the part `name` from its config parameters and the facts that it asks for.
+
+        Args:
+            params: what the config sets; a mapping `params` is spread where the callable takes
+                `**kwargs`.
+            where: the config path of the section, for messages.
+            facts: values known only now (classes, train_samples, ...); passed by name to a callable
+                that has such a parameter and whose config does not set it.
+            used: filled with the facts that were passed.
+
+        Raises:
+            ConfigError: unknown name or parameter, a required parameter without a value, or the
+                callable refused its parameters with a TypeError or ValueError.
+        """
+        where = where or self.section
+        factory = self.find(name, f"{where}.name")
+        given = dict(params or {})
+        takes = parameters(factory)
+        if free_parameters(factory):
+            given |= given.pop("params", None) or {}
+        else:
+            for key in given.keys() - takes.keys():
+                raise ConfigError(unknown_parameter(where, key, name, takes))
+        for key in takes.keys() & (facts or {}).keys() - given.keys():
+            given[key] = (facts or {})[key]
+            if used is not None:
+                used[f"{where}.{key}"] = given[key]
+        for key, parameter in takes.items():
+            if parameter.default is parameter.empty and key not in given:
+                raise ConfigError(
+                    f"{where}.{key}: {self.kind} {name!r} needs a value and {NO_FACT}; set {where}.{key}=..."
+                )
+        try:
+            return factory(**given)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, OSError) as error:
+            raise ConfigError(f"{where} ({self.kind} {name!r}): {error}") from error
+
+    def _beyond(self, name: str, where: str) -> Factory[T]:
+        """Return what a name with a dot stands for: a part of a library that there is a bridge to,
+        or a path."""
+        library, _, rest = name.partition(".")
+        if library not in self._bridges:
+            return _import_path(name, where)
+        bridge = self._bridges[library]
+        try:
+            _import(library, name, where)
+            found = _resolved(bridge, rest, name, where)
+            if found is None:
+                return _import_path(name, where)
+            return found
+        except UnknownNameError as error:
+            near = did_you_mean(error.name, error.known) or f". It has {len(error.known)} others"
+            raise ConfigError(
+                f"{where} = {name!r}: {library} has no {self.kind} {error.name!r}{near}"
+            ) from error
+        except ConfigError as error:
+            if "torchvision::" in str(error):
+                advice = "torchvision is installed for another build of torch: install the one that fits, or remove it"
+                raise ConfigError(f"{error}; {advice}") from error
+            if find_spec(library) is None:
+                raise ConfigError(f"{error}; pip install 'phasetrain[{bridge.extra}]'") from error
+            raise
+
+    def __getitem__(self, name: str) -> Factory[T]:
+        return self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._own))
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the named parameters of a callable in order, `self` and star parameters left out."""
+    return _signature(factory)[0]
+
+
+def free_parameters(factory: Callable[..., Any]) -> bool:
+    """Tell whether a callable takes `**kwargs`."""
+    return _signature(factory)[1]
+
+
+def parameter_types(factory: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the annotated type of each parameter; one that cannot be resolved is left out."""
+    target = factory.__init__ if inspect.isclass(factory) else factory
+    try:
+        hints = get_type_hints(target)
+    except (NameError, TypeError, AttributeError):
+        return {}
+    return {name: hint for name, hint in hints.items() if name != "return"}
+
+
+def unknown_parameter(where: str, key: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence for a parameter that the part does not have."""
+    listed = list(known)
+    takes = ", ".join(listed) or "no parameters"
+    return f"{where}.{key}: {name!r} has no such parameter{did_you_mean(key, listed) or '.'} It takes: {takes}."
+
+
+def source_of(thing: Callable[..., Any]) -> str:
+    """Return `module.name (file:line)` of a callable, as far as Python knows it."""
+    unwrapped = inspect.unwrap(thing)
+    name = f"{unwrapped.__module__}.{unwrapped.__qualname__}"
+    try:
+        return f"{name} ({inspect.getsourcefile(unwrapped)}:{inspect.getsourcelines(unwrapped)[1]})"
+    except (OSError, TypeError):
+        return name
+
+
+@lru_cache(maxsize=512)
+def _signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    try:
+        found = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some callables written in C have none
+        return {}, True
+    if inspect.isclass(factory) and "__init__" not in vars(factory) and _only_stars(found):
+        return {}, False  # it inherits an __init__ for subclasses to extend, as torch.nn.Module's
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {name: p for name, p in found.items() if p.kind not in stars}
+    return named, any(p.kind is p.VAR_KEYWORD for p in found.values())
+
+
+def _only_stars(found: Mapping[str, inspect.Parameter]) -> bool:
+    return all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found.values())
+
+
+def _import_path(path: str, where: str) -> Factory[Any]:
+    module_name, _, attribute = path.rpartition(".")
+    module = _import(module_name, path, where)
+    found = vars(module).get(attribute)
+    if not callable(found):
+        near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
+        raise ConfigError(
+            f"{where} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _resolved(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] | None:
+    try:
+        return bridge.resolve(rest)
+    except (UnknownNameError, ConfigError):
+        raise
+    except (
+        Exception
+    ) as error:  # libraries import more of themselves, and of others, when a part is asked for
+        causes: list[str] = []
+        cause: BaseException | None = error
+        while cause is not None:
+            causes.append(f"{type(cause).__name__}: {' '.join(str(cause).split())}")
+            cause = cause.__cause__
+        raise ConfigError(
+            f"{where} = {name!r}: it cannot be loaded ({'; '.join(dict.fromkeys(causes))})"
+        ) from error
+
+
+def _import(module_name: str, path: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's module may raise anything, even end the process
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{where} = {path!r}: module {module_name!r} cannot be imported ({told})"
+        ) from error

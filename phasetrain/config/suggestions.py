@@ -1,0 +1,89 @@
+"""Which of the known dotted paths a mistyped one was meant to be."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from phasetrain.errors import nearest, plain
+
+ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "learningrate": "OPTIMIZER.lr",
+        "accumulategradbatches": "OPTIMIZER.accumulate",
+        "gradientaccumulationsteps": "OPTIMIZER.accumulate",
+        "gradientclipval": "OPTIMIZER.clip_norm",
+        "maxgradnorm": "OPTIMIZER.clip_norm",
+        "maxepochs": "PHASES.epochs",
+        "numepochs": "PHASES.epochs",
+        "numtrainepochs": "PHASES.epochs",
+        "maxsteps": "PHASES.updates",
+        "numworkers": "DATA.TRAIN.workers",
+        "perdevicetrainbatchsize": "DATA.TRAIN.micro_batch_size",
+        "resumefromcheckpoint": "RUN.resume",
+        "outputdir": "RUN.dir",
+        "savesteps": "CHECKPOINT.every_updates",
+        "savetotallimit": "CHECKPOINT.keep_last",
+        "amp": "MACHINE.precision",
+        "mixedprecision": "MACHINE.precision",
+    }
+)
+"""What Lightning, transformers, timm and others call it, without case and separators, and the key
+that it is here."""
+
+
+class KnownPaths:
+    """The dotted paths a config may have, in order of preference.
+
+    Tried in turn: the same place with other spelling (`OPTIMIZER.lrr`, `optimizer.lr`,
+    `MODLE.name`); the only longer name in the same place that begins or ends with it
+    (`LOSS.smoothing`); the same last name elsewhere (`OPTIMIZER.batch_size`, `lr`); what other
+    tools call it; a less like name in the same place; a like name elsewhere.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._by_name: dict[str, str] = {}
+        self._tree: dict[str, Any] = {}
+        for path in paths:
+            self._by_name.setdefault(plain(path.rpartition(".")[2]), path)
+            node = self._tree
+            for name in path.split("."):
+                node = node.setdefault(name, {})
+
+    def near(self, path: str) -> str | None:
+        """Return the known path that was probably meant, or None."""
+        last = plain(path.rpartition(".")[2])
+        return (
+            self._walk(path, likeness=0.8)
+            or self._longer(path)
+            or self._by_name.get(last)
+            or self._elsewhere(last)
+            or self._walk(path, likeness=0.6)
+            or self._by_name.get(nearest(last, self._by_name, likeness=0.75) or "")
+        )
+
+    def _longer(self, path: str) -> str | None:
+        parent, _, last = path.rpartition(".")
+        node = self._tree
+        for name in filter(None, parent.split(".")):
+            node = node.get(name, {})
+        found = [name for name in node if name.startswith(f"{last}_") or name.endswith(f"_{last}")]
+        if parent and len(found) == 1:
+            return f"{parent}.{found[0]}"
+        return None
+
+    def _elsewhere(self, last: str) -> str | None:
+        found = ELSEWHERE.get(last, "")
+        if found in self._by_name.values():
+            return found
+        return None
+
+    def _walk(self, path: str, *, likeness: float) -> str | None:
+        node = self._tree
+        found = []
+        for name in path.split("."):
+            known = name if name in node else nearest(name, node, likeness=likeness)
+            if known is None:
+                return None
+            found.append(known)
+            node = node[known]
+        return ".".join(found)

@@ -1,0 +1,1 @@
+"""Reading samples and forming batches, in the main process or in workers."""

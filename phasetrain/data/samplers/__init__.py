@@ -1,0 +1,1 @@
+"""The order of samples: every sampler is a pure function of seed and position."""

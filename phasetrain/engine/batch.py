@@ -1,0 +1,148 @@
+"""What travels through a step: a batch on its way in, a step's output on its way out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasetrain.errors import did_you_mean
+
+
+@dataclass(slots=True)
+class Batch:
+    """A micro-batch of one process.
+
+    Attributes:
+        input: what the model gets, first dimension N; a tensor, or a nested list, tuple or dict of
+            tensors.
+        target: what the loss compares with, first dimension N; None where the data has no targets.
+        ids: indices of the samples in their data set, int64 `(N,)`, on the CPU; empty where none
+            counts.
+        size: N, the number of samples; 0 where none counts.
+        mask: True where a sample counts, bool `(N,)`; None means that all do. A process whose share
+            of a step is used up while others have more gets a batch of which none counts, so that
+            all make the same passes.
+        bad: index and reason of each sample that could not be read while the batch was made; see
+            `DATA.*.on_bad_sample`.
+        weight: what it counts in an update, for a task that does not count samples (tokens); None:
+            its size.
+    """
+
+    input: Any
+    target: Any
+    ids: Tensor
+    size: int
+    mask: Tensor | None = None
+    bad: tuple[tuple[int, str], ...] = ()
+    weight: float | None = None
+
+    def as_stand_in(self) -> "Batch":
+        """Return the batch with none of its samples counting."""
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        return Batch(self.input, self.target, self.ids[:0], 0, mask)
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on `device`; `ids` stay on the CPU."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in page-locked memory; torch's loader calls it where `pin_memory` is
+        set."""
+        return self._mapped(Tensor.pin_memory)
+
+    def share_memory(self) -> "Batch":
+        """Return the batch in memory that other processes can map; raises RuntimeError where there
+        is no room."""
+        mapped(self.ids, Tensor.share_memory_)
+        return self._mapped(Tensor.share_memory_)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(
+            input=mapped(self.input, change),
+            target=mapped(self.target, change),
+            ids=self.ids,
+            size=self.size,
+            mask=mapped(self.mask, change),
+            bad=self.bad,
+            weight=self.weight,
+        )
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step produced.
+
+    Attributes:
+        loss: mean over the step's samples (or tokens), a scalar tensor on the model's device.
+        weight: what the mean counts: the number of samples, or of tokens.
+        samples: number of samples of the step on this process.
+        output: the model's output; None on what `on_step` sees.
+        target: the target; None on what `on_step` sees.
+        mask: see `Batch.mask`.
+        ids: see `Batch.ids`.
+        logs: named scalars (tensors without graph, or floats) that a part wants in the log.
+    """
+
+    loss: Tensor
+    weight: float
+    samples: int
+    output: Any = None
+    target: Any = None
+    mask: Tensor | None = None
+    ids: Tensor | None = None
+    logs: dict[str, Any] = field(default_factory=dict)
+
+
+def finished(out: StepOutput | None) -> StepOutput:
+    """Return the output of a step that a loop of one's own was to hand over.
+
+    Raises:
+        RuntimeError: it did not.
+    """
+    if out is None:
+        raise RuntimeError(
+            "a loop over engine.steps() calls engine.finish(out) for each step, and did not"
+        )
+    return out
+
+
+def entry(value: Any, key: str | int | None, where: str) -> Any:
+    """Return an entry of a mapping or a list of outputs or targets; without a key, all of it.
+
+    Raises:
+        ValueError: there is no such entry; the message has `where`, the config key that asks for
+            it.
+    """
+    if key is None:
+        return value
+    if isinstance(value, Mapping) and key in value:
+        return value[key]
+    if isinstance(value, list | tuple) and isinstance(key, int) and 0 <= key < len(value):
+        return value[key]
+    if isinstance(value, Mapping):
+        there = (
+            f"there are {', '.join(map(str, value))}{did_you_mean(str(key), list(map(str, value)))}"
+        )
+    elif isinstance(value, list | tuple):
+        there = f"there are {len(value)}, numbered from 0"
+    else:
+        there = f"it is one {type(value).__name__}, without entries; leave {where} out"
+    raise ValueError(f"{where} = {key!r}: no such entry; {there}")
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return `value` with every tensor in it changed; lists, tuples and dicts keep their form."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, tuple):
+        items = [mapped(item, change) for item in value]
+        if type(value) is tuple:  # a named tuple
+            return tuple(items)
+        return type(value)(*items)
+    return value

@@ -1,0 +1,306 @@
+"""Cutting a run into phases: where an epoch ends, a test is due, a stage begins, or what is left
+was changed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from math import ceil
+
+from phasetrain.engine.plan import (
+    AVERAGED,
+    TRAIN,
+    Phase,
+    PhaseSettings,
+    Plan,
+    Progress,
+    Split,
+    Stage,
+    one_test,
+)
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+
+MOST_PHASES = 1_000_000
+"""Phases of a plan, which is made before the first step and kept in every checkpoint."""
+
+
+def interleave(stages: Sequence[Stage]) -> Plan:
+    """Return the plan of a run: train phases, cut where an epoch ends or a test is due, and the
+    tests.
+
+    Raises:
+        ConfigError: a split without samples, or without a single batch, or more than `MOST_PHASES`
+            phases.
+    """
+    _check(stages)
+    first = stages[0]
+    tests = _tests(first, _Position()) if first.settings.test_first else ()
+    return Plan(
+        tuple(_numbered(_due([*tests, *_few(_coming(stages, _Position(), tested=True))], stages)))
+    )
+
+
+def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
+    """Return the plan of a run that goes on from `state` with other settings; the position stays as
+    it is.
+
+    What is finished stays, a train phase under way ends at once, tests that are due or under way
+    stay. The rest is cut anew at the samples consumed, so that nothing is repeated or left out
+    within the epoch. `where` goes on from its value to 1; for a plan that was finished, from the
+    value of its last update.
+
+    Args:
+        plan: the plan so far.
+        state: the position in it.
+        stages: what holds from now on.
+    """
+    _check(stages)
+    done = list(plan.phases[: state.phase])
+    rest = plan.phases[state.phase :]
+    if rest and rest[0].is_train and state.step:
+        done.append(replace(rest[0], steps=state.step))
+        rest = rest[1:] if state.step == rest[0].steps else ()
+    done += takewhile(lambda phase: not phase.is_train, rest)
+    done = [
+        replace(phase, stage=min(phase.stage, len(stages) - 1)) for phase in done
+    ]  # there may be fewer now
+    at = _Position.after(done, state, stages)
+    coming = _coming(stages, at, tested=not done or not done[-1].is_train)
+    last = min(state.updates, max(plan.updates - 1, 0))
+    anchor = (
+        state.updates,
+        plan.where_at(last),
+        plan.within(min(at.stage, len(plan.stages) - 1), last),
+    )
+    return Plan(tuple(_numbered([*done, *_due(_few(coming), stages, state.updates)])), anchor)
+
+
+@dataclass
+class _Position:
+    """Where the cutting of a plan stands; `before` is what stood where the stage began: epoch,
+    updates, samples."""
+
+    epoch: int = 0
+    first: int = 0
+    offset: int = 0
+    updates: int = 0
+    samples: int = 0
+    stage: int = 0
+    before: tuple[int, int, int] = (0, 0, 0)
+
+    @classmethod
+    def after(cls, done: list[Phase], state: RunState, stages: Sequence[Stage]) -> "_Position":
+        trained = [phase for phase in done if phase.is_train]
+        if not trained:
+            return cls()
+        last = trained[-1]
+        earlier = [phase for phase in trained if phase.stage < last.stage]
+        begin = next(phase.epoch for phase in trained if phase.stage == last.stage)
+        before = (
+            begin,
+            sum(phase.steps for phase in earlier),
+            sum(phase.samples for phase in earlier),
+        )
+        at = cls(
+            last.epoch, last.first, last.offset, state.updates, state.samples, last.stage, before
+        )
+        if last.ends_epoch:
+            at.next_epoch()
+        else:
+            at.first = last.first + last.steps
+            at.offset = last.offset + last.samples
+        at.stage = min(at.stage, len(stages) - 1)
+        return at
+
+    def advance(self, phase: Phase) -> None:
+        self.updates, self.samples = self.updates + phase.steps, self.samples + phase.samples
+        self.first, self.offset = self.first + phase.steps, self.offset + phase.samples
+        if phase.ends_epoch:
+            self.next_epoch()
+
+    def next_epoch(self) -> None:
+        self.epoch, self.first, self.offset = self.epoch + 1, 0, 0
+
+    def next_stage(self) -> None:
+        if self.offset:
+            self.next_epoch()
+        self.stage, self.before = self.stage + 1, (self.epoch, self.updates, self.samples)
+
+    def left(self, stage: Stage) -> int:
+        """Return how much of the stage is left, in what its length is given in."""
+        settings, (epoch, updates, samples) = stage.settings, self.before
+        if settings.epochs is not None:
+            return epoch + settings.epochs * (len(stage.splits[TRAIN].windows) or 1) - self.epoch
+        if settings.updates is not None:
+            return updates + settings.updates - self.updates
+        return samples + (settings.samples or 0) - self.samples
+
+    def progress(self, steps: int = 0, batch_size: int = 0) -> Progress:
+        """Return the position, or that after some more steps of the pass under way."""
+        return Progress(
+            self.stage,
+            self.epoch,
+            self.first + steps,
+            self.updates + steps,
+            self.samples + steps * batch_size,
+        )
+
+
+def _coming(stages: Sequence[Stage], at: _Position, *, tested: bool) -> Iterator[Phase]:
+    """Yield the phases from `at` on; `tested` tells whether tests have followed the last update."""
+    while True:
+        yield from _cut(stages[at.stage], at, tested=tested)
+        if at.stage + 1 == len(stages):
+            return
+        at.next_stage()
+        tested = True
+
+
+def _few(phases: Iterator[Phase]) -> list[Phase]:
+    found = list(islice(phases, MOST_PHASES + 1))
+    if len(found) > MOST_PHASES:
+        raise ConfigError(
+            f"PHASES: the plan has more than {MOST_PHASES:,} phases, and so many reach epoch {found[-1].epoch + 1}; "
+            "test less often (PHASES.test_every), or give the run, or its epochs (`samples` of a sampler), another "
+            "length"
+        )
+    return found
+
+
+def _cut(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phase]:
+    """Yield the phases of a stage from `at` on."""
+    train = stage.splits[TRAIN]
+    settings = stage.settings
+    epoch = at.epoch if at.offset else at.epoch - 1
+    while at.left(stage) > 0:
+        epoch = at.epoch
+        end = _end(train, settings, at)
+        if at.offset < end:
+            steps = _steps(stage, at, left=ceil((end - at.offset) / train.batch_size))
+            phase = Phase(
+                0, TRAIN, epoch, at.first, steps, at.offset, end, train.batch_size, at.stage
+            )
+            yield phase
+            at.advance(phase)
+            tested = False
+        else:  # an empty window, or a splice with larger batches that finds no whole batch left in the epoch
+            at.next_epoch()
+        if not tested and _test_due(settings, at, epoch):
+            yield from _tests(stage, at, epoch)
+            tested = True
+    if not tested:
+        yield from _tests(stage, at, epoch)
+
+
+def _end(train: Split, settings: PhaseSettings, at: _Position) -> int:
+    """Return the sample at which this pass ends: short batches dropped if so set, the limit
+    applied."""
+    end = train.samples(at.epoch)
+    if train.drop_last:
+        end = at.offset + (end - at.offset) // train.batch_size * train.batch_size
+    if settings.limit_train is not None:
+        end = min(end, at.offset + max(0, settings.limit_train - at.first) * train.batch_size)
+    return end
+
+
+def _steps(stage: Stage, at: _Position, *, left: int) -> int:
+    settings = stage.settings
+    batch_size = stage.splits[TRAIN].batch_size
+    steps = left
+    if settings.test_every_updates is not None:
+        steps = min(steps, settings.test_every_updates - at.updates % settings.test_every_updates)
+    if settings.updates is not None:
+        steps = min(steps, at.left(stage))
+    if settings.samples is not None:
+        steps = min(steps, ceil(at.left(stage) / batch_size))
+    if settings.test_when is not None:
+        ends = (
+            made
+            for made in range(1, steps)
+            if _says(settings.test_when, at.progress(made, batch_size))
+        )
+        steps = next(ends, steps)
+    return steps
+
+
+def _test_due(settings: PhaseSettings, at: _Position, epoch: int) -> bool:
+    by_epochs = settings.test_every_epochs
+    by_updates = settings.test_every_updates
+    if by_epochs is not None and at.epoch > epoch and at.epoch % by_epochs == 0:
+        return True
+    if settings.test_when is not None and _says(settings.test_when, at.progress()):
+        return True
+    return by_updates is not None and at.updates % by_updates == 0
+
+
+def _says(when: Callable[[Progress], bool], at: Progress) -> bool:
+    """Return what a function of the user's says of a position.
+
+    Raises:
+        ConfigError: it fails, or says neither yes nor no.
+    """
+    where = "PHASES.test_every.when"
+    try:
+        found = when(at)
+    except Exception as error:
+        raise ConfigError(f"{where} fails at {at}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, bool):
+        raise ConfigError(f"{where} says {found!r} at {at}: expected True or False")
+    return found
+
+
+def _tests(stage: Stage, at: _Position, epoch: int = 0) -> Iterator[Phase]:
+    settings = stage.settings
+    for name, split in stage.splits.items():
+        if name != TRAIN and (split.samples(epoch) or not split.windows):
+            test = replace(one_test(split, epoch=epoch, limit=settings.limit_test), stage=at.stage)
+            yield test
+            for weights in settings.averaged if at.updates else ():
+                yield replace(test, split=f"{name}{AVERAGED}{weights}")
+
+
+def _due(phases: list[Phase], stages: Sequence[Stage], updates: int = 0) -> list[Phase]:
+    """Leave out tests of averaged weights that come before there is an average, now that the length
+    is known."""
+    total = updates + sum(phase.steps for phase in phases if phase.is_train)
+    found = []
+    for phase in phases:
+        if phase.is_train:
+            updates += phase.steps
+        elif (
+            phase.weights and updates < stages[phase.stage].settings.averaged[phase.weights] * total
+        ):
+            continue
+        found.append(phase)
+    return found
+
+
+def _numbered(phases: Iterator[Phase] | list[Phase]) -> Iterator[Phase]:
+    return (replace(phase, index=index) for index, phase in enumerate(phases))
+
+
+def _check(stages: Sequence[Stage]) -> None:
+    for stage in stages:
+        for split in stage.splits.values():
+            _check_split(split)
+        settings = stage.settings
+        lengths = [settings.epochs, settings.updates, settings.samples]
+        if sum(length is not None for length in lengths) != 1:
+            raise ConfigError(
+                f"PHASES.epochs = {settings.epochs}, PHASES.updates = {settings.updates}, PHASES.samples = "
+                f"{settings.samples}: set exactly one of them"
+            )
+
+
+def _check_split(split: Split) -> None:
+    key = f"DATA.{split.name.upper()}"
+    longest = max(split.windows, default=split.length)
+    if longest == 0:
+        raise ConfigError(f"{key}: the split is empty; a split needs at least one sample")
+    if split.drop_last and longest < split.batch_size:
+        what = "longest window" if split.windows else "split"
+        raise ConfigError(
+            f"{key}.batch_size = {split.batch_size} is larger than the {longest} samples of the {what}, and "
+            f"{key}.drop_last = true drops the only batch; set {key}.batch_size to {longest} or less, or "
+            f"{key}.drop_last=false"
+        )

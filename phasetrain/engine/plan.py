@@ -1,0 +1,263 @@
+"""The plan of a run: every phase, known before the first batch (section PHASES)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import ceil
+from typing import Any
+
+from phasetrain.engine.position import RunState
+
+TRAIN = "train"
+
+AVERAGED = "@"
+"""Between the name of a test split and that of averaged weights which are tested on it, as in
+`test@ema`."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One pass, or a piece of a pass, over one split.
+
+    Attributes:
+        index: number of the phase in the plan, from 0.
+        split: `train`, or the lower-case key of a test split under DATA; `test@ema` tests averaged
+            weights on `test`.
+        epoch: pass over the training data that this phase belongs to, from 0; a test has the epoch
+            before it.
+        first: step within the pass at which the phase begins.
+        steps: number of steps in the phase.
+        offset: sample within the pass at which the phase begins.
+        end: samples of the whole pass.
+        batch_size: samples per step, over all processes.
+        stage: number of the stage in PHASES.stages; 0 where there are none.
+    """
+
+    index: int
+    split: str
+    epoch: int
+    first: int
+    steps: int
+    offset: int
+    end: int
+    batch_size: int
+    stage: int = 0
+
+    @property
+    def data(self) -> str:
+        """The split whose samples it takes."""
+        return self.split.partition(AVERAGED)[0]
+
+    @property
+    def weights(self) -> str:
+        """Name of the averaged weights that it tests; empty for those that are trained."""
+        return self.split.partition(AVERAGED)[2]
+
+    @property
+    def is_train(self) -> bool:
+        """Whether the phase trains; all others test."""
+        return self.split == TRAIN
+
+    @property
+    def samples(self) -> int:
+        """Samples of the phase, over all processes."""
+        return min(self.steps * self.batch_size, self.end - self.offset)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the phase reaches the end of its pass."""
+        return self.offset + self.steps * self.batch_size >= self.end
+
+    def samples_in(self, step: int) -> int:
+        """Return the samples of step `step` of the phase; only the last of a pass may be short."""
+        return min(self.batch_size, self.end - self.offset - step * self.batch_size)
+
+
+@dataclass(frozen=True)
+class Split:
+    """What the plan needs to know of one split.
+
+    Attributes:
+        name: of the split.
+        length: samples of a pass.
+        batch_size: samples per step.
+        drop_last: leave out a short last batch.
+        windows: samples of successive passes, where each goes over a window of the data; after the
+            last window comes the first again. Without windows every pass goes over all samples.
+    """
+
+    name: str
+    length: int
+    batch_size: int
+    drop_last: bool
+    windows: tuple[int, ...] = ()
+
+    def samples(self, epoch: int) -> int:
+        """Return the samples of a pass."""
+        if self.windows:
+            return self.windows[epoch % len(self.windows)]
+        return self.length
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training stands between two updates, for `PHASES.test_every.when`.
+
+    Attributes:
+        stage: number of the stage.
+        epoch: complete passes over the training data.
+        step: updates made in the pass under way.
+        updates, samples: made and consumed since the start.
+    """
+
+    stage: int
+    epoch: int
+    step: int
+    updates: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class PhaseSettings:
+    """The values of section PHASES; exactly one of `epochs`, `updates` and `samples` is set.
+
+    Attributes:
+        epochs, updates, samples: length of the training; samples are rounded up to whole updates.
+            Where a split comes in windows, an epoch is one pass over all of them.
+        test_every_epochs, test_every_updates: how often to test; a test always follows the last
+            update.
+        test_when: tells of a position between two updates whether to test there; a function of it
+            alone.
+        test_first: test once before the first update.
+        limit_train: at most so many updates per epoch.
+        limit_test: at most so many batches per test.
+        averaged: names of averaged weights that are tested on every test split too, and the share
+            of the training after which they are.
+    """
+
+    epochs: int | None = None
+    updates: int | None = None
+    samples: int | None = None
+    test_every_epochs: int | None = 1
+    test_every_updates: int | None = None
+    test_when: Callable[[Progress], bool] | None = None
+    test_first: bool = False
+    limit_train: int | None = None
+    limit_test: int | None = None
+    averaged: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run with settings of its own; most runs have one.
+
+    Attributes:
+        splits: the split `train` and any number of test splits, in the order in which they are
+            tested.
+        settings: its length, and when to test.
+        name: in words.
+    """
+
+    splits: Mapping[str, Split]
+    settings: PhaseSettings
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The phases of a run, in order, and progress through them.
+
+    Attributes:
+        phases: every phase.
+        anchor: (updates, where, progress in the stage) from which both go on evenly to 1; other
+            than (0, 0.0, 0.0) after a splice.
+        updates: optimizer updates of the whole run.
+        epochs: passes over the training data, a last partial one included.
+        stages: updates before each stage, and in it.
+    """
+
+    phases: tuple[Phase, ...]
+    anchor: tuple[int, float, float] = (0, 0.0, 0.0)
+    updates: int = field(init=False, compare=False, default=0)
+    epochs: int = field(init=False, compare=False, default=0)
+    stages: tuple[tuple[int, int], ...] = field(init=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        trained = [phase for phase in self.phases if phase.is_train]
+        object.__setattr__(self, "updates", sum(phase.steps for phase in trained))
+        object.__setattr__(self, "epochs", 1 + max((phase.epoch for phase in trained), default=-1))
+        object.__setattr__(self, "stages", tuple(_stages(self.phases)))
+
+    @property
+    def total_samples(self) -> int:
+        """Training samples of the whole run."""
+        return sum(phase.samples for phase in self.phases if phase.is_train)
+
+    def where(self, state: RunState) -> float:
+        """Return training progress in [0, 1): updates done of the updates planned."""
+        return self.where_at(state.updates)
+
+    def where_at(self, updates: int) -> float:
+        """Return `where` after a number of updates."""
+        done, reached, _ = self.anchor
+        rest = self.updates - done
+        if rest:
+            return reached + (updates - done) / rest * (1.0 - reached)
+        return reached
+
+    def within(self, stage: int, updates: int) -> float:
+        """Return progress through a stage in [0, 1) after a number of updates; `where` if it is the
+        only one."""
+        if len(self.stages) == 1:
+            return self.where_at(updates)
+        begin, count = self.stages[stage]
+        done, _, reached = self.anchor
+        if not begin < done <= begin + count:
+            done = begin
+            reached = 0.0
+        rest = begin + count - done
+        if rest:
+            return reached + (updates - done) / rest * (1.0 - reached)
+        return reached
+
+    def at(self, state: RunState) -> tuple[float, int, int, float]:
+        """Return of the step under way: `where`, samples, number of the stage, and progress in the
+        stage."""
+        phase = self.phases[state.phase]
+        where = self.where_at(state.updates)
+        within = where if len(self.stages) == 1 else self.within(phase.stage, state.updates)
+        return where, phase.samples_in(state.step), phase.stage, within
+
+    def following(self, phase: Phase) -> Iterator[Phase]:
+        """Yield `phase` and all later phases over the same samples, in order."""
+        later = (self.phases[index] for index in range(phase.index, len(self.phases)))
+        return (one for one in later if one.data == phase.data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain JSON data."""
+        return {"anchor": list(self.anchor), "phases": [asdict(phase) for phase in self.phases]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
+        """Return the plan that `to_json` wrote."""
+        updates, where, *within = data["anchor"]
+        anchor = (int(updates), float(where), float(within[0] if within else where))
+        return cls(tuple(Phase(**phase) for phase in data["phases"]), anchor)
+
+
+def one_test(split: Split, *, index: int = 0, epoch: int = 0, limit: int | None = None) -> Phase:
+    """Return the phase that passes once over a test split, or over its first `limit` batches."""
+    length = split.samples(epoch)
+    end = length - length % split.batch_size if split.drop_last else length
+    if limit is not None:
+        end = min(end, limit * split.batch_size)
+    return Phase(
+        index, split.name, epoch, 0, ceil(end / split.batch_size), 0, end, split.batch_size
+    )
+
+
+def _stages(phases: Sequence[Phase]) -> Iterator[tuple[int, int]]:
+    begin = 0
+    for number in range(1 + max((phase.stage for phase in phases), default=0)):
+        count = sum(phase.steps for phase in phases if phase.is_train and phase.stage == number)
+        yield begin, count
+        begin += count

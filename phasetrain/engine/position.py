@@ -1,0 +1,82 @@
+"""Where a run stands: four integers that all count what is complete, and why it ended."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Countable(Protocol):
+    """What a position needs to know of a phase."""
+
+    @property
+    def is_train(self) -> bool:
+        """Whether a step of the phase is an optimizer update."""
+        ...
+
+    def samples_in(self, step: int) -> int:
+        """Return the number of samples of a step, over all processes."""
+        ...
+
+
+@dataclass
+class RunState:
+    """The position of a run.
+
+    Attributes:
+        phase: phases completed; also the index of the current phase in the plan.
+        step: steps completed in the current phase.
+        updates: optimizer updates attempted in the run.
+        samples: training samples consumed in the run, over all processes.
+        finished: why the run ended for good; empty while it goes on or was only interrupted.
+    """
+
+    phase: int = 0
+    step: int = 0
+    updates: int = 0
+    samples: int = 0
+    finished: str = ""
+
+    def finish_step(self, phase: Countable) -> None:
+        """Count one more completed step of `phase`."""
+        if phase.is_train:
+            self.updates += 1
+            self.samples += phase.samples_in(self.step)
+        self.step += 1
+
+    def finish_phase(self) -> None:
+        """Count the current phase as completed."""
+        self.phase += 1
+        self.step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as a plain dict."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a position that `state_dict` returned."""
+        self.phase = int(state["phase"])
+        self.step = int(state["step"])
+        self.updates = int(state["updates"])
+        self.samples = int(state["samples"])
+        self.finished = str(state["finished"])
+
+
+class Position(NamedTuple):
+    """Where a step stands, complete steps counted.
+
+    Attributes:
+        split: name of the split.
+        updates: updates before this step.
+        step: steps before it in its pass.
+        where: training progress in [0, 1).
+        samples: samples of the step, over all processes; 0 where it is not known.
+        stage: number of the stage.
+        within: progress in the stage in [0, 1).
+    """
+
+    split: str
+    updates: int
+    step: int
+    where: float
+    samples: int = 0
+    stage: int = 0
+    within: float = 0.0

@@ -1,0 +1,1 @@
+"""Hooks that measure where time and memory go."""

@@ -1,0 +1,1 @@
+"""Hooks that show progress on a terminal or in a notebook."""

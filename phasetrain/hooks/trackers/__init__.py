@@ -1,0 +1,1 @@
+"""Hooks that send metrics to experiment trackers."""

@@ -1,0 +1,294 @@
+"""Writes TensorBoard event files: loss and learning rate by update, metrics by phase, and pictures
+by choice."""
+
+import io
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.errors import ConfigError
+from phasetrain.hooks.base import HOOKS, Run
+from phasetrain.hooks.trackers.base import Record, Tracker
+from phasetrain.meters import Meter
+from phasetrain.runtime.storage import LogFile
+
+BINS = 64
+"""Of a histogram, between the smallest and the largest value."""
+
+CELL = 16
+"""Pixels of a side of a cell in the picture of a confusion matrix."""
+
+
+@HOOKS.register("tensorboard")
+class TensorBoard(Tracker):
+    """Events under `tensorboard/` in the run folder; needs the extra `tensorboard`.
+
+    Every attempt writes an event file of its own. A resumed run cuts the files back to what the
+    checkpoint covers, so that each step shows once. Nothing is lost while the disk is full.
+
+    Args:
+        every_updates: write a train step after each so many updates.
+        histograms_every: write histograms of all weights and their gradients after each so many
+            updates; None: never.
+        images: so many inputs of the first batch of each test phase, where they are images of 1 or
+            3 channels.
+        confusion_matrix: a picture of each meter with a table, after each phase; every process
+            takes part.
+        hparams: fact; values of the config by dotted path, for the table of runs.
+    """
+
+    def __init__(
+        self,
+        every_updates: int = 10,
+        histograms_every: int | None = None,
+        images: int = 0,
+        *,
+        confusion_matrix: bool = True,
+        hparams: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(every_updates)
+        if histograms_every is not None and histograms_every < 1:
+            raise ValueError(f"histograms_every = {histograms_every}: expected at least 1, or null")
+        if images < 0:
+            raise ValueError(f"images = {images}: expected at least 0")
+        self.histograms_every = histograms_every
+        self.images = images
+        self.confusion_matrix = confusion_matrix
+        self.main_only = not confusion_matrix
+        self.hparams = hparams or {}
+        self._events: EventFile | None = None
+        self._folder = Path()
+        self._covered: dict[str, int] = {}
+        self._results: dict[str, float] = {}
+
+    def on_start(self, run: Run) -> None:
+        """Cut off what lies beyond the checkpoint and open the event file of this attempt."""
+        assert run.folder is not None, "the tensorboard hook needs a run folder"
+        storage = run.folder.storage
+        if not storage.keeps_files:
+            raise ConfigError(
+                f"HOOKS.tensorboard writes to files of this machine, and RUN.dir = {run.folder.path!r} is none; leave "
+                "it out with HOOKS.tensorboard=null, metrics.jsonl has the same numbers"
+            )
+        try:
+            import torch.utils.tensorboard  # noqa: F401 - says whether the extra is there
+        except ImportError as error:
+            raise ConfigError(
+                'HOOKS.tensorboard needs TensorBoard: pip install "phasetrain[tensorboard]", or HOOKS.tensorboard=null'
+            ) from error
+        if not run.world.is_main:
+            return
+        self._folder = Path(storage.local(run.folder.file("tensorboard")))
+        storage.make_folder(run.folder.file("tensorboard"))
+        for file in self._event_files():
+            if file.name in self._covered:
+                os.truncate(file, min(self._covered[file.name], file.stat().st_size))
+            else:
+                file.unlink()
+        name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}.{run.folder.attempt}"
+        self._events = EventFile(run.folder.log(f"tensorboard/{name}"))
+
+    def write(self, run: Run, record: Record) -> None:
+        """Write the values of a step or a phase as scalars."""
+        if self._events is not None:
+            self._events.scalars(record.named(), record.updates)
+        if record.kind == "phase":
+            self._results |= record.named()
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
+        """Write some images of the first batch of a test phase."""
+        if self.images and not phase.is_train and run.state.step == 0 and self._events is not None:
+            shown = pictures(batch.input, self.images)
+            if shown is not None:
+                self._events.image(f"{phase.split}/images", shown, run.state.updates)
+
+    def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Write histograms of the gradients, after the last micro-batch as they are then."""
+        if (
+            self.histograms_every
+            and self._events
+            and (run.state.updates + 1) % self.histograms_every == 0
+        ):
+            for name, parameter in run.task.model.named_parameters():
+                if parameter.grad is not None:
+                    self._events.histogram(
+                        f"gradients/{name}", parameter.grad, run.state.updates + 1
+                    )
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Write loss, learning rate and histograms of the weights, if they are due."""
+        super().on_step(run, phase, out)
+        every = self.histograms_every
+        if every and self._events and phase.is_train and run.state.updates % every == 0:
+            for name, parameter in run.task.model.named_parameters():
+                self._events.histogram(f"weights/{name}", parameter.detach(), run.state.updates)
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of the phase and its confusion matrix."""
+        shown = {
+            label: meter.of_all(
+                run.world
+            ).table()  # collective, so before anything that may fail on one process
+            for label, meter in run.task.meters.items()
+            if self.confusion_matrix and metrics and type(meter).table is not Meter.table
+        }
+        super().on_phase_end(run, phase, metrics)
+        for label, table in shown.items():
+            if self._events is not None and table:
+                self._events.image(f"{phase.split}/{label}", heat_map(table), run.state.updates)
+
+    def on_save(self, run: Run) -> None:
+        """Hand everything over to the system and note how far it goes."""
+        if self._events is not None:
+            self._events.file.flush()
+            self._covered = {file.name: file.stat().st_size for file in self._event_files()}
+            self._covered[Path(self._events.file.path).name] = self._events.file.size
+
+    def on_end(self, run: Run) -> None:
+        """Write the config beside the latest metrics, for TensorBoard's table of runs.
+
+        TensorBoard keeps the first that it finds, so a run that goes on in another attempt leaves
+        it to that one.
+        """
+        if run.stopping and run.consensus.interrupted:
+            return
+        if self._events is not None and self.hparams:
+            self._events.hparams(self.hparams, self._results)
+
+    def close(self) -> None:
+        """Hand over what is left."""
+        if self._events is not None:
+            self._events.file.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far into each event file a checkpoint covers, in bytes, and the latest
+        metrics."""
+        if self._covered:
+            return {"covered": dict(self._covered), "results": dict(self._results)}
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint covers; the files are cut at `on_start`."""
+        self._covered = dict(state["covered"])
+        self._results = dict(
+            state.get("results", {})
+        )  # a checkpoint of an earlier version has none
+
+    def _event_files(self) -> list[Path]:
+        return sorted(self._folder.glob("events.out.tfevents.*"))
+
+
+class EventFile:
+    """Appends events to a file of ours in the format that TensorBoard reads.
+
+    Args:
+        file: where the bytes go.
+    """
+
+    def __init__(self, file: LogFile) -> None:
+        self.file = file
+        self._add(file_version="brain.Event:2")
+
+    def scalars(self, values: Mapping[str, float], updates: int) -> None:
+        """Write named numbers of one moment."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(summary=Summary(value=found), step=updates)
+
+    def histogram(self, name: str, values: Tensor, updates: int) -> None:
+        """Write how the finite ones among some values are distributed."""
+        from torch.utils.tensorboard.summary import histogram
+
+        finite = values.detach().float().cpu().flatten()
+        finite = finite[finite.isfinite()]
+        if finite.numel():
+            self._add(summary=histogram(name, finite.numpy(), BINS), step=updates)
+
+    def image(self, name: str, picture: Tensor, updates: int) -> None:
+        """Write a picture, uint8 `(H, W, 3)`."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        height, width, _ = picture.shape
+        image = Summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=png(picture)
+        )
+        self._add(summary=Summary(value=[Summary.Value(tag=name, image=image)]), step=updates)
+
+    def hparams(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Write the values of a config and the names of the metrics that go with them."""
+        from torch.utils.tensorboard.summary import hparams
+
+        plain = {
+            key: value
+            if isinstance(value, bool | int | float | str)
+            else json.dumps(value, default=str)
+            for key, value in values.items()
+        }
+        for summary in hparams(plain, dict(metrics)):
+            self._add(summary=summary)
+
+    def _add(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        whole = io.BytesIO()
+        RecordWriter(whole).write(Event(wall_time=time.time(), **content).SerializeToString())
+        self.file.write(whole.getvalue())
+
+
+def png(picture: Tensor) -> bytes:
+    """Return a picture, uint8 `(H, W, 3)`, as the bytes of a PNG file."""
+    import struct
+    import zlib
+
+    height, width, _ = picture.shape
+    rows = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), picture.reshape(height, -1)], 1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, red green blue
+    body = zlib.compress(rows.contiguous().numpy().tobytes())
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def pictures(inputs: Any, count: int) -> Tensor | None:
+    """Return the first images of a batch side by side, uint8 `(H, W, 3)`; None where there are
+    none.
+
+    Args:
+        inputs: `(N, C, H, W)` with C of 1 or 3; each image is spread over all shades by itself.
+        count: at most so many.
+    """
+    if not isinstance(inputs, Tensor) or inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
+        return None
+    chosen = inputs[:count].detach().float().cpu()
+    low = chosen.amin((1, 2, 3), keepdim=True)
+    high = chosen.amax((1, 2, 3), keepdim=True)
+    shades = ((chosen - low) / (high - low).clamp_min(1e-12) * 255).nan_to_num().to(torch.uint8)
+    return torch.cat(list(shades.expand(-1, 3, -1, -1)), 2).permute(1, 2, 0).contiguous()
+
+
+def heat_map(table: Mapping[str, Mapping[str, float]]) -> Tensor:
+    """Return a table as a picture, uint8 `(H, W, 3)`: white for 0, blue for the largest value of
+    its row."""
+    values = torch.tensor(
+        [list(row.values()) for row in table.values()], dtype=torch.float64
+    ).nan_to_num()
+    share = values / values.amax(1, keepdim=True).clamp_min(1e-12)
+    light = torch.tensor([255.0, 255.0, 255.0])
+    dark = torch.tensor([8.0, 48.0, 107.0])
+    cells = (light + share[..., None] * (dark - light)).round().to(torch.uint8)
+    return cells.repeat_interleave(CELL, 0).repeat_interleave(CELL, 1)

@@ -1,0 +1,1 @@
+"""Losses that compare several views of a sample."""

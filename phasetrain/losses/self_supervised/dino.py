@@ -1,0 +1,101 @@
+"""Self-distillation with a centred and sharpened teacher (DINO)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax, softmax
+
+from phasetrain.distributed import World, reduce
+from phasetrain.losses.base import LOSSES
+from phasetrain.losses.self_supervised.multi_view import (
+    check_positive,
+    check_share,
+    pairs_with_teacher,
+)
+
+
+@LOSSES.register("dino")
+class DINO(nn.Module):
+    """Cross entropy with the teacher's distribution (Caron et al. 2021, arXiv:2104.14294, equations
+    1 to 4).
+
+    For scores s of a view and the teacher's scores z of another one, with the centre c, the term is
+
+        -sum_k softmax_k((z - c) / teacher_temperature) log softmax_k(s / student_temperature),
+
+    and the loss is the mean over samples and over all pairs of different views. After each training
+    batch the centre moves to the mean of the teacher's scores over views and processes: c = m c +
+    (1 - m) mean.
+
+    Args:
+        dimensions: fact; K, the number of scores.
+        student_temperature: of the student's distribution.
+        teacher_temperature: of the teacher's, from `warmup` on.
+        warmup_temperature: the teacher's at the start, from where it goes there linearly.
+        warmup: share of the training that this takes, in [0, 1].
+        center_momentum: m.
+        world: fact; the processes.
+
+    Attributes:
+        center: `(K,)`, the same on all processes.
+
+    Raises:
+        ValueError: a temperature that is not above 0, a share or momentum outside [0, 1].
+    """
+
+    coupled = True
+    taught = True
+    center: Tensor
+
+    def __init__(
+        self,
+        dimensions: int,
+        student_temperature: float = 0.1,
+        teacher_temperature: float = 0.07,
+        warmup_temperature: float = 0.04,
+        warmup: float = 0.3,
+        center_momentum: float = 0.9,
+        world: World | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(
+            student_temperature=student_temperature, teacher_temperature=teacher_temperature
+        )
+        check_positive(warmup_temperature=warmup_temperature)
+        check_share(warmup=warmup, center_momentum=center_momentum)
+        self.student_temperature = student_temperature
+        self.center_momentum = center_momentum
+        self._first = warmup_temperature
+        self._last = teacher_temperature
+        self._warmup = warmup
+        self._world = world or World()
+        self.register_buffer("center", torch.zeros(dimensions))
+        self.advance(0.0, 0)
+
+    def advance(self, where: float, updates: int) -> None:
+        """Set the teacher's temperature for a progress in [0, 1)."""
+        share = 1.0 if where >= self._warmup else where / self._warmup
+        self.teacher_temperature = self._first + share * (self._last - self._first)
+
+    def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:
+        """Return the mean over the samples of this process, a scalar, of views and targets
+        `(N, K)`."""
+        pairs = pairs_with_teacher(views, targets)
+        teacher = [target.detach() for target in targets or ()]
+        taught = [
+            softmax((target - self.center) / self.teacher_temperature, dim=1) for target in teacher
+        ]
+        logs = [log_softmax(view / self.student_temperature, dim=1) for view in views]
+        losses = [-(taught[target] * logs[view]).sum() for view, target in pairs]
+        if self.training:
+            self._recenter(torch.stack(teacher))
+        return torch.stack(losses).mean() / max(len(views[0]), 1)
+
+    @torch.no_grad()
+    def _recenter(self, scores: Tensor) -> None:
+        """Move the centre by scores `(views, N, K)`, with as many samples on every process."""
+        mean = reduce(self._world, scores.sum(dim=(0, 1))) / (
+            scores.shape[0] * scores.shape[1] * self._world.size
+        )
+        self.center.lerp_(mean.to(self.center), 1 - self.center_momentum)

@@ -1,0 +1,1 @@
+"""Averages of the weights (MODEL.ema, MODEL.swa)."""

@@ -1,0 +1,298 @@
+"""Averages of the weights over the updates of a run (MODEL.ema, MODEL.swa)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from math import ceil, floor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from phasetrain.distributed import places
+from phasetrain.distributed.dtensors import is_divided, piece
+from phasetrain.errors import ConfigError
+from phasetrain.optim.averaging.average_settings import EMASettings, Settings, SWASettings
+from phasetrain.optim.schedules.curves import TOLERANCE
+from phasetrain.optim.schedules.durations import RunLength
+
+Withheld = bool | Tensor
+"""Whether an update was not made; or a 0-d tensor on the device that is not 0 then."""
+
+
+class Average(ABC):
+    """A copy of a model that follows its weights.
+
+    Parameters are averaged; buffers, running statistics among them, are those of the model.
+
+    Args:
+        model: whose weights are averaged.
+        module: a copy of it, see `copy_of`; under a strategy that divides weights divided in the
+            same way.
+        name: of the average, for messages.
+
+    Attributes:
+        module: the average, as a model that can be called.
+
+    Raises:
+        ConfigError: the weights are of a type in which an average would stand still.
+    """
+
+    name: str
+    settings: Settings
+
+    def __init__(self, model: nn.Module, module: nn.Module) -> None:
+        self.module = module
+        module.requires_grad_(requires_grad=False)
+        pairs: list[tuple[Tensor, Tensor]] = list(
+            zip(module.parameters(), model.parameters(), strict=True)
+        )
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point() and parameter.itemsize < 4:
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise ConfigError(
+                    f"MODEL.{self.name}: parameter {name!r} is {kind}, in which an average stands still because its "
+                    "steps are smaller than what the type resolves; keep the weights in float32 and set "
+                    "MACHINE.precision=bf16"
+                )
+        self._averaged = [
+            pair for pair in pairs if pair[0].is_floating_point() or pair[0].is_complex()
+        ]
+        self._copied = [
+            pair for pair in pairs if not (pair[0].is_floating_point() or pair[0].is_complex())
+        ]
+        self._divided = any(is_divided(one) for one, _ in pairs)
+        both = zip(places(module), places(model), strict=True)
+        self._buffers = [(own, buffers, name) for (own, _), (buffers, name) in both]
+
+    @abstractmethod
+    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+        """Take the weights in, if it is time.
+
+        Args:
+            updates: of the run that were attempted, the last one included.
+            withheld: whether that one was not made; or a 0-d tensor on the device that is not 0
+                then.
+        """
+
+    def stateful(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, by name."""
+        return {self.name: self.module}
+
+    @torch.no_grad()
+    def _move(self, share: float | Tensor) -> None:
+        """Move the average towards the weights by a share of the distance; a share of 1 copies
+        them."""
+        averaged = list(self._averaged)
+        copied = list(self._copied)
+        if self._divided:  # looked up each time: torch may put the pieces elsewhere
+            averaged, copied = (
+                [(piece(own), piece(now)) for own, now in pairs] for pairs in (averaged, copied)
+            )
+        for own, buffers, name in self._buffers:
+            before = own.get(name)
+            now = buffers.get(name)
+            if now is None:
+                own[name] = None
+            elif before is None or before.shape != now.shape or before.dtype != now.dtype:
+                own[name] = now.detach().clone()
+            else:
+                copied.append((before, now))
+        _lerp([own for own, _ in averaged], [now for _, now in averaged], share)
+        _copy([own for own, _ in copied], [now for _, now in copied], share)
+
+
+class EMA(Average):
+    """A running mean in which each update counts less than the one after it (Polyak and Juditsky
+    1992).
+
+    How much it moves is a function of the number of updates attempted, so a checkpoint keeps the
+    average alone.
+
+    Args:
+        model, module: see `Average`.
+        settings: how it moves.
+    """
+
+    name = "ema"
+
+    def __init__(self, model: nn.Module, module: nn.Module, settings: EMASettings) -> None:
+        super().__init__(model, module)
+        self.settings: EMASettings = settings
+
+    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+        """Take the weights in after every so many updates, unless the last one was not made."""
+        settings = self.settings
+        if updates % settings.every or withheld is True:
+            return
+        times = updates // settings.every - 1
+        if settings.warmup:
+            decay = min(settings.decay, (1 + times) / (10 + times))
+        else:
+            decay = settings.decay
+        self._move(1 - decay if withheld is False else torch.where(withheld != 0, 0.0, 1 - decay))
+
+
+class SWA(Average):
+    """The plain mean of the weights at several moments late in a run (Izmailov et al. 2018,
+    arXiv:1803.05407).
+
+    Until the first of them it is the weights themselves. A moment at which the update was not made
+    counts: the weights are what they are.
+
+    Args:
+        model, module: see `Average`.
+        settings: when weights are taken.
+        run: what durations are measured against.
+        frozen: names of modules whose statistics stay.
+
+    Attributes:
+        taken: how many times weights were taken.
+
+    Raises:
+        ConfigError: weights would never be taken.
+    """
+
+    name = "swa"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        module: nn.Module,
+        settings: SWASettings,
+        run: RunLength,
+        frozen: Collection[str] = (),
+    ) -> None:
+        super().__init__(model, module)
+        self.settings: SWASettings = settings
+        self.taken = 0
+        self._model = model
+        self._start = _length("MODEL.swa.start", settings.start, run)
+        self._every = max(_length("MODEL.swa.every", settings.every, run), 1.0)
+        if run.updates and ceil(self._start - TOLERANCE) > run.updates:
+            raise ConfigError(
+                f"MODEL.swa.start = {settings.start!r}: the run ends after {run.updates} updates, before that; "
+                "start earlier, or leave MODEL.swa out"
+            )
+        self.norms = [
+            part
+            for name, part in module.named_modules()
+            if isinstance(part, _BatchNorm) and part.track_running_stats and name not in frozen
+        ]
+        """Batch norms that take statistics for the average before it is tested."""
+
+    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+        """Take the weights in, if one of the moments has come."""
+        if updates and self._moments(updates) > self._moments(updates - 1):
+            self.taken += 1
+            self._move(1 / self.taken)
+
+    def settle(self) -> None:
+        """Be the weights themselves as long as none were taken."""
+        if not self.taken:
+            self._move(1.0)
+
+    def stateful(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, by name."""
+        return {self.name: self.module, f"{self.name}.taken": self}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many times weights were taken."""
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.taken = int(state["taken"])
+
+    def _moments(self, updates: int) -> int:
+        """Return the number of moments up to and including an update."""
+        since = (updates - self._start) / self._every
+        if since < -TOLERANCE:
+            return 0
+        return floor(since + TOLERANCE) + 1
+
+
+def copy_of(model: nn.Module, name: str) -> nn.Module:
+    """Return a copy of a model for an average.
+
+    Raises:
+        ConfigError: it cannot be copied.
+    """
+    try:
+        return deepcopy(model)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"MODEL.{name} needs a copy of the model, and {type(model).__name__} cannot be copied: {error}"
+        ) from error
+
+
+@contextmanager
+def noting(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Iterator[None]:
+    """Let batch norms compute with the statistics of a batch, and note these; the rest of a model
+    stays as it is.
+
+    Args:
+        norms: have running statistics, and are in test mode.
+        found: gets their means, then their variances, one after the other in one tensor.
+    """
+    momenta = [norm.momentum for norm in norms]
+    counters = [counter for norm in norms if (counter := norm.num_batches_tracked) is not None]
+    counts = [counter.clone() for counter in counters]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 1.0
+    try:
+        yield
+        found.append(
+            torch.cat([one.detach().reshape(-1) for one in _statistics(norms)]).double().cpu()
+        )
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.eval()
+            norm.momentum = momentum
+        for counter, count in zip(counters, counts, strict=True):
+            counter.copy_(count)
+
+
+def set_statistics(norms: Sequence[_BatchNorm], values: Tensor) -> None:
+    """Give batch norms statistics in the form in which `noting` has noted them."""
+    parts = _statistics(norms)
+    for one, value in zip(parts, torch.split(values, [one.numel() for one in parts]), strict=True):
+        one.copy_(value.view_as(one))
+
+
+def _statistics(norms: Sequence[_BatchNorm]) -> list[Tensor]:
+    parts = [part for norm in norms for part in (norm.running_mean, norm.running_var)]
+    return [part for part in parts if part is not None]
+
+
+def _lerp(averages: list[Tensor], values: list[Tensor], share: float | Tensor) -> None:
+    if not averages:
+        return
+    if not isinstance(share, Tensor):
+        torch._foreach_lerp_(averages, values, share)
+        return
+    moves = torch._foreach_sub(values, averages)
+    torch._foreach_mul_(moves, share.to(moves[0].device))
+    torch._foreach_add_(averages, moves)
+
+
+def _copy(copies: list[Tensor], values: list[Tensor], share: float | Tensor) -> None:
+    if not copies:
+        return
+    if isinstance(share, Tensor):
+        values = [
+            torch.where(share.to(own.device) != 0, now, own)
+            for own, now in zip(copies, values, strict=True)
+        ]
+    torch._foreach_copy_(copies, values)
+
+
+def _length(where: str, duration: float | str, run: RunLength) -> float:
+    """Return a duration in updates."""
+    try:
+        return run.fraction(where, duration) * run.updates
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,158 @@
+"""Several optimizers as one, each with weights of its own (OPTIMIZER.others)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from phasetrain.errors import ConfigError
+from phasetrain.optim.groups import SELECTORS, Weight, chosen
+
+MAIN = ""
+"""Label of the optimizer that OPTIMIZER itself names; it has the weights that no rule of
+OPTIMIZER.others chooses."""
+
+
+class Several(Optimizer):
+    """Steps all of its optimizers or none; to whom it belongs it is one, with the groups of all.
+
+    Parameters are numbered through all of them, in their order, and so is the state. It withholds a
+    step on the device where each of them can.
+
+    Args:
+        optimizers: label -> optimizer; the first one is the main one.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self.optimizers = dict(optimizers)
+        main, *_ = self.optimizers.values()
+        super().__init__(
+            [dict(group) for one in self.optimizers.values() for group in one.param_groups], {}
+        )
+        self.defaults = main.defaults
+        self._share_groups()
+        if all(
+            vars(one).get("_step_supports_amp_scaling", False) for one in self.optimizers.values()
+        ):
+            self._step_supports_amp_scaling = True
+
+    def _share_groups(self) -> None:
+        self.param_groups = [
+            group for one in self.optimizers.values() for group in one.param_groups
+        ]
+
+    @property
+    def state(self) -> Any:
+        """What all of them keep, by parameter."""
+        return {
+            weight: kept for one in self.optimizers.values() for weight, kept in one.state.items()
+        }
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """Take what torch sets when it makes an optimizer: nothing."""
+        assert not value, "each optimizer has its own state"
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Step each of them, withheld on the device where `found_inf` says so."""
+        own = vars(self)
+        gate: dict[str, Any] = {
+            name: own[name] for name in ("grad_scale", "found_inf") if name in own
+        }
+        for one in self.optimizers.values():
+            vars(one).update(gate)
+            try:
+                one.step()
+            finally:
+                for name in gate:
+                    del vars(one)[name]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
+        """Drop the gradients, each in its way."""
+        for one in self.optimizers.values():
+            one.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by number of parameter, and the groups."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for one in self.optimizers.values():
+            first = sum(len(group["params"]) for group in groups)
+            saved = one.state_dict()
+            state |= {first + number: kept for number, kept in saved["state"].items()}
+            groups += [
+                group | {"params": [first + number for number in group["params"]]}
+                for group in saved["param_groups"]
+            ]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, each its part."""
+        first = 0
+        groups = list(state_dict["param_groups"])
+        for one in self.optimizers.values():
+            mine, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
+            count = sum(len(group["params"]) for group in mine)
+            state = {
+                int(number) - first: kept
+                for number, kept in state_dict["state"].items()
+                if first <= int(number) < first + count
+            }
+            own = [
+                group | {"params": [number - first for number in group["params"]]} for group in mine
+            ]
+            one.load_state_dict({"state": state, "param_groups": own})
+            first += count
+        self._share_groups()
+
+
+def shared_out(
+    weights: Sequence[Weight], others: Mapping[str, Mapping[str, Any]], where: str = "OPTIMIZER"
+) -> dict[str, list[Weight]]:
+    """Return which weights each optimizer has, by label; the main one, `MAIN`, first, with those
+    that are left over.
+
+    Args:
+        weights: what is trained.
+        others: label -> rule, with selectors as those of `phasetrain.optim.groups.grouped`.
+        where: config path of the section, for messages.
+
+    Raises:
+        ConfigError: a rule without selectors or that chooses nothing, a weight that two choose, or
+            none left over.
+    """
+    found: dict[str, list[Weight]] = {}
+    owners: dict[str, str] = {}
+    for label, rule in others.items():
+        selectors = {key: rule[key] for key in (*SELECTORS, "name") if key in rule}
+        names = chosen(selectors, weights, f"{where}.others.{label}")
+        for name in sorted(names & owners.keys()):
+            raise ConfigError(
+                f"{where}.others: {name} is chosen by two optimizers, {owners[name]} and {label}; make their rules so "
+                "that each weight has one"
+            )
+        owners |= dict.fromkeys(names, label)
+        found[label] = [weight for weight in weights if weight.name in names]
+    left = [weight for weight in weights if weight.name not in owners]
+    if not left:
+        raise ConfigError(
+            f"{where}.others: {', '.join(others)} choose all {len(weights)} trained weights, and {where}.name has none "
+            f"left; describe one of them by {where} itself"
+        )
+    return {MAIN: left} | found
+
+
+def refuse_closures(optimizer: Optimizer, where: str) -> None:
+    """Refuse an optimizer that computes the loss again within its step.
+
+    Raises:
+        ConfigError: it is torch's LBFGS.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            f"{where}.name = 'LBFGS': it computes the loss several times within a step (a closure), and an update here "
+            "has one gradient; take another optimizer, such as adamw, or call LBFGS in a loop of your own over "
+            "engine.steps() (docs/task.md)"
+        )

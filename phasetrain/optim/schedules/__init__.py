@@ -1,0 +1,1 @@
+"""Schedules of optimizer options: shapes, durations, and the registry (OPTIMIZER.SCHEDULES)."""

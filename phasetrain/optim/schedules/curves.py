@@ -1,0 +1,203 @@
+"""The shapes behind the schedules: pure functions of progress in [0, 1]."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fvcore.common.param_scheduler import LinearParamScheduler, ParamScheduler
+
+# `where` and durations are quotients that may differ in their last bits (3 / 10 < 3 * 0.1): a
+# milestone counts
+# as reached this much before it. One update is longer than that in all runs below a thousand
+# million updates.
+TOLERANCE = 1e-9
+
+
+class Steps(ParamScheduler):
+    """`factor ** (number of whole widths passed)`; a width is a fraction of the run."""
+
+    def __init__(self, factor: float, width: float) -> None:
+        self.factor = factor
+        self.width = width
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        passed = math.floor((where + TOLERANCE) / self.width) if self.width else 0
+        return float(self.factor**passed)
+
+
+class Milestones(ParamScheduler):
+    """`factor ** (number of milestones reached)`, places being fractions of the run.
+
+    Fvcore's MultiStepParamScheduler counts a milestone as reached a millionth of the run before it,
+    which is many updates of a long run.
+    """
+
+    def __init__(self, factor: float, places: Sequence[float]) -> None:
+        self.factor = factor
+        self.places = list(places)
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        return float(self.factor ** bisect_right(self.places, where + TOLERANCE))
+
+
+class Warmup(ParamScheduler):
+    """A straight line from `start` to the first value of `main`, then `main`.
+
+    Args:
+        main: what follows.
+        length: of the warm-up, a fraction of the run.
+        start: first multiplier.
+        rescaled: `main` runs from its start to its end over the rest of the run; otherwise it goes
+            by the run.
+    """
+
+    def __init__(
+        self, main: ParamScheduler, length: float, start: float, *, rescaled: bool = True
+    ) -> None:
+        self.main = main
+        self.length = length
+        self.rescaled = rescaled
+        self.line = LinearParamScheduler(start, main(0.0 if rescaled else length))
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        if where < self.length:
+            return float(self.line(where / self.length))
+        return float(
+            self.main((where - self.length) / (1 - self.length) if self.rescaled else where)
+        )
+
+
+class InverseSqrt(ParamScheduler):
+    """`(1 + progress / timescale) ** -0.5`; a timescale of 0 stands for a run without updates."""
+
+    def __init__(self, timescale: float) -> None:
+        self.timescale = timescale
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        if self.timescale:
+            return float((1 + where / self.timescale) ** -0.5)
+        return 1.0
+
+
+class OneCycle(ParamScheduler):
+    """From `start` to `peak` over the share `rise`, then to `end`, each along half a cosine wave or
+    a line."""
+
+    def __init__(self, rise: float, start: float, peak: float, end: float, *, cosine: bool) -> None:
+        self.rise = rise
+        self.start = start
+        self.peak = peak
+        self.end = end
+        self.cosine = cosine
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        if where < self.rise:
+            return self._between(self.start, self.peak, where / self.rise)
+        return self._between(self.peak, self.end, (where - self.rise) / (1 - self.rise))
+
+    def _between(self, first: float, last: float, share: float) -> float:
+        share = (1 - math.cos(math.pi * share)) / 2 if self.cosine else share
+        return float(first + (last - first) * share)
+
+
+class Cooldown(ParamScheduler):
+    """1, and over the last share `length` down to `end`: by a line, half a cosine wave, or 1 -
+    sqrt(progress)."""
+
+    def __init__(self, length: float, end: float, shape: str) -> None:
+        self.length = length
+        self.end = end
+        self.shape = shape
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        begin = 1 - self.length
+        if where + TOLERANCE < begin or not self.length:
+            return 1.0
+        share = max(0.0, (where - begin) / self.length)
+        left = {
+            "linear": 1 - share,
+            "cosine": (1 + math.cos(math.pi * share)) / 2,
+            "sqrt": 1 - math.sqrt(share),
+        }
+        return float(self.end + (1 - self.end) * left[self.shape])
+
+
+class Restarts(ParamScheduler):
+    """Half cosine waves from a peak to `end`, one after the other.
+
+    Args:
+        period: length of the first one; 0 stands for a run without updates.
+        growth: each is so many times as long as the one before it, at least 1.
+        decay: each peak is so many times that before it, and never below `end`.
+        end: multiplier at the end of each.
+    """
+
+    def __init__(self, period: float, growth: float, decay: float, end: float) -> None:
+        self.period = period
+        self.growth = growth
+        self.decay = decay
+        self.end = end
+        self._begins = [0.0]
+        while growth > 1 and period and self._begins[-1] < 1:
+            self._begins.append(self._begins[-1] + period * growth ** (len(self._begins) - 1))
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        if not self.period:
+            return 1.0
+        if self.growth > 1:
+            number = bisect_right(self._begins, where + TOLERANCE) - 1
+            begin = self._begins[number]
+            length = self.period * self.growth**number
+        else:
+            number = math.floor((where + TOLERANCE) / self.period)
+            begin = number * self.period
+            length = self.period
+        share = min(1.0, max(0.0, (where - begin) / length))
+        peak = max(self.end, self.decay**number)
+        return float(self.end + (peak - self.end) * (1 + math.cos(math.pi * share)) / 2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several schedules that follow each other.
+
+    Attributes:
+        schedule: its curve.
+        begin, end: where it holds, as fractions of the run.
+        rescaled: it runs from its start to its end here; otherwise it goes by the run, and is
+            joined in its middle.
+    """
+
+    schedule: ParamScheduler
+    begin: float
+    end: float
+    rescaled: bool
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at a place of the run."""
+        if not self.rescaled:
+            return float(self.schedule(where))
+        width = self.end - self.begin
+        return float(
+            self.schedule(min(1.0, max(0.0, (where - self.begin) / width)) if width else 0.0)
+        )
+
+
+class Chain(ParamScheduler):
+    """Schedules one after the other."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+        self._begins = [part.begin for part in parts]
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        return self.parts[bisect_right(self._begins, where + TOLERANCE) - 1](where)

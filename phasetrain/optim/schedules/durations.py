@@ -1,0 +1,152 @@
+"""Durations of a run: numbers with a unit, and what they are as fractions of it."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from fvcore.common.param_scheduler import ParamScheduler
+
+from phasetrain.errors import did_you_mean
+from phasetrain.optim.schedules.curves import TOLERANCE, Warmup
+
+UNITS = ("epochs", "updates", "samples", "%")
+DURATION = re.compile(
+    r"\s*(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?P<unit>%|[A-Za-z]*)\s*"
+)
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """What durations are measured against: a run, a stage of one, or a part of a schedule.
+
+    Args:
+        updates: updates of it.
+        updates_per_epoch: updates in one pass over the training data; NaN where passes differ.
+        batch_size: samples per update.
+    """
+
+    updates: float
+    updates_per_epoch: float
+    batch_size: float
+
+    def fraction(self, key: str, duration: float | str) -> float:
+        """Return a duration as a fraction of the run, above 1 when it is longer; 0 in a run without
+        updates.
+
+        Args:
+            key: the parameter that gave it, for messages.
+            duration: a fraction, or a number and a unit: `"5 epochs"`, `"500 updates"`,
+                `"10000 samples"`, `"5 %"`.
+
+        Raises:
+            ValueError: no number, an unknown unit, a negative duration, a fraction above 1, or
+                epochs or samples where the stages of the run have passes or batches of different
+                sizes.
+        """
+        number, unit = _parsed(key, duration)
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{key} = {duration!r}: expected a duration of at least 0")
+        if unit == "" and number > 1:
+            raise ValueError(
+                f"{key} = {duration!r}: a number without a unit is a fraction of the run, in [0, 1]; "
+                f"write '{duration} epochs' or '{duration} updates'"
+            )
+        if self.updates == 0:
+            return 0.0
+        if unit in ("epochs", "samples") and math.isnan(self.updates_per_epoch):
+            raise ValueError(
+                f"{key} = {duration!r}: the stages of this run have passes or batches of different sizes, so these "
+                "are no one number of updates; write updates or %, or give each stage a schedule of its own"
+            )
+        updates = {
+            "": self.updates,
+            "%": self.updates / 100,
+            "epochs": self.updates_per_epoch,
+            "updates": 1,
+            "samples": 1 / self.batch_size,
+        }
+        return number * updates[unit] / self.updates
+
+    def warmed(
+        self,
+        main: ParamScheduler,
+        warmup: float | str,
+        warmup_start: float,
+        *,
+        rescaled: bool = True,
+    ) -> ParamScheduler:
+        """Return `main` with a warm-up in front.
+
+        Args:
+            main: what follows.
+            warmup: duration of the straight line from `warmup_start` to the first value of `main`.
+            warmup_start: first multiplier, at least 0.
+            rescaled: `main` runs over what the warm-up leaves; otherwise it goes by the run,
+                warm-up included.
+
+        Raises:
+            ValueError: a warm-up that leaves nothing of the run, or a negative start.
+        """
+        length = self.fraction("warmup", warmup)
+        check_not_negative(warmup_start=warmup_start)
+        if length >= 1:
+            raise ValueError(f"warmup = {warmup!r} is not shorter than {self}")
+        if length:
+            return Warmup(main, length, warmup_start, rescaled=rescaled)
+        return main
+
+    def check_room(self, **durations: float | str) -> None:
+        """See that durations which follow each other are together no longer than the run.
+
+        Raises:
+            ValueError: they are; it names each, their sum in updates, and the length of the run.
+        """
+        total = sum(self.fraction(key, duration) for key, duration in durations.items())
+        if total > 1 + TOLERANCE:
+            told = " and ".join(f"{key} = {duration!r}" for key, duration in durations.items())
+            together = " together" if len(durations) > 1 else ""
+            raise ValueError(
+                f"{told}{together} take {total * self.updates:.6g} updates, more than {self}"
+            )
+
+    def __str__(self) -> str:
+        epochs = self.updates / self.updates_per_epoch if self.updates_per_epoch else math.nan
+        told = "" if math.isnan(epochs) else f" ({epochs:.4g} epochs)"
+        return f"the run, which has {self.updates:.10g} updates{told}"
+
+
+def check_not_negative(**values: float) -> None:
+    """Refuse multipliers below 0.
+
+    Raises:
+        ValueError: the first of them, by its name.
+    """
+    for name, value in values.items():
+        if value < 0:
+            raise ValueError(f"{name} = {value}: expected a multiplier of at least 0")
+
+
+def check_positive(**values: float) -> None:
+    """Refuse numbers that are not above 0.
+
+    Raises:
+        ValueError: the first of them, by its name.
+    """
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name} = {value}: expected a number above 0")
+
+
+def _parsed(key: str, duration: float | str) -> tuple[float, str]:
+    if not isinstance(duration, str):
+        return float(duration), ""
+    found = DURATION.fullmatch(duration)
+    unit = found["unit"].lower() if found else ""
+    if unit.isalpha():
+        unit = unit.removesuffix("s") + "s"  # `1 epoch` is understood
+    if not found or (unit and unit not in UNITS):
+        raise ValueError(
+            f"{key} = {duration!r}: expected a fraction of the run such as 0.05, or a number with one of the units "
+            f"{', '.join(UNITS)}, such as '5 epochs'{did_you_mean(unit, UNITS)}"
+        )
+    return float(found["number"]), unit

@@ -1,0 +1,361 @@
+"""Schedules: what an optimizer's option is multiplied by, as a function of the progress of
+training.
+
+Every schedule is a `ParamScheduler` of fvcore: a pure function of `where`, updates done / updates
+planned, in [0, 1). It returns a multiplier of the option's configured value, so `OPTIMIZER.lr`
+stays the peak of a learning rate under `cosine`. Updates done are those attempted: one that was
+skipped because it was not finite counts, so a schedule never depends on what a gradient scaler has
+found.
+
+**Durations** (`warmup`, `every`, `milestones`, ...) are a fraction of the run (`0.05`) or a text
+with a unit: `"5 %"`, `"5 epochs"`, `"500 updates"`, `"10000 samples"`.
+
+**Warm-up**: for its duration the multiplier goes linearly from `warmup_start` to the schedule's
+first value. The schedule itself then runs over the rest of the training, from its start to its end.
+`step` and `multistep` are the exception: their durations count from the start of training, warm-up
+included, so that `"30 epochs"` is epoch 30 of the run with a warm-up as without (as in Goyal et al.
+2017, arXiv:1706.02677).
+
+`updates`, `updates_per_epoch` and `batch_size` are facts of the run: the plan gives them, a config
+need not. A stage of a run gives its own, and its schedule gets the progress within the stage.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fvcore.common.param_scheduler import (
+    CosineParamScheduler,
+    ExponentialParamScheduler,
+    LinearParamScheduler,
+    ParamScheduler,
+    PolynomialDecayParamScheduler,
+)
+
+from phasetrain.config.registry import Registry
+from phasetrain.errors import ConfigError
+from phasetrain.optim.schedules.curves import (
+    TOLERANCE,
+    Chain,
+    Cooldown,
+    InverseSqrt,
+    Milestones,
+    OneCycle,
+    Part,
+    Restarts,
+    Steps,
+)
+from phasetrain.optim.schedules.durations import RunLength, check_not_negative, check_positive
+
+SCHEDULES: Registry[ParamScheduler] = Registry("schedule", "OPTIMIZER.SCHEDULES")
+
+OWN = frozenset({"name", "length", "scaling"})
+"""Keys of a part of `composite`; all others are parameters of its schedule."""
+
+
+@SCHEDULES.register("constant")
+def constant(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return 1 everywhere (after the warm-up)."""
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    # Fvcore's ConstantParamScheduler raises at where = 1.
+    return run.warmed(LinearParamScheduler(1.0, 1.0), warmup, warmup_start)
+
+
+@SCHEDULES.register("linear")
+def linear(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    end: float = 0.0,
+    start: float = 1.0,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return a straight line from `start` to `end`, both at least 0."""
+    check_not_negative(start=start, end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    return run.warmed(LinearParamScheduler(start, end), warmup, warmup_start)
+
+
+@SCHEDULES.register("cosine")
+def cosine(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    end: float = 0.0,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return half a cosine wave from 1 to `end` (Loshchilov and Hutter 2016, arXiv:1608.03983,
+    without restarts)."""
+    check_not_negative(end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    return run.warmed(CosineParamScheduler(1.0, end), warmup, warmup_start)
+
+
+@SCHEDULES.register("exponential")
+def exponential(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    end: float,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return `end ** progress`: from 1 to `end`, which is above 0, by the same factor in every
+    update."""
+    check_positive(end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    return run.warmed(ExponentialParamScheduler(1.0, end), warmup, warmup_start)
+
+
+@SCHEDULES.register("polynomial")
+def polynomial(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    power: float = 1.0,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return `(1 - progress) ** power`, with a power above 0: from 1 to 0."""
+    check_positive(power=power)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    return run.warmed(PolynomialDecayParamScheduler(1.0, power), warmup, warmup_start)
+
+
+@SCHEDULES.register("step")
+def step(
+    factor: float,
+    every: float | str,
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return 1, multiplied by `factor` (above 0) after each `every`, a duration above 0 from the
+    start of training."""
+    check_positive(factor=factor)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    width = run.fraction("every", every)
+    if updates and width == 0:
+        raise ValueError(f"every = {every!r}: expected a duration above 0")
+    return run.warmed(Steps(factor, width), warmup, warmup_start, rescaled=False)
+
+
+@SCHEDULES.register("multistep")
+def multistep(
+    milestones: Sequence[float | str],
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    factor: float = 0.1,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return 1, multiplied by `factor` (above 0) at each of `milestones`, ascending durations from
+    the start.
+
+    A milestone after the end of the run is never reached, so a recipe can be tried out on a shorter
+    run.
+    """
+    check_positive(factor=factor)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    places = [run.fraction("milestones", milestone) for milestone in milestones]
+    if places != sorted(places):
+        raise ValueError(f"milestones = {list(milestones)}: expected ascending order")
+    return run.warmed(Milestones(factor, places), warmup, warmup_start, rescaled=False)
+
+
+@SCHEDULES.register("inverse_sqrt")
+def inverse_sqrt(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    timescale: float | str | None = None,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return `1 / sqrt(1 + t / timescale)`, t being the time since the warm-up (Vaswani et al.
+    2017, arXiv:1706.03762).
+
+    `timescale` is a duration above 0; without one it is the warm-up's, which makes
+    `sqrt(warmup / u)` at update u.
+    """
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    scale = run.fraction("timescale", warmup if timescale is None else timescale)
+    if updates and scale == 0:
+        raise ValueError(
+            f"timescale = {timescale!r} and warmup = {warmup!r}: expected one of them above 0, such as "
+            "warmup: 1000 updates"
+        )
+    left = 1 - run.fraction("warmup", warmup)
+    return run.warmed(InverseSqrt(scale / left if left > 0 else scale), warmup, warmup_start)
+
+
+@SCHEDULES.register("one_cycle")
+def one_cycle(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    rise: float | str = 0.3,
+    start: float = 0.04,
+    peak: float = 1.0,
+    end: float = 4e-6,
+    shape: Literal["cosine", "linear"] = "cosine",
+) -> ParamScheduler:
+    """Return a way from `start` to `peak` in the duration `rise`, and on to `end` (Smith and Topin,
+    arXiv:1708.07120).
+
+    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults are those of
+    torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
+    """
+    check_not_negative(start=start, peak=peak, end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    length = run.fraction("rise", rise)
+    if length >= 1:
+        raise ValueError(
+            f"rise = {rise!r} is not shorter than {run}, and nothing is left for the way down"
+        )
+    return OneCycle(length, start, peak, end, cosine=shape == "cosine")
+
+
+@SCHEDULES.register("wsd")
+def wsd(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    decay: float | str = 0.1,
+    end: float = 0.0,
+    shape: Literal["linear", "cosine", "sqrt"] = "linear",
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return 1 after the warm-up, and a way down to `end` over the last `decay`: warm-up, stable,
+    decay.
+
+    `decay` is a duration up to the end of the run (Hu et al. 2024, arXiv:2404.06395); `shape: sqrt`
+    is `1 - sqrt(progress)` (Haegele et al. 2024, arXiv:2405.18392).
+    """
+    check_not_negative(end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    run.check_room(warmup=warmup, decay=decay)
+    return run.warmed(
+        Cooldown(run.fraction("decay", decay), end, shape), warmup, warmup_start, rescaled=False
+    )
+
+
+@SCHEDULES.register("cosine_restarts")
+def cosine_restarts(
+    period: float | str,
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    growth: float = 1.0,
+    decay: float = 1.0,
+    end: float = 0.0,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Return half cosine waves down to `end`, the first one as long as `period` (SGDR,
+    arXiv:1608.03983).
+
+    Each wave is `growth` (at least 1) times as long as the one before it, and begins at `decay`
+    (above 0, at most 1) times its peak. Waves begin after the warm-up; the last one ends with the
+    run, wherever it is then.
+    """
+    check_not_negative(end=end)
+    if growth < 1:
+        raise ValueError(f"growth = {growth}: expected at least 1")
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay = {decay}: expected a factor above 0, at most 1")
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    run.check_room(warmup=warmup, period=period)
+    width = run.fraction("period", period)
+    left = 1 - run.fraction("warmup", warmup)
+    if updates and width == 0:
+        raise ValueError(f"period = {period!r}: expected a duration above 0")
+    return run.warmed(
+        Restarts(width / left if left > 0 else width, growth, decay, end), warmup, warmup_start
+    )
+
+
+@SCHEDULES.register("composite")
+def composite(
+    parts: Sequence[Mapping[str, Any]], updates: int, updates_per_epoch: float, batch_size: int
+) -> ParamScheduler:
+    """Return schedules one after the other.
+
+    Each of `parts` has the `name` of a schedule, its `length` (a duration; the last part may leave
+    it out and takes what is left), its parameters, and `scaling`: `rescaled` (the default; it runs
+    from its start to its end within its part, and durations below it are measured against the part)
+    or `fixed` (it goes by the whole run, so it is joined in its middle).
+    """
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    if not parts:
+        raise ValueError("parts = []: expected at least one schedule")
+    ends = _ends(parts, run)
+    begins = [0.0, *ends[:-1]]
+    return Chain(
+        [
+            _part(number, *one, run)
+            for number, one in enumerate(zip(parts, begins, ends, strict=True))
+        ]
+    )
+
+
+def _ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
+    """Return where each of the parts ends, as a fraction of the run."""
+    ends = [0.0]
+    for number, part in enumerate(parts):
+        if part.get("length") is not None:
+            ends.append(ends[-1] + run.fraction(f"parts[{number}].length", part["length"]))
+        elif number == len(parts) - 1:
+            ends.append(max(1.0, ends[-1]))
+        else:
+            raise ValueError(
+                f"parts[{number}].length: expected a duration; only the last part may leave it out"
+            )
+    told = " + ".join(str(part.get("length", "the rest")) for part in parts)
+    if ends[-1] > 1 + TOLERANCE:
+        raise ValueError(
+            f"parts: {told} take {ends[-1] * run.updates:.6g} updates, more than {run}"
+        )
+    if run.updates and ends[-1] < 1 - TOLERANCE:
+        raise ValueError(
+            f"parts: {told} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out the length of the "
+            "last part"
+        )
+    if run.updates and ends[-2] > 1 - TOLERANCE:
+        raise ValueError(f"parts: {told} leave nothing for the last part of {run}")
+    return ends[1:]
+
+
+def _part(number: int, part: Mapping[str, Any], begin: float, end: float, run: RunLength) -> Part:
+    where = f"parts[{number}]"
+    scaling = part.get("scaling", "rescaled")
+    if scaling not in ("rescaled", "fixed"):
+        raise ValueError(f"{where}.scaling = {scaling!r}: expected rescaled or fixed")
+    if "name" not in part:
+        raise ValueError(f"{where}: expected the name of a schedule. Known: {', '.join(SCHEDULES)}")
+    updates = run.updates * (end - begin) if scaling == "rescaled" else run.updates
+    if math.isclose(updates, round(updates), rel_tol=0, abs_tol=1e-6):
+        updates = round(updates)  # facts of a schedule are whole numbers wherever they can be
+    facts = {
+        "updates": updates,
+        "updates_per_epoch": run.updates_per_epoch,
+        "batch_size": run.batch_size,
+    }
+    params = {key: value for key, value in part.items() if key not in OWN}
+    try:
+        schedule = SCHEDULES.build(part["name"], params, where=where, facts=facts)
+    except ConfigError as error:  # the place of the whole schedule comes in front
+        raise ValueError(str(error)) from error
+    return Part(schedule, begin, end, rescaled=scaling == "rescaled")

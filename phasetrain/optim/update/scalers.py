@@ -1,0 +1,64 @@
+"""Gradient scalers for fp16 by name (`OPTIMIZER.scaler`)."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.amp import GradScaler
+
+from phasetrain.config.registry import Registry
+
+SCALERS: Registry[GradScaler | None] = Registry("scaler", "OPTIMIZER.scaler")
+
+
+@SCALERS.register("none")
+def no_scaler() -> None:
+    """Return no scaler: gradients are used as they are."""
+
+
+@SCALERS.register("grad")
+def grad(
+    device: torch.device,
+    init_scale: float = 2.0**16,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+    *,
+    shards: bool = False,
+) -> GradScaler:
+    """Return torch's GradScaler: the loss is scaled up, and an update with a non-finite gradient is
+    skipped.
+
+    Where each process has gradients of its own it is torch's ShardedGradScaler: all skip where one
+    has to.
+
+    Args:
+        device: fact; without it torch would mean CUDA and switch the scaler off on a CPU.
+        init_scale: first factor of the loss.
+        growth_factor: the factor grows so much after `growth_interval` good updates in a row.
+        backoff_factor: and shrinks so much after a skipped one.
+        growth_interval: updates.
+        shards: fact; the strategy spreads gradients over processes.
+    """
+    kind: Callable[..., GradScaler] = GradScaler
+    if shards:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # slow to import
+
+        kind = partial(ShardedGradScaler, process_group=dist.group.WORLD)
+    return kind(
+        device.type,
+        init_scale=init_scale,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+    )
+
+
+@SCALERS.register("auto")
+def auto(device: torch.device, precision: str, *, shards: bool = False) -> GradScaler | None:
+    """Return the scaler `grad` for fp16, and none for other precisions, whose range is wide
+    enough."""
+    if precision == "fp16":
+        return grad(device, shards=shards)
+    return None

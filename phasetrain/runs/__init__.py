@@ -1,0 +1,1 @@
+"""The run folder: lock, status, ledger, history and report."""

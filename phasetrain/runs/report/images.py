@@ -1,0 +1,77 @@
+"""Sample images as small PNG files, written without a library."""
+
+import base64
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+GREY = 0
+COLOR = 2
+"""Kinds of pixels in a PNG file."""
+
+
+def as_pixels(image: Array, largest: int = 64) -> Array | None:
+    """Return an image as uint8 `(H, W)` or `(H, W, 3)`; None where the array is no image.
+
+    Takes `(H, W)`, `(1, H, W)`, `(3, H, W)` or `(H, W, 3)` of any numbers; the least becomes black
+    and the greatest white, as what a model gets is seldom what a person would look at.
+
+    Args:
+        largest: pixels of the longer side; a larger image is made smaller by leaving out pixels.
+    """
+    if image.ndim == 3 and image.shape[0] in (1, 3):
+        image = image.transpose(1, 2, 0)
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[:, :, 0]
+    if (
+        image.ndim not in (2, 3)
+        or (image.ndim == 3 and image.shape[2] != 3)
+        or min(image.shape[:2], default=0) < 2
+    ):
+        return None
+    stride = -(-max(image.shape[:2]) // largest)
+    values = image[::stride, ::stride].astype(np.float64)
+    has = np.isfinite(values)
+    if not has.any():
+        return None
+    low = values[has].min()
+    high = values[has].max()
+    scaled = np.where(has, values - low, 0.0) * (255.0 / (high - low) if high > low else 0.0)
+    return np.rint(scaled).astype(np.uint8)
+
+
+def png(pixels: Array) -> bytes:
+    """Return a PNG file of uint8 pixels `(H, W)` or `(H, W, 3)`."""
+    height, width = pixels.shape[:2]
+    kind = COLOR if pixels.ndim == 3 else GREY
+    lines = pixels.reshape(height, -1)
+    raw = np.concatenate([np.zeros((height, 1), np.uint8), lines], axis=1).tobytes()
+    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    return (
+        SIGNATURE
+        + _chunk(b"IHDR", head)
+        + _chunk(b"IDAT", zlib.compress(raw, 6))
+        + _chunk(b"IEND", b"")
+    )
+
+
+def data_url(pixels: Array) -> str:
+    """Return a PNG file as an address that stands in the page itself."""
+    return PREFIX + base64.b64encode(png(pixels)).decode()
+
+
+PREFIX = "data:image/png;base64,"
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return (
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+    )

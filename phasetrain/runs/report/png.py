@@ -1,0 +1,129 @@
+"""The plots of a report as PNG files for a paper, drawn by matplotlib (extra `plot`)."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phasetrain.errors import ConfigError
+from phasetrain.runs.report.charts import Chart, charts_of, labels
+from phasetrain.runs.report.predicted import confusion
+from phasetrain.runs.report.reading import DAMAGES, RunRecord
+from phasetrain.runtime.storage import open_storage
+
+INCHES = (4.5, 3.0)
+DOTS = 300
+"""Size of a plot, about a column of a paper, and dots per inch."""
+
+COLORS = ("#0b63b5", "#d1580b", "#16805a", "#a3338a", "#8a6d00", "#5546c9", "#b3261e", "#47606e")
+DASHES = ("-", "--", ":", "-.")
+
+
+def write_png(runs: Sequence[RunRecord], folder: str) -> list[str]:
+    """Write a PNG file for each chart, and for each confusion matrix of each run; return their
+    paths.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the folder cannot be written.
+    """
+    drawn = _drawn(charts_of(runs))
+    from matplotlib.figure import Figure
+
+    for run, label in zip(runs, labels(runs), strict=True):
+        prefix = "" if len(runs) == 1 else f"{label.replace('/', '-')}-"
+        for split, found in run.predictions.items():
+            figure = _matrix(Figure((INCHES[0], INCHES[0]), layout="constrained"), found)
+            if figure is not None:
+                drawn[f"{prefix}confusion-{split}"] = figure
+    return [_written(figure, f"{folder.rstrip('/')}/{name}.png") for name, figure in drawn.items()]
+
+
+def write_charts(charts: Sequence[Chart], folder: str) -> list[str]:
+    """Write a PNG file for each chart and return their paths; raises what `write_png` raises."""
+    return [
+        _written(figure, f"{folder.rstrip('/')}/{name}.png")
+        for name, figure in _drawn(charts).items()
+    ]
+
+
+def _drawn(charts: Sequence[Chart]) -> dict[str, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError('--png needs matplotlib: pip install "phasetrain[plot]"') from error
+    return {chart.name: _chart(Figure(INCHES, layout="constrained"), chart) for chart in charts}
+
+
+def _chart(figure: Any, chart: Chart) -> Any:
+    axes = figure.add_subplot()
+    for line in chart.lines:
+        axes.plot(
+            line.curve.x,
+            line.curve.y,
+            DASHES[line.dash % len(DASHES)] if line.joined else "",
+            color=COLORS[line.color % len(COLORS)],
+            alpha=0.3 if line.faint else 1.0,
+            linewidth=0.7 if line.faint else 1.3,
+            marker="o" if line.marked else "",
+            markersize=2.5,
+            label=line.label,
+        )
+    axes.set_xlabel("updates" if chart.axis is None else chart.axis.label)
+    if chart.axis is not None:
+        axes.set_xticks(
+            list(chart.axis.marks), [chart.axis.names[place] for place in chart.axis.marks]
+        )
+    axes.set_ylabel(chart.title)
+    axes.set_yscale("log" if chart.logarithmic else "linear")
+    axes.grid(visible=True, linewidth=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(chart.lines) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _matrix(figure: Any, found: Any) -> Any:
+    try:
+        matrix = confusion(found)
+    except DAMAGES:
+        return None
+    if matrix is None:
+        return None
+    names, counts = matrix
+    axes = figure.add_subplot()
+    axes.imshow(counts / counts.sum(1, keepdims=True).clip(1), cmap="Blues", vmin=0, vmax=1)
+    if len(names) <= 20:
+        axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        axes.set_yticks(range(len(names)), names)
+        for row, column in zip(*counts.nonzero(), strict=True):
+            strong = counts[row, column] > 0.5 * counts[row].sum()
+            text = f"{counts[row, column]:.0f}"
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if strong else "black",
+            )
+    axes.set_xlabel("prediction")
+    axes.set_ylabel("label")
+    return figure
+
+
+def _written(figure: Any, path: str) -> str:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=DOTS)
+    try:
+        storage = open_storage(path)
+        storage.make_folder(
+            str(Path(path).parent) if storage.keeps_files else path.rpartition("/")[0]
+        )
+        storage.replace(path, content.getvalue(), durable=False)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"{path!r} cannot be written: {reason}; give --png another folder"
+        ) from error
+    return path

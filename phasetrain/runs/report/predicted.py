@@ -1,0 +1,156 @@
+"""What a model has predicted: its confusions, and samples with label and prediction."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from phasetrain.runs.report.html import element, escaped, table
+from phasetrain.runs.report.images import PREFIX
+from phasetrain.runs.report.reading import DAMAGES, Array, RunRecord, number
+
+SHOWN = 40
+"""Classes up to which the whole matrix is shown."""
+
+NUMBERED = 20
+"""Classes up to which each place has its number."""
+
+CONFUSED = 12
+"""Pairs that are listed: those taken for each other most often."""
+
+GROUPS = {
+    "first": "First samples",
+    "mistakes": "Mistakes in the first batch, the most confident first",
+}
+"""Keys of what is kept of samples, and what a reader is told of them."""
+
+
+def predictions_section(run: RunRecord) -> str:
+    """Return confusion matrix and samples of each split that was tested last."""
+    parts = []
+    for split, found in run.predictions.items():
+        try:
+            groups = _groups(found)
+            content = _matrix(found) + (element("div", groups, cls="groups") if groups else "")
+            at = f"after {int(found['updates']):,} updates"
+        except DAMAGES as error:
+            run.problems.append(
+                f"predictions.json: what stands for {split} cannot be read ({error})."
+            )
+            continue
+        if content:
+            heading = element("h3", escaped(split) + " " + element("span", at, cls="note"))
+            parts.append(heading + element("div", content, cls="predictions"))
+    return "".join(parts)
+
+
+def confusion(found: Mapping[str, Any]) -> tuple[list[str], Array] | None:
+    """Return the names of classes and the counts `(C, C)`, a row for each true class; None where
+    there are none."""
+    if not found.get("confusion"):
+        return None
+    counts = np.array(found["confusion"], dtype=np.float64)
+    names = [str(name) for name in found["classes"]]
+    if counts.shape != (len(names), len(names)):
+        raise ValueError(
+            f"the confusion matrix has the shape {counts.shape}, and there are {len(names)} classes"
+        )
+    return names, counts
+
+
+def _matrix(found: Mapping[str, Any]) -> str:
+    matrix = confusion(found)
+    if matrix is None:
+        return ""
+    names, counts = matrix
+    right = float(np.trace(counts))
+    total = float(counts.sum())
+    title = f"Confusion matrix: {right:,.0f} of {total:,.0f} right"
+    drawn = _places(names, counts) if len(names) <= SHOWN else ""
+    meaning = element("span", "rows: label, columns: prediction")
+    text = element("figcaption", element("b", escaped(title)) + " " + meaning)
+    return element("figure", text + drawn + _most_confused(names, counts), cls="confusion")
+
+
+def _places(names: Sequence[str], counts: Array) -> str:
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    numbered = len(names) <= NUMBERED
+    rows = [
+        element(
+            "tr", element("th") + "".join(element("th", _tag(name), scope="col") for name in names)
+        )
+    ]
+    for row, name in enumerate(names):
+        cells = [element("th", _tag(name), scope="row")]
+        for column, other in enumerate(names):
+            count = counts[row, column]
+            part = float(share[row, column])
+            style = f"--p:{100 * part**0.6:.0f}%" if count else ""
+            hint = f"{name} taken for {other}: {count:,.0f}, {100 * part:.1f} %"
+            cls = f"{'right' if row == column else 'wrong'}{' strong' if part > 0.4 else ''}"
+            cells.append(
+                element(
+                    "td",
+                    f"{count:,.0f}" if numbered and count else "",
+                    cls=cls,
+                    style=style,
+                    title=hint,
+                )
+            )
+        rows.append(element("tr", "".join(cells)))
+    whole = element("table", "".join(rows), cls="matrix" + ("" if numbered else " small"))
+    return element("div", whole, cls="scroll")
+
+
+def _most_confused(names: Sequence[str], counts: Array) -> str:
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED]
+    rows = []
+    for place in order.tolist():
+        row, column = divmod(place, len(names))
+        if wrong[row, column] > 0:
+            part = 100 * wrong[row, column] / counts[row].sum()
+            rows.append(
+                (
+                    escaped(names[row]),
+                    escaped(names[column]),
+                    f"{wrong[row, column]:,.0f}",
+                    f"{part:.1f} %",
+                )
+            )
+    if not rows:
+        return ""
+    listed = table(("label", "taken for", "samples", "of the label"), rows, cls="figures")
+    return element("details", element("summary", "most frequent confusions") + listed)
+
+
+def _groups(found: Mapping[str, Any]) -> str:
+    parts = []
+    for key, title in GROUPS.items():
+        samples = found.get(key) or []
+        if samples:
+            cards = "".join(_sample(one) for one in samples)
+            head = element("figcaption", element("b", title))
+            parts.append(element("figure", head + element("div", cards, cls="samples")))
+    return "".join(parts)
+
+
+def _sample(one: Mapping[str, Any]) -> str:
+    right = one["label"] == one["prediction"]
+    image = str(one.get("image") or "")
+    hint = f"sample {one.get('index', '?')}"
+    picture = element("span", "no image", cls="none")
+    if image.startswith(PREFIX):
+        picture = f'<img src="{escaped(image)}" alt="{escaped(hint)}">'
+    sure = number(one.get("confidence"))
+    label = element("span", escaped(one["label"]), cls="label")
+    told = element("b", escaped(one["prediction"])) + (
+        f" {100 * sure:.0f} %" if sure == sure else ""
+    )
+    text = label + element("span", "→ " + told, cls="prediction")
+    return element("div", picture + text, cls=f"sample {'right' if right else 'wrong'}", title=hint)
+
+
+def _tag(name: str) -> str:
+    return escaped(name if len(name) <= 12 else f"{name[:11]}…")

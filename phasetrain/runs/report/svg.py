@@ -1,0 +1,197 @@
+"""Draws a chart as SVG, with its values beside it for the script that shows them under the
+pointer."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from phasetrain.runs.report.charts import Axis, Chart, Line, extent
+from phasetrain.runs.report.html import element, escaped, script_data
+from phasetrain.runs.report.reading import Array
+
+WIDTH = 640
+HEIGHT = 270
+LEFT = 62
+TOP = 12
+RIGHT = 14
+BOTTOM = 34
+"""Pixels of the picture and of its margins."""
+
+LARGEST = 1e306
+"""What is drawn at most; sums and differences of more are not finite."""
+
+COLORS = 8
+DASHES = 4
+"""How many colours and dash patterns report.css has."""
+
+
+def figure(chart: Chart) -> str:
+    """Return a figure: title, legend with a switch per line, picture, and the values as JSON."""
+    scales = _Scales.of(chart)
+    if scales is None:
+        return ""
+    lines = [line for line in chart.lines if len(line.curve.x)]
+    picture = element(
+        "svg",
+        _grid(scales, chart.axis)
+        + "".join(_drawn(number, line, scales) for number, line in enumerate(lines)),
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=f"{chart.title} by {'update' if chart.axis is None else chart.axis.label}",
+    )
+    head = element(
+        "figcaption",
+        element("b", escaped(chart.title)) + " " + element("span", escaped(chart.note)),
+    )
+    legend = "".join(_key(number, line) for number, line in enumerate(lines))
+    if chart.axis is None:
+        names = {}
+    else:
+        names = {"names": [[x, f"{chart.axis.label} {n}"] for x, n in chart.axis.names.items()]}
+    values = script_data(
+        {"scales": scales.told() | names, "lines": [_told(line) for line in lines]}
+    )
+    content = head + element("div", legend, cls="legend") + picture + values
+    return element("figure", content, cls="chart", id=f"chart-{chart.name}")
+
+
+class _Scales:
+    """From values to pixels."""
+
+    def __init__(
+        self,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        *,
+        logarithmic: bool,
+        apart: bool = False,
+    ) -> None:
+        self.logarithmic = logarithmic
+        self.x = x if x[1] > x[0] else (x[0] - 1, x[1] + 1)
+        if apart:  # points at the edges stand clear of them
+            self.x = (
+                self.x[0] - 0.05 * (self.x[1] - self.x[0]),
+                self.x[1] + 0.05 * (self.x[1] - self.x[0]),
+            )
+        low, high = (
+            math.log10(one) if logarithmic else max(-LARGEST, min(LARGEST, one)) for one in y
+        )
+        room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        self.y = low - room, high + room
+
+    @classmethod
+    def of(cls, chart: Chart) -> "_Scales | None":
+        x = extent(line.curve.x for line in chart.lines)
+        y = extent(line.curve.y for line in chart.lines)
+        if x is None or y is None:
+            return None
+        return cls(x, y, logarithmic=chart.logarithmic, apart=chart.axis is not None)
+
+    def told(self) -> dict[str, Any]:
+        return {"x": self.x, "y": self.y, "log": self.logarithmic, "box": self.box()}
+
+    def box(self) -> tuple[int, int, int, int]:
+        return LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def across(self, x: Array) -> Array:
+        left, _, width, _ = self.box()
+        return left + width * (x - self.x[0]) / (self.x[1] - self.x[0])
+
+    def down(self, y: Array) -> Array:
+        _, top, _, height = self.box()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = np.log10(y) if self.logarithmic else np.clip(y, -LARGEST, LARGEST)
+        return top + height * ((self.y[1] - values) / (self.y[1] - self.y[0]))
+
+
+def _grid(scales: _Scales, axis: Axis | None) -> str:
+    left, top, width, height = scales.box()
+    parts = []
+    if axis is None:
+        marks = [(x, short(x)) for x in ticks(*scales.x, 8)]
+    else:
+        marks = [(x, axis.names[x]) for x in axis.marks]
+    for value, text in marks:
+        x = float(scales.across(np.array(value)))
+        parts.append(f'<text x="{x:.1f}" y="{top + height + 16}" class="x">{escaped(text)}</text>')
+    for value in decades(*scales.y) if scales.logarithmic else ticks(*scales.y, 6):
+        y = float(scales.down(np.array(value)))
+        parts.append(f'<path d="M{left} {y:.1f}h{width}" class="grid"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="y">{short(value)}</text>')
+    parts.append(f'<path d="M{left} {top + height}h{width}" class="axis"/>')
+    unit = "updates" if axis is None else escaped(axis.label)
+    parts.append(f'<text x="{left + width}" y="{HEIGHT - 4}" class="unit">{unit}</text>')
+    return "".join(parts)
+
+
+def _drawn(number: int, line: Line, scales: _Scales) -> str:
+    x = scales.across(line.curve.x)
+    y = scales.down(line.curve.y)
+    has = np.isfinite(y)
+    style = f"line s{line.color % COLORS} d{line.dash % DASHES}{' faint' if line.faint else ''}"
+    path = []
+    pen = "M"
+    for here, across, down in zip(has.tolist(), x.tolist(), y.tolist(), strict=True):
+        if not here:  # a value that is not finite breaks the line
+            pen = "M"
+            continue
+        path.append(f"{pen}{across:.1f} {down:.1f}")
+        pen = "L"
+    drawn = f'<path d="{"".join(path)}"/>' if line.joined else ""
+    if line.marked:
+        pairs = zip(x[has].tolist(), y[has].tolist(), strict=True)
+        drawn += "".join(
+            f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2.5"/>' for across, down in pairs
+        )
+    return f'<g class="{style}" data-line="{number}">{drawn}</g>'
+
+
+def _key(number: int, line: Line) -> str:
+    style = f"s{line.color % COLORS} d{line.dash % DASHES}{' faint' if line.faint else ''}"
+    sample = (
+        f'<svg class="key {style}" viewBox="0 0 22 8" aria-hidden="true"><path d="M1 4h20"/></svg>'
+    )
+    return element(
+        "button", sample + escaped(line.label), type="button", data_line=number, aria_pressed="true"
+    )
+
+
+def _told(line: Line) -> dict[str, Any]:
+    return {"label": line.label, "x": line.curve.x.tolist(), "y": rounded(line.curve.y)}
+
+
+def rounded(values: Array) -> list[float | None]:
+    """Return values with six significant digits; None for those that are not finite."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def ticks(low: float, high: float, wanted: int) -> Sequence[float]:
+    """Return round numbers between two values: multiples of 1, 2 or 5 times a power of ten."""
+    raw = (high - low) / wanted
+    if not math.isfinite(raw) or raw <= 0:
+        return []
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * one for one in (1, 2, 5, 10) if power * one >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [
+        float(f"{number * step:.12g}")
+        for number in range(first, math.floor(high / step + 1e-9) + 1)
+    ]
+
+
+def decades(low: float, high: float) -> Sequence[float]:
+    """Return powers of ten between 10^low and 10^high, at most about eight."""
+    stride = max(1, math.ceil((high - low) / 8))
+    return [
+        10.0**power for power in range(math.ceil(low), math.floor(high) + 1) if power % stride == 0
+    ]
+
+
+def short(value: float) -> str:
+    """Return a number in few signs, such as 12k, 0.05 or 3e-07."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"

@@ -1,0 +1,2 @@
+"""The process and its machine: device, seeds, signals, clocks, the terminal, and file
+operations."""

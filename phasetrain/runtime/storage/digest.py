@@ -1,0 +1,62 @@
+"""Digests of file contents: a tree of SHA-256, so that large files are hashed on several cores."""
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+
+BLOCK = 64 * 2**20
+"""Bytes that are hashed as one leaf of a file's digest."""
+
+Data = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a manifest says of a file.
+
+    Attributes:
+        size: bytes.
+        digest: `tree_digest` of the content, hexadecimal.
+    """
+
+    size: int
+    digest: str
+
+
+def blocks(data: Data) -> list[memoryview]:
+    """Return `data` in pieces of 64 MiB, the last one shorter; none for no data."""
+    view = memoryview(data).cast("B")
+    return [view[at : at + BLOCK] for at in range(0, len(view), BLOCK)]
+
+
+class TreeHasher:
+    """Hashes blocks in threads while whoever has them goes on reading or writing; a context that
+    ends the threads."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+        self._leaves: list[Future[bytes]] = []
+
+    def __enter__(self) -> "TreeHasher":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+
+    def add(self, block: memoryview) -> None:
+        """Hash the next block of 64 MiB; only the last one may be shorter. It must stay as it is
+        until `digest`."""
+        self._leaves.append(self._pool.submit(lambda: sha256(block).digest()))
+
+    def digest(self) -> str:
+        """Return SHA-256 over the SHA-256 digests of the blocks, hexadecimal."""
+        return sha256(b"".join(leaf.result() for leaf in self._leaves)).hexdigest()
+
+
+def tree_digest(data: Data) -> str:
+    """Return SHA-256 over the SHA-256 digests of the 64 MiB blocks of `data`, hexadecimal."""
+    with TreeHasher() as hasher:
+        for block in blocks(data):
+            hasher.add(block)
+        return hasher.digest()

@@ -1,0 +1,213 @@
+"""File operations on an object store behind an iopath handler: no rename, no appending, and a write
+is whole."""
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, BinaryIO, TypeVar, cast
+
+from iopath.common.file_io import PathHandler
+
+from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.storage.digest import Data, FileRecord, tree_digest
+from phasetrain.runtime.storage.logs import LogFile
+from phasetrain.runtime.storage.posix import TEMPORARY, Storage, Unfinished
+
+HandlerClass = TypeVar("HandlerClass", bound=Callable[[], PathHandler])
+
+
+class PathHandlers(dict[str, Callable[[], PathHandler]]):
+    """iopath handlers by the prefix of their paths."""
+
+    def register(self, prefix: str) -> Callable[[HandlerClass], HandlerClass]:
+        """Return a decorator that registers a handler class for paths that start with
+        `prefix://`."""
+
+        def add_handler(handler: HandlerClass) -> HandlerClass:
+            self[prefix] = handler
+            return handler
+
+        return add_handler
+
+
+HANDLERS = PathHandlers()
+"""iopath handlers by the prefix of their paths without `://`; each is made once per storage,
+without arguments."""
+
+
+def open_storage(path: str, before: Callable[[str, str], None] | None = None) -> Storage:
+    """Return the backend for `path`: `Storage`, or for `PREFIX://...` an `ObjectStorage` on the
+    registered handler.
+
+    Raises:
+        ConfigError: no handler is registered for the prefix.
+    """
+    prefix, separator, _ = path.partition("://")
+    if not separator:
+        return Storage(before)
+    if prefix not in HANDLERS:
+        known = ", ".join(f"{name}://" for name in HANDLERS) or "none"
+        raise ConfigError(
+            f"RUN.dir = {path!r}: no path handler is registered for {prefix}://{did_you_mean(prefix, HANDLERS)} "
+            f"Known: {known}; register an iopath handler with @phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a "
+            "module of RUN.imports, or give a path of this machine"
+        )
+    return ObjectStorage(HANDLERS[prefix](), before)
+
+
+class ObjectStorage(Storage):
+    """Objects under a prefix. A write is whole or not at all, and the object written last vouches
+    for a folder.
+
+    A marker stands in a folder while it is written or deleted, so that what a kill leaves is told
+    from what somebody has damaged.
+
+    Args:
+        handler: opens, lists and deletes objects.
+        before: see `Storage`.
+    """
+
+    keeps_files = False
+
+    def __init__(
+        self, handler: PathHandler, before: Callable[[str, str], None] | None = None
+    ) -> None:
+        super().__init__(before)
+        self._files.register_handler(handler)
+
+    def size(self, path: str) -> int | None:
+        """Return None: handlers cannot tell."""
+        return None
+
+    def free(self, folder: str) -> int | None:
+        """Return None: nobody can tell."""
+        return None
+
+    def read(self, path: str) -> bytes:
+        """Return the content of an object."""
+        self._before("read", path)
+        with cast(BinaryIO, self._files.open(path, "rb")) as file:
+            return file.read()
+
+    def load(self, path: str) -> tuple[bytearray, str]:
+        """Return the content of an object, in memory that may be written to, and its
+        `tree_digest`."""
+        content = bytearray(self.read(path))
+        return content, tree_digest(content)
+
+    def create(
+        self, path: str, data: Data, *, give_up: Callable[[], bool] = lambda: False
+    ) -> FileRecord:
+        """Write a new object and hash it."""
+        self._before("create", path)
+        if self.exists(path):
+            raise FileExistsError(path)
+        if give_up():
+            raise Unfinished(path)
+        self._put(path, data)
+        return FileRecord(size=memoryview(data).nbytes, digest=tree_digest(data))
+
+    def replace(self, path: str, data: Data, *, durable: bool = True) -> None:
+        """Write an object, in place of the one that is there."""
+        self._put(path, data)
+
+    def begin(self, folder: str) -> str:
+        """Return `folder` itself, marked as being written."""
+        self._mark(folder)
+        return folder
+
+    def publish(self, working: str, folder: str) -> None:
+        """Take the mark away; the object written last was the commit."""
+        with suppress(OSError):  # the next sweep takes it away
+            self._unmark(folder)
+
+    def abandon(self, working: str, folder: str) -> None:
+        """Delete what was written."""
+        self.remove(folder)
+
+    def discard(self, folder: str, last: str) -> None:
+        """Delete the objects of a folder, the one first that vouches for the others."""
+        self._mark(folder)
+        self.remove(f"{folder}/{last}")
+        for name in sorted(self.names(folder), key=lambda name: bool(TEMPORARY.search(name))):
+            self.remove(f"{folder}/{name}")
+
+    def sweep(self, root: str, is_folder: Callable[[str], bool], last: str) -> list[str]:
+        """Delete marked folders that nothing vouches for, and take the marks off the others."""
+        left = []
+        for name in filter(is_folder, self.names(root)):
+            inside = self.names(f"{root}/{name}")
+            if not any(map(TEMPORARY.search, inside)):
+                continue
+            if last in inside:
+                self._unmark(f"{root}/{name}")
+            else:
+                self.remove(f"{root}/{name}")
+                left.append(name)
+        return left
+
+    def sync_folder(self, folder: str) -> None:
+        """Do nothing: an object is durable once it is written."""
+
+    def remove(self, path: str) -> None:
+        """Delete an object, or all objects below a path."""
+        self._before("remove", path)
+        for name in self.names(path):
+            self.remove(f"{path}/{name}")
+        if self._files.isfile(path):
+            self._files.rm(path)
+
+    def log_file(self, path: str) -> LogFile:
+        """Return a log that is held in memory and written as a whole when it is made durable."""
+        return _ObjectLog(path, self.read(path) if self._files.isfile(path) else b"", self._put)
+
+    def local(self, path: str) -> str:
+        """Refuse: an object is no file of this machine.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"RUN.dir: {path!r} is no file of this machine, and this part can only write to files"
+        )
+
+    def _put(self, path: str, data: Any) -> None:
+        self._before("write", path)
+        with cast(BinaryIO, self._files.open(path, "wb")) as file:
+            file.write(data)
+
+    def _mark(self, folder: str) -> None:
+        self._put(f"{folder}/written.tmp-{uuid.uuid4().hex[:8]}", b"")
+
+    def _unmark(self, folder: str) -> None:
+        for name in filter(TEMPORARY.search, self.names(folder)):
+            self.remove(f"{folder}/{name}")
+
+
+class _ObjectLog(LogFile):
+    def __init__(self, path: str, content: bytes, put: Callable[[str, Any], None]) -> None:
+        super().__init__(path, len(content))
+        self._content = bytearray(content)
+        self._put = put
+        self._durable = len(content)
+
+    def read(self) -> bytes:
+        return bytes(self._content)
+
+    def _append(self, data: bytes) -> int:
+        self._content += data
+        return len(data)
+
+    def _truncate(self, size: int) -> None:
+        del self._content[size:]
+        self._durable = -1
+
+    def _make_durable(self) -> None:
+        if self._durable != len(self._content):
+            content = bytes(self._content)
+            self._put(self.path, content)
+            self._durable = len(content)
+
+    def _release(self) -> None:
+        with suppress(OSError):
+            self._make_durable()

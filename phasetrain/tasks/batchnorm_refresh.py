@@ -1,0 +1,65 @@
+"""What averaged weights need before they are tested: statistics of batch norm, taken anew."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from phasetrain.data import PhaseLoader
+from phasetrain.data.samplers.phase_sampler import Draw
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase
+from phasetrain.optim.averaging.averages import SWA, Average, noting, set_statistics
+
+
+@torch.no_grad()
+def settle(
+    average: Average,
+    phase: Phase,
+    loader: PhaseLoader,
+    world: World,
+    compute: Callable[[Batch, int], object],
+) -> None:
+    """Get an average ready for its test: a function of its weights and the data, so no checkpoint
+    has to keep it.
+
+    The mean over the first batches of the training is taken, weighed by their samples and added in
+    an order that does not depend on the processes. Transforms are those of training; only batch
+    norms are in training mode.
+
+    Args:
+        average: in test mode.
+        phase: the test.
+        loader: of the training data, which is read in this process.
+        world: the processes; all take part.
+        compute: makes a forward pass with a micro-batch, which has this number.
+    """
+    if not isinstance(average, SWA):
+        return
+    average.settle()
+    if not average.taken or not average.norms:
+        return
+    own: list[tuple[int, int, int, int, Tensor]] = []
+    for step, draws in enumerate(islice(_steps(loader, phase), average.settings.batches)):
+        for micro, draw in enumerate(draws):
+            batch = loader.read(draw)
+            found = list[Tensor]()
+            with noting(average.norms, found):
+                compute(batch, step)
+            own.append((step, world.rank, micro, batch.size, found[0]))
+    rows = sorted(
+        (row for rows in world.shared(own) for row in rows if row[3]), key=lambda row: row[:3]
+    )
+    if rows:
+        sizes = torch.tensor([row[3] for row in rows], dtype=torch.float64)
+        values = torch.stack([row[4] for row in rows])
+        set_statistics(average.norms, (sizes / sizes.sum()) @ values)
+
+
+def _steps(loader: PhaseLoader, phase: Phase) -> Iterator[list[Draw]]:
+    """Yield the draws of train steps from the beginning of the stage of a test."""
+    for one in loader.plan.phases:
+        if one.is_train and one.stage == phase.stage:
+            yield from loader.sampler.steps(one, 0)

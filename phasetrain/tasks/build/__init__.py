@@ -1,0 +1,1 @@
+"""Builds a task and its parts from the config."""

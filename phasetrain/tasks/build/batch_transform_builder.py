@@ -1,0 +1,83 @@
+"""From DATA.TRAIN.batch_transforms to what changes input and target of micro-batches."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+
+from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairPipeline
+from phasetrain.errors import ConfigError
+from phasetrain.tasks.build.sections import Sections
+
+WHERE = "DATA.TRAIN.batch_transforms"
+MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
+class PairBuilder(Sections):
+    """Makes the transforms of input and target together."""
+
+    def build_batch_transforms(
+        self, losses: Sequence[nn.Module], facts: Mapping[str, Any]
+    ) -> tuple[PairPipeline, ...]:
+        """Return the transforms of each stage of PHASES.stages; nothing where no stage has any.
+
+        Args:
+            losses: of each stage, or the one of all.
+            facts: what parts may ask for by name.
+
+        Raises:
+            ConfigError: one cannot be made, or the loss does not take the targets that they make of
+                classes.
+        """
+        configs = self.stage_configs or (self.config,)
+        found = tuple(
+            self._pipeline(config.DATA.TRAIN.batch_transforms, facts) for config in configs
+        )
+        if (classes := facts.get("classes")) is not None:
+            for stage, pipeline in enumerate(found):
+                if pipeline.transforms:
+                    check_takes_soft(
+                        losses[stage if len(losses) > 1 else 0], classes, self.machine.device
+                    )
+        if any(pipeline.transforms for pipeline in found):
+            return found
+        return ()
+
+    def _pipeline(self, items: Sequence[Any], facts: Mapping[str, Any]) -> PairPipeline:
+        named = enumerate(items)
+        return PairPipeline(
+            [self.named(BATCH_TRANSFORMS, item, f"{WHERE}[{at}]", facts) for at, item in named]
+        )
+
+
+def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> None:
+    """Refuse a loss that takes scores `(N, classes)` with classes `(N,)` as targets, but not with
+    probabilities.
+
+    A loss of which this cannot be told, because it takes other outputs, is left to the first step.
+
+    Raises:
+        ConfigError: it names the loss and what it says.
+    """
+    labels = torch.arange(2, device=device) % classes
+    scores = torch.zeros(2, classes, device=device)
+    refusal = _refusal(loss, scores, torch.eye(classes, device=device)[labels])
+    if refusal and not _refusal(loss, scores, labels):
+        raise ConfigError(
+            f"{WHERE} and LOSS: {type(loss).__name__} takes classes (N,) as targets and not the probabilities "
+            f"(N, classes) that mixing makes of them ({refusal}); take a loss that does, such as "
+            f"LOSS.name=cross_entropy, or leave out {WHERE}"
+        )
+
+
+def _refusal(loss: nn.Module, scores: torch.Tensor, target: torch.Tensor) -> str:
+    """Return what the loss says against such a target, nothing where it gives a scalar."""
+    try:
+        found = deepcopy(loss)(scores, target)
+    except MISFITS as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    if isinstance(found, torch.Tensor) and found.ndim == 0:
+        return ""
+    return "it gives no scalar"

@@ -1,0 +1,75 @@
+"""What a loss over samples that depend on each other does not go with."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.distributed import World
+from phasetrain.errors import ConfigError
+from phasetrain.losses import Coupled, counts_otherwise
+
+
+def is_coupled(loss: nn.Module) -> bool:
+    """Tell whether a loss, or a part of it, says that its samples depend on each other, see
+    `Coupled`."""
+    return any(isinstance(part, Coupled) and part.coupled for part in loss.modules())
+
+
+def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
+    """Refuse what cuts a batch into parts of which a coupled loss would see one at a time.
+
+    Args:
+        loss: of the run.
+        configs: the config in each stage.
+        world: the processes; they exchange rows, so each must have as many.
+
+    Raises:
+        ConfigError: accumulation, ordered reduction, or shares of a batch that are not equally
+            large.
+    """
+    if not is_coupled(loss):
+        return
+    name = f"LOSS.name = {configs[0].LOSS.name!r} compares samples of a batch with each other"
+    for config in configs:
+        train = config.DATA.TRAIN
+        accumulate = config.OPTIMIZER.accumulate
+        if config.DISTRIBUTED.reduction == "ordered":
+            raise ConfigError(
+                f"{name}, and DISTRIBUTED.reduction = 'ordered' computes a batch in parts; take "
+                "DISTRIBUTED.reduction=native"
+            )
+        if accumulate is not None and accumulate > 1:
+            raise ConfigError(
+                f"{name}, and OPTIMIZER.accumulate = {accumulate} (DATA.TRAIN.micro_batch_size = "
+                f"{train.micro_batch_size}) computes a batch in parts, which is another loss; set "
+                "OPTIMIZER.accumulate=1 and a DATA.TRAIN.batch_size that fits, or take more processes"
+            )
+        if not world.is_alone and not train.drop_last:
+            raise ConfigError(
+                f"{name} over {world.size} processes, and DATA.TRAIN.drop_last = false can leave them a last batch "
+                "with unequal shares; set DATA.TRAIN.drop_last=true"
+            )
+        if not world.is_alone and train.on_bad_sample == "drop":
+            raise ConfigError(
+                f"{name} over {world.size} processes, and DATA.TRAIN.on_bad_sample = 'drop' can leave them unequal "
+                "shares; set DATA.TRAIN.on_bad_sample=substitute"
+            )
+
+
+def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
+    """Refuse to cut a batch into parts where a part of the loss takes its mean over something else
+    than samples.
+
+    Raises:
+        ConfigError: accumulation or several processes, with such a loss inside another one.
+    """
+    if not counts_otherwise(loss):
+        return
+    pieces = max(world.size, *(config.OPTIMIZER.accumulate or 1 for config in configs))
+    if pieces > 1:
+        raise ConfigError(
+            f"LOSS.name = {configs[0].LOSS.name!r}: a part of it leaves targets out or weighs classes, so its mean is "
+            "not over samples, and a batch in parts would be another loss; take it as the only loss, or "
+            "OPTIMIZER.accumulate=1 on one process"
+        )

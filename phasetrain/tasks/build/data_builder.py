@@ -1,0 +1,332 @@
+"""From section DATA to data sets, readers and loaders."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.registry import Registry
+from phasetrain.data import (
+    DATASETS,
+    TRANSFORMS,
+    LoaderSettings,
+    OwnLoader,
+    PhaseLoader,
+    PhaseSampler,
+    Reader,
+    StagedReader,
+    StagedSampler,
+    Windowed,
+)
+from phasetrain.data.datasets import Described, Role, Samples
+from phasetrain.data.loading.custom_loader import Own
+from phasetrain.data.samplers.named import ENDLESS
+from phasetrain.data.samplers.overfit import Overfit
+from phasetrain.data.samplers.phase_sampler import Order, OwnLength, pass_length
+from phasetrain.data.transforms import Pipeline
+from phasetrain.engine.interleave import interleave
+from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, Stage
+from phasetrain.errors import ConfigError
+from phasetrain.optim.averaging.average_settings import settings_of
+from phasetrain.optim.schedules.durations import UNITS
+from phasetrain.runtime.machine import reseed_all, seed_of
+from phasetrain.tasks.build.reading_builder import ReadingBuilder, workers_of
+from phasetrain.tasks.build.sections import DATA_KEYS, rest
+
+PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
+"""Functions of a `phasetrain.engine.plan.Progress` that tell whether to test there."""
+
+
+@dataclass(frozen=True)
+class SplitData:
+    """The data of one split.
+
+    Attributes:
+        section: its config.
+        reader: makes batches.
+        order: order of the samples within a pass.
+        length: samples of a pass.
+        facts: what the data set knows of itself, the shape of an input taken after the transforms.
+        train: whether it is the split that is learned from.
+        windows: samples of successive passes, where the data set comes in windows; see
+            `phasetrain.engine.plan.Split`.
+        stages: the same split in each stage of PHASES.stages; empty where there are none.
+        own: the user's own loader, where there is one.
+    """
+
+    section: AttrDict
+    reader: Reader
+    order: Order
+    length: int
+    facts: Mapping[str, Any]
+    train: bool = False
+    windows: tuple[int, ...] = ()
+    stages: tuple["SplitData", ...] = ()
+    own: Own | None = None
+
+    def at(self, stage: int) -> "SplitData":
+        """Return the split as it is in a stage."""
+        if self.stages:
+            return self.stages[stage]
+        return self
+
+    def fingerprint(self) -> str:
+        """Return a digest of the data: of its content where the data set can tell, else of its name
+        and length."""
+        if isinstance(self.reader.dataset, Described):
+            return self.reader.dataset.fingerprint()
+        return f"{self.section.dataset}:{len(self.reader.dataset)}"
+
+
+class DataBuilder(ReadingBuilder):
+    """Makes the data of every split."""
+
+    def data(self) -> dict[str, SplitData]:
+        """Return the data of every split, `train` first; opens data sets, reads no sample."""
+        sections = self.config.DATA
+        found = {TRAIN: self.build_split(TRAIN, sections.TRAIN, {})}
+        names = {
+            key: found[TRAIN].facts[key]
+            for key in ("classes", "class_names")
+            if key in found[TRAIN].facts
+        }
+        found |= {
+            key.lower(): self.build_split(key.lower(), sections[key], names)
+            for key in sections
+            if key != "TRAIN"
+        }
+        found = self._in_pairs(found)
+        return {name: self._staged(name, split, names) for name, split in found.items()}
+
+    def plan(self, data: Mapping[str, SplitData]) -> Plan:
+        """Return every phase of a run from its beginning."""
+        return interleave(self.stages(data))
+
+    def stages(self, data: Mapping[str, SplitData]) -> tuple[Stage, ...]:
+        """Return what the plan needs to know of each stage; of the only one where PHASES has no
+        stages.
+
+        Raises:
+            ConfigError: a length in epochs, of a sampler whose passes have no end.
+        """
+        names = [
+            stage.get("name") or f"stage {number}"
+            for number, stage in enumerate(self.config.PHASES.stages, 1)
+        ]
+        configs = self.stage_configs or (self.config,)
+        lengths = {
+            unit: length for unit in UNITS if (length := self.config.PHASES.get(unit)) is not None
+        }
+        averages = settings_of(self.config.MODEL).items()
+        averaged = {name: one.share(lengths) for name, one in averages if one.test}
+        for number, config in enumerate(configs):
+            _check_end(
+                data[TRAIN].at(number), config, f"PHASES.stages[{number}]" if names else "PHASES"
+            )
+        return tuple(
+            Stage(
+                self.splits(data, number), replace(phase_settings(config), averaged=averaged), name
+            )
+            for number, (config, name) in enumerate(zip(configs, names or [""], strict=True))
+        )
+
+    def splits(self, data: Mapping[str, SplitData], stage: int = 0) -> dict[str, Split]:
+        """Return what the plan needs to know of each split in a stage."""
+        return {
+            name: Split(name, at.length, at.section.batch_size, at.section.drop_last, at.windows)
+            for name, at in ((name, split.at(stage)) for name, split in data.items())
+        }
+
+    def _in_pairs(self, found: dict[str, SplitData]) -> dict[str, SplitData]:
+        """Return splits in windows with as many as the one that has the fewest, and as
+        PHASES.limit.windows says."""
+        limit = self.config.PHASES.limit.windows
+        counts = [len(split.windows) for split in found.values() if split.windows]
+        if limit is not None and not counts:
+            raise ConfigError(
+                f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it out"
+            )
+        count = min([*counts, *([limit] if limit is not None else [])], default=0)
+        return {
+            name: replace(split, windows=split.windows[:count], length=sum(split.windows[:count]))
+            if split.windows
+            else split
+            for name, split in found.items()
+        }
+
+    def _staged(self, name: str, split: SplitData, facts: Mapping[str, Any]) -> SplitData:
+        """Return a split that knows what it is in each stage; the data set is opened once."""
+        key = name.upper()
+        found: list[SplitData] = []
+        for config in self.stage_configs:
+            section = config.DATA[key]
+            same = next((one for one in found if one.section == config.DATA[key]), None)
+            made = same or (
+                split
+                if section == self.config.DATA[key]
+                else self.build_split(
+                    name, section, facts if name != TRAIN else {}, split.reader.dataset
+                )
+            )
+            found.append(replace(made, windows=split.windows))
+        return replace(split, stages=tuple(found))
+
+    def build_split(
+        self, name: str, section: AttrDict, facts: Mapping[str, Any], dataset: Samples | None = None
+    ) -> SplitData:
+        """Return the data of one split; `dataset` is one that is open already.
+
+        Raises:
+            ConfigError: the data set, a transform, the sampler or the collate function cannot be
+                made.
+        """
+        where = f"DATA.{name.upper()}"
+        # The same numbers for all splits, so that random ones complete each other.
+        reseed_all(seed_of(self.seed, "init", "data"))
+        if dataset is None:
+            dataset = self._opened(name, section, facts)
+        transforms = [
+            self.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
+            for i, item in enumerate(section.transforms)
+        ]
+        pipeline = Pipeline(transforms)
+        source = self.build_source(where, section, dataset)
+        reader = Reader(
+            dataset,
+            pipeline,
+            self.build_collate(where, section.collate),
+            seed=self.seed,
+            on_bad_sample=section.on_bad_sample,
+            selection=self.build_selection(where, section),
+            chosen=source.chosen,
+        )
+        order = self.build_order(where, section, source)
+        if name == TRAIN and self.config.PHASES.overfit is not None:
+            order = self._overfit(order, section.batch_size, pass_length(order, len(dataset)))
+        known = _facts(dataset, where)
+        if "input_shape" in known:
+            shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
+            known |= {} if shape is None else {"input_shape": shape}
+        windows = tuple(dataset.window_lengths) if isinstance(dataset, Windowed) else ()
+        if windows and isinstance(order, OwnLength):
+            raise ConfigError(
+                f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one pass: take a sampler "
+                "that draws each sample once, such as shuffled, and neither subset nor PHASES.overfit"
+            )
+        own = self.build_own_loader(where, section, source)
+        length = pass_length(order, len(dataset)) if own is None else own.pass_samples
+        if length >= ENDLESS and name != TRAIN:
+            raise ConfigError(
+                f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes over one pass; take "
+                "sequential, or give it `samples`"
+            )
+        return SplitData(
+            section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own
+        )
+
+    def _opened(self, name: str, section: AttrDict, facts: Mapping[str, Any]) -> Samples:
+        part = Role(
+            "train" if name == TRAIN else "test"
+        )  # data that has both gives the one that fits, unless told
+        return DATASETS.build(
+            section.dataset,
+            rest(section, DATA_KEYS),
+            where=f"DATA.{name.upper()}",
+            facts={**facts, "split": part, "part": part},
+            used=self.used,
+        )
+
+    def _overfit(self, order: Order, batch_size: int, samples: int) -> Overfit:
+        batches: int = self.config.PHASES.overfit
+        if batches * batch_size > samples:
+            raise ConfigError(
+                f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} whole batches of "
+                f"{batch_size}"
+            )
+        return Overfit(order, batches * batch_size, seed_of(self.seed, "order", TRAIN, 0))
+
+    def build_loader(self, split: SplitData, plan: Plan) -> PhaseLoader:
+        """Return the batches of one split."""
+        section = split.section
+        samplers = [self._sampler(one) for one in split.stages or (split,)]
+        readers = split.stages
+        sampler = StagedSampler(samplers) if len(samplers) > 1 else samplers[0]
+        reader: Reader | StagedReader
+        if len(readers) > 1:
+            reader = StagedReader([one.reader for one in readers])
+        else:
+            reader = split.at(0).reader
+        folder = self.config.RUN.dir
+        settings = LoaderSettings(
+            workers=workers_of(section.workers, split.reader),
+            prefetch=section.prefetch,
+            start_method=section.start_method,
+            timeout_seconds=section.timeout_seconds,
+            pin_memory=section.pin_memory,
+            bad_sample_budget=section.bad_sample_budget,
+            stacks=None if "://" in folder else f"{folder}/stacks.txt",
+            device=self.machine.device
+            if section.prefetch_to_device and self.machine.device.type == "cuda"
+            else None,
+        )
+        if split.own is not None:
+            selection = split.reader.selection
+            known = (split.reader, self._sampler(split), plan, settings)
+            return OwnLoader(split.own, selection, self.seed, *known)
+        return PhaseLoader(reader, sampler, plan, settings)
+
+    def _sampler(self, split: SplitData) -> PhaseSampler:
+        return PhaseSampler(
+            split.order,
+            len(split.reader.dataset),
+            seed=self.seed,
+            micro_batch_size=split.section.micro_batch_size or split.section.batch_size,
+            world=self.world,
+            fixed=split.train and self.config.DISTRIBUTED.reduction == "ordered",
+            windows=split.windows,
+        )
+
+
+def phase_settings(config: AttrDict) -> PhaseSettings:
+    """Return section PHASES as the plan takes it."""
+    section = config.PHASES
+    when = section.test_every.when
+    return PhaseSettings(
+        epochs=section.epochs,
+        updates=section.updates,
+        samples=section.samples,
+        test_every_epochs=section.test_every.epochs,
+        test_every_updates=section.test_every.updates,
+        test_when=None if when is None else PREDICATES.find(when, "PHASES.test_every.when"),
+        test_first=section.test_first,
+        limit_train=section.limit.train,
+        limit_test=section.limit.test,
+    )
+
+
+def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
+    """Refuse a length in passes where a pass has no end."""
+    epochs = config.PHASES.epochs
+    if split.length >= ENDLESS and epochs and config.PHASES.limit.train is None:
+        raise ConfigError(
+            f"DATA.TRAIN.sampler = {split.section.sampler!r}: a pass of it has no end, and {where}.epochs = {epochs} "
+            f"counts passes; give a length in updates or samples ({where}.updates=...), or give the sampler `samples`"
+        )
+
+
+def _facts(dataset: Samples, where: str) -> dict[str, Any]:
+    try:
+        if isinstance(dataset, Described):
+            return dict(dataset.facts())
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:
+    try:
+        return pipeline.shape_after(shape)
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise ConfigError(
+            f"{where} do not fit the inputs of the data set, of shape {shape}: {error}"
+        ) from error

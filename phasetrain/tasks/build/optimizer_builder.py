@@ -1,0 +1,245 @@
+"""From sections OPTIMIZER and DISTRIBUTED to what makes an update."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fvcore.common.param_scheduler import ParamScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.registry import parameters
+from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World, buffers_of
+from phasetrain.errors import ConfigError
+from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, Several, Updater
+from phasetrain.optim.groups import apart, weights_of
+from phasetrain.optim.schedules.param_schedules import OwnSchedules, StageOptions
+from phasetrain.optim.update.sam import sam_settings
+from phasetrain.optim.update.sparse import sparse_weights
+from phasetrain.runtime.machine import Machine
+from phasetrain.tasks.build.optimizer_factory import Share, maker, rows, shares_of
+from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, rest
+from phasetrain.tasks.build.weights_builder import WeightsBuilder, still
+
+WHOLE = (
+    "each process would have to know all gradients and weights as they are; take DISTRIBUTED.strategy=ddp with "
+    "DISTRIBUTED.reduction=native"
+)
+ASCENT = "in the ascent every weight moves, those of rows that a batch does not have among them; take one or the other"
+
+STAGED = ("lr", "momentum", "weight_decay")
+"""Options of an optimizer that a stage may change."""
+
+
+class OptimizerBuilder(WeightsBuilder):
+    """Makes the strategy and the updater.
+
+    Attributes:
+        groups: a row for each of several groups of weights, see `phasetrain.optim.groups.table`.
+    """
+
+    def __init__(
+        self, config: AttrDict, machine: Machine, world: World, stages: Sequence[AttrDict] = ()
+    ) -> None:
+        super().__init__(config, machine, world, stages)
+        self.groups: list[tuple[str, str, str, str]] = []
+
+    def build_strategy(self) -> Strategy:
+        """Return how the processes share an update; a process that has joined no group trains
+        alone."""
+        section = self.config.DISTRIBUTED
+        if section.reduction == "ordered":
+            if section.strategy not in ("none", "ddp"):
+                raise ConfigError(
+                    f"DISTRIBUTED.reduction = 'ordered' and DISTRIBUTED.strategy = {section.strategy!r}: it adds "
+                    "gradients itself, which only the strategies none and ddp leave to it; take one of them"
+                )
+            return Ordered(self.world, section.virtual_shards)
+        if self.world.control is None:
+            return Strategy(self.world)
+        params = rest(section, DISTRIBUTED_KEYS)
+        facts = {
+            "world": self.world,
+            "communication": section.communication,
+            "precision": self.machine.precision,
+        }
+        if section.communication != "none" and "communication" not in parameters(
+            STRATEGIES.find(section.strategy)
+        ):
+            raise ConfigError(
+                f"DISTRIBUTED.communication = {section.communication!r} and DISTRIBUTED.strategy = "
+                f"{section.strategy!r}: it has no such choice; take DISTRIBUTED.communication=none, or the strategy ddp"
+            )
+        return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts=facts)
+
+    def build_updater(
+        self,
+        model: nn.Module,
+        loss: nn.Module,
+        facts: Mapping[str, Any],
+        strategy: Strategy | None = None,
+        stages: Sequence[Mapping[str, Any]] = (),
+    ) -> Updater:
+        """Return the updater over all parameters that require a gradient; `stages` are the facts of
+        each stage."""
+        strategy = strategy or Strategy(self.world)
+        section = self.config.OPTIMIZER
+        trained = weights_of(model, loss)
+        if not trained:
+            raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
+        shards = {"shards": strategy.shards}
+        scaler = self.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
+        spells = self.spells(model, facts)
+        sparse = sparse_weights(model, loss)
+        shares = [
+            replace(share, groups=apart(share.groups, spells))
+            for share in shares_of(section, trained)
+        ]
+        groups = [group for share in shares for group in share.groups]
+        self.refuse_together(strategy, shares, sparse)
+        used: dict[str, Any] = {}
+        make = maker(
+            shares,
+            facts,
+            scaled=scaler is not None,
+            sparse={id(weight) for weight in sparse},
+            used=used,
+        )
+        optimizer = strategy.optimizer(make, [group.as_given() for group in groups])
+        self.groups = [*(rows(shares) if len(groups) > 1 else ()), *still(model)]
+        self.used |= {
+            key: value for key, value in used.items() if not key.endswith((".params", ".lr"))
+        }
+        schedules = self.schedules(section.SCHEDULES, "OPTIMIZER", facts, optimizer.defaults)
+        return Updater(
+            optimizer,
+            scaler=scaler,
+            schedules=schedules,
+            stages=[
+                self.stage_options(config, {**facts, **known}, number)
+                for number, (config, known) in enumerate(
+                    zip(self.stage_configs, stages, strict=False)
+                )
+            ],
+            own_schedules=self.own_schedules(shares, optimizer, facts),
+            clip_norm=section.clip_norm,
+            clip_value=section.clip_value,
+            guard=GuardSettings(
+                section.on_nonfinite,
+                section.skip_budget,
+                names=[weight.name for group in groups for weight in group.weights],
+                buffers=buffers_of(model, loss),
+            ),
+            strategy=strategy,
+            sam=sam_settings(section.sam) if section.sam is not None else None,
+            sparse=sparse,
+        )
+
+    def schedules(
+        self,
+        section: Mapping[str, Any],
+        where: str,
+        facts: Mapping[str, Any],
+        values: Mapping[str, Any],
+    ) -> dict[str, ParamScheduler]:
+        """Return the schedules of options.
+
+        Args:
+            section: option -> schedule.
+            where: config path of what holds the section.
+            facts: of the run.
+            values: of the options, which schedules of other libraries work on.
+        """
+        return {
+            option: self.named(
+                SCHEDULES,
+                item,
+                f"{where}.SCHEDULES.{option}",
+                {**facts, "base_value": values.get(option, 1.0)},
+            )
+            for option, item in section.items()
+        }
+
+    def own_schedules(
+        self, shares: Sequence[Share], made: Optimizer, facts: Mapping[str, Any]
+    ) -> OwnSchedules:
+        """Return the schedules of their own that other optimizers than the main one have, by number
+        of group."""
+        found = dict[int, Mapping[str, Any]]()
+        first = 0
+        for share in shares:
+            if isinstance(made, Several) and share.label:
+                values = made.optimizers[share.label].defaults
+                own = self.schedules(share.schedules, share.where, facts, values)
+                found |= dict.fromkeys(range(first, first + len(share.groups)), own)
+            first += len(share.groups)
+        return found
+
+    def refuse_together(
+        self, strategy: Strategy, shares: Sequence[Share], sparse: Sequence[Tensor]
+    ) -> None:
+        """Refuse what does not go together with gradients or weights in pieces, or with sparse
+        gradients."""
+        section = self.config.OPTIMIZER
+        distributed = self.config.DISTRIBUTED
+        rows = "an embedding with sparse=True"
+        pieces = f"DISTRIBUTED.strategy = {distributed.strategy!r}" if strategy.shards else ""
+        ordered = "DISTRIBUTED.reduction = 'ordered'" if isinstance(strategy, Ordered) else ""
+        if distributed.communication == "none" or self.world.is_alone:
+            sends = ""
+        else:
+            sends = distributed.communication
+        if self.machine.device.type == "cuda" and not self.world.is_alone:
+            nccl = "several processes on CUDA"
+        else:
+            nccl = ""
+        labels = ", ".join(share.label for share in shares[1:])
+        for what, other, why in (
+            (f"OPTIMIZER.others = {labels}" if labels else "", pieces, WHOLE),
+            (
+                f"OPTIMIZER.sam = {dict(section.sam)}" if section.sam is not None else "",
+                pieces,
+                WHOLE,
+            ),
+            (rows if sparse else "", pieces or ordered, WHOLE),
+            (
+                rows if sparse else "",
+                sends and f"DISTRIBUTED.communication = {sends!r}",
+                "torch cannot round its rows",
+            ),
+            (
+                rows if sparse else "",
+                nccl,
+                "NCCL cannot add sparse gradients; take one without it, or the CPU",
+            ),
+            (rows if sparse else "", "OPTIMIZER.sam" if section.sam is not None else "", ASCENT),
+        ):
+            if what and other:
+                raise ConfigError(f"{what} and {other}: {why}")
+
+    def stage_options(self, config: AttrDict, facts: Mapping[str, Any], stage: int) -> StageOptions:
+        """Return what a stage changes of the optimizer's options.
+
+        Args:
+            config: as it is in the stage.
+            facts: of the stage.
+            stage: its number.
+        """
+        whole = self.config.OPTIMIZER
+        section = config.OPTIMIZER
+        where = f"PHASES.stages[{stage}].OPTIMIZER"
+        given = self.config.PHASES.stages[stage].get("OPTIMIZER", {}).get("SCHEDULES", {})
+        own = {option: item for option, item in section.SCHEDULES.items() if option in given}
+        schedules = self.schedules(own, where, facts, section)
+        changed = {
+            option: (whole.get(option), section[option]) for option in section if option in STAGED
+        }
+        for option, (before, now) in changed.items():
+            if before is None and now is not None:
+                raise ConfigError(
+                    f"{where}.{option} = {now}: give OPTIMIZER.{option} a value for the whole run as well"
+                )
+        return StageOptions(
+            schedules, {option: pair for option, pair in changed.items() if pair[0] != pair[1]}
+        )

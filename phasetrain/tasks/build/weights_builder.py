@@ -1,0 +1,181 @@
+"""From MODEL.freeze, MODEL.freeze_updates, MODEL.ema and MODEL.swa to which weights stand still,
+and their averages."""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from torch import nn
+
+from phasetrain.distributed import Strategy
+from phasetrain.errors import ConfigError
+from phasetrain.models.freeze import NOTHING, UPDATES, Frozen, Holds, freeze, frozen_names, of_all
+from phasetrain.optim.averaging.average_settings import EMASettings, settings_of
+from phasetrain.optim.averaging.averages import EMA, SWA, Average, copy_of
+from phasetrain.optim.schedules.curves import TOLERANCE
+from phasetrain.optim.schedules.durations import RunLength
+from phasetrain.tasks.build.sections import Sections
+
+
+class WeightsBuilder(Sections):
+    """Freezes weights and makes their averages."""
+
+    def frozen(self, model: nn.Module) -> list[Frozen]:
+        """Return what is frozen in each stage of PHASES.stages; in the only one where there are
+        none.
+
+        Raises:
+            ConfigError: a pattern that chooses nothing.
+        """
+        configs = self.stage_configs or (self.config,)
+        where = [
+            f"PHASES.stages[{number}].MODEL.freeze" for number in range(len(self.stage_configs))
+        ]
+        return [
+            frozen_names(model, config.MODEL.freeze, name)
+            if config.MODEL.freeze != self.config.MODEL.freeze
+            else frozen_names(model, config.MODEL.freeze)
+            for config, name in zip(configs, where or [""], strict=True)
+        ]
+
+    def freeze(self, model: nn.Module, loss: nn.Module) -> None:
+        """Let the parameters that are frozen in all stages require no gradient, so that the
+        optimizer has none of them.
+
+        Raises:
+            ConfigError: nothing would be left to train.
+        """
+        freeze(model, of_all(self.frozen(model)))
+        if self.config.MODEL.freeze and not any(
+            p.requires_grad for part in (model, loss) for p in part.parameters()
+        ):
+            raise ConfigError(
+                f"MODEL.freeze = {list(self.config.MODEL.freeze)} freezes all parameters, and nothing is left to "
+                "train; leave some out, or test the model with RUN.engine=test"
+            )
+
+    def build_holds(
+        self, model: nn.Module, loss: nn.Module, strategy: Strategy, facts: Mapping[str, Any]
+    ) -> Holds | None:
+        """Return which weights are held in which update; None where none ever are.
+
+        Raises:
+            ConfigError: a pattern that chooses nothing that trains, no duration, or updates in
+                which all are held.
+        """
+        stages = self.frozen(model)
+        until = self.held(model, facts)
+        if not until and not any(one.parameters for one in stages):
+            return None
+        trained = [one for part in (model, loss) for one in part.parameters() if one.requires_grad]
+        tensors = {id(one): strategy.in_optimizer(one) for one in trained}
+        return Holds(model, stages, until, tensors)
+
+    def held(self, model: nn.Module, facts: Mapping[str, Any]) -> list[tuple[Frozen, int]]:
+        """Return what is frozen for the first updates only, and for how many.
+
+        Raises:
+            ConfigError: a pattern that chooses nothing that trains, or no duration.
+        """
+        always = of_all(self.frozen(model))
+        run = _length(facts)
+        until = []
+        for number, rule in enumerate(self.config.MODEL.freeze_updates):
+            where = f"{UPDATES}[{number}]"
+            match, duration = _rule(rule, where)
+            found = frozen_names(model, match, f"{where}.match")
+            if found.parameters <= always.parameters:
+                raise ConfigError(
+                    f"{where}.match = {match}: MODEL.freeze freezes all of it for good; drop one of the two"
+                )
+            until.append((found, _updates(f"{where}.for", duration, run)))
+        return [(found, end) for found, end in until if end]
+
+    def spells(self, model: nn.Module, facts: Mapping[str, Any]) -> dict[int, str]:
+        """Return when weights that train are frozen nevertheless, in words, by id of the
+        parameter."""
+        stages = self.frozen(model)
+        until = self.held(model, facts)
+        found = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            numbers = [
+                str(number) for number, frozen in enumerate(stages, 1) if name in frozen.parameters
+            ]
+            end = max((end for frozen, end in until if name in frozen.parameters), default=0)
+            told = [f"frozen for {end} updates"] if end else []
+            told += [f"frozen in stages {', '.join(numbers)}"] if numbers else []
+            if told and parameter.requires_grad:
+                found[id(parameter)] = ", ".join(told)
+        return found
+
+    def copies(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Return a copy of the model for each average, made before a strategy divides it.
+
+        Raises:
+            ConfigError: the model cannot be copied.
+        """
+        return {name: copy_of(model, name) for name in settings_of(self.config.MODEL)}
+
+    def build_averages(
+        self,
+        model: nn.Module,
+        copies: Mapping[str, nn.Module],
+        strategy: Strategy,
+        facts: Mapping[str, Any],
+    ) -> dict[str, Average]:
+        """Return averages of the model's weights by name, divided as these are.
+
+        Raises:
+            ConfigError: an average of these weights cannot be made.
+        """
+        wanted = settings_of(self.config.MODEL)
+        still = of_all(self.frozen(model)).modules if wanted else NOTHING.modules
+        found: dict[str, Average] = {}
+        for name, settings in wanted.items():
+            if strategy.divides:
+                strategy.prepare(copies[name], nn.Identity())
+            if isinstance(settings, EMASettings):
+                found[name] = EMA(model, copies[name], settings)
+            else:
+                found[name] = SWA(model, copies[name], settings, _length(facts), still)
+        return found
+
+
+def still(model: nn.Module) -> list[tuple[str, str, str, str]]:
+    """Return a row for the table of groups with the parameters that no optimizer has; nothing where
+    there are none."""
+    found = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+    names = ", ".join(name for name, _ in found[:3]) + (", ..." if len(found) > 3 else "")
+    if found:
+        return [("frozen", str(len(found)), f"{sum(one.numel() for _, one in found):,}", names)]
+    return []
+
+
+def _length(facts: Mapping[str, Any]) -> RunLength:
+    return RunLength(facts["updates"], facts["updates_per_epoch"], facts["batch_size"])
+
+
+def _rule(rule: Any, where: str) -> tuple[list[str], Any]:
+    """Return patterns and duration of a rule of MODEL.freeze_updates."""
+    if not isinstance(rule, Mapping) or set(rule) != {"match", "for"}:
+        told = dict(rule) if isinstance(rule, Mapping) else rule
+        raise ConfigError(
+            f"{where} = {told!r}: expected `match`, patterns over names, and `for`, a number of updates or a duration, "
+            "such as {match: trunk, for: 2 epochs}"
+        )
+    match = [rule["match"]] if isinstance(rule["match"], str) else list(rule["match"])
+    return match, rule["for"]
+
+
+def _updates(where: str, duration: float | str, run: RunLength) -> int:
+    """Return a duration in updates, rounded up; a bare whole number is one of updates."""
+    if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0:
+        return duration
+    if not isinstance(duration, str):
+        raise ConfigError(
+            f"{where} = {duration!r}: expected a number of updates, or a duration such as '2 epochs'"
+        )
+    try:
+        return ceil(run.fraction(where, duration) * run.updates - TOLERANCE)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,102 @@
+"""Floating-point operations of a training, and how many of them devices can make at best."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from phasetrain.engine.plan import Phase, Plan
+from phasetrain.runtime.machine import Machine, Precision, generators_kept
+from phasetrain.tasks import Position, Task
+from phasetrain.tasks.inspection import inspect
+
+T = 1e12
+
+FLAVOURS = frozenset({"MIG", "Laptop", "D", "Ti", "Super", "SUPER"})
+"""Words in the name of a device that make it another one than the rows below are about."""
+
+PEAKS: Mapping[tuple[str, ...], Mapping[Precision, float]] = MappingProxyType(
+    {
+        ("V100", "PCIE"): {"fp32": 14 * T, "fp16": 112 * T},
+        ("V100",): {"fp32": 15.7 * T, "fp16": 125 * T},
+        ("V100S",): {"fp32": 16.4 * T, "fp16": 130 * T},
+        ("T4",): {"fp32": 8.1 * T, "fp16": 65 * T},
+        ("A10",): {"fp32": 31.2 * T, "tf32": 62.5 * T, "bf16": 125 * T, "fp16": 125 * T},
+        ("A100",): {"fp32": 19.5 * T, "tf32": 156 * T, "bf16": 312 * T, "fp16": 312 * T},
+        ("L4",): {"fp32": 30.3 * T, "tf32": 60 * T, "bf16": 121 * T, "fp16": 121 * T},
+        ("L40S",): {"fp32": 91.6 * T, "tf32": 183 * T, "bf16": 362 * T, "fp16": 362 * T},
+        ("H100", "PCIe"): {"fp32": 51 * T, "tf32": 378 * T, "bf16": 756.5 * T, "fp16": 756.5 * T},
+        ("H100", "NVL"): {"fp32": 60 * T, "tf32": 417.5 * T, "bf16": 835.5 * T, "fp16": 835.5 * T},
+        ("H100",): {"fp32": 67 * T, "tf32": 494.5 * T, "bf16": 989.5 * T, "fp16": 989.5 * T},
+        ("H200", "NVL"): {"fp32": 60 * T, "tf32": 417.5 * T, "bf16": 835.5 * T, "fp16": 835.5 * T},
+        ("H200",): {"fp32": 67 * T, "tf32": 494.5 * T, "bf16": 989.5 * T, "fp16": 989.5 * T},
+        ("RTX", "3090"): {"fp32": 35.6 * T, "tf32": 35.6 * T, "bf16": 71 * T, "fp16": 71 * T},
+        ("RTX", "4090"): {"fp32": 82.6 * T, "tf32": 82.6 * T, "bf16": 165.2 * T, "fp16": 165.2 * T},
+    }
+)
+"""Words in the name that torch gives a device -> operations per second by precision; the first row
+that fits counts.
+
+Products of dense matrices, added up in fp32; where a data sheet tells those of sparse ones alone,
+half of them. From NVIDIA's data sheets of V100 (2020), T4 (2019), A10 (2021), A100 (2022), L4,
+L40S, H100 (2023) and H200 (2024); for the RTX cards, appendix A of the white papers on GA102 (2021)
+and Ada (2023).
+"""
+
+
+def device_name(machine: Machine) -> str:
+    """Return the name of the device that a process computes on, as torch gives it; `cpu` and the
+    like without one."""
+    device = machine.device
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
+
+
+def peak_flops(name: str, precision: Precision) -> float | None:
+    """Return the operations per second that a device can make at best; None where no data sheet is
+    known here.
+
+    Args:
+        name: of the device, as torch gives it.
+        precision: of products of matrices in forward passes.
+    """
+    words = set(re.split(r"\W+", name))
+    if words & FLAVOURS:
+        return None
+    return next((row.get(precision) for key, row in PEAKS.items() if words.issuperset(key)), None)
+
+
+def train_flops(task: Task, plan: Plan) -> dict[int, int]:
+    """Return the operations per sample of a forward and a backward pass, by number of the stage.
+
+    Makes both once with the first micro-batch of each stage, as torch's counter sees them, and
+    leaves no trace in the training. Every process takes part, each with its own micro-batch.
+
+    Args:
+        task: what is learned, between two steps.
+        plan: whose train phases are looked at.
+
+    Raises:
+        ValueError: some process has no sample in the first step of a stage.
+        Exception: whatever the passes raise; all is put back before.
+    """
+    first: dict[int, Phase] = {}
+    for phase in plan.phases:
+        if phase.is_train and phase.steps:
+            first.setdefault(phase.stage, phase)
+    with generators_kept():
+        return {stage: _counted(task, phase) for stage, phase in first.items()}
+
+
+def _counted(task: Task, phase: Phase) -> int:
+    loader = task.parts.loaders[phase.data]
+    batch = loader.read(next(iter(loader.sampler.steps(phase, 0)))[0])
+    if not all(task.parts.world.shared(batch.size)):
+        raise ValueError(f"a process has no sample in the first step of phase {phase.index}")
+    with task.unmoved():
+        task.reseed(Position(phase.split, 0, phase.first, 0.0))
+        found = inspect(task, phase, batch.to(task.parts.machine.device)).train_flops
+    assert found is not None, "an inspection with a batch counts"
+    return found

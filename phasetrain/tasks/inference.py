@@ -1,0 +1,116 @@
+"""What a task's model says of inputs, outside of any run."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from phasetrain.engine.batch import mapped
+from phasetrain.errors import ConfigError
+from phasetrain.tasks.parts import Parts
+
+
+class Predicts:
+    """Lets a task be asked for predictions."""
+
+    parts: Parts
+
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
+        """Return what the model makes of inputs in test mode, without gradients, on its device.
+
+        The precision is that of tests (MACHINE.precision, MACHINE.test_precision). The mode of
+        every module is what it was before.
+
+        Args:
+            inputs: a batch `(N, ...)` as the model takes it, which is after the transforms of a
+                test split: a tensor or an array, or a mapping, list or tuple of them.
+            batch_size: at most so many samples at once; all by default.
+
+        Raises:
+            ConfigError: the model does not take them, or `batch_size` is below 1.
+        """
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size = {batch_size}: expected at least 1")
+        tensors = _tensors(inputs)
+        size = _samples(tensors)
+        each = max(1, size if batch_size is None else batch_size)
+        with torch.no_grad(), _tested(self.parts.model), self.parts.machine.autocast(train=False):
+            found = [
+                self._predicted(tensors, slice(at, at + each))
+                for at in range(0, max(1, size), each)
+            ]
+        if len(found) == 1:
+            return found[0]
+        return _joined(found)
+
+    def _predicted(self, tensors: Any, part: slice) -> Any:
+        model = self.parts.model
+        device = self.parts.machine.device
+        try:
+            return model(mapped(tensors, lambda one: one[part].to(device)))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if isinstance(error, ConfigError | torch.OutOfMemoryError):
+                raise
+            raise ConfigError(
+                f"MODEL: {type(model).__name__} does not take these inputs: {error}"
+            ) from error
+
+
+@contextmanager
+def _tested(model: nn.Module) -> Iterator[None]:
+    """Have a model in test mode for a while."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _tensors(value: Any) -> Any:
+    """Return arrays as tensors; mappings, lists and tuples keep their form."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, Mapping):
+        return {key: _tensors(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_tensors, value))
+    return value
+
+
+def _samples(value: Any) -> int:
+    """Return the length of the first tensor in nested inputs."""
+    if isinstance(value, Tensor):
+        if value.ndim:
+            return len(value)
+        return 0
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    first = next(iter(items), None)
+    if first is None:
+        raise ConfigError(
+            f"inputs of type {type(value).__name__}: expected a batch as the model takes it, a tensor or an array "
+            "(N, ...), or a mapping or list of them"
+        )
+    return _samples(first)
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return the outputs of successive batches as that of one batch."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_joined(list(items)) for items in zip(*parts, strict=True))
+    raise ConfigError(
+        f"the model returns {type(first).__name__}, which cannot be joined; leave out batch_size"
+    )

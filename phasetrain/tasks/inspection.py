@@ -1,0 +1,288 @@
+"""What a model is made of and what it takes: parameters, activations, floating-point operations,
+memory."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from phasetrain.distributed.dtensors import piece
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase
+from phasetrain.tasks import Parts, Task
+
+ROWS = 30
+"""Modules that are shown at most; a larger model is shown to a lesser depth."""
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One module of a model, with all that is below it.
+
+    Attributes:
+        name: of the module; empty for the model.
+        kind: its class.
+        parameters: numbers that it has, whether they are trained or not.
+        trained: those of them that require a gradient.
+        output: shape of its last output, N standing for the samples of a micro-batch; None where it
+            was not called.
+        output_bytes: of its outputs for a micro-batch.
+        flops: floating-point operations of a forward pass per sample; None where they were not
+            counted.
+    """
+
+    name: str
+    kind: str
+    parameters: int
+    trained: int
+    output: str | None = None
+    output_bytes: int = 0
+    flops: int | None = None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What one micro-batch of the training has shown.
+
+    Attributes:
+        modules: of the model, in their order; the model itself is the first one.
+        samples: of the micro-batch.
+        forward_flops: floating-point operations per sample of the whole task, loss included; None:
+            not counted.
+        train_flops: the same with the backward pass.
+        activation_bytes: outputs of the modules without others below them, and the input, for a
+            micro-batch.
+    """
+
+    modules: tuple[ModuleRow, ...]
+    samples: int
+    forward_flops: int | None
+    train_flops: int | None
+    activation_bytes: int
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return asdict(self) | {"modules": [asdict(row) for row in self.modules]}
+
+
+def modules_of(model: nn.Module) -> list[ModuleRow]:
+    """Return a row for each module, without what only a batch can show."""
+    return [
+        ModuleRow(name, type(module).__name__, *_counted(module))
+        for name, module in model.named_modules()
+        if not name
+        or type(module).forward is not nn.Module.forward
+        or next(module.parameters(), None) is not None
+    ]
+
+
+def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
+    """Make one forward and backward pass of a train phase with a micro-batch, and drop the
+    gradient.
+
+    Running statistics and the like move as in any pass: the task is one to be thrown away.
+
+    Args:
+        task: what is learned; its model and loss are called as they are, without the strategy's
+            wrapper.
+        phase: a train phase.
+        batch: on the task's device, with at least one sample.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # it imports much of torch's compiler
+
+    task.begin(phase, fresh=False)
+    task.model = task.parts.model
+    task.loss = task.parts.loss
+    counter = FlopCounterMode(display=False)
+    notes = _Notes(task.parts.model)
+    with counter, notes.taken(counter.get_total_flops):
+        with task.parts.machine.autocast(train=True):
+            loss = task.forward(batch).loss
+        forward = counter.get_total_flops()
+        loss.backward()  # type: ignore[no-untyped-call]
+        train = counter.get_total_flops()
+    task.updater.drop_gradients()
+    rows = tuple(notes.row(row, batch.size) for row in modules_of(task.parts.model))
+    leaves = sum(
+        notes.bytes_of.get(name, 0)
+        for name, one in task.parts.model.named_modules()
+        if not _has_parts(one)
+    )
+    return Inspection(
+        modules=rows,
+        samples=batch.size,
+        forward_flops=forward // batch.size,
+        train_flops=train // batch.size,
+        activation_bytes=leaves + _bytes(batch.input),
+    )
+
+
+def memory_estimate(parts: Parts, inspection: Inspection | None = None) -> dict[str, int | None]:
+    """Return the bytes that a training takes on the device of one process, by what they hold.
+
+    Activations are those of one micro-batch, where one was looked at; what kernels need for
+    themselves is not in it.
+    """
+    trained = [piece(p) for p in parts.model.parameters() if p.requires_grad]
+    trained += [piece(p) for p in parts.loss.parameters() if p.requires_grad]
+    gradients = sum(map(_size, trained))
+    weights = sum(_size(piece(t)) for t in (*parts.model.parameters(), *parts.model.buffers()))
+    found: dict[str, int | None] = {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer_bytes(parts),
+        "averages": weights * len(parts.averages),
+        "activations": None if inspection is None else inspection.activation_bytes,
+    }
+    return found | {"total": sum(size or 0 for size in found.values())}
+
+
+def optimizer_bytes(parts: Parts) -> int:
+    """Return about what an optimizer keeps of the weights that this process updates: what it has,
+    or one or two each.
+
+    Two values of each weight where it has `betas`, one where it has a momentum that is not 0 or
+    nothing is known, none with a momentum of 0.
+    """
+    if parts.updater is None:
+        return 0
+    optimizer = parts.updater.optimizer
+    total = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            known = optimizer.state.get(parameter)
+            held = [one for one in known.values() if isinstance(one, Tensor)] if known else []
+            each = 2 if "betas" in group else int(group.get("momentum", 1.0) != 0)
+            total += (
+                sum(_size(piece(one)) for one in held) if held else each * _size(piece(parameter))
+            )
+    return total
+
+
+def checkpoint_bytes(parts: Parts) -> int:
+    """Return about how large a checkpoint will be: weights, averages of them, and what the
+    optimizer keeps."""
+    models = 1 + len(parts.averages)
+    weights: int = models * sum(
+        t.numel() * t.element_size() for t in parts.model.state_dict().values()
+    )
+    kept: int = 0
+    if parts.updater is not None:
+        per_weight = 2 if "betas" in parts.updater.optimizer.defaults else 1
+        kept = per_weight * sum(p.numel() * p.element_size() for p in parts.updater.parameters)
+    return weights + kept
+
+
+def shown_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
+    """Return the rows down to the depth at which they are not too many."""
+    depth = max((row.name.count(".") + 1 for row in rows if row.name), default=0)
+    while depth > 1 and sum(_depth(row) <= depth for row in rows) > ROWS:
+        depth -= 1
+    found = [row for row in rows if _depth(row) <= depth]
+    if len(found) <= ROWS:
+        return found
+    return found[:ROWS]
+
+
+def bytes_told(size: float) -> str:
+    """Return a number of bytes as a person says it: `8,424 bytes`, `31.4 MB`."""
+    for unit, each in (("GB", 1e9), ("MB", 1e6)):
+        if size >= each:
+            return f"{size / each:.1f} {unit}"
+    return f"{size:,.0f} bytes"
+
+
+def flops_told(count: float) -> str:
+    """Return a number of floating-point operations as a person says it: `12.3 M`."""
+    for unit, each in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= each:
+            return f"{count / each:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+class _Notes:
+    """What modules give in a forward pass, and how many operations are counted meanwhile."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.bytes_of: dict[str, int] = {}
+        self.flops: dict[str, int] = {}
+
+    @contextmanager
+    def taken(self, count: Callable[[], int]) -> Iterator[None]:
+        """Note it until the end of the block."""
+        with ExitStack() as stack:
+            for name, module in self._modules.items():
+                stack.callback(module.register_forward_pre_hook(self._enter(name, count)).remove)
+                stack.callback(module.register_forward_hook(self._leave(name, count)).remove)
+            yield
+
+    def row(self, row: ModuleRow, samples: int) -> ModuleRow:
+        """Return a row with what was noted of its module."""
+        if row.name not in self.shapes:
+            return row
+        shape = _told(self.shapes[row.name], samples)
+        counted = self.flops[row.name] // samples
+        known = (row.name, row.kind, row.parameters, row.trained)
+        return ModuleRow(*known, shape, self.bytes_of[row.name], counted)
+
+    def _enter(self, name: str, count: Callable[[], int]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.flops[name] = self.flops.get(name, 0) - count()
+
+        return hook
+
+    def _leave(self, name: str, count: Callable[[], int]) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self.flops[name] = self.flops.get(name, 0) + count()
+            tensors = _tensors(output)
+            self.shapes[name] = tuple(tensors[-1].shape) if tensors else ()
+            self.bytes_of[name] = self.bytes_of.get(name, 0) + sum(map(_size, tensors))
+
+        return hook
+
+
+def _counted(module: nn.Module) -> tuple[int, int]:
+    parameters = list(module.parameters())
+    return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
+
+
+def _has_parts(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _depth(row: ModuleRow) -> int:
+    if row.name:
+        return row.name.count(".") + 1
+    return 0
+
+
+def _told(shape: Sequence[int], samples: int) -> str:
+    words = [
+        "N" if not place and size == samples else str(size) for place, size in enumerate(shape)
+    ]
+    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+
+
+def _bytes(value: Any) -> int:
+    return sum(map(_size, _tensors(value)))
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in an output: one, or those of a list, a tuple, a mapping or an object
+    that is one."""
+    if isinstance(value, Tensor):
+        return [value]
+    found: list[Tensor] = []
+    if isinstance(value, Mapping | list | tuple):
+        inside = value.values() if isinstance(value, Mapping) else value
+        for one in inside:
+            found += _tensors(one)
+    return found

@@ -1,0 +1,146 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from phasetrain.commands.extract.feature_files import (
+    FeatureFolder,
+    decoded,
+    encoded,
+    read_columns,
+    read_index,
+)
+from phasetrain.errors import ChangedError, ConfigError
+
+REQUEST = {"model": "abc", "layers": ["trunk"], "format": "safetensors"}
+
+
+def columns(first: int, rows: int) -> dict[str, torch.Tensor]:
+    ids = torch.arange(first, first + rows)
+    return {
+        "id": ids,
+        "target": ids % 3,
+        "layer.trunk": ids.float()[:, None] * torch.tensor([1.0, -1.0]),
+    }
+
+
+def made(path: Path, form: str = "safetensors") -> FeatureFolder:
+    folder = FeatureFolder(str(path), form)
+    folder.begin({**REQUEST, "format": form})
+    folder.finish(
+        [folder.write(0, 0, columns(0, 4)), folder.write(1, 4, columns(4, 2))], {"classes": 3}
+    )
+    return folder
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+class TestFormats:
+    def test_columns_come_back_and_bytes_are_a_function_of_them(self, form: str) -> None:
+        content = encoded(columns(0, 4), form)
+        assert content == encoded(columns(0, 4), form)
+        back = decoded(content, form)
+        assert back.keys() == columns(0, 4).keys()
+        assert all(torch.equal(back[name], value) for name, value in columns(0, 4).items())
+
+    def test_all_rows_in_order(self, tmp_path: Path, form: str) -> None:
+        made(tmp_path / "train", form)
+        assert sorted(path.name for path in (tmp_path / "train").iterdir()) == [
+            "index.json",
+            f"shard-00000.{form}",
+            f"shard-00001.{form}",
+        ]
+        found = read_columns(f"{tmp_path}/train/", ["trunk", "id"])
+        assert found["id"].tolist() == [0, 1, 2, 3, 4, 5]
+        assert found["trunk"][5].tolist() == [5, -5]
+
+
+def test_the_index(tmp_path: Path) -> None:
+    made(tmp_path)
+    index = read_index(str(tmp_path))
+    assert (index["complete"], index["rows"], index["classes"], index["request"]) == (
+        True,
+        6,
+        3,
+        REQUEST,
+    )
+    assert index["columns"] == {
+        "id": ["int64", []],
+        "target": ["int64", []],
+        "layer.trunk": ["float32", [2]],
+    }
+    assert [(shard["file"], shard["first"], shard["rows"]) for shard in index["shards"]] == [
+        ("shard-00000.safetensors", 0, 4),
+        ("shard-00001.safetensors", 4, 2),
+    ]
+
+
+class TestKept:
+    def test_shards_of_a_folder_that_is_complete_and_of_one_that_is_not(
+        self, tmp_path: Path
+    ) -> None:
+        folder = FeatureFolder(str(tmp_path), "safetensors")
+        folder.begin(REQUEST)
+        written = folder.write(1, 4, columns(4, 2))
+        assert (folder.kept(0), folder.kept(1)) == (None, written)
+        made(tmp_path)
+        again = FeatureFolder(str(tmp_path), "safetensors")
+        again.begin(REQUEST)
+        assert again.kept(1) == written
+
+    def test_a_shard_without_a_record_or_with_other_bytes_is_made_again(
+        self, tmp_path: Path
+    ) -> None:
+        made(tmp_path)
+        file = tmp_path / "shard-00001.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        assert FeatureFolder(str(tmp_path), "safetensors").kept(1) is None
+        assert FeatureFolder(str(tmp_path), "safetensors").kept(0) is not None
+        (tmp_path / "index.json").unlink()
+        assert FeatureFolder(str(tmp_path), "safetensors").kept(0) is None
+
+
+class TestErrors:
+    def test_another_request(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        with pytest.raises(
+            ChangedError,
+            match=r"holds features with layers = \['trunk'\], and now it is \['head'\]; set",
+        ):
+            FeatureFolder(str(tmp_path), "safetensors").begin({**REQUEST, "layers": ["head"]})
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError,
+            match=r"holds no features \(index.json is missing\); make them with RUN.engine=e",
+        ):
+            read_index(str(tmp_path))
+
+    def test_not_complete(self, tmp_path: Path) -> None:
+        FeatureFolder(str(tmp_path), "safetensors").begin(REQUEST)
+        with pytest.raises(
+            ConfigError, match=r"is not complete; start the same RUN.engine=extract again"
+        ):
+            read_columns(str(tmp_path), ["trunk"])
+
+    def test_no_such_column(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        with pytest.raises(
+            ConfigError, match=r"has no 'trnk'; did you mean 'trunk'\? It has id, target, trunk$"
+        ):
+            read_columns(str(tmp_path), ["trnk"])
+
+    def test_a_damaged_and_a_missing_shard(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        (tmp_path / "shard-00000.safetensors").write_bytes(encoded(columns(0, 3), "safetensors"))
+        with pytest.raises(ConfigError, match=r"shard-00000.safetensors' is damaged"):
+            read_columns(str(tmp_path), ["trunk"])
+        (tmp_path / "shard-00000.safetensors").unlink()
+        with pytest.raises(ConfigError, match=r"shard-00000.safetensors' cannot be read"):
+            read_columns(str(tmp_path), ["trunk"])
+
+    def test_the_index_is_json(self, tmp_path: Path) -> None:
+        made(tmp_path)
+        assert json.loads((tmp_path / "index.json").read_text())["format_version"] == 1

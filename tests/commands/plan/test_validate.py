@@ -1,0 +1,182 @@
+"""What is wrong with a run, all of it at once, and what in it never takes effect."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import SMALL, train
+
+from phasetrain.commands.cli import main
+from phasetrain.commands.plan.validate import all_at_once, check_room, monitors, never, problems
+from phasetrain.config.validation import problems_in
+from phasetrain.errors import ConfigError
+from phasetrain.runs.folder import RunFolder
+from phasetrain.testing.build import built, settled
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), []),
+        (
+            ("CHECKPOINT.every_updates=16",),
+            ["CHECKPOINT.every_updates = 16: the run ends after 15 updates"],
+        ),
+        (("CHECKPOINT.every_updates=15",), []),
+        (
+            ("CHECKPOINT.every_epochs=4",),
+            ["CHECKPOINT.every_epochs = 4: the run ends after 3 complete epochs"],
+        ),
+        (("CHECKPOINT.keep_every.updates=99",), ["CHECKPOINT.keep_every.updates = 99"]),
+        (
+            ("PHASES.test_every.epochs=5",),
+            ["PHASES.test_every.epochs = 5: the run ends after 3 epochs"],
+        ),
+        (
+            ("PHASES.test_every.updates=50",),
+            ["PHASES.test_every.updates = 50: the run ends after 15 updates"],
+        ),
+        (
+            ("PHASES.limit.train=100",),
+            ["PHASES.limit.train = 100: no epoch has more than 60 updates"],
+        ),
+        (("DATA.TEST=null", "PHASES.test_every.epochs=5"), []),
+        (
+            ("DATA.TEST=null", "PHASES.train_meters=false"),
+            ["METERS: PHASES.train_meters = false and there is no test"],
+        ),
+        (
+            ("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"),
+            ["CHECKPOINT: every rule by which to save is off"],
+        ),
+        (
+            (
+                "CHECKPOINT.every_epochs=null",
+                "CHECKPOINT.at_end=false",
+                "CHECKPOINT.every_minutes=5",
+            ),
+            [],
+        ),
+        (
+            (
+                "PHASES.epochs=null",
+                "PHASES.stages=[{epochs: 1}, {epochs: 1, PHASES: {limit: {train: 3}}}]",
+            ),
+            [],
+        ),
+        (("PHASES.epochs=0",), []),
+    ],
+)
+def test_what_never_takes_effect(words: tuple[str, ...], told: list[str]) -> None:
+    overrides = [*SMALL, "RUN.dir=x", *words]
+    found = never(settled(overrides), built(overrides).plan)
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True)), found
+
+
+def test_a_run_warns_of_it_and_goes_on(tmp_path: Path) -> None:
+    assert train(tmp_path, "PHASES.epochs=1", "CHECKPOINT.every_updates=99").state == "finished"
+    assert (
+        "CHECKPOINT.every_updates = 99: the run ends after 5 updates"
+        in (tmp_path / "log.txt").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"), [((), True), (("CHECKPOINT.every_epochs=null",), False)]
+)
+def test_a_run_that_keeps_nothing_needs_no_room(
+    tmp_path: Path,
+    words: tuple[str, ...],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+) -> None:
+    overrides = [*SMALL, f"RUN.dir={tmp_path}", "CHECKPOINT.at_end=false", *words]
+    folder = RunFolder(str(tmp_path))
+    monkeypatch.setattr(folder, "free", lambda: 1_000)
+    with pytest.raises(ConfigError, match="1,000 bytes are free") if refused else nullcontext():
+        check_room(settled(overrides), folder, built(overrides).task.parts)
+    assert ("1,000 bytes are free" in caplog.text) == (not refused)
+
+
+def test_mistakes_of_all_kinds_in_one_report() -> None:
+    setup = settled(
+        [
+            *SMALL, "RUN.dir=x", "MODEL.freeze=[hed]", "OPTIMIZER.groups=[{match: nobody, lr_scale: 2.0}]",
+            "METERS.top={name: accuracy, topk: 0}", "CHECKPOINT.best.monitor=test/acuracy",
+            "HOOKS.early_stopping={patience: 0}", "MODEL.weights=/nowhere/weights.pt",
+        ]
+    )  # fmt: skip
+    found = problems(setup)
+    starts = [
+        "METERS.top",
+        "CHECKPOINT.best.monitor",
+        "MODEL.weights",
+        "MODEL.freeze",
+        "OPTIMIZER.groups[0]",
+        "HOOKS.",
+    ]
+    assert [any(one.startswith(start) for one in found) for start in starts] == [True] * 6, found
+    assert len(found) == 6
+
+
+def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() -> None:
+    setup = settled(
+        [
+            *SMALL, "RUN.dir=x", "DATA.TRAIN={dataset: image_folder, path: /nowhere/a}", "MODEL.dropout=7.0",
+            "DATA.TEST={dataset: image_folder, path: /nowhere/b}", "HOOKS.early_stopping={patience: 0}",
+        ]
+    )  # fmt: skip
+    found = problems(setup)
+    assert [one.partition(" ")[0] for one in found[:2]] == ["DATA.TRAIN", "DATA.TEST"]
+    assert found[-1].startswith("HOOKS.early_stopping")
+    assert not any("needs a value" in one for one in found)
+
+
+def test_a_sound_run_has_none() -> None:
+    assert problems(settled([*SMALL, "RUN.dir=x", "CHECKPOINT.best.monitor=test/accuracy"])) == []
+
+
+def test_other_errors_pass_through() -> None:
+    setup = settled([*SMALL, "RUN.dir=x"])
+    with pytest.raises(ConfigError, match=r"^the only one$"), all_at_once(setup):
+        raise ConfigError("the only one")
+    with pytest.raises(KeyError), all_at_once(setup):
+        raise KeyError("no mistake of the config's")
+
+
+def test_what_is_watched() -> None:
+    words = [
+        "CHECKPOINT.best.monitor=-test/loss",
+        "HOOKS.plateau={monitor: train/loss}",
+        "HOOKS.early_stopping={}",
+    ]
+    found = monitors(settled([*SMALL, "RUN.dir=x", *words]))
+    assert [(one.where, one.name) for one in found] == [
+        ("CHECKPOINT.best.monitor", "-test/loss"),
+        ("HOOKS.plateau.monitor", "train/loss"),
+    ]
+
+
+def test_keys_and_values_and_what_follows_from_them_in_one_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["MODEL.widht=4", "OPTIMIZER.accumulate=5", "RUN.name=a/b"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("3 problems in the config:")
+    assert all(
+        one in told
+        for one in ("did you mean MODEL.width", "nearest that work: 4, 8", "RUN.name = 'a/b'")
+    )
+
+
+def test_the_mistakes_in_an_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        settled(["MODEL.widht=4", "OPTIMIZER.lrr=0.1"])
+    assert [one.partition(" ")[0] for one in problems_in(caught.value)] == [
+        "MODEL.widht",
+        "OPTIMIZER.lrr",
+    ]
+    assert problems_in(ConfigError("one")) == ["one"]

@@ -1,0 +1,62 @@
+"""A run followed while it goes on."""
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from run_folders import write
+
+from phasetrain.commands.runs.follow import follow, watch
+from phasetrain.errors import ConfigError
+
+
+def test_until_the_end(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", "running")
+    log = folder / "log.txt"
+    log.write_text("".join(f"line {number}\n" for number in range(30)) + "half")
+    said: list[str] = []
+    shown: list[str] = []
+
+    def go_on() -> None:
+        time.sleep(0.15)
+        with log.open("a") as file:
+            file.write(" a line\nlast\n")
+        write(tmp_path / "b", "failed", reason="no")
+        (tmp_path / "b" / "status.json").replace(folder / "status.json")
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    ended = follow(str(folder), said.append, shown.append, every_seconds=0.02, lines=3)
+    thread.join()
+    assert said == ["line 27", "line 28", "line 29", "half a line", "last"]
+    assert ended.state == "failed"
+    assert shown[0].startswith("running  update 40/100 40 %  best test/loss 0.5 at 20  ")
+
+
+def test_one_whose_folder_is_taken_away(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", "running")
+    ended = follow(
+        str(folder), str, lambda line: folder.exists() and shutil.rmtree(folder), every_seconds=0.01
+    )
+    assert (ended.state, ended.error) == ("no run", f"{str(folder)!r} is not there any more")
+
+
+def test_one_that_is_killed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", "running")
+
+    def kill(line: str) -> None:
+        if line.startswith("running"):
+            write(tmp_path / "b", "running", age=1000)
+            (tmp_path / "b" / "status.json").replace(folder / "status.json")
+
+    assert follow(str(folder), str, kill, every_seconds=0.01).state == "killed"
+
+
+def test_one_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert watch(str(write(tmp_path / "a"))) == 0
+    assert watch(str(write(tmp_path / "b", "failed", reason="no"))) == 1
+    assert capsys.readouterr().out.splitlines()[1].endswith(": no")
+    with pytest.raises(ConfigError, match="holds no run"):
+        watch(str(tmp_path))

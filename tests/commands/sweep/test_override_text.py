@@ -1,0 +1,86 @@
+import pytest
+
+from phasetrain.commands.sweep.override_text import Words, digest, quoted
+from phasetrain.errors import ConfigError
+
+
+def test_each_word_goes_where_it_belongs() -> None:
+    words = Words.read(
+        [
+            "A.x=1,2",
+            "B.y=3",
+            "~C.z",
+            "hydra/launcher=basic",
+            "hydra.sweep.dir=out",
+            "hydra/sweeper=optuna",
+            "A.x=[1",
+        ]
+    )
+    assert (words.fixed, words.hydra) == (["B.y=3", "~C.z", "A.x=[1"], ["hydra/launcher=basic"])
+    assert ([o.input_line for o in words.swept], words.sweeper, words.folder()) == (
+        ["A.x=1,2"],
+        "optuna",
+        "out",
+    )
+
+
+def test_combinations_are_those_of_hydra_the_last_key_first() -> None:
+    words = Words.read(["A.x=1,2", "LOSS=a,b", "C.z=3"])
+    assert words.combinations() == [
+        ["A.x=1", "LOSS=a"],
+        ["A.x=1", "LOSS=b"],
+        ["A.x=2", "LOSS=a"],
+        ["A.x=2", "LOSS=b"],
+    ]
+    assert Words.read(["C.z=3"]).combinations() == [[]]
+
+
+def test_an_interval_needs_a_sampler() -> None:
+    with pytest.raises(
+        ConfigError, match=r"A.x=interval\(0,1\): only a sampler .* add hydra/sweeper=optuna"
+    ):
+        Words.read(["A.x=interval(0,1)"]).combinations()
+
+
+def test_another_sweeper_gets_what_is_swept_and_its_parameters() -> None:
+    words = Words.read(["LOSS=a,b", "LOSS.gamma=1,2", "hydra/sweeper=ax", "hydra.sweeper.max=3"])
+    assert words.arguments() == [
+        "hydra/sweeper=ax",
+        "hydra.sweeper.max=3",
+        "++select.LOSS=a,b",
+        "++LOSS.gamma=1,2",
+    ]
+
+
+def test_a_digest_does_not_depend_on_the_order() -> None:
+    assert digest(["a=1", "b=2"]) == digest(["b=2", "a=1"]) != digest(["a=1", "b=3"])
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_launcher_that_is_not_installed_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    def missing(name: str) -> None:
+        if raises:
+            raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("phasetrain.commands.sweep.override_text.find_spec", missing)
+    for launcher, extra in (("joblib", "sweep"), ("submitit_slurm", "cluster")):
+        with pytest.raises(ConfigError) as caught:
+            Words.read([f"hydra/launcher={launcher}"])
+        assert f'pip install "phasetrain[{extra}]"' in str(caught.value)
+    assert Words.read(["hydra/launcher=basic"]).hydra == ["hydra/launcher=basic"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("runs/a-1/2", "runs/a-1/2"),
+        ("/tmp/x.y", "/tmp/x.y"),
+        ("12", "'12'"),
+        ("a b/c", "'a b/c'"),
+        ("it's/x", r"'it\'s/x'"),
+    ],
+)
+def test_only_what_needs_it_is_quoted(text: str, word: str) -> None:
+    assert quoted(text) == word

@@ -1,0 +1,102 @@
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phasetrain.commands.sweep.page import charts, page, plots
+from phasetrain.commands.sweep.results import Result, Results
+
+
+def results(
+    *runs: tuple[dict[str, str], float | None], monitor: str = "test/accuracy", folder: str = "out"
+) -> Results:
+    metric = monitor.removeprefix("-")
+    made = [
+        Result(f"{n:08x}", swept, "finished", metric, best) for n, (swept, best) in enumerate(runs)
+    ]
+    return Results(folder, monitor, made)
+
+
+def points(found: Results, number: int = 0) -> list[tuple[str, list[float], list[float]]]:
+    return [
+        (line.label, line.curve.x.tolist(), line.curve.y.tolist())
+        for line in charts(found)[number].lines
+    ]
+
+
+def names(found: Results) -> Sequence[str]:
+    axis = charts(found)[0].axis
+    assert axis is not None
+    return [axis.names[place] for place in axis.marks]
+
+
+def test_the_metric_by_value() -> None:
+    found = results(({"A.x": "3"}, 0.5), ({"A.x": "1"}, 0.25), ({"A.x": "2"}, 0.75))
+    assert points(found) == [("runs", [1, 2, 3], [0.25, 0.75, 0.5])]
+    assert names(found) == ["1", "2", "3"]
+
+
+def test_values_that_span_a_factor_of_ten_stand_by_their_logarithm() -> None:
+    found = results(({"A.x": "0.1"}, 0.5), ({"A.x": "0.01"}, 0.25), ({"A.x": "1e-3"}, 0.75))
+    ((_, x, y),) = points(found)
+    np.testing.assert_allclose(x, [-3, -2, -1])
+    assert y == [0.75, 0.25, 0.5]
+    assert names(found) == ["1e-3", "0.01", "0.1"]
+    near = results(({"A.x": "0.1"}, 0.5), ({"A.x": "0.2"}, 0.25))
+    assert points(near)[0][1] == [0.1, 0.2]
+
+
+def test_values_that_are_no_numbers_stand_side_by_side() -> None:
+    found = results(({"LOSS": "focal"}, 0.5), ({"LOSS": "mse"}, 0.25))
+    assert points(found) == [("runs", [0, 1], [0.5, 0.25])]
+    assert names(found) == ["focal", "mse"]
+
+
+def test_many_numbers_get_round_marks() -> None:
+    found = results(*(({"A.x": str(0.001 * 1.7**n)}, 0.5) for n in range(12)))
+    assert names(found) == ["0.001", "0.01", "0.1"]
+    assert not np.isnan(points(found)[0][1]).any()
+
+
+def test_another_key_gives_the_colours() -> None:
+    runs = [({"A.x": x, "LOSS": loss}, float(x) + (loss == "b")) for x in "12" for loss in "ab"]
+    first, second = charts(results(*runs))
+    assert [line.label for line in first.lines] == ["LOSS=a", "LOSS=b"]
+    assert [line.label for line in second.lines] == ["A.x=1", "A.x=2"]
+    assert points(results(*runs))[1] == ("LOSS=b", [1, 2], [2, 3])
+    assert all(line.joined for line in first.lines)
+
+
+def test_several_runs_with_one_value_are_not_joined() -> None:
+    runs = [({"A.x": x, "B.y": str(y)}, 0.5) for x in "12" for y in range(20)]
+    (line,) = charts(results(*runs))[0].lines
+    assert not line.joined
+    assert line.marked
+
+
+def test_a_key_with_one_value_has_no_plot_and_runs_without_a_value_are_left_out() -> None:
+    assert charts(results(({"A.x": "1"}, 0.5))) == []
+    assert charts(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, None))) == []
+    found = results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, None), ({"A.x": "3"}, 0.25))
+    assert points(found) == [("runs", [1, 3], [0.5, 0.25])]
+
+
+def test_the_page_of_a_sweep_that_has_measured_nothing() -> None:
+    text = page(Results("out", "", [Result("01234567", {"A.x": "<1>"}, "waiting")]))
+    assert "A.x" in text
+    assert "&lt;1&gt;" in text
+    assert re.findall("<h2>(.*?)</h2>", text) == ["Runs"]
+
+
+def test_the_sections_of_the_page() -> None:
+    text = page(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, 0.25)))
+    assert re.findall("<h2>(.*?)</h2>", text) == ["Runs", "test/accuracy by value"]
+
+
+def test_plots_for_a_paper(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = results(({"A.x": "a"}, 0.5), ({"A.x": "b"}, 0.25), folder=str(tmp_path))
+    assert plots(found) == [f"{tmp_path}/plots"]
+    assert (tmp_path / "plots/by-A-x.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,111 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from phasetrain.commands.sweep.override_text import digest
+from phasetrain.commands.sweep.results import Result, Results
+
+
+def results(*runs: Result, monitor: str = "test/accuracy") -> Results:
+    return Results("out", monitor, runs)
+
+
+LONG = results(
+    Result(
+        "01234567",
+        {"OPTIMIZER.lr": "0.12345678901234567", "LOSS": "focal"},
+        "finished",
+        "test/accuracy",
+        0.5,
+        44,
+    )
+)
+
+
+def test_numbers_are_shown_with_six_digits_and_kept_whole() -> None:
+    assert LONG.cells(LONG.runs[0])[:3] == ["0.123457", "focal", "0.5000"]
+    assert "0.12345678901234567" in LONG.as_csv()
+    assert json.loads(LONG.as_json())["runs"][0]["swept"]["OPTIMIZER.lr"] == "0.12345678901234567"
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (None, ["at update", "last", "updates", "time", "state", "folder"]),
+        (120, ["at update", "last", "updates", "time", "state", "folder"]),
+        (80, ["time", "state", "folder"]),
+        (60, ["state"]),
+        (40, []),
+    ],
+)
+def test_a_narrow_table_goes_without_columns(width: int | None, columns: list[str]) -> None:
+    head, rows = LONG.table(width)
+    assert head == ["OPTIMIZER.lr", "LOSS", "best test/accuracy", *columns]
+    assert [len(row) for row in rows] == [len(head)]
+
+
+def test_what_json_cannot_hold_is_null() -> None:
+    found = results(Result("01234567", {}, "finished", "test/loss", math.inf, 3, math.nan))
+    row = json.loads(found.as_json())["runs"][0]
+    assert (row["best"], row["last"]) == (None, None)
+
+
+def test_smaller_is_better_where_the_name_says_so(tmp_path: Path) -> None:
+    for name, loss in (("00000001", 2.0), ("00000002", 1.0), ("00000003", 3.0)):
+        (tmp_path / name).mkdir()
+        line = {
+            "kind": "phase",
+            "split": "test",
+            "epoch": 0,
+            "updates": 4,
+            "metrics": {"loss": loss},
+        }
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        record = {
+            "sweep": "s",
+            "overrides": [f"A.x={name}"],
+            "swept": {"A.x": name},
+            "folder": "",
+            "exit_code": 0,
+        }
+        (tmp_path / name).rename(tmp_path / digest(record["overrides"]))
+        (tmp_path / f"{digest(record['overrides'])}.json").write_text(json.dumps(record))
+    found = Results.read(str(tmp_path))
+    assert (found.monitor, [one.best for one in found.runs]) == ("-test/loss", [1.0, 2.0, 3.0])
+    assert [one.best for one in Results.read(str(tmp_path), "test/loss").runs] == [3.0, 2.0, 1.0]
+
+
+def test_a_code_says_what_it_means(tmp_path: Path) -> None:
+    record = {
+        "sweep": "s",
+        "overrides": ["A.x=1"],
+        "swept": {"A.x": "1"},
+        "folder": "",
+        "exit_code": 4,
+    }
+    (tmp_path / "01234567.json").write_text(json.dumps(record))
+    (one,) = Results.read(str(tmp_path)).runs
+    assert (one.state, one.error) == ("failed", "exit code 4: its folder is in use")
+
+
+def test_the_metric_that_is_asked_for_comes_before_that_of_the_runs(tmp_path: Path) -> None:
+    record = {
+        "sweep": "s",
+        "overrides": ["A.x=1"],
+        "swept": {"A.x": "1"},
+        "folder": "",
+        "exit_code": 0,
+    }
+    name = digest(["A.x=1"])
+    (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.yaml").write_text(
+        "CHECKPOINT:\n  best:\n    monitor: test/accuracy\n"
+    )
+    measured = {"accuracy": 0.5, "loss": 2.0}
+    line = {"kind": "phase", "split": "test", "epoch": 0, "updates": 4, "metrics": measured}
+    (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = [Results.read(str(tmp_path), monitor).runs[0] for monitor in ("-test/loss", "")]
+    assert [(one.metric, one.best) for one in found] == [("test/loss", 2.0), ("test/accuracy", 0.5)]

@@ -1,0 +1,187 @@
+"""From Python: `phasetrain.run` and `phasetrain.load`."""
+
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL
+
+import phasetrain
+from phasetrain.commands.api import RunResult, load, overrides_of
+from phasetrain.commands.setup import settle
+from phasetrain.config.changes import differences as changes
+from phasetrain.config.override_text import removals, words_of
+from phasetrain.config.schema import default_schema
+from phasetrain.errors import ConfigError
+from phasetrain.runs.history import History
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.testing import differences
+
+ROOT = Path(__file__).parents[2]
+WORDS = (
+    "CHECKPOINT.best.monitor=test/accuracy",
+    "MODEL.ema={decay: 0.5}",
+    "PHASES.limit.test=null",
+    "PHASES.epochs=2",
+)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    folder = tmp_path_factory.mktemp("api") / "run"
+    words = [*SMALL, f"RUN.dir={folder}", *WORDS]
+    found = phasetrain.run(words, terminal=Terminal(io.StringIO(), live=False))
+    assert isinstance(found, RunResult)
+    return found
+
+
+def held_out() -> tuple[torch.Tensor, torch.Tensor]:
+    data = settle(["RUN.dir=unused"]).builder().data()["test"].reader.dataset
+    samples = [data[index] for index in range(len(data))]
+    return torch.stack([torch.as_tensor(one) for one, _ in samples]), torch.tensor(
+        [int(two) for _, two in samples]
+    )
+
+
+class TestRun:
+    def test_says_what_came_of_it(self, result: RunResult) -> None:
+        assert (result.state, result.reason, result.updates, result.exit_code) == (
+            "finished",
+            "completed",
+            10,
+            0,
+        )
+        assert result.last["test/accuracy"] == result.history.last["test/accuracy"]
+        assert result.best is not None
+        assert result.best.metric == "test/accuracy"
+        assert result.best.value == max(
+            value for _, value in result.history.scalar("test/accuracy")
+        )
+        assert Path(result.best.checkpoint, "manifest.json").is_file()
+        assert [row["updates"] for row in result.history if row["kind"] == "step"] == list(
+            range(1, 11)
+        )
+
+    def test_of_a_run_that_has_finished(self, result: RunResult) -> None:
+        words = [*SMALL, f"RUN.dir={result.folder}", *WORDS]
+        again = phasetrain.run(words, terminal=Terminal(io.StringIO(), live=False))
+        assert (again.state, again.last, again.best) == ("finished", result.last, result.best)
+
+    def test_of_a_run_that_measures_nothing(self, tmp_path: Path) -> None:
+        words = [
+            *SMALL,
+            "METERS.accuracy=null",
+            "METERS.loss=null",
+            "PHASES.epochs=1",
+            f"RUN.dir={tmp_path}",
+        ]
+        found = phasetrain.run(words, terminal=Terminal(io.StringIO(), live=False))
+        assert (found.best, found.last) == (None, {})
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            "RUN.dir='a b' PHASES.epochs=2",
+            ["RUN.dir=a b", "PHASES.epochs=2"],
+            {"RUN": {"dir": "a b"}, "PHASES.epochs": 2},
+        ],
+    )
+    def test_takes_a_text_words_or_a_mapping(self, config: Any) -> None:
+        setup = settle(overrides_of(config))
+        assert (setup.config.RUN.dir, setup.config.PHASES.epochs) == ("a b", 2)
+
+    def test_a_mistake_is_told_as_on_the_command_line(self) -> None:
+        with pytest.raises(ConfigError, match="did you mean"):
+            phasetrain.run({"OPTIMIZER": {"lrr": 1}}, terminal=Terminal(io.StringIO(), live=False))
+
+
+@pytest.mark.parametrize("experiment", ["digits_byol", "digits_progressive", "digits_swav"])
+def test_the_config_of_a_checkpoint_comes_back_without_the_files_that_it_was_made_from(
+    experiment: str,
+) -> None:
+    schema, asked = (
+        default_schema(),
+        settle([f"experiment={experiment}", "RUN.dir=x", "HOOKS.metrics=null"]).asked,
+    )
+    words = ["experiment=null", *words_of(asked), *removals(asked, schema)]
+    assert changes(asked, settle(words).asked, schema) == []
+
+
+class TestLoad:
+    def test_gives_the_weights_and_predicts_what_was_measured(self, result: RunResult) -> None:
+        task = phasetrain.load(result.folder)
+        images, labels = held_out()
+        scores = task.predict(images, batch_size=100)
+        assert scores.shape == (355, 10)
+        assert float((scores.argmax(1) == labels).double().mean()) == pytest.approx(
+            result.last["test/accuracy"], abs=1e-9
+        )
+        assert not scores.requires_grad
+        assert not task.model.training
+        assert torch.equal(task.predict(images.numpy()[:3]), task.predict(images[:3]))
+
+    def test_an_average_and_the_best(self, result: RunResult) -> None:
+        trained, average = result.load(), result.load(weights="ema")
+        assert differences(trained.model.state_dict(), average.model.state_dict(), "weights")
+        images, labels = held_out()
+        found = float((average.predict(images).argmax(1) == labels).double().mean())
+        assert found == pytest.approx(result.last["test@ema/accuracy"], abs=1e-9)
+        assert result.best is not None
+        best = load(result.folder, "best")
+        named = load(result.folder, result.best.checkpoint.rpartition("/")[2])
+        assert differences(best.model.state_dict(), named.model.state_dict(), "weights") == []
+
+    def test_needs_no_data(self, result: RunResult, tmp_path: Path) -> None:
+        shutil.copytree(result.folder, tmp_path / "run")
+        images = torch.zeros(2, 1, 8, 8)
+        expected = load(result.folder).predict(images)
+        for path in (tmp_path / "run" / "checkpoints").glob("p*/promised.json"):
+            assert '"digits"' in path.read_text()
+        found = load(tmp_path / "run").predict(images)
+        assert torch.equal(found, expected)
+        (tmp_path / "run" / "plan.json").unlink()  # the facts come from the data then
+        assert torch.equal(load(tmp_path / "run").predict(images), expected)
+
+    def test_what_is_not_there(self, result: RunResult, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="there is no such folder"):
+            load(tmp_path / "none")
+        with pytest.raises(
+            ConfigError, match=r"checkpoint = 'bets': .*has no such checkpoint; it has p0"
+        ):
+            load(result.folder, "bets")
+        with pytest.raises(ConfigError, match=r"weights = 'swa': .* was made without MODEL\.swa"):
+            load(result.folder, weights="swa")
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "note.txt").touch()
+        with pytest.raises(ConfigError, match="holds no checkpoint"):
+            load(tmp_path / "x")
+
+    def test_inputs_that_do_not_fit(self, result: RunResult) -> None:
+        task = result.load()
+        with pytest.raises(ConfigError, match="SmallCNN does not take these inputs"):
+            task.predict(torch.zeros(2, 3))
+        with pytest.raises(ConfigError, match="inputs of type str"):
+            task.predict("images")
+
+
+def test_importing_the_package_imports_nothing_slow() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import phasetrain\n"
+        "new = {name for name in set(sys.modules) - before if '.' not in name}\n"
+        "assert new <= {'phasetrain', 'typing', '_typing', 'importlib', 'warnings'}, new\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_names_of_the_package() -> None:
+    assert isinstance(phasetrain.run, ModuleType), "which can be called"
+    assert phasetrain.History is History
+    assert phasetrain.load is load
+    with pytest.raises(AttributeError, match="no attribute 'lood'"):
+        phasetrain.__getattr__("lood")

@@ -1,0 +1,218 @@
+"""What is exported and loaded again returns the same bits."""
+
+import importlib.util
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL, newest, train
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from phasetrain.checkpoint import Checkpointer
+from phasetrain.commands.export import FORMATS, export
+from phasetrain.distributed import World
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+from phasetrain.models import SmallCNN
+from phasetrain.models.sources import sources_of
+from phasetrain.models.weights import start_from
+from phasetrain.runtime.storage import Storage
+
+ROOT = Path(__file__).parents[2]
+BATCH = torch.linspace(-1, 1, 3 * 64).reshape(3, 1, 8, 8)
+WORDS = (*SMALL, "PHASES.epochs=1", "CHECKPOINT.best.monitor=test/accuracy")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(folder, "PHASES.epochs=1", "CHECKPOINT.best.monitor=test/accuracy")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Tensor:
+    """Return what the trained model says of `BATCH`."""
+    return scores(newest(folder).state["task"]["model"])
+
+
+def scores(state: dict[str, Tensor] | None = None, weights: Any = None) -> Tensor:
+    """Return what a model with this state, or with weights as MODEL.weights takes them, says of
+    `BATCH`."""
+    model = SmallCNN(10, width=4, dropout=0.3)
+    if state is not None:
+        model.load_state_dict(state)
+    else:
+        start_from(model, sources_of(weights), World())
+    with torch.no_grad():
+        found: Tensor = model.eval()(BATCH)
+    return found
+
+
+@pytest.mark.parametrize("form", ["safetensors", "huggingface"])
+@pytest.mark.parametrize("part", ["run", "checkpoints", "checkpoint"])
+def test_weights_loaded_again_give_equal_bits(
+    folder: Path, expected: Tensor, tmp_path: Path, form: str, part: str
+) -> None:
+    paths = {
+        "run": str(folder),
+        "checkpoints": f"{folder}/checkpoints",
+        "checkpoint": newest(folder).path,
+    }
+    assert export(paths[part], str(tmp_path / "out"), form) == 20
+    assert torch.equal(scores(weights=str(tmp_path / "out")), expected)
+    assert not torch.equal(scores(SmallCNN(10, width=4).state_dict()), expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_known_of_the_weights_goes_with_them(folder: Path, tmp_path: Path) -> None:
+    export(str(folder), str(tmp_path / "a.safetensors"), source={"checkpoint": "best"})
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        facts = file.metadata()
+    assert {key: facts[key] for key in ("format", "updates", "model")} == {
+        "format": "pt",
+        "updates": "5",
+        "model": "small_cnn",
+    }
+    assert facts["checkpoint"].startswith("p0002-s00000000")
+    assert json.loads(facts["metrics"]) == newest(folder).manifest.facts.metrics
+    export(str(folder), str(tmp_path / "hf"), "huggingface")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config["architectures"], config["model"]["width"]) == (["small_cnn"], 4)
+    assert (config["config"], len(facts["config"])) == (facts["config"], 8)
+
+
+def test_a_part_of_them(folder: Path, tmp_path: Path) -> None:
+    patterns = {"include": ("features.*",), "exclude": ("*.num_batches_tracked", "features.6.*")}
+    assert export(str(folder), str(tmp_path / "a"), source=patterns) == 14
+    with pytest.raises(
+        ConfigError,
+        match=r"--exclude feature.*: no tensor of the checkpoint has such a name; did you",
+    ):
+        export(str(folder), str(tmp_path / "b"), source={"exclude": ("feature.9",)})
+    assert not (tmp_path / "b").exists()
+
+
+def test_torchscript(folder: Path, expected: Tensor, tmp_path: Path) -> None:
+    export(str(folder), str(tmp_path / "a.pt"), "torchscript", overrides=WORDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.load(tmp_path / "a.pt")
+    with torch.no_grad():
+        assert torch.equal(model(BATCH), expected)
+
+
+def test_torch_export(folder: Path, expected: Tensor, tmp_path: Path) -> None:
+    export(str(folder), str(tmp_path / "a.pt2"), "torch_export", overrides=WORDS)
+    with torch.no_grad():
+        assert torch.equal(torch.export.load(tmp_path / "a.pt2").module()(BATCH), expected)
+
+
+@pytest.mark.slow
+def test_onnx(folder: Path, expected: Tensor, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    export(str(folder), str(tmp_path / "a.onnx"), "onnx", overrides=WORDS)
+    session = runtime.InferenceSession(str(tmp_path / "a.onnx"))
+    [found] = session.run(None, {session.get_inputs()[0].name: BATCH.numpy()})
+    assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_without_its_extra(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(
+        ConfigError, match=r"needs the package onnxscript, .*: pip install 'phasetrain\[onnx\]'"
+    ):
+        export(str(folder), str(tmp_path / "a.onnx"), "onnx", overrides=WORDS)
+    assert not (tmp_path / "a.onnx").exists()
+
+
+def test_tied_weights_are_written_once_and_tied_again(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(5, 2), nn.Linear(2, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+    trained, model = Tied(), Tied()
+    promised = {"config": {"MODEL": {"name": "tied"}}}
+    checkpointer = Checkpointer(f"{tmp_path}/checkpoints", Storage())
+    checkpointer.save(RunState(), {"task": {"model": trained.state_dict()}}, promised)
+    assert export(str(tmp_path), str(tmp_path / "a.safetensors")) == 2
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert list(file.keys()) == ["embed.weight"]
+    start_from(model, sources_of(str(tmp_path / "a.safetensors")), World())
+    assert torch.equal(model.head.weight, trained.head.weight)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (
+            ("run", "a", "safetensor"),
+            {},
+            r"format 'safetensor': no such format; did you mean 'safetensors'\?",
+        ),
+        (("run", "here", "safetensors"), {}, r"'here' exists; name a file or folder that does not"),
+        (("rum", "a", "safetensors"), {}, r"export.path = 'rum': there is no such folder"),
+        (
+            ("run", "a", "safetensors"),
+            {"source": {"which": "ema"}},
+            r"was made without averaged weights",
+        ),
+        (
+            ("run", "a", "torch_export"),
+            {"overrides": ("MODEL.name=mlp",)},
+            r"is of another model than the overrides d",
+        ),
+    ],
+)
+def test_what_is_refused(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, str, str],
+    options: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").symlink_to(folder)
+    Path("here").touch()
+    with pytest.raises(ConfigError, match=message):
+        export(*arguments, **options)
+    assert not Path("a").exists()
+
+
+def test_the_tool(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = importlib.util.spec_from_file_location("export_tool", ROOT / "tools" / "export.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    out = f"{tmp_path}/a.safetensors"
+    for words, code, told in (
+        ([str(folder), out, "--include", "head.*"], 0, f"{out}: 2 tensors\n"),
+        ([str(folder), out], 2, f"{out!r} exists; name a file or folder that does not\n"),
+        ([str(folder), f"{out}.pt2", "--format", "torch_export", *WORDS], 0, f"{out}.pt2: "),
+    ):
+        monkeypatch.setattr(sys, "argv", ["export.py", *words])
+        assert tool.main() == code
+        printed = capsys.readouterr()
+        assert (printed.err if code else printed.out).startswith(told)
+
+
+def test_the_page_names_all_formats() -> None:
+    page = (ROOT / "docs" / "model.md").read_text("utf-8")
+    assert [form for form in FORMATS if f"| `{form}` |" not in page] == []

@@ -1,0 +1,354 @@
+"""A run again from its folder: the same bits, or where they part."""
+
+import io
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from harness import SMALL, train
+
+from phasetrain.checkpoint import Loaded
+from phasetrain.commands.cli import main, run, say
+from phasetrain.commands.rerun import again, read_original, repeat
+from phasetrain.commands.setup import settle
+from phasetrain.commands.train.resume import departures, departures_told
+from phasetrain.commands.train.run_documents import write_documents
+from phasetrain.commands.train.train import Result
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook, Run
+from phasetrain.hooks.progress.notebook import NotebookProgress
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.terminal import Terminal
+
+ROOT = Path(__file__).parents[2]
+SHORT = "PHASES.epochs=1"
+
+
+def quietly(words: Sequence[str], config_dir: str | None) -> Result:
+    return run(words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "one"
+    train(folder, SHORT)
+    return folder
+
+
+@pytest.fixture
+def copy(one: Path, tmp_path: Path) -> Path:
+    shutil.copytree(one, tmp_path / "one")
+    return tmp_path / "one"
+
+
+class TestSame:
+    def test_on_the_command_line(self, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--from", str(copy)]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        digest = json.loads((copy / "status.json").read_text())["digest"]
+        assert (
+            last
+            == f"bit-identical to {copy}: weights sha256 {digest}, 5 updates, 7 lines of metrics.jsonl"
+        )
+        assert (copy.parent / "one-again" / "RUN.md").is_file()
+        assert read_original(str(copy)).overrides == (*SMALL, SHORT)
+
+    def test_another_one_gets_another_folder(self, copy: Path) -> None:
+        shutil.copytree(copy, f"{copy}-again")
+        assert f"RUN.dir='{copy}-again-2'" in again(read_original(str(copy)))
+        (copy.parent / "one-again" / "status.json").write_text('{"state": "preempted"}')
+        assert f"RUN.dir='{copy}-again'" in again(read_original(str(copy)))
+
+    def test_the_verdict_is_printed_whatever_the_folder_is_called(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
+        monkeypatch.setattr(sys, "stdout", out)
+        say(f"bit-identical to {os.fsdecode(b'b' + bytes([255]))}")
+        say("")
+        out.flush()
+        assert cast(io.BytesIO, out.buffer).getvalue() == b"bit-identical to b\\udcff\n"
+
+    def test_as_far_as_an_original_went_that_did_not_finish(
+        self, copy: Path, tmp_path: Path
+    ) -> None:
+        (copy / "status.json").write_text('{"state": "failed"}')
+        ledger = (copy / "steps.ledger").read_bytes()
+        (copy / "steps.ledger").write_bytes(ledger[: 16 + 3 * 76])
+        text, code = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
+        assert code == 0
+        assert text.startswith(
+            f"bit-identical as far as {copy} went, which has not finished. They are equal up to update 3"
+        )
+
+
+@pytest.mark.slow
+def test_three_processes_again(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=3",
+        "-m",
+        "phasetrain",
+    ]
+
+    def call(*words: str) -> str:
+        done = subprocess.run(
+            [*command, *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
+        )
+        return done.stdout
+
+    call(*SMALL, SHORT, f"RUN.dir={tmp_path / 'one'}")
+    last = call("--from", str(tmp_path / "one")).splitlines()[-1]
+    assert last.startswith(f"bit-identical to {tmp_path / 'one'}: weights sha256 ")
+
+
+class TestParts:
+    def test_with_another_value(self, copy: Path, tmp_path: Path) -> None:
+        words = [f"RUN.dir={tmp_path / 'x'}", "OPTIMIZER.weight_decay=0.1"]
+        text, code = repeat(str(copy), words, config_dir=None, run=quietly)
+        assert code == 1
+        assert text.startswith(f"NOT bit-identical to {copy}.")
+        assert "They part at update 2: " in text
+        assert "OPTIMIZER.weight_decay" in text
+
+    def test_in_the_weights_alone(self, copy: Path, tmp_path: Path) -> None:
+        status = json.loads((copy / "status.json").read_text())
+        (copy / "status.json").write_text(json.dumps(status | {"digest": "0" * 64}))
+        text, code = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
+        assert code == 1
+        assert (
+            "5 updates and all measured values are equal, and the weights at the end are not"
+            in text
+        )
+
+
+class Scaled(Hook):
+    """Makes other weights than the config alone."""
+
+    def on_start(self, run: Run) -> None:
+        with torch.no_grad():
+            for parameter in run.task.model.parameters():
+                parameter.mul_(0.5)
+
+
+class TestDepartures:
+    """A run that its newest command alone does not make."""
+
+    def found(self, folder: Path) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = json.loads((folder / "environment.json").read_text())[
+            "departures"
+        ]
+        return content
+
+    def test_values_that_were_changed_on_the_way(self, copy: Path) -> None:
+        assert self.found(copy) == []
+        for epochs in (2, 3):
+            train(copy, f"PHASES.epochs={epochs}", "RUN.allow=[PHASES.epochs]")
+        found = self.found(copy)
+        assert [one["updates"] for one in found] == [5, 10]
+        line = "PHASES.epochs: the checkpoint has 1, now 2 (allowed by RUN.allow)"
+        assert found[0]["what"][0] == line
+        for name in ("RUN.md", "reproduce.sh"):
+            assert f"from update 5 on: {line}" in (copy / name).read_text()
+
+    def test_the_verdict_names_them(self, copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+        train(copy, "PHASES.epochs=2", "RUN.allow=[PHASES.epochs]")
+        with caplog.at_level(logging.WARNING, "phasetrain"):
+            text, code = repeat(str(copy), [], config_dir=None, run=quietly)
+        assert code == 1
+        assert (
+            "No repetition was to be expected. The original is more than its command:\n  from update 5 on: PHASES.epo"
+            in text
+        )
+        assert any("is more than the command that is repeated" in line for line in caplog.messages)
+
+    def test_hooks_and_loops_from_python(self, tmp_path: Path) -> None:
+        run(
+            [*SMALL, SHORT, f"RUN.dir={tmp_path / 'one'}"],
+            hooks={"drop": Scaled(), "notebook": NotebookProgress(lambda html: None)},
+            loop=of_ones_own,
+            terminal=Terminal(io.StringIO(), live=False),
+        )
+        told = [
+            f"hook 'drop' ({__name__}.Scaled) is given in Python",
+            f"a loop ({__name__}.of_ones_own) is given in Python",
+        ]
+        assert self.found(tmp_path / "one") == [{"updates": 0, "what": told}]
+        text, code = repeat(str(tmp_path / "one"), [], config_dir=None, run=quietly)
+        assert (code, f"from the start: {'; '.join(told)}" in text) == (1, True)
+
+    def test_those_of_the_checkpoint_stay(self) -> None:
+        first = departures(None, 0, ["hook"])
+        loaded = Loaded("there", None, {"departures": first}, {})  # type: ignore[arg-type]
+        assert departures(loaded, 3, ["hook"]) == first == [{"updates": 0, "what": ["hook"]}]
+        second = [*first, {"updates": 3, "what": ["loop", "2 -> 3"]}]
+        assert departures(loaded, 3, ["hook", "loop"], ["2 -> 3"]) == second
+        loaded = Loaded("there", None, {"departures": second}, {})  # type: ignore[arg-type]
+        assert departures(loaded, 5, ["hook"], ["2 -> 3"])[2:] == [
+            {"updates": 5, "what": ["2 -> 3"]}
+        ]
+        assert departures(Loaded("there", None, {}, {}), 5, []) == []  # type: ignore[arg-type]
+
+    def test_what_was_damaged_is_left_out(self) -> None:
+        broken: list[Any] = [
+            None,
+            3,
+            {"updates": "x", "what": []},
+            {"updates": 3, "what": 4},
+            {"updates": 3, "what": [5]},
+        ]
+        assert departures_told(broken) == ["from update 3 on: 5"]
+        assert departures_told("x") == departures_told(None) == []
+
+
+def of_ones_own(engine: PhaseEngine) -> None:
+    engine.run()
+
+
+class TestFolder:
+    @pytest.mark.parametrize("name", ["one", "./one/", "other"])
+    def test_one_in_which_nothing_would_be_trained_is_refused(
+        self, copy: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        monkeypatch.chdir(copy.parent)
+        if name == "other":
+            shutil.copytree("one", "other")
+        with pytest.raises(
+            ConfigError, match=r"nothing would be repeated; .* leave RUN\.dir out for one-again"
+        ):
+            repeat("one", [f"RUN.dir={name}"], config_dir=None, run=quietly)
+
+    def test_a_repetition_that_was_stopped_goes_on(self, copy: Path, tmp_path: Path) -> None:
+        shutil.copytree(copy, tmp_path / "other")
+        (tmp_path / "other" / "status.json").write_text('{"state": "preempted"}')
+        assert (
+            again(read_original(str(copy)), [f"RUN.dir={tmp_path / 'other'}"])[-1]
+            == f"RUN.dir={tmp_path / 'other'}"
+        )
+
+    def test_another_engine_is_refused(self, copy: Path) -> None:
+        with pytest.raises(ConfigError, match=r"RUN.engine = 'plan': a training is repeated"):
+            again(read_original(str(copy)), ["RUN.engine=plan"])
+
+    def test_it_is_not_a_sweep(self, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--from", str(copy), "-m"]) == 2
+        assert capsys.readouterr().err.endswith(
+            "one run at a time can be repeated; leave one of the two out\n"
+        )
+
+
+class TestChangedFiles:
+    def test_what_a_file_has_gained_is_taken_away(self, tmp_path: Path) -> None:
+        mine = tmp_path / "mine" / "experiment" / "soft.yaml"
+        mine.parent.mkdir(parents=True)
+        text = "# @package _global_\ndefaults: [digits, _self_]\n"
+        mine.write_text(text)
+        words = ["experiment=soft", f"RUN.dir={tmp_path / 'one'}"]
+        (tmp_path / "one").mkdir()
+        setup = settle(words, config_dir=str(tmp_path / "mine"))
+        write_documents(setup, RunFolder(str(tmp_path / "one")))
+        more = "LOSS: {label_smoothing: 0.1}\nMETERS: {confusion_matrix: {}}\nMODEL: {ema: {decay: 0.9}}\n"
+        mine.write_text(text + more)
+        original = read_original(str(tmp_path / "one"))
+        found = again(original)
+        assert {"~LOSS.label_smoothing", "METERS.confusion_matrix=null", "MODEL.ema=null"} <= set(
+            found
+        )
+        config = settle(found, config_dir=str(tmp_path / "mine")).config.plain()
+        assert {key: value for key, value in config.items() if key != "RUN"} == {
+            key: value for key, value in original.config.items() if key not in ("RUN", "MACHINE")
+        } | {"MACHINE": config["MACHINE"]}
+        kept = again(original, ["LOSS={label_smoothing: 0.2}"])
+        assert not any(word.startswith("~") for word in kept)
+
+    def test_values_of_then_are_taken(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        mine = tmp_path / "mine" / "experiment" / "wide.yaml"
+        mine.parent.mkdir(parents=True)
+        text = "# @package _global_\ndefaults: [digits, _self_]\nMODEL: {width: 4}\nOPTIMIZER: {lr: 0.05}\n"
+        mine.write_text(text)
+        words = [
+            "experiment=wide",
+            "PHASES.updates=2",
+            "PHASES.epochs=null",
+            "MACHINE.threads=null",
+            "HOOKS.report=null",
+        ]
+        first = quietly([*words, f"RUN.dir={tmp_path / 'one'}"], str(tmp_path / "mine"))
+        mine.write_text(text.replace("0.05", "0.2").replace("width: 4", "width: 4, dropout: 0.5"))
+        with caplog.at_level(logging.INFO, "phasetrain"):
+            found = again(read_original(first.folder))
+        assert "OPTIMIZER.lr=0.05" in found
+        assert "MODEL.dropout=0.1" in found
+        assert any(
+            word.startswith("MACHINE.threads=") and word != "MACHINE.threads=null" for word in found
+        )
+        assert "OPTIMIZER.lr = 0.05, as it was; it would be 0.2 now" in caplog.messages
+        shutil.rmtree(tmp_path / "mine")
+        with pytest.raises(
+            ConfigError, match=r"was started with --config-dir .*, which is not there"
+        ):
+            read_original(first.folder)
+
+
+class TestNotARun:
+    def test_a_config_that_is_torn(self, copy: Path) -> None:
+        for content in ("", "RUN: {dir: x}\n", 10_000 * "["):
+            (copy / "config.yaml").write_text(content)
+            with pytest.raises(
+                ConfigError,
+                match=r"a list, and a mapping of every section; name the folder of a run",
+            ):
+                read_original(str(copy))
+
+    @pytest.mark.parametrize("found", [["x"], 3])
+    def test_a_folder_of_configs_that_is_no_text(self, copy: Path, found: object) -> None:
+        environment = json.loads((copy / "environment.json").read_text())
+        (copy / "environment.json").write_text(json.dumps(environment | {"config_dir": found}))
+        with pytest.raises(
+            ConfigError, match=r"config_dir in its environment\.json is .*; expected a text or null"
+        ):
+            read_original(str(copy))
+
+    @pytest.mark.parametrize("ledger", [False, True])
+    def test_one_that_has_done_nothing_is_refused_before_anything_is_trained(
+        self, copy: Path, ledger: bool
+    ) -> None:
+        (copy / "status.json").write_text('{"state": "preempted"}')
+        (copy / "metrics.jsonl").unlink()
+        content = (copy / "steps.ledger").read_bytes()
+        (copy / "steps.ledger").write_bytes(content[:16])
+        if not ledger:
+            (copy / "steps.ledger").unlink()
+        with pytest.raises(
+            ConfigError, match=r"has not finished, and there is no update in its steps\.ledger"
+        ):
+            repeat(str(copy), [], config_dir=None, run=quietly)
+        assert not (copy.parent / "one-again").exists()
+
+    @pytest.mark.parametrize("content", [None, "", "a: [", "- x\n", "\xff"])
+    def test_is_refused(self, tmp_path: Path, content: str | None) -> None:
+        if content is not None:
+            for name in ("config.yaml", "overrides.yaml"):
+                (tmp_path / name).write_text(content, "latin-1")
+        with pytest.raises(
+            ConfigError, match=r"--from .*overrides\.yaml and config\.yaml of a run are expected"
+        ):
+            read_original(str(tmp_path))
+
+    def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--from", str(tmp_path)]) == 2
+        assert "name the folder of a run" in capsys.readouterr().err

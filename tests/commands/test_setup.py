@@ -1,0 +1,79 @@
+"""What is settled before data is opened."""
+
+from pathlib import Path
+
+import pytest
+
+from phasetrain.commands.setup import SLOTS, settle
+from phasetrain.engine.plan import PhaseSettings
+from phasetrain.errors import ConfigError
+from phasetrain.tasks.build.data_builder import phase_settings
+
+
+def test_the_default_experiment() -> None:
+    setup = settle([])
+    assert setup.config.RUN.name == "digits"
+    assert setup.config.MODEL.name == "small_cnn"
+    assert (setup.machine.device.type, setup.machine.precision, setup.machine.threads) == (
+        "cpu",
+        "fp32",
+        1,
+    )
+    assert phase_settings(setup.config) == PhaseSettings(epochs=12, test_every_epochs=1)
+    assert (setup.world.rank, setup.world.size) == (0, 1)
+
+
+def test_lines_about_what_was_dropped_and_derived() -> None:
+    setup = settle(["MODEL.name=mlp"])
+    assert setup.dropped == (
+        "MODEL.width = 32 (MODEL/small_cnn.yaml) dropped: MODEL.name is now 'mlp' (command line)",
+        "MODEL.dropout = 0.1 (experiment/digits.yaml) dropped: MODEL.name is now 'mlp' (command line)",
+    )
+    assert "DATA.TRAIN.micro_batch_size: null -> 64 (batch_size in one piece)" in setup.derived
+
+
+def test_what_follows_from_other_values_was_not_asked_for() -> None:
+    setup = settle(["DATA.TRAIN.batch_size=32"])
+    assert setup.config.DATA.TRAIN.micro_batch_size == 32
+    assert setup.asked["DATA"]["TRAIN"]["micro_batch_size"] is None
+    assert setup.asked["DATA"]["TRAIN"]["batch_size"] == 32
+    assert setup.asked["OPTIMIZER"]["momentum"] == 0.9
+
+
+def test_everything_wrong_at_once_with_broken_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "breaks_at_once.py").write_text("raise RuntimeError('no licence')\n")
+    with pytest.raises(ConfigError) as caught:
+        settle(["RUN.imports=[breaks_at_once]", "OPTIMIZER.lrr=1", "LOSS.name=nothing"])
+    for text in ("breaks_at_once", "no licence", "OPTIMIZER.lrr", "LOSS.name"):
+        assert text in str(caught.value)
+
+
+def test_every_section_that_names_a_part_has_a_slot() -> None:
+    assert {slot.path for slot in SLOTS} == {
+        "TASK",
+        "TASK.teacher",
+        "MODEL",
+        "MODEL.trunk",
+        "MODEL.head",
+        "MODEL.heads.*",
+        "MODEL.predictor",
+        "LOSS",
+        "LOSS.losses.*",
+        "METERS.*",
+        "OPTIMIZER",
+        "OPTIMIZER.SCHEDULES.*",
+        "OPTIMIZER.others.*",
+        "OPTIMIZER.others.*.SCHEDULES.*",
+        "OPTIMIZER.scaler",
+        "DATA.*",
+        "DISTRIBUTED",
+        "DATA.*.transforms[]",
+        "DATA.TRAIN.batch_transforms[]",
+        "DATA.*.sampler",
+        "DATA.*.collate",
+        "DATA.*.loader",
+        "HOOKS.*",
+    }

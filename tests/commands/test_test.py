@@ -1,0 +1,164 @@
+"""Testing a checkpoint gives the numbers of the run, and touches nothing of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import newest, train
+
+from phasetrain.checkpoint import Checkpointer
+from phasetrain.commands.train.train import Result
+from phasetrain.errors import ChangedError, ConfigError, NoValidCheckpointError
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train(folder, "HOOKS.metrics.every_updates=1")
+
+
+def test(folder: Path, *words: str) -> Result:
+    return train(folder, "RUN.engine=test", *words)
+
+
+test.__test__ = False  # type: ignore[attr-defined] # a function that tests a run, not a test
+
+
+def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, Result]) -> None:
+    folder, before = trained
+    found = test(folder)
+    assert before.metrics is not None
+    assert found.metrics == {
+        name: value for name, value in before.metrics.items() if name.startswith("test/")
+    }
+    assert (found.state, found.exit_code, found.updates, found.digest) == (
+        "tested",
+        0,
+        15,
+        before.digest,
+    )
+
+
+def test_the_file(trained: tuple[Path, Result]) -> None:
+    folder, _ = trained
+    found = test(folder)
+    assert json.loads((folder / "test-p0006-s00000000.json").read_text()) == {
+        "checkpoint": f"{folder}/checkpoints/p0006-s00000000",
+        "updates": 15,
+        "metrics": found.metrics,
+    }
+
+
+def test_an_earlier_checkpoint_by_its_path(trained: tuple[Path, Result]) -> None:
+    folder, before = trained
+    path = f"{folder}/checkpoints/p0003-s00000000"
+    found = test(folder, f"RUN.checkpoint={path}")
+    assert (found.updates, found.reason) == (10, path)
+    assert found.metrics != before.metrics
+    assert (folder / "test-p0003-s00000000.json").exists()
+
+
+def test_several_test_splits_and_all_batches(trained: tuple[Path, Result]) -> None:
+    found = test(
+        trained[0],
+        "DATA.OTHER={dataset: digits, split: train, batch_size: 500}",
+        "PHASES.limit.test=null",
+    )
+    assert found.metrics is not None
+    assert list(found.metrics) == ["test/accuracy", "test/loss", "other/accuracy", "other/loss"]
+
+
+def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(trained: tuple[Path, Result]) -> None:
+    folder, _ = trained
+    test(folder)
+    owner = RunFolder(str(folder))
+    owner.open()
+    try:
+        before = {
+            p: p.stat().st_mtime_ns
+            for p in folder.rglob("*")
+            if p.is_file() and not p.name.startswith("test-")
+        }
+        test(folder)
+        after = {
+            p: p.stat().st_mtime_ns
+            for p in folder.rglob("*")
+            if p.is_file() and not p.name.startswith("test-")
+        }
+        assert after == before
+    finally:
+        owner.close()
+
+
+class TestErrors:
+    def test_no_checkpoint(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError) as caught:
+            test(tmp_path)
+        assert str(caught.value) == (
+            f"RUN.checkpoint = 'latest' and RUN.dir = '{tmp_path}' holds no checkpoint; set RUN.dir to the folder of "
+            "a run, or RUN.checkpoint to the path of a checkpoint"
+        )
+
+    def test_a_path_that_is_no_checkpoint(self, trained: tuple[Path, Result]) -> None:
+        with pytest.raises(
+            ConfigError,
+            match=r"^RUN\.checkpoint = '.*' is no checkpoint that can be used: manifest",
+        ):
+            test(trained[0], f"RUN.checkpoint={trained[0]}")
+
+    def test_all_are_damaged(self, tmp_path: Path) -> None:
+        train(tmp_path, "PHASES.epochs=1")
+        for file in tmp_path.glob("checkpoints/*/tensors.safetensors"):
+            file.write_bytes(b"")
+        with pytest.raises(NoValidCheckpointError):
+            test(tmp_path)
+
+    def test_no_test_split(self, trained: tuple[Path, Result]) -> None:
+        with pytest.raises(ConfigError, match=r"^RUN\.engine = 'test' and DATA has no test split"):
+            test(trained[0], "DATA.TEST=null")
+
+    def test_another_model(self, trained: tuple[Path, Result]) -> None:
+        with pytest.raises(
+            ChangedError, match=r"p0006-s00000000 is of another MODEL than the config describes"
+        ):
+            test(trained[0], "MODEL.width=8")
+
+
+def test_the_newest_whole_one_is_taken_where_the_last_is_damaged(tmp_path: Path) -> None:
+    train(tmp_path, "PHASES.epochs=2")
+    (tmp_path / "checkpoints/p0004-s00000000/state.json").unlink()
+    assert newest(tmp_path).path.endswith("p0003-s00000000")
+    assert test(tmp_path).reason.endswith("p0003-s00000000")
+
+
+class TestBest:
+    @pytest.mark.parametrize("sign", ["", "-"])
+    def test_the_best_by_the_monitor_is_tested(self, tmp_path: Path, sign: str) -> None:
+        monitor = f"CHECKPOINT.best.monitor={sign}test/accuracy"
+        train(tmp_path, monitor, "CHECKPOINT.keep_last=9", "OPTIMIZER.lr=0.5")
+        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
+        values = {saved.name: saved.manifest.facts.metrics.get("test/accuracy") for saved in listed}
+        measured = {name: value for name, value in values.items() if value is not None}
+        wanted = (min if sign else max)(measured.values())
+        found = test(tmp_path, "RUN.checkpoint=best", monitor)
+        assert found.metrics is not None
+        assert found.metrics["test/accuracy"] == wanted
+        assert (
+            found.reason.rpartition("/")[2]
+            == [name for name in measured if measured[name] == wanted][-1]
+        )
+
+    def test_without_a_monitor_it_is_refused(self, trained: tuple[Path, Result]) -> None:
+        with pytest.raises(
+            ConfigError,
+            match=r"^RUN\.checkpoint = 'best' needs CHECKPOINT\.best\.monitor, the metric",
+        ):
+            test(trained[0], "RUN.checkpoint=best")
+
+    def test_where_none_was_measured(self, trained: tuple[Path, Result]) -> None:
+        with pytest.raises(
+            ConfigError, match=r"holds no checkpoint in which other/accuracy was measured"
+        ):
+            test(trained[0], "RUN.checkpoint=best", "CHECKPOINT.best.monitor=other/accuracy")

@@ -1,0 +1,82 @@
+"""What a run says of itself: the time line of its phases, and how it ended."""
+
+from pathlib import Path
+
+import pytest
+from harness import SMALL, train
+
+from phasetrain.commands.build_hooks import checkpointer_of
+from phasetrain.commands.train.summary import ended, timeline
+from phasetrain.engine.interleave import interleave
+from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
+from phasetrain.engine.position import RunState
+from phasetrain.runs.folder import RunFolder
+from phasetrain.testing.build import settled
+
+TRAIN = Split("train", 220, 10, drop_last=True)
+TEST = Split("test", 20, 10, drop_last=False)
+VALID = Split("valid", 30, 10, drop_last=False)
+
+
+@pytest.mark.parametrize(
+    ("splits", "settings", "text"),
+    [
+        ([TRAIN, TEST], PhaseSettings(epochs=12), "12 x (train 22, test 2)"),
+        ([TRAIN], PhaseSettings(epochs=1), "train 22"),
+        ([TRAIN], PhaseSettings(epochs=3), "3 x train 22"),
+        ([TRAIN, TEST, VALID], PhaseSettings(epochs=1), "train 22, test 2, valid 3"),
+        (
+            [TRAIN, TEST],
+            PhaseSettings(epochs=7, test_every_epochs=3, test_first=True),
+            "test 2, 2 x (3 x train 22, test 2), train 22, test 2",
+        ),
+        ([TRAIN, TEST], PhaseSettings(epochs=0), "nothing"),
+    ],
+)
+def test_time_lines(splits: list[Split], settings: PhaseSettings, text: str) -> None:
+    assert timeline(interleave([Stage({split.name: split for split in splits}, settings)])) == text
+
+
+def test_a_long_one_is_cut() -> None:
+    plan = interleave(
+        [
+            Stage(
+                {"train": TRAIN, "test": TEST},
+                PhaseSettings(epochs=7, test_every_epochs=None, test_every_updates=9),
+            )
+        ]
+    )
+    assert isinstance(plan, Plan)
+    text = timeline(plan)
+    assert text.startswith("2 x (train 9, test 2), ")
+    assert text.endswith(" more")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            (),
+            {
+                "end": "everything is in",
+                "resume": "to train on: PHASES.epochs=2",
+                "load": "phasetrain.load(",
+            },
+        ),
+        (
+            ("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"),
+            {"end": "no checkpoint was kept, everything "},
+        ),
+    ],
+)
+def test_only_what_was_kept_is_said_to_be_loaded(
+    tmp_path: Path, words: tuple[str, ...], told: dict[str, str]
+) -> None:
+    words = ("PHASES.epochs=1", "PHASES.limit.train=2", "DATA.TEST=null", *words)
+    train(tmp_path, *words)
+    setup = settled([*SMALL, f"RUN.dir={tmp_path}", *words])
+    state = RunState(finished="completed", updates=2)
+    rows = dict(ended(setup, state, "ab", "", checkpointer_of(setup, RunFolder(str(tmp_path)))))
+    assert rows.pop("weights") == "sha256 ab"
+    assert list(rows) == list(told)
+    assert all(text in rows[word] for word, text in told.items())

@@ -1,0 +1,65 @@
+"""A mapping says what the words that are made of it say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasetrain.config.compose import compose
+from phasetrain.config.override_text import quoted, removals, words_of
+from phasetrain.config.schema import default_schema
+from phasetrain.errors import ConfigError
+
+
+def test_sections_paths_and_choices_of_files() -> None:
+    config = {
+        "experiment": "digits",
+        "MODEL": "resnet20",
+        "OPTIMIZER": {"lr": 0.5, "others": []},
+        "PHASES.epochs": 2,
+    }
+    assert words_of(config) == [
+        "experiment=digits", "MODEL=resnet20", "OPTIMIZER.lr=0.5", "OPTIMIZER.others=[]", "PHASES.epochs=2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 1e-5, float("inf"), "", "it's", "a\\", "\\'", "1e-3", "null", "a,b", "[x]", "{y}", "a: b",
+     "é\n", "$x", [1, "a", None], {"a": {"b": ["c"]}}, [{"match": ["*.bias"], "lr": 0.0}]],
+)  # fmt: skip
+def test_every_value_comes_back(value: Any) -> None:
+    composed = compose(words_of({"LOSS": {"anything": value}}))
+    assert composed.problems == ()
+    found = composed.config["LOSS"]["anything"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_labels_that_are_no_words() -> None:
+    composed = compose(words_of({"METERS": {"top 1:a, b": {"name": "accuracy"}, "loss": None}}))
+    assert composed.problems == ()
+    assert composed.config["METERS"] == {"accuracy": {}, "top 1:a, b": {"name": "accuracy"}}
+
+
+def test_a_path() -> None:
+    assert words_of({"RUN.dir": Path("a b/c")}) == ["RUN.dir='a b/c'"]
+
+
+def test_what_no_config_can_hold() -> None:
+    with pytest.raises(ConfigError, match=r"MODEL\.widths\[1\] = .* and not object"):
+        words_of({"MODEL": {"widths": [1, object()]}})
+
+
+def test_quotes_and_backslashes() -> None:
+    assert quoted("a'b") == r"'a\'b'"
+    assert quoted("a\\b\\") == "'a\\b\\\\'"
+
+
+def test_what_the_defaults_have_and_a_config_has_not() -> None:
+    config: dict[str, Any] = {
+        "DATA": {"TRAIN": {}, "TEST": {}},
+        "HOOKS": dict.fromkeys(default_schema().defaults["HOOKS"]),
+    }
+    assert removals(config, default_schema()) == []
+    del config["HOOKS"]["console"], config["DATA"]["TEST"]
+    assert removals(config, default_schema()) == ["DATA.TEST=null", "HOOKS.console=null"]

@@ -1,0 +1,35 @@
+import pytest
+
+from phasetrain.config.suggestions import KnownPaths
+
+KNOWN = KnownPaths(
+    [
+        "RUN.name",
+        "DATA.TRAIN.batch_size",
+        "OPTIMIZER.lr",
+        "OPTIMIZER.eps",
+        "PHASES.epochs",
+        "PHASES.test_every.epochs",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [
+        ("OPTIMIZER.lrr", "OPTIMIZER.lr"),
+        ("OPTIMISER.lr", "OPTIMIZER.lr"),
+        ("optimizer.LR", "OPTIMIZER.lr"),
+        ("lr", "OPTIMIZER.lr"),
+        ("DATA.TRAIN.batchsize", "DATA.TRAIN.batch_size"),
+        ("OPTIMIZER.epochs", "PHASES.epochs"),  # and not OPTIMIZER.eps, although that is near
+        ("OPTIMIZER.epss", "OPTIMIZER.eps"),
+        ("batchsize", "DATA.TRAIN.batch_size"),
+        ("LOSS.batch_sizes", "DATA.TRAIN.batch_size"),
+        ("PHASES.test_every.epoch", "PHASES.test_every.epochs"),
+        ("xyz", None),
+        ("LOSS.xyz", None),
+    ],
+)
+def test_near(given: str, near: str | None) -> None:
+    assert KNOWN.near(given) == near

@@ -1,0 +1,100 @@
+"""The next step is copied before this one is handed out, and what is wrong with it is raised in its
+turn."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import parted, train
+
+from phasetrain.data.loading.device_prefetch import ahead, to_cuda
+from phasetrain.engine.batch import Batch
+
+
+def batch(number: int) -> Batch:
+    return Batch(torch.full((2,), float(number)), None, torch.tensor([number, number]), 2)
+
+
+def followed(count: int, fail_at: int | None = None) -> tuple[list[str], Iterator[Any]]:
+    """Return a diary and steps that keep it."""
+    diary: list[str] = []
+
+    def steps() -> Iterator[list[Batch]]:
+        for number in range(count):
+            diary.append(f"read {number}")
+            if number == fail_at:
+                raise ValueError(f"step {number} is bad")
+            yield [batch(number)]
+
+    def note(word: str) -> Any:
+        def noted(batches: list[Batch]) -> list[Batch]:
+            diary.append(f"{word} {int(batches[0].ids[0])}")
+            return batches
+
+        return noted
+
+    return diary, ahead(steps(), note("copy"), note("arrive"))
+
+
+def test_one_step_is_copied_ahead_and_none_is_lost() -> None:
+    diary, steps = followed(3)
+    for number, batches in enumerate(steps):
+        assert int(batches[0].ids[0]) == number
+        diary.append(f"use {number}")
+    expected = "read 0, copy 0, read 1, copy 1, arrive 0, use 0, read 2, copy 2, arrive 1, use 1, arrive 2, use 2"
+    assert ", ".join(diary) == expected
+
+
+def test_a_phase_without_steps() -> None:
+    assert list(followed(0)[1]) == []
+
+
+def test_an_error_waits_for_its_turn() -> None:
+    diary, steps = followed(3, fail_at=1)
+    assert int(next(steps)[0].ids[0]) == 0
+    assert diary == ["read 0", "copy 0", "read 1", "arrive 0"]
+    with pytest.raises(ValueError, match="step 1 is bad"):
+        next(steps)
+
+
+def test_where_there_is_no_cuda_the_key_changes_nothing(tmp_path: Path) -> None:
+    words = ("PHASES.epochs=1", "MACHINE.device=cpu")
+    train(tmp_path / "one", *words)
+    train(tmp_path / "other", *words, "DATA.TRAIN.prefetch_to_device=true")
+    assert parted(tmp_path / "one", tmp_path / "other") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnCuda:
+    def test_batches_arrive_as_they_were(self) -> None:
+        device = torch.device("cuda", 0)
+        steps = [
+            [Batch(torch.randn(1000, 1000).pin_memory(), None, torch.arange(1000), 1000)]
+            for _ in range(20)
+        ]
+        for (kept,), (moved,) in zip(steps, to_cuda(iter(steps), device), strict=True):
+            assert moved.input.device == device
+            assert torch.equal(moved.input.cpu(), kept.input)
+            assert moved.ids.device.type == "cpu"
+
+    def test_a_run_is_the_same_with_and_without(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        words = (
+            "PHASES.epochs=2",
+            "MACHINE.device=cuda",
+            "DATA.TRAIN.workers=1",
+            "DATA.TRAIN.pin_memory=true",
+        )
+        train(tmp_path / "one", *words)
+        train(
+            tmp_path / "other",
+            *words,
+            "DATA.TRAIN.prefetch_to_device=true",
+            "DATA.TEST.prefetch_to_device=true",
+        )
+        assert parted(tmp_path / "one", tmp_path / "other") == []

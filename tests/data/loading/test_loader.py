@@ -1,0 +1,524 @@
+"""Batches do not depend on the number of workers, which live over phases, name bad samples, and end
+when closed."""
+
+import faulthandler
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasetrain.data.bad_samples import OnBadSample, SampleError
+from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.data.loading.collate import COLLATES
+from phasetrain.data.loading.loader import LoaderSettings, PhaseLoader
+from phasetrain.data.loading.reader import Reader
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, PhaseSampler
+from phasetrain.data.transforms import TRANSFORMS
+from phasetrain.data.transforms.base import Pipeline
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.interleave import interleave
+from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
+
+LENGTH = 10
+
+
+class Samples:
+    """Number the samples, add the process that reads them and what the global generators say."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        drawn = [float(torch.rand(())), np.random.random(), random.random()]
+        return torch.tensor([float(index), *drawn], dtype=torch.float64), os.getpid()
+
+
+class Broken(Samples):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 7:
+            raise OSError("unreadable")
+        return super().__getitem__(index)
+
+
+class Faulty(Samples):
+    """Three of ten samples are bad, each in its way."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise OSError("unreadable")
+        if index == 2:
+            return None
+        value, target = super().__getitem__(index)
+        return (value[:0] if index == 4 else value), target
+
+
+class Slow(Samples):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        time.sleep(0.1)
+        return super().__getitem__(index)
+
+
+class Deadly(Samples):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Hanging(Samples):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        time.sleep(60 * (index == 7))
+        return super().__getitem__(index)
+
+
+PLAN = interleave(
+    [
+        Stage(
+            {
+                "train": Split("train", LENGTH, 4, drop_last=False),
+                "test": Split("test", 5, 2, drop_last=False),
+            },
+            PhaseSettings(epochs=3),
+        )
+    ]
+)
+TRAIN = [phase for phase in PLAN.phases if phase.is_train]
+
+
+def loader(
+    workers: int = 0,
+    dataset: Any = None,
+    *transforms: Any,
+    plan: Plan = PLAN,
+    order: str = "shuffled",
+    micro: int = 3,
+    on_bad_sample: OnBadSample = "raise",
+    world: World = World(),  # noqa: B008 - frozen
+    **known: Any,
+) -> PhaseLoader:
+    collate = COLLATES["stack"]()
+    reader = Reader(
+        dataset or Samples(), Pipeline(transforms), collate, seed=0, on_bad_sample=on_bad_sample
+    )
+    sampler = PhaseSampler(SAMPLERS[order](), LENGTH, seed=0, micro_batch_size=micro, world=world)
+    return PhaseLoader(reader, sampler, plan, LoaderSettings(workers=workers, **known))
+
+
+def read(
+    made: PhaseLoader, phase: int, start: int = 0, stop: int | None = None
+) -> list[list[Batch]]:
+    """Read the steps [start, stop) of a phase as the engine does, leaving the rest unread."""
+    found = []
+    for step, batches in enumerate(made.batches(PLAN.phases[phase], start), start):
+        if step == stop:
+            break
+        found.append(batches)
+        if step + 1 == stop:
+            break
+    return found
+
+
+def inputs(steps: list[list[Batch]]) -> list[list[list[Any]]]:
+    return [
+        [[*batch.input.tolist(), *batch.ids.tolist()] for batch in batches] for batches in steps
+    ]
+
+
+def pids(steps: list[list[Batch]]) -> set[int]:
+    return {pid for batches in steps for batch in batches for pid in batch.target.tolist()}
+
+
+def children() -> int:
+    return len(multiprocessing.active_children())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def wait_for_no_children() -> None:
+    wait_until(lambda: children() == 0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_are_equal_for_any_number_of_workers(workers: int) -> None:
+    alone, many = loader(0), loader(workers, None)
+    for phase in (0, 2, 4):
+        assert inputs(read(many, phase)) == inputs(read(alone, phase))
+    many.close()
+
+
+def test_batches_in_memory_are_equal_for_any_number_of_workers() -> None:
+    samples = TensorSamples(torch.zeros(LENGTH, 1, 4, 4), torch.arange(LENGTH))
+    noise = TRANSFORMS.build("noise", {"std": 1.0})
+    alone, many = loader(0, samples, noise), loader(2, samples, noise)
+    for phase in (0, 2):
+        assert inputs(read(many, phase)) == inputs(read(alone, phase))
+    many.close()
+
+
+def test_micro_batches_make_a_step() -> None:
+    assert [[batch.size for batch in step] for step in read(loader(0), 0)] == [[3, 1], [3, 1], [2]]
+
+
+def test_workers_live_over_phases() -> None:
+    made = loader(2)
+    seen = []
+    for phase in (0, 2, 4):
+        steps = read(made, phase)
+        for _ in made.batches(PLAN.phases[phase], PLAN.phases[phase].steps):
+            pytest.fail("nothing is left of the phase")
+        seen.append(pids(steps))
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]) == 2
+    assert os.getpid() not in seen[0]
+    made.close()
+
+
+@pytest.mark.parametrize(("phase", "start"), [(0, 1), (2, 0), (4, 2)])
+def test_another_position_starts_anew_and_gives_the_same_batches(phase: int, start: int) -> None:
+    made = loader(1)
+    before = pids(read(made, 0, 0, 2))
+    steps = read(made, phase, start)
+    assert inputs(steps) == inputs(read(loader(0), phase, start))
+    assert pids(steps).isdisjoint(before)
+    made.close()
+
+
+def test_going_on_after_a_step_does_not_start_anew() -> None:
+    made = loader(1)
+    first, rest = read(made, 0, 0, 1), read(made, 0, 1)
+    assert inputs(first + rest) == inputs(read(loader(0), 0))
+    assert len(pids(first + rest)) == 1
+    made.close()
+
+
+def test_reading_ahead_leaves_the_generator_of_the_main_process_alone() -> None:
+    made = loader(2)
+    before = torch.default_generator.get_state()
+    read(made, 0)
+    assert torch.equal(torch.default_generator.get_state(), before)
+    made.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_cannot_be_read_is_named(workers: int) -> None:
+    made = loader(workers, Broken())
+    with pytest.raises(SampleError) as caught:
+        read(made, 0)
+    assert str(caught.value) == (
+        "DATA.TRAIN: sample 7 cannot be read: OSError: unreadable; mend it, or put up with it by "
+        "DATA.TRAIN.on_bad_sample=substitute or drop"
+    )
+    made.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_that_is_killed_is_noticed() -> None:
+    made = loader(1, Deadly())
+    with pytest.raises(SampleError, match=r"^DATA\.TRAIN: a worker died or did not answer in time"):
+        read(made, 0)
+    made.close()
+
+
+def test_a_worker_that_hangs_is_noticed_after_the_timeout_and_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1
+    )  # how long torch waits for its end
+    made = loader(1, Hanging(), timeout_seconds=0.5)
+    began = time.monotonic()
+    with pytest.raises(
+        SampleError, match=r"^DATA\.TRAIN: a worker .*\(DataLoader timed out after 0\.5 seconds\)"
+    ):
+        read(made, 0)
+    made.close()
+    wait_for_no_children()
+    assert time.monotonic() - began < 20
+
+
+class TestClose:
+    def test_it_ends_the_workers_in_the_middle_of_a_phase(self) -> None:
+        made = loader(2)
+        under_way = made.batches(PLAN.phases[0])
+        next(under_way)
+        assert children() == 2
+        made.close()
+        wait_for_no_children()
+
+    def test_it_ends_them_while_an_error_is_under_way(self) -> None:
+        made = loader(2, Broken())
+        with pytest.raises(SampleError):
+            read(made, 0)
+        made.close()
+        wait_for_no_children()
+
+    def test_it_may_be_called_before_and_twice_and_reading_may_go_on(self) -> None:
+        made = loader(1)
+        made.close()
+        made.close()
+        assert inputs(read(made, 2)) == inputs(read(loader(0), 2))
+        made.close()
+
+
+def ids(steps: list[list[Batch]]) -> list[list[list[int]]]:
+    return [[batch.ids.tolist() for batch in batches] for batches in steps]
+
+
+class TestBadSamples:
+    @pytest.mark.parametrize("policy", ["substitute", "drop"])
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_batches_and_what_is_counted_are_equal_for_any_number_of_workers(
+        self, policy: OnBadSample, workers: int
+    ) -> None:
+        alone, many = (
+            loader(0, Faulty(), on_bad_sample=policy),
+            loader(workers, Faulty(), on_bad_sample=policy),
+        )
+        assert alone.bad is not None
+        assert many.bad is not None
+        for phase in (0, 4):
+            assert inputs(read(many, phase)) == inputs(read(alone, phase))
+            assert many.bad.state_dict() == alone.bad.state_dict()
+        assert [index for index, _ in many.bad.state_dict()["samples"]] == [2, 4, 7]
+        many.close()
+
+    def test_literal_ids_of_an_epoch(self) -> None:
+        assert ids(read(loader(0), 0)) == [[[1, 8, 5], [6]], [[9, 3, 7], [4]], [[2, 0]]]
+        assert ids(read(loader(0, Faulty(), on_bad_sample="drop"), 0)) == [
+            [[1, 8, 5], [6]],
+            [[9, 3]],
+            [[0]],
+        ]
+        substituted = [[[1, 8, 5], [6]], [[9, 3, 5], [9]], [[1, 0]]]
+        assert ids(read(loader(0, Faulty(), on_bad_sample="substitute"), 0)) == substituted
+
+    @pytest.mark.parametrize("policy", ["substitute", "drop"])
+    @pytest.mark.parametrize("start", [1, 2])
+    def test_a_start_in_the_middle_gives_the_same(self, policy: OnBadSample, start: int) -> None:
+        whole, rest = (loader(0, Faulty(), on_bad_sample=policy) for _ in range(2))
+        assert inputs(read(rest, 4, start)) == inputs(read(whole, 4))[start:]
+
+    def test_what_was_only_read_ahead_does_not_count(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        made = loader(2, Faulty(), order="sequential", on_bad_sample="drop", prefetch=4)
+        assert made.bad is not None
+        under_way = made.batches(PLAN.phases[0])
+        with caplog.at_level(logging.WARNING, logger="phasetrain"):
+            next(under_way)
+        assert [index for index, _ in made.bad.state_dict()["samples"]] == [2]
+        assert len(caplog.messages) == 1
+        next(under_way)
+        assert [index for index, _ in made.bad.state_dict()["samples"]] == [2, 4, 7]
+        made.close()
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_the_budget_holds_in_the_main_process(self, workers: int) -> None:
+        made = loader(workers, Faulty(), on_bad_sample="drop", bad_sample_budget=2)
+        with pytest.raises(
+            SampleError,
+            match=r"^DATA\.TRAIN\.bad_sample_budget = 2: 3 different samples cannot be read",
+        ):
+            read(made, 0)
+        made.close()
+
+    def test_an_empty_micro_batch_is_left_out(self) -> None:
+        made = loader(0, Faulty(), order="sequential", on_bad_sample="drop", micro=1)
+        assert ids(read(made, 0)) == [[[0], [1], [3]], [[5], [6]], [[8], [9]]]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_beside_other_processes_a_step_keeps_its_micro_batches(self, workers: int) -> None:
+        alike = {"order": "sequential", "on_bad_sample": "drop", "micro": 1}
+        made = loader(workers, Faulty(), world=World(0, 2), **alike)  # 0 and 1 of four, 4 and 5, 8
+        steps = read(made, 0)
+        made.close()
+        assert ids(steps) == [[[0], [1]], [[], [5]], [[8]]]
+        empty = steps[1][0]
+        assert (empty.size, len(empty.input)) == (0, 1)
+        assert made.bad is not None
+        assert made.bad.state_dict()["samples"][0][0] == 4
+        other = loader(0, Faulty(), world=World(1, 2), **alike)  # 2 and 3, 6 and 7, 9
+        assert ids(read(other, 0)) == [[[], [3]], [[6], []], [[9]]]
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_step_without_any_sample_is_refused(self, workers: int) -> None:
+        class Last(Samples):
+            def __getitem__(self, index: int) -> Any:
+                if index >= 8:
+                    raise OSError(f"no {index}")
+                return super().__getitem__(index)
+
+        made = loader(workers, Last(), order="sequential", on_bad_sample="drop")
+        with pytest.raises(SampleError) as caught:
+            read(made, 0)
+        assert str(caught.value) == (
+            "DATA.TRAIN.on_bad_sample = 'drop' leaves nothing of a step, as none of its samples can be read: "
+            "8 (OSError: no 8), 9 (OSError: no 9); mend the data, take larger batches, or set "
+            "DATA.TRAIN.on_bad_sample=substitute"
+        )
+        made.close()
+
+    def test_nothing_is_counted_where_bad_samples_raise(self) -> None:
+        assert loader(0).bad is None
+
+
+class TestSigusr2:
+    @pytest.fixture(autouse=True)
+    def main_survives(self) -> Iterator[None]:
+        before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        yield
+        signal.signal(signal.SIGUSR2, before)
+
+    def stacks_of_workers(self, path: Path | None, **known: Any) -> str:
+        """Signal the workers in the midst of reading and return what they wrote; all batches must
+        arrive."""
+        made = loader(2, Slow(), stacks=None if path is None else str(path), **known)
+        steps = made.batches(PLAN.phases[0])
+        found = [next(steps)]
+        for number, worker in enumerate(multiprocessing.active_children(), 1):
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGUSR2)
+            if path is not None and path.parent.exists():
+                wait_until(lambda count=number: path.read_text().count("Current thread") == count)
+                time.sleep(0.1)  # both append to one file, line by line
+        found += list(steps)
+        assert inputs(found) == inputs(read(loader(0), 0))
+        assert len(pids(found)) == 2
+        made.close()
+        return path.read_text() if path is not None and path.exists() else ""
+
+    def test_a_worker_writes_its_stacks_and_goes_on(self, tmp_path: Path) -> None:
+        path = tmp_path / "stacks.txt"
+        path.write_text("before\n")
+        text = self.stacks_of_workers(path)
+        assert text.startswith("before\n")
+        assert text.count("Current thread") == 2
+        assert 'test_loader.py", line ' in text
+
+    def test_without_a_file_it_is_ignored(self) -> None:
+        assert self.stacks_of_workers(None) == ""
+
+    def test_a_file_that_cannot_be_opened_ends_no_worker(self, tmp_path: Path) -> None:
+        assert self.stacks_of_workers(tmp_path / "missing" / "stacks.txt") == ""
+
+    def test_a_worker_forgets_what_the_main_process_registered(self, tmp_path: Path) -> None:
+        with open(tmp_path / "main.txt", "w") as file:
+            faulthandler.register(signal.SIGUSR2, file=file)
+            try:
+                assert (
+                    self.stacks_of_workers(tmp_path / "own.txt", start_method="fork").count(
+                        "Current thread"
+                    )
+                    == 2
+                )
+                assert self.stacks_of_workers(None, start_method="fork") == ""
+            finally:
+                faulthandler.unregister(signal.SIGUSR2)
+        assert (tmp_path / "main.txt").read_text() == ""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    def test_workers_that_are_not_forked(self, tmp_path: Path, method: str) -> None:
+        text = self.stacks_of_workers(tmp_path / "stacks.txt", start_method=method)
+        assert text.count("Current thread") == 2
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            "fork",
+            *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")),
+        ],
+    )
+    def test_a_signal_to_the_group_ends_no_process_that_helps(
+        self, tmp_path: Path, method: str
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(GROUP, encoding="utf-8")
+        command = [sys.executable, str(script), method]
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        done = subprocess.run(
+            command,
+            env=env,
+            start_new_session=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "alive, 8 batches\n", "")
+
+    def test_a_worker_that_is_not_prepared_dies_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("phasetrain.data.loading.loader.prepare_worker", unprepared)
+        with pytest.raises(SampleError, match="a worker died"):
+            self.stacks_of_workers(None)
+        wait_for_no_children()
+
+
+def unprepared(worker: int, stacks: str | None) -> None:
+    """Leave a worker as it comes."""
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+
+# Sends its group the signals that ask for a save and for stacks while workers read.
+GROUP = """
+import os
+import signal
+import sys
+import time
+from multiprocessing import resource_tracker
+
+import torch
+
+from phasetrain.data import COLLATES, SAMPLERS, LoaderSettings, PhaseLoader, PhaseSampler, Reader
+from phasetrain.data.transforms import Pipeline
+from phasetrain.distributed import World
+from phasetrain.engine.interleave import interleave
+from phasetrain.engine.plan import PhaseSettings, Split, Stage
+
+
+class Slow:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.ones(2), index
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: None)
+    plan = interleave([Stage({"train": Split("train", 64, 8, drop_last=True)}, PhaseSettings(epochs=1))])
+    reader = Reader(Slow(), Pipeline(), COLLATES["stack"](), seed=0)
+    sampler = PhaseSampler(SAMPLERS["shuffled"](), 64, seed=0, micro_batch_size=8, world=World())
+    loader = PhaseLoader(reader, sampler, plan, LoaderSettings(workers=2, start_method=sys.argv[1]))
+    batches = loader.batches(plan.phases[0])
+    found = [next(batches)]
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        os.killpg(0, number)
+    found += list(batches)
+    tracker = resource_tracker._resource_tracker
+    print("alive" if tracker._check_alive() else "dead", f"{len(found)} batches", sep=", ")
+    loader.close()
+"""

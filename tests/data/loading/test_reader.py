@@ -1,0 +1,429 @@
+"""A batch is a pure function of seed and draw, read at once or sample by sample."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from phasetrain.data.bad_samples import OnBadSample, SampleError
+from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.data.loading.collate import COLLATES
+from phasetrain.data.loading.fields import Selection
+from phasetrain.data.loading.reader import Reader
+from phasetrain.data.samplers.phase_sampler import Draw
+from phasetrain.data.transforms import TRANSFORMS
+from phasetrain.data.transforms.base import Pipeline
+
+IMAGES = TensorSamples(
+    torch.arange(6 * 16.0).view(6, 1, 4, 4) / 96, torch.tensor([0, 1, 2, 0, 1, 2])
+)
+
+
+class OneByOne:
+    """The same samples behind `__getitem__` alone."""
+
+    def __len__(self) -> int:
+        return len(IMAGES)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return IMAGES[index]
+
+
+class Random:
+    """A sample made of all three global generators."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor(
+            [float(torch.randn(())), np.random.standard_normal(), random.random()]
+        ), index
+
+
+class Faulty:
+    """Ten samples of which four are bad, each in its way."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            raise OSError("no such file as <Bytes at 0x7f3d58a48b80>")
+        if index == 3:
+            return None
+        return torch.full({5: (3,), 7: (0,)}.get(index, (2,)), float(index)), index
+
+
+REASONS = {
+    1: "OSError: no such file as <Bytes at 0x...>",
+    3: "TypeError: the data set gives NoneType, expected a pair (input, target)",
+    5: "it is (float32 (3,), int), and the others of its batch are (float32 (2,), int)",
+    7: "ValueError: its input is empty: float32 (0,)",
+}
+
+
+def reader(
+    dataset: Any = IMAGES,
+    *transforms: Any,
+    seed: int = 0,
+    collate: Any = None,
+    on_bad_sample: OnBadSample = "raise",
+) -> Reader:
+    return Reader(
+        dataset,
+        Pipeline(transforms),
+        collate or COLLATES["stack"](),
+        seed=seed,
+        on_bad_sample=on_bad_sample,
+    )
+
+
+def draw(*indices: int, epoch: int = 0, ordinal: int = 0, split: str = "train") -> Draw:
+    return Draw(split, epoch, ordinal, np.array(indices, dtype=np.int64))
+
+
+def noise() -> Any:
+    return TRANSFORMS.build("noise", {"std": 0.1})
+
+
+def shift() -> Any:
+    return TRANSFORMS.build("random_shift", {"pixels": 1})
+
+
+def test_a_batch_in_memory() -> None:
+    batch = reader()[draw(4, 0)]
+    assert torch.equal(batch.input, IMAGES.inputs[[4, 0]])
+    assert (batch.target.tolist(), batch.ids.tolist(), batch.size, batch.mask) == (
+        [1, 0],
+        [4, 0],
+        2,
+        None,
+    )
+
+
+def test_sample_by_sample_gives_the_bits_of_the_whole_batch() -> None:
+    whole, single = reader(IMAGES, shift(), noise()), reader(OneByOne(), shift(), noise())
+    assert not whole.draws_at_random
+    assert single.draws_at_random
+    one, other = whole[draw(3, 1, 5, ordinal=8)], single[draw(3, 1, 5, ordinal=8)]
+    assert torch.equal(one.input, other.input)
+    assert torch.equal(one.target, other.target)
+    assert not torch.equal(one.input, IMAGES.inputs[[3, 1, 5]])
+
+
+def test_a_sample_depends_on_seed_split_epoch_ordinal_and_index_alone() -> None:
+    def sample(seed: int = 0, **known: Any) -> Tensor:
+        return reader(IMAGES, noise(), seed=seed)[draw(2, **known)].input[0]
+
+    alone = sample()
+    assert torch.equal(reader(IMAGES, noise())[draw(2, 4, 1)].input[0], alone)
+    assert torch.equal(reader(IMAGES, noise())[draw(5, 2, ordinal=2)].input[1], sample(ordinal=3))
+    others = [sample(seed=1), sample(epoch=1), sample(ordinal=1), sample(split="test")]
+    assert not any(torch.equal(alone, other) for other in others)
+
+
+def test_an_index_drawn_twice_is_augmented_twice() -> None:
+    batch = reader(IMAGES, noise())[draw(2, 2)]
+    assert not torch.equal(batch.input[0], batch.input[1])
+
+
+def test_global_generators_are_seeded_for_each_sample() -> None:
+    torch.manual_seed(1)
+    first = reader(Random())[draw(0, 1, 2)].input
+    torch.manual_seed(2)
+    np.random.seed(2)
+    assert torch.equal(reader(Random())[draw(0, 1, 2)].input, first)
+    assert torch.equal(reader(Random())[draw(1, 2, ordinal=1)].input, first[1:])
+    assert len(set(first.flatten().tolist())) == 9
+
+
+def test_collation_may_draw_too() -> None:
+    def mixed(samples: Any) -> tuple[Tensor, Tensor]:
+        return torch.randn(len(samples)), torch.zeros(len(samples))
+
+    found = [reader(OneByOne(), collate=mixed)[draw(0, 1)].input for _ in range(2)]
+    assert torch.equal(*found)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("error", "text"),
+        [
+            (OSError("disk on fire"), "OSError: disk on fire"),
+            (KeyError("x"), "KeyError: 'x'"),
+            (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        ],
+    )
+    def test_a_sample_that_cannot_be_read_is_named(self, error: Exception, text: str) -> None:
+        class Broken(OneByOne):
+            def __getitem__(self, index: int) -> Any:
+                if index == 4:
+                    raise error
+                return super().__getitem__(index)
+
+        with pytest.raises(SampleError) as caught:
+            reader(Broken())[draw(0, 4)]
+        assert str(caught.value) == (
+            f"DATA.TRAIN: sample 4 cannot be read: {text}; mend it, or put up with it by "
+            "DATA.TRAIN.on_bad_sample=substitute or drop"
+        )
+        assert caught.value.exit_code == 1
+
+    def test_a_transform_that_fails_names_the_sample(self) -> None:
+        def fail(value: Tensor) -> Tensor:
+            raise ValueError("too dark")
+
+        with pytest.raises(
+            SampleError,
+            match=r"^DATA\.TEST: sample 3 cannot be read: ValueError: too dark; mend it",
+        ):
+            reader(OneByOne(), fail)[draw(3, split="test")]
+
+    @pytest.mark.parametrize(
+        ("sample", "text"),
+        [
+            (7, "TypeError: the data set gives int, expected a pair (input, target); "),
+            (None, "TypeError: the data set gives NoneType, expected a pair (input, target); "),
+            (
+                (torch.ones(1), 2, 3),
+                "TypeError: the data set gives (float32 (1,), int, int), expected a pair ",
+            ),
+            (
+                torch.zeros(2, 3),
+                "TypeError: the data set gives float32 (2, 3), expected a pair (input, target); ",
+            ),
+            (
+                (None, 1),
+                "ValueError: its input is None; a data set or a transform returns nothing; ",
+            ),
+            ((torch.zeros(3, 0), 1), "ValueError: its input is empty: float32 (3, 0); "),
+            ((np.zeros((0, 2)), 1), "ValueError: its input is empty: array of float64 (0, 2); "),
+        ],
+    )
+    def test_a_sample_that_is_none(self, sample: Any, text: str) -> None:
+        class Bare(OneByOne):
+            def __getitem__(self, index: int) -> Any:
+                return sample
+
+        with pytest.raises(SampleError) as caught:
+            reader(Bare())[draw(1)]
+        assert str(caught.value).startswith(f"DATA.TRAIN: sample 1 cannot be read: {text}")
+
+    def test_samples_that_make_no_batch(self) -> None:
+        class Ragged(OneByOne):
+            def __getitem__(self, index: int) -> Any:
+                return torch.zeros(index + 1), index
+
+        with pytest.raises(SampleError) as caught:
+            reader(Ragged())[draw(1, 3)]
+        assert str(caught.value).startswith(
+            "DATA.TRAIN: samples [1, 3] do not make a batch: sample 1 of the batch has"
+        )
+
+    def test_a_transform_of_whole_batches_that_fails(self) -> None:
+        flat = TensorSamples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+        with pytest.raises(SampleError, match=r"^DATA\.TRAIN: samples \[0, 1\] .*takes images"):
+            reader(flat, shift())[draw(0, 1)]
+
+
+class TestDrop:
+    def test_the_batch_is_smaller(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="drop")[draw(0, 1, 2, 3, 4, 5, 6, 7)]
+        assert (batch.ids.tolist(), batch.size, batch.ids.dtype) == ([0, 2, 4, 6], 4, torch.int64)
+        assert batch.input.tolist() == [[0, 0], [2, 2], [4, 4], [6, 6]]
+        assert batch.target.tolist() == [0, 2, 4, 6]
+        assert dict(batch.bad) == REASONS
+
+    def test_a_draw_of_bad_samples_alone_is_empty(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="drop")[draw(1, 3, 7, 1)]
+        assert (batch.size, batch.ids.tolist(), batch.input) == (0, [], None)
+        assert [index for index, _ in batch.bad] == [1, 3, 7]
+
+    def test_what_stands_in_for_it_is_the_same_each_time_and_does_not_count(self) -> None:
+        batch = reader(Faulty(), noise(), on_bad_sample="drop").stand_in(draw(1, 3, 7))
+        again = reader(Faulty(), noise(), on_bad_sample="drop").stand_in(draw(1, 3, 7))
+        assert (len(batch.input), batch.size, batch.ids.tolist(), batch.bad) == (3, 0, [], ())
+        assert batch.mask is not None
+        assert batch.mask.tolist() == [False] * 3
+        assert torch.equal(batch.input, again.input)
+
+    def test_samples_that_can_be_read_do_not_feel_it(self) -> None:
+        alone = reader(Faulty(), noise(), on_bad_sample="drop")[draw(2, ordinal=1)]
+        beside = reader(Faulty(), noise(), on_bad_sample="drop")[draw(1, 2)]
+        assert torch.equal(alone.input, beside.input)
+
+
+class TestOddForms:
+    def ids(self, *indices: int) -> list[int]:
+        found: list[int] = reader(Faulty(), on_bad_sample="drop")[draw(*indices)].ids.tolist()
+        return found
+
+    def test_the_form_of_most_samples_wins_and_of_equals_the_earliest(self) -> None:
+        assert self.ids(5, 0, 2) == [0, 2]
+        assert self.ids(5, 5, 0) == [5, 5]
+        assert self.ids(5, 0) == [5]
+        assert self.ids(0, 5) == [0]
+        assert self.ids(1, 5, 0) == [5]
+
+    def test_where_the_collate_function_does_not_stack_any_form_is_good(self) -> None:
+        def ragged(samples: Any) -> Any:
+            return [value for value, _ in samples], torch.tensor([target for _, target in samples])
+
+        batch = reader(Faulty(), collate=ragged, on_bad_sample="drop")[draw(0, 1, 5)]
+        assert (batch.ids.tolist(), [len(value) for value in batch.input]) == ([0, 5], [2, 3])
+
+
+class TestSubstitute:
+    def test_another_sample_takes_the_place(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="substitute")[draw(0, 1, 2, 3, 4, 5, 6, 7)]
+        assert batch.ids.tolist() == [0, 4, 2, 8, 4, 8, 6, 2]
+        assert batch.target.tolist() == batch.ids.tolist()
+        assert torch.equal(batch.input, batch.ids[:, None].expand(8, 2).float())
+        assert batch.size == 8
+        assert dict(batch.bad) == REASONS
+
+    def test_it_depends_on_seed_split_epoch_ordinal_and_index_alone(self) -> None:
+        def taken(*indices: int, seed: int = 0, at: int = 0, **known: Any) -> list[float]:
+            found = reader(Faulty(), noise(), seed=seed, on_bad_sample="substitute")[
+                draw(*indices, **known)
+            ]
+            return [float(value) for value in found.input[at]]
+
+        alone = taken(1, ordinal=4)
+        assert taken(1, 0, 2, ordinal=4) == alone
+        assert taken(0, 2, 1, ordinal=2, at=2) == alone
+        others = [
+            taken(1, ordinal=4, seed=1),
+            taken(1, ordinal=4, epoch=1),
+            taken(1, ordinal=4, split="test"),
+            taken(1, ordinal=5),
+            taken(3, ordinal=4),
+        ]
+        assert alone not in others
+
+    def test_its_randomness_is_its_own(self) -> None:
+        class Drawing(Faulty):
+            def __getitem__(self, index: int) -> Any:
+                _, target = super().__getitem__(index)
+                return torch.randn(2), target
+
+        made = reader(Drawing(), on_bad_sample="substitute")
+        torch.manual_seed(1)
+        first = made[draw(1, 3)]
+        torch.manual_seed(2)
+        assert torch.equal(made[draw(1, 3)].input, first.input)
+        assert torch.equal(made[draw(3, ordinal=1)].input, first.input[1:])
+
+    def test_bad_ones_that_were_tried_are_told_too(self) -> None:
+        met = [
+            reader(Faulty(), on_bad_sample="substitute")[draw(1, epoch=epoch)]
+            for epoch in range(20)
+        ]
+        assert all(batch.ids[0] not in (1, 3, 7) for batch in met)
+        assert {index for batch in met for index, _ in batch.bad} == {1, 3, 7}
+
+    def test_where_no_sample_of_the_draw_is_good_the_first_substitute_gives_the_form(self) -> None:
+        batch = reader(Faulty(), on_bad_sample="substitute")[draw(1, 3, 7)]
+        assert (batch.size, batch.input.shape) == (3, (3, 2))
+
+    @pytest.mark.parametrize("length", [1, 2, 8])
+    def test_data_without_a_good_sample_is_refused(self, length: int) -> None:
+        class Hopeless(Faulty):
+            def __len__(self) -> int:
+                return length
+
+            def __getitem__(self, index: int) -> Any:
+                raise OSError(f"no {index}")
+
+        with pytest.raises(SampleError) as caught:
+            reader(Hopeless(), on_bad_sample="substitute")[draw(0)]
+        assert str(caught.value).startswith(
+            "DATA.TRAIN.on_bad_sample = 'substitute': sample 0 cannot be read, nor can any other one tried in its "
+            "place (up to 10); the last are "
+        )
+        assert f"{length - 1} (OSError: no {length - 1})" in str(caught.value)
+
+
+class TestSelection:
+    class Named(OneByOne):
+        def __getitem__(self, index: int) -> Any:
+            return {"image": IMAGES[index][0], "label": int(IMAGES[index][1]), "size": float(index)}
+
+    def made(self, dataset: Any, *transforms: Any, **given: Any) -> Reader:
+        selection = Selection(**given, where="DATA.TRAIN")
+        return Reader(
+            dataset, Pipeline(transforms), COLLATES["stack"](), seed=0, selection=selection
+        )
+
+    def test_by_name_with_transforms_of_the_input(self) -> None:
+        batch = self.made(self.Named(), noise(), inputs="image", targets="label")[draw(4, 0)]
+        expected = reader(IMAGES, noise())[draw(4, 0)]
+        assert torch.equal(batch.input, expected.input)
+        assert batch.target.tolist() == expected.target.tolist()
+
+    def test_several_names_make_a_mapping(self) -> None:
+        batch = self.made(self.Named(), inputs=["image", "size"], targets=["label"])[draw(4, 0)]
+        assert (batch.input["image"].shape, batch.input["size"].tolist()) == (
+            (2, 1, 4, 4),
+            [4.0, 0.0],
+        )
+        assert batch.target["label"].tolist() == [1, 0]
+
+    @pytest.mark.parametrize("dataset", [IMAGES, OneByOne()], ids=["whole", "one by one"])
+    @pytest.mark.parametrize(
+        ("given", "targets"),
+        [
+            ({"targets": []}, None),
+            ({"label_type": "sample_index"}, [4, 0]),
+            ({"label_type": "zero"}, [0, 0]),
+        ],
+    )
+    def test_no_targets_and_those_that_are_made(
+        self, dataset: Any, given: Any, targets: Any
+    ) -> None:
+        made = self.made(dataset, **given)
+        assert made.draws_at_random == (dataset is not IMAGES)
+        batch = made[draw(4, 0)]
+        assert torch.equal(batch.input, IMAGES.inputs[[4, 0]])
+        assert (None if batch.target is None else batch.target.tolist()) == targets
+
+    def test_a_name_that_is_missing_is_said_with_the_sample(self) -> None:
+        with pytest.raises(SampleError) as caught:
+            self.made(self.Named(), inputs="imge", targets="label")[draw(4)]
+        assert str(caught.value).startswith(
+            "DATA.TRAIN: sample 4 cannot be read: ValueError: DATA.TRAIN.inputs = 'imge': the sample has no such name; "
+            "did you mean 'image'? it has image, label, size"
+        )
+
+    def test_a_mapping_without_names_says_which_keys_to_set(self) -> None:
+        with pytest.raises(
+            SampleError,
+            match=r"say by DATA\.TRAIN\.inputs and DATA\.TRAIN\.targets which of its values",
+        ):
+            self.made(self.Named())[draw(4)]
+
+    def test_readers_made_of_it_select_the_same(self) -> None:
+        made = self.made(self.Named(), noise(), inputs="image", targets=[])
+        assert made.with_pipeline(Pipeline())[draw(4)].target is None
+        assert made.stand_in(draw(4)).target is None
+
+
+class TestChosenSamples:
+    def test_only_chosen_ones_stand_in_for_a_bad_one(self) -> None:
+        def others(chosen: Any) -> set[int]:
+            made = Reader(
+                Faulty(),
+                Pipeline(),
+                COLLATES["stack"](),
+                seed=0,
+                on_bad_sample="substitute",
+                chosen=chosen,
+            )
+            return {int(made[draw(1, ordinal=ordinal)].ids[0]) for ordinal in range(60)}
+
+        assert others(np.array([0, 1, 4, 9])) == {0, 4, 9}
+        assert others(None) == {0, 2, 4, 5, 6, 8, 9}  # the control

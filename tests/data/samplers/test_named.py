@@ -1,0 +1,444 @@
+"""Every sampler is a pure function of seed and place: slices equal the whole, and frequencies are
+right."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phasetrain.data.mixture import Mixed, proportional
+from phasetrain.data.samplers.named import (
+    ENDLESS,
+    LengthBuckets,
+    OfOneSize,
+    infinite,
+    length_bucketed,
+    power_law,
+    repeated,
+    stratified,
+    weighted,
+)
+from phasetrain.data.samplers.permutation import Indices
+from phasetrain.data.samplers.phase_sampler import (
+    SAMPLERS,
+    BatchOrder,
+    Order,
+    PhaseSampler,
+    pass_length,
+)
+from phasetrain.data.samplers.source import Chosen, Source
+from phasetrain.distributed import World
+from phasetrain.engine.interleave import interleave
+from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.testing.build import built
+
+
+class Known:
+    """Samples that tell of themselves: 60 of class 0, 30 of class 1, 10 of class 2."""
+
+    LABELS = np.repeat([0, 1, 2], [60, 30, 10])
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, int(self.LABELS[index])
+
+    def labels(self) -> Indices:
+        return self.LABELS
+
+    def lengths(self) -> Indices:
+        return np.arange(100) * 37 % 100
+
+    def weights(self) -> Any:
+        return np.where(np.arange(100) < 50, 0.0, 1.0)
+
+
+BATCH = 8
+SOURCE = Source(Known())
+MIXED = Source(Mixed({"a": range(70), "b": range(20), "c": range(10)}))
+
+ORDERS: dict[str, Callable[[], Order]] = {
+    "shuffled": SAMPLERS["shuffled"],
+    "sequential": SAMPLERS["sequential"],
+    "infinite": lambda: infinite(250),
+    "repeated": lambda: repeated(3),
+    "repeated, cut": lambda: repeated(2, samples=100),
+    "weighted": lambda: weighted(SOURCE),
+    "weighted by class": lambda: weighted(SOURCE, classes=[1, 2, 3], samples=130),
+    "power_law": lambda: power_law(SOURCE, 0.5),
+    "stratified": lambda: stratified(BATCH, SOURCE),
+    "stratified, few classes": lambda: stratified(BATCH, SOURCE, classes_per_batch=2),
+    "length_bucketed": lambda: length_bucketed(BATCH, SOURCE, pool=3),
+    "proportional": lambda: proportional(MIXED, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333),
+    "chosen": lambda: Chosen(repeated(2), np.arange(0, 100, 3)),
+}
+
+
+def drawn(order: Order, seed: int = 5) -> list[int]:
+    """Return a whole pass over 100 samples."""
+    return [int(index) for index in order(100, seed)[0 : pass_length(order, 100)]]
+
+
+def phase_of(order: Order, batch_size: int) -> Phase:
+    split = Split("train", pass_length(order, 100), batch_size, drop_last=False)
+    [phase] = interleave([Stage({"train": split}, PhaseSettings(epochs=1))]).phases
+    return phase
+
+
+def sampler(order: Order, *, micro: int = 99, world: World | None = None) -> PhaseSampler:
+    return PhaseSampler(order, 100, seed=3, micro_batch_size=micro, world=world or World())
+
+
+@pytest.mark.parametrize("name", sorted(ORDERS))
+class TestEveryOrder:
+    def test_a_pass_is_a_function_of_its_seed(self, name: str) -> None:
+        one, again, other = (
+            drawn(ORDERS[name]()),
+            drawn(ORDERS[name]()),
+            drawn(ORDERS[name](), seed=6),
+        )
+        assert one == again
+        assert (one == other) == (name == "sequential")
+        assert all(0 <= index < 100 for index in one)
+        assert len(one) == len(ORDERS[name]()(100, 5))
+
+    @settings(max_examples=25, deadline=None)
+    @given(cuts=st.lists(st.integers(0, 400), min_size=2, max_size=8))
+    def test_slices_in_any_order_equal_the_whole(self, name: str, cuts: list[int]) -> None:
+        order = ORDERS[name]()
+        whole, made = drawn(order), order(100, 5)
+        for begin, end in pairwise(cuts):  # backwards ones are empty
+            assert made[begin:end].tolist() == whole[begin:end]
+
+    @settings(max_examples=20, deadline=None)
+    @given(batch_size=st.integers(1, 33), start=st.integers(0, 40))
+    def test_resuming_at_any_step_is_slicing(self, name: str, batch_size: int, start: int) -> None:
+        order = ORDERS[name]()
+        batch_size = order.batch_size if isinstance(order, BatchOrder) else batch_size
+        phase = phase_of(order, batch_size)
+        start = min(start, phase.steps)
+
+        def ids(sampler: PhaseSampler, start: int) -> list[list[int]]:
+            return [
+                [i for draw in draws for i in draw.indices.tolist()]
+                for draws in sampler.steps(phase, start)
+            ]
+
+        assert ids(sampler(ORDERS[name]()), start) == ids(sampler(order), 0)[start:]
+
+    @settings(max_examples=15, deadline=None)
+    @given(batch_size=st.integers(1, 33), size=st.integers(2, 5), micro=st.integers(1, 9))
+    def test_processes_together_draw_what_one_does(
+        self, name: str, batch_size: int, size: int, micro: int
+    ) -> None:
+        order = ORDERS[name]()
+        batch_size = order.batch_size if isinstance(order, BatchOrder) else batch_size
+        phase = phase_of(order, batch_size)
+        shares = [
+            sampler(ORDERS[name](), micro=micro, world=World(rank, size)).steps(phase)
+            for rank in range(size)
+        ]
+        together = [
+            [i for draws in parts for draw in draws if draw.counts for i in draw.indices.tolist()]
+            for parts in zip(*shares, strict=True)
+        ]
+        assert [i for step in together for i in step] == [
+            i for [draw] in sampler(order).steps(phase) for i in draw.indices.tolist()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [
+        ("infinite", 250),
+        ("repeated", 300),
+        ("repeated, cut", 100),
+        ("weighted by class", 130),
+        ("chosen", 68),
+    ],
+)
+def test_a_pass_may_be_longer_or_shorter_than_the_data(name: str, samples: int) -> None:
+    order = ORDERS[name]()
+    assert (pass_length(order, 100), len(order(100, 0))) == (samples, samples)
+
+
+def test_a_pass_that_is_not_of_the_length_told_is_refused() -> None:
+    class Wrong:
+        def samples(self, length: int) -> int:
+            return 120
+
+        def __call__(self, length: int, seed: int) -> Indices:
+            return np.arange(100)
+
+    with pytest.raises(
+        ValueError, match=r"gave int64 \(100,\) for a pass, expected int64 \(120,\)$"
+    ):
+        next(sampler(Wrong()).steps(phase_of(Wrong(), 10)))
+
+
+def test_an_index_outside_of_the_data_is_refused_where_a_pass_is_longer() -> None:
+    order = Chosen(repeated(3), np.array([1, 2, 100]))
+    with pytest.raises(
+        ValueError, match=r"gave index 100 for samples .* of a pass, expected indices from 0 to 99$"
+    ):
+        list(sampler(order).steps(phase_of(order, 9)))
+
+
+class TestInfinite:
+    def test_every_sample_comes_once_per_100_draws_each_time_in_another_order(self) -> None:
+        found = drawn(infinite(300))
+        passes = [found[begin : begin + 100] for begin in (0, 100, 200)]
+        assert [sorted(one) for one in passes] == [list(range(100))] * 3
+        assert len({tuple(one) for one in passes}) == 3
+
+    def test_its_middle_is_reached_at_once(self) -> None:
+        made = infinite()(1442, 0)
+        assert len(made) == ENDLESS
+        place = 1442 * 300_000_000
+        assert sorted(made[place : place + 1442].tolist()) == list(range(1442))
+
+    def test_many_samples_need_no_table(self) -> None:
+        made = infinite(10**12)(10**9, 0)
+        assert len(set(made[5 * 10**9 + 7 : 5 * 10**9 + 507].tolist())) == 500
+
+
+class TestRepeated:
+    def test_each_sample_comes_three_times_in_a_row(self) -> None:
+        found = np.array(drawn(repeated(3))).reshape(100, 3)
+        assert (found == found[:, :1]).all()
+        assert sorted(found[:, 0].tolist()) == list(range(100))
+
+    def test_cut_to_the_length_of_the_data_it_takes_some_samples_only(self) -> None:
+        assert Counter(Counter(drawn(repeated(2, samples=100))).values()) == {2: 50}
+
+
+class TestWeighted:
+    def test_a_weight_of_0_is_never_drawn_and_others_equally_often(self) -> None:
+        counts = np.bincount(drawn(weighted(SOURCE, samples=50_000)), minlength=100)
+        assert counts[:50].sum() == 0
+        assert (abs(counts[50:] - 1000) < 160).all()  # five standard deviations
+
+    def test_classes_and_balanced(self) -> None:
+        def shares(order: Order) -> list[float]:
+            return (np.bincount(Known.LABELS[drawn(order)], minlength=3) / 30_000).round(2).tolist()
+
+        assert shares(weighted(SOURCE, balanced=True, samples=30_000)) == pytest.approx(
+            [1 / 3] * 3, abs=0.02
+        )
+        of_each = np.array([60 * 1, 30 * 2, 10 * 6])
+        by_class = shares(weighted(SOURCE, classes=[1, 2, 6], samples=30_000))
+        assert by_class == pytest.approx((of_each / of_each.sum()).tolist(), abs=0.02)
+
+    @pytest.mark.parametrize("name", ["weights.npy", "weights.txt"])
+    def test_weights_in_a_file(self, tmp_path: Path, name: str) -> None:
+        values = np.zeros(100)
+        values[[3, 7]] = 1, 3
+        path = tmp_path / name
+        np.save(path, values) if path.suffix == ".npy" else np.savetxt(path, values)
+        counts = Counter(drawn(weighted(SOURCE, file=str(path), samples=4000)))
+        assert counts.keys() == {3, 7}
+        assert counts[7] / 4000 == pytest.approx(0.75, abs=0.04)
+
+    def test_of_a_subset_the_file_still_has_a_weight_for_each_sample_of_the_data(
+        self, tmp_path: Path
+    ) -> None:
+        np.save(tmp_path / "w.npy", np.arange(100) % 2)
+        some = Source(Known(), np.array([2, 5, 8, 11]))
+        order = weighted(some, file=str(tmp_path / "w.npy"), samples=100)
+        assert set(order(4, 0)[0:100].tolist()) == {1, 3}  # of the four
+
+    @pytest.mark.parametrize(
+        ("weights", "message"),
+        [
+            (np.ones(99), r"weights of shape \(99,\): the data set has 100 samples"),
+            (np.zeros(100), "weights: all are 0, expected finite numbers"),
+            (
+                np.append(np.ones(99), -1),
+                "weights: sample 99 has -1.0, expected finite numbers, none below 0",
+            ),
+            (np.append(np.nan, np.ones(99)), "weights: sample 0 has nan"),
+        ],
+    )
+    def test_weights_that_are_none(self, tmp_path: Path, weights: Any, message: str) -> None:
+        np.save(tmp_path / "w.npy", weights)
+        with pytest.raises(ValueError, match=message):
+            weighted(SOURCE, file=str(tmp_path / "w.npy"))
+
+    def test_what_contradicts_itself_or_lacks(self) -> None:
+        with pytest.raises(ValueError, match="file, classes and balanced exclude each other"):
+            weighted(SOURCE, classes=[1, 1, 1], balanced=True)
+        with pytest.raises(
+            ValueError, match=r"classes = \[1.0, 2.0\]: expected one weight for each of 3 classes"
+        ):
+            weighted(SOURCE, classes=[1, 2])
+        with pytest.raises(
+            TypeError, match=r"\(range\) does not tell the weight of each sample; give it a method"
+        ):
+            weighted(Source(range(5)))
+
+
+@pytest.mark.parametrize(
+    ("power", "of_each"), [(1, [60, 30, 10]), (0, [1, 1, 1]), (0.5, [7.746, 5.477, 3.162])]
+)
+def test_power_law(power: float, of_each: list[float]) -> None:
+    counts = np.bincount(Known.LABELS[drawn(power_law(SOURCE, power, samples=30_000))], minlength=3)
+    assert (counts / 30_000).tolist() == pytest.approx(
+        (np.array(of_each) / sum(of_each)).tolist(), abs=0.02
+    )
+
+
+class TestStratified:
+    def test_every_window_has_the_classes_equally_often_to_within_one(self) -> None:
+        classes = Known.LABELS[drawn(stratified(BATCH, SOURCE, samples=300))]
+        for width in (1, 5, 8, 30):
+            for begin in range(300 - width):
+                counts = np.bincount(classes[begin : begin + width], minlength=3)
+                assert counts.max() - counts.min() <= 1
+
+    def test_a_class_goes_through_shuffled_passes_of_its_own(self) -> None:
+        found = np.array(drawn(stratified(BATCH, SOURCE, samples=180)))
+        rare = found[Known.LABELS[found] == 2]
+        assert [sorted(rare[begin : begin + 10].tolist()) for begin in range(0, 60, 10)] == [
+            list(range(90, 100))
+        ] * 6
+        assert len({tuple(rare[begin : begin + 10]) for begin in range(0, 60, 10)}) == 6
+        assert sorted(found[Known.LABELS[found] == 0].tolist()) == list(range(60))
+
+    def test_a_few_classes_per_batch(self) -> None:
+        order = stratified(BATCH, SOURCE, classes_per_batch=2, samples=800)
+        assert isinstance(order, OfOneSize)
+        classes = Known.LABELS[drawn(order)].reshape(100, 8)
+        counts = [np.bincount(batch, minlength=3).tolist() for batch in classes]
+        assert all(sorted(count) == [0, 4, 4] for count in counts)
+        assert len({tuple(count) for count in counts}) == 3
+
+    def test_what_does_not_fit(self) -> None:
+        with pytest.raises(
+            ValueError, match="classes_per_batch = 3 and batch_size = 8: every class of a batch has"
+        ):
+            stratified(8, SOURCE, classes_per_batch=3)
+        with pytest.raises(ValueError, match="classes_per_batch = 4: the data set has 3 classes"):
+            stratified(8, SOURCE, classes_per_batch=4)
+        with pytest.raises(
+            TypeError, match=r"\(range\) does not tell the class of each sample; give it a met"
+        ):
+            stratified(8, Source(range(5)))
+
+    def test_another_batch_size_in_the_middle_of_a_pass_is_refused(self) -> None:
+        order = stratified(BATCH, SOURCE, classes_per_batch=2)
+        phase = Phase(0, "train", 0, first=1, steps=2, offset=4, end=100, batch_size=4)
+        with pytest.raises(
+            ChangedError,
+            match=r"batch_size = 8: the order that DATA\.TRAIN\.sampler gives depends on it",
+        ):
+            next(sampler(order).steps(phase))
+
+
+class TestLengthBucketed:
+    LENGTHS = Known().lengths()
+
+    def spread(self, order: Order) -> float:
+        found = drawn(order)
+        batches = [self.LENGTHS[found[begin : begin + BATCH]] for begin in range(0, 96, BATCH)]
+        return float(np.mean([batch.max() - batch.min() for batch in batches]))
+
+    def test_lengths_of_a_batch_are_near_each_other(self) -> None:
+        assert self.spread(length_bucketed(BATCH, SOURCE)) == pytest.approx(7, abs=1)
+        assert self.spread(SAMPLERS["shuffled"]()) > 60
+
+    def test_every_sample_comes_once_and_batches_in_random_order(self) -> None:
+        found = drawn(length_bucketed(BATCH, SOURCE))
+        assert sorted(found) == list(range(100))
+        firsts = self.LENGTHS[found[0:96:BATCH]].tolist()
+        assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))
+
+    def test_the_short_batch_is_not_always_that_of_the_longest(self) -> None:
+        lasts = [
+            self.LENGTHS[drawn(length_bucketed(BATCH, SOURCE), seed)[96:]].mean()
+            for seed in range(12)
+        ]
+        assert min(lasts) < 30
+        assert max(lasts) > 70
+
+    def test_a_small_pool_needs_little_of_a_large_pass(self) -> None:
+        order = LengthBuckets(10, np.arange(2_000_000) % 1000, 5)
+        assert len(set(order(2_000_000, 0)[1_000_000:1_000_100].tolist())) == 100
+
+    def test_lengths_in_a_file(self, tmp_path: Path) -> None:
+        np.savetxt(tmp_path / "lengths.txt", self.LENGTHS, fmt="%d")
+        by_file = length_bucketed(
+            BATCH, Source(list(range(100))), file=str(tmp_path / "lengths.txt")
+        )
+        assert drawn(by_file) == drawn(length_bucketed(BATCH, SOURCE))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: infinite(0), "samples = 0: expected at least 1"),
+        (lambda: repeated(0), "times = 0: expected at least 1"),
+        (lambda: length_bucketed(BATCH, SOURCE, pool=0), "pool = 0: expected at least 1"),
+    ],
+)
+def test_numbers_that_are_too_small(make: Callable[[], Order], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_order_with_state_would_be_found() -> None:
+    """The negative control: what the first test of every order looks for is there where an order
+    counts its calls."""
+    calls: list[int] = []
+
+    def counting(length: int, seed: int) -> Indices:
+        calls.append(seed)
+        return np.roll(np.arange(length), len(calls))
+
+    assert drawn(counting) != drawn(counting)
+
+
+class TestEnds:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["PHASES.updates=3"],
+            ["PHASES.samples=99"],
+            ["PHASES.epochs=2", "PHASES.limit.train=2"],
+            ["PHASES.epochs=2", "DATA.TRAIN.sampler={name: infinite, samples: 200}"],
+            ["PHASES.epochs=2", "PHASES.overfit=1"],
+        ],
+    )
+    def test_a_pass_without_an_end_in_a_run_that_has_one(self, words: list[str]) -> None:
+        assert built(["DATA.TRAIN.sampler=infinite", *words]).plan.updates <= 6
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["DATA.TRAIN.sampler=infinite", "PHASES.epochs=3", "PHASES.test_every.updates=100"],
+                "DATA.TRAIN.sampler = 'infinite': a pass of it has no end, and PHASES.epochs = 3 counts passes; give a "
+                "length in updates or samples (PHASES.updates=...), or give the sampler `samples`",
+            ),
+            (
+                ["PHASES.stages=[{updates: 2}, {epochs: 1, DATA: {TRAIN: {sampler: infinite}}}]"],
+                "DATA.TRAIN.sampler = 'infinite': a pass of it has no end, and PHASES.stages[1].epochs = 1 counts",
+            ),
+            (
+                ["DATA.TEST.sampler=infinite", "PHASES.updates=1"],
+                "DATA.TEST.sampler = 'infinite': a pass of it has no end, and a test goes over one pass; take "
+                "sequential, or give it `samples`",
+            ),
+        ],
+    )
+    def test_what_would_have_none_is_refused(self, words: list[str], message: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            built(words)
+        assert str(caught.value).startswith(message)

@@ -1,0 +1,138 @@
+"""A sampler of torch's kind becomes a function of the seed, or is refused in words."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, pass_length
+from phasetrain.data.samplers.torch_sampler import TorchOrder, as_order
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.machine import generators_kept
+
+DATA = range(10)
+
+
+class Counting(Sampler[int]):
+    """Begins one later in every pass."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return iter([(index + self.passes) % 10 for index in DATA])
+
+
+class OwnGenerator(Sampler[int]):
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(10, generator=self.generator).tolist())
+
+
+class ByEpoch(OwnGenerator):
+    def set_epoch(self, epoch: int) -> None:
+        self.generator.manual_seed(epoch)
+
+
+class ByNumPyAndPython:
+    """Not even a Sampler of torch's, and of a length that differs in one of 2 passes."""
+
+    def __init__(self, *, uneven: bool = False) -> None:
+        self.uneven = uneven
+
+    def __iter__(self) -> Iterator[int]:
+        found = [int(np.random.randint(10)), random.randrange(10)]
+        return iter(found * (found[0] % 2 + 1) if self.uneven else found)
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler(DATA), ByEpoch(), ByNumPyAndPython()])
+def test_a_pass_is_a_function_of_its_seed(sampler: Any) -> None:
+    order = TorchOrder(sampler, "DATA.TRAIN.sampler")
+    one, other = order(10, 3), order(10, 4)
+    assert order(10, 3).tolist() == one.tolist()
+    assert other.tolist() != one.tolist()
+    assert one.dtype == np.int64
+
+
+def test_literal_order_of_torch() -> None:
+    with generators_kept():
+        torch.manual_seed(3)
+        expected = list(RandomSampler(DATA))
+    assert TorchOrder(RandomSampler(DATA), "x")(10, 3).tolist() == expected
+
+
+def test_a_pass_may_have_another_length_than_the_data() -> None:
+    order = TorchOrder(WeightedRandomSampler([0.0, 1.0, 3.0], num_samples=40), "DATA.TRAIN.sampler")
+    assert (pass_length(order, 3), len(order(3, 0))) == (40, 40)
+    assert set(order(3, 0).tolist()) == {1, 2}
+
+
+def test_the_generators_of_the_process_stay_where_they_were() -> None:
+    def place() -> Any:
+        return (
+            torch.get_rng_state().tolist()[:64],
+            np.random.get_state()[2],
+            random.getstate()[1][-1],
+        )
+
+    before = place()
+    TorchOrder(ByNumPyAndPython(), "x")(10, 7)
+    assert place() == before
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (
+            Counting(),
+            r"^DATA\.TRAIN\.sampler: Counting gives another order for the same seed, so no resume could be exact",
+        ),
+        (OwnGenerator(), "OwnGenerator gives another order for the same seed"),
+        (
+            DistributedSampler(DATA, 2, 0),
+            "DistributedSampler gives each process a share of the samples, and phasetrain",
+        ),  # type: ignore[arg-type]
+        (
+            BatchSampler(SequentialSampler(DATA), 4, False),
+            "BatchSampler gives lists, such as one of 4 indices, expected",
+        ),
+        (iter([]), "list_iterator gives no samples"),
+    ],
+)
+def test_what_is_refused(sampler: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TorchOrder(sampler, "DATA.TRAIN.sampler")
+
+
+def test_passes_of_unequal_length_are_refused() -> None:
+    order = TorchOrder(ByNumPyAndPython(uneven=True), "DATA.TRAIN.sampler")
+    with pytest.raises(
+        ValueError,
+        match=r"samples for a pass and . for another; a plan needs passes of equal length$",
+    ):
+        list(map(partial(order, 10), range(20)))
+
+
+def test_as_order() -> None:
+    shuffled = SAMPLERS["shuffled"]()
+    assert as_order(shuffled, "x") is shuffled
+    assert isinstance(as_order(RandomSampler(DATA), "x"), TorchOrder)
+    with pytest.raises(
+        ConfigError,
+        match=r"^DATA\.TRAIN\.sampler gave int, expected a function of the number of samples",
+    ):
+        as_order(3, "DATA.TRAIN.sampler")

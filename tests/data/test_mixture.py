@@ -1,0 +1,238 @@
+"""Several data sets as one: shares hold in every window, and each source goes through passes of its
+own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phasetrain.data.datasets import DATASETS, digits, synthetic
+from phasetrain.data.mixture import Mixed, Proportional, mixed, proportional, shares_of, turns_of
+from phasetrain.data.samplers.source import Source
+from phasetrain.errors import ConfigError
+from phasetrain.testing.build import built
+
+
+class Faulty:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        raise OSError("gone")
+
+
+class TestMixed:
+    def test_indices_count_through_the_sources(self) -> None:
+        data = Mixed({"a": ["a0", "a1"], "b": ["b0"], "c": ["c0", "c1"]})
+        assert (len(data), [data[index] for index in range(5)]) == (
+            5,
+            ["a0", "a1", "b0", "c0", "c1"],
+        )
+        assert [data.place(index) for index in range(5)] == [
+            ("a", 0),
+            ("a", 1),
+            ("b", 0),
+            ("c", 0),
+            ("c", 1),
+        ]
+        with pytest.raises(IndexError, match="index 5 of 5 samples"):
+            data[5]
+
+    def test_a_sample_that_cannot_be_read_is_named_by_its_source(self) -> None:
+        with pytest.raises(ValueError, match=r"^sample 1 of 'bad': OSError: gone$"):
+            Mixed({"good": [1, 2], "bad": Faulty()})[3]
+
+    def test_labels_facts_and_fingerprint(self) -> None:
+        train, test = digits("train"), digits("test")
+        data = Mixed({"a": train, "b": test})
+        assert data.labels().tolist() == [*train.targets.tolist(), *test.targets.tolist()]
+        assert data.facts() == train.facts()
+        assert data.fingerprint() != Mixed({"b": train, "a": test}).fingerprint()
+        assert Mixed({"a": train, "b": [1, 2]}).facts() == {}
+
+    def test_facts_in_which_sources_differ_are_left_out_but_for_classes(self) -> None:
+        one = synthetic(input_shape=[4], classes=3)
+        assert (
+            "input_shape"
+            not in Mixed({"a": one, "b": synthetic(input_shape=[5], classes=3)}).facts()
+        )
+        with pytest.raises(
+            ValueError,
+            match=r"^classes of 'b' are 4, and those of 'a' are 3; mixed data sets number",
+        ):
+            Mixed({"a": one, "b": synthetic(input_shape=[4], classes=4)}).facts()
+
+    def test_what_does_not_tell_its_labels_is_named(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"^the data set 'b' \(list\) does not tell the class of each sample$"
+        ):
+            Mixed({"a": digits(), "b": [1]}).labels()
+
+    def test_by_name(self) -> None:
+        sections = {"a": {"dataset": "digits"}, "b": {"dataset": "digits", "split": "test"}}
+        assert mixed(sections, split="train").source_lengths == {"a": 1442, "b": 355}
+
+    @pytest.mark.parametrize(
+        ("sections", "message"),
+        [
+            ({}, "DATA.* (data set 'mixed'): datasets = {}: expected at least one data set to mix"),
+            (
+                {"a": {"split": "test"}},
+                "DATA.* (data set 'mixed'): datasets.a: expected a mapping with `dataset` and its parameters, not "
+                "{'split': 'test'}",
+            ),
+            (
+                {"a": {"dataset": "digit"}},
+                "DATA.* (data set 'mixed'): datasets.a.name = 'digit': no data set has this name",
+            ),
+        ],
+    )
+    def test_what_cannot_be_mixed(self, sections: Any, message: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            DATASETS.build("mixed", {"datasets": sections})
+        assert str(caught.value).startswith(message)
+
+
+MIXED_DIGITS = "{dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: %s}}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [f"DATA.TEST={MIXED_DIGITS % 'synthetic, input_shape: [1, 8, 8], classes: 3'}"],
+            "DATA.TEST: classes of 'b' are 3, and those of 'a' are 10; mixed data sets number the same classes",
+        ),
+        (
+            [f"DATA.TEST={MIXED_DIGITS % 'digit'}"],
+            "DATA.TEST (data set 'mixed'): datasets.b.name = 'digit': no data set has this name; did you mean 'digits'",
+        ),
+        (
+            [
+                f"DATA.TRAIN={MIXED_DIGITS % 'digits'}",
+                "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}",
+            ],
+            "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c: no data set has this label; known: a, b",
+        ),
+    ],
+)
+def test_messages_name_the_split(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        built([*words, "PHASES.epochs=1"])
+    assert str(caught.value).startswith(message)
+
+
+class TestShares:
+    @pytest.mark.parametrize(
+        ("proportions", "shares"),
+        [
+            ({"a": 0.7, "b": 0.3}, [7, 3]),
+            ({"a": 3, "b": 1.5}, [2, 1]),
+            ({"a": 1 / 3, "b": 2 / 3}, [1, 2]),
+            ({"a": 5}, [1]),
+            ({"a": 0.123456, "b": 0.876544}, [1235, 8765]),
+            ({"a": 1e-3, "b": 1, "c": 1}, [1, 1000, 1000]),
+        ],
+    )
+    def test_whole_numbers(self, proportions: dict[str, float], shares: list[int]) -> None:
+        assert shares_of(proportions) == shares
+
+    @pytest.mark.parametrize(
+        ("proportions", "message"),
+        [
+            ({}, "proportions = {}: expected a share for each source"),
+            ({"a": 0}, "proportions.a = 0: expected a positive number"),
+            ({"a": -1.5}, "proportions.a = -1.5: expected a positive number"),
+            ({"a": float("inf")}, "proportions.a = inf"),
+            ({"a": "much"}, "proportions.a = 'much'"),
+            ({"a": True}, "proportions.a = True"),
+            ({"a": 1e-6, "b": 1}, "proportions.a = 1e-06: less than 1/10000 of all"),
+        ],
+    )
+    def test_what_is_no_share(self, proportions: Any, message: str) -> None:
+        with pytest.raises(ValueError) as caught:
+            shares_of(proportions)
+        assert message in str(caught.value)
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=7))
+def test_turns_are_near_their_shares_at_every_place(shares: list[int]) -> None:
+    turns, period = turns_of(shares), sum(shares)
+    assert np.bincount(turns, minlength=len(shares)).tolist() == shares
+    had = np.cumsum(turns[:, None] == np.arange(len(shares)), axis=0)
+    due = np.arange(1, period + 1)[:, None] * np.array(shares) / period
+    assert abs(had - due).max() <= 1 - 1 / (2 * len(shares) - 2) + 1e-9  # Tijdeman's bound
+
+
+def test_literal_turns() -> None:
+    assert turns_of([7, 3]).tolist() == [0, 1, 0, 0, 0, 1, 0, 0, 1, 0]
+    assert turns_of([1]).tolist() == [0]
+
+
+class TestProportional:
+    SOURCE = Source(Mixed({"a": range(70), "b": range(20), "c": range(10)}))
+    LABEL = np.repeat([0, 1, 2], [70, 20, 10])
+
+    def order(self, **proportions: float) -> Any:
+        return proportional(self.SOURCE, proportions, samples=1000)
+
+    @pytest.mark.parametrize("width", [7, 10, 64, 500])
+    def test_every_window_has_its_shares_to_within_two_samples(self, width: int) -> None:
+        drawn = self.LABEL[self.order(a=0.2, b=0.3, c=0.5)(100, 4)[0:1000]]
+        for begin in range(1000 - width):
+            counts = np.bincount(drawn[begin : begin + width], minlength=3)
+            assert (abs(counts - width * np.array([0.2, 0.3, 0.5])) < 2).all()
+
+    def test_each_source_goes_through_shuffled_passes_of_its_own(self) -> None:
+        found = self.order(a=0.2, b=0.3, c=0.5)(100, 4)[0:1000]
+        of_c = found[found >= 90][:500].reshape(-1, 10)
+        assert (np.sort(of_c, axis=1) == np.arange(90, 100)).all()
+        assert len(np.unique(of_c, axis=0)) == 50
+
+    def test_a_source_without_a_share_is_not_drawn_from(self) -> None:
+        assert set(self.LABEL[self.order(a=1, c=1)(100, 4)[0:1000]].tolist()) == {0, 2}
+
+    def test_other_proportions_are_another_parameter_of_the_order_alone(self) -> None:
+        one, other = (
+            self.order(a=0.9, b=0.1)(100, 4)[0:1000],
+            self.order(a=0.1, b=0.9)(100, 4)[0:1000],
+        )
+        assert (np.bincount(self.LABEL[one])[0], np.bincount(self.LABEL[other])[0]) == (900, 100)
+
+    def test_a_far_place_is_reached_at_once(self) -> None:
+        order = Proportional([(0, 10**9), (10**9, 3)], turns_of([9, 1]), 10**12)
+        found = order(10**9 + 3, 0)[10**11 : 10**11 + 1000]
+        assert (found >= 10**9).sum() == 100
+        assert len(set(found[found < 10**9].tolist())) == 900
+
+    @pytest.mark.parametrize(
+        ("source", "proportions", "kind", "message"),
+        [
+            (
+                SOURCE,
+                {"a": 1, "d": 1},
+                ValueError,
+                "proportions.d: no data set has this label; known: a, b, c",
+            ),
+            (
+                Source(range(5)),
+                {"a": 1},
+                ValueError,
+                "it draws from the sources of a data set that has some",
+            ),
+            (
+                Source(SOURCE.dataset, np.arange(3)),
+                {"a": 1},
+                ValueError,
+                "as a whole, without `subset`",
+            ),
+        ],
+    )
+    def test_what_cannot_be_drawn_from(
+        self, source: Source, proportions: Any, kind: type, message: str
+    ) -> None:
+        with pytest.raises(kind) as caught:
+            proportional(source, proportions)
+        assert message in str(caught.value)

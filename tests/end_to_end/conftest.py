@@ -1,0 +1,61 @@
+"""What tests of faults share: the program that starts runs, and a run that met none."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from damaged import NEWEST, OLDEST, PREVIOUS
+from faulty import ONE, Starter
+from harness import SMALL, KillAfter, SaveEachStep, die, train
+from processes import Launcher
+
+
+@pytest.fixture(scope="session")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    with Starter(tmp_path_factory.mktemp("starter")) as starter:
+        yield starter
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run with one thread that met no fault."""
+    folder = tmp_path_factory.mktemp("calm")
+    assert train(folder, ONE).state == "finished"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that was killed at its third update of the second epoch, with
+    three checkpoints."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    die(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    assert sorted(path.name for path in (folder / "checkpoints").glob("p*")) == [
+        OLDEST,
+        PREVIOUS,
+        NEWEST,
+    ]
+    return folder
+
+
+@pytest.fixture
+def mine(killed: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    shutil.copytree(killed, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    with Launcher(tmp_path_factory.mktemp("launcher")) as launcher:
+        yield launcher
+
+
+@pytest.fixture(scope="session")
+def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of three processes that met no fault."""
+    folder = tmp_path_factory.mktemp("calm3") / "run"
+    done = launcher.run(folder, 3, *SMALL, ONE)
+    assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
+    return folder

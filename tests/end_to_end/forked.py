@@ -1,0 +1,45 @@
+"""Calls a function on several processes that are joined into a world, for tests of what they tell
+each other."""
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from processes import free_port, meet_early
+
+from phasetrain.distributed import Placement, World, joined
+
+
+def together(
+    size: int, function: Callable[[World], Any], *, timeout_seconds: float = 20.0
+) -> list[Any]:
+    """Return what a function returns on each process of a world of forks; in place of it what it
+    raised, in words."""
+    port, readers = free_port(), []
+    for rank in range(size):
+        reader, writer = os.pipe()
+        if (pid := os.fork()) == 0:
+            place = Placement(rank=rank, size=size, local_rank=rank, address="127.0.0.1", port=port)
+            os.write(writer, pickle.dumps(_called(place, function, timeout_seconds)))
+            os._exit(0)
+        os.close(writer)
+        readers.append((reader, pid))
+    found = []
+    for reader, pid in readers:
+        with os.fdopen(reader, "rb") as file:
+            data = file.read()
+        os.waitpid(pid, 0)
+        found.append(pickle.loads(data) if data else "died")
+    return found
+
+
+def _called(place: Placement, function: Callable[[World], Any], timeout_seconds: float) -> Any:
+    torch.set_num_threads(1)  # a pool of threads does not live on in a fork
+    meet_early()
+    try:
+        with joined(place, torch.device("cpu"), timeout_seconds=timeout_seconds) as world:
+            return function(world)
+    except BaseException as error:  # noqa: BLE001 - a fork must not go on with what its parent was about to do
+        return f"{type(error).__name__}: {error}"

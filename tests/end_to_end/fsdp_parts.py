@@ -1,0 +1,60 @@
+"""Parts that runs under fsdp name: faults that strike one process while a checkpoint is written."""
+
+import errno
+import os
+import signal
+from typing import Any
+
+from torch import Tensor, nn
+
+from phasetrain.hooks import HOOKS, Hook, Run
+from phasetrain.losses import LOSSES
+from phasetrain.runtime.storage import Storage
+
+
+@HOOKS.register("disk")
+class Disk(Hook):
+    """Does something to one process when it is about to write the file of a name, in the save after
+    some updates.
+
+    Args:
+        rank: which process.
+        file: how the name of the file begins.
+        update: in saves from this update on.
+        until: and before this one.
+        how: kill, or full for a disk that is.
+    """
+
+    main_only = False
+
+    def __init__(
+        self, rank: int, file: str, update: int, until: int = 1000, how: str = "full"
+    ) -> None:
+        self.rank, self.file, self.update, self.until, self.how = rank, file, update, until, how
+
+    def on_start(self, run: Run) -> None:
+        if run.world.rank != self.rank:
+            return
+        create, state = Storage.create, run.state
+
+        def struck(storage: Storage, path: str, data: Any, **options: Any) -> Any:
+            name = path.rpartition("/")[2]
+            if name.startswith(self.file) and self.update <= state.updates < self.until:
+                if self.how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            return create(storage, path, data, **options)
+
+        Storage.create = struck  # type: ignore[method-assign] # this process ends with the run
+
+
+@LOSSES.register("scaled_cross_entropy")
+class ScaledCrossEntropy(nn.Module):
+    """Cross entropy of scores times a learned factor per class."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(Tensor([1.0] * classes))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output * self.factor, target)

@@ -1,0 +1,111 @@
+"""What whole-run tests share: small runs, kills at a step, and the comparison of two run
+folders."""
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.commands.cli import run
+from phasetrain.commands.train.train import Result
+from phasetrain.hooks import Hook
+from phasetrain.runs.ledger import FILE
+from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.testing import KillAfter, Killed, SaveEachStep, differences
+
+__all__ = [
+    "KillAfter",
+    "Killed",
+    "SaveEachStep",
+    "differences",
+]  # of the proof kit, beside what is defined here
+
+# Three epochs of five updates with a test after each; augmentation, dropout, batch norm and
+# momentum all take part.
+SMALL = (
+    "PHASES.epochs=3",
+    "PHASES.limit.train=5",
+    "PHASES.limit.test=2",
+    "DATA.TRAIN.batch_size=24",
+    "DATA.TEST.batch_size=32",
+    "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, {name: noise, std: 0.1}]",
+    "MODEL.width=4",
+    "MODEL.dropout=0.3",
+    "MODEL.name=small_cnn",
+    "HOOKS.metrics.every_updates=1",
+    "HOOKS.console=null",
+)
+STEPS = 3 * (5 + 2)
+
+
+def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> Result:
+    """Run a small training quietly."""
+    return run(
+        [*SMALL, f"RUN.dir={folder}", *overrides],
+        hooks=hooks,
+        terminal=Terminal(io.StringIO(), live=False),
+    )
+
+
+def die(folder: Path, *overrides: str, hooks: Mapping[str, Hook]) -> None:
+    """Run until `Killed`, as if the process had gone."""
+    try:
+        train(folder, *overrides, hooks=hooks)
+    except Killed:
+        return
+    raise AssertionError("the run was to be killed and was not")
+
+
+def newest(folder: Path) -> Loaded:
+    """Return the newest checkpoint of a run folder."""
+    loaded = Checkpointer(f"{folder}/checkpoints", Storage()).newest()
+    assert loaded is not None
+    return loaded
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without what may differ between equal runs."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {key: value for key, value in json.loads(line).items() if key != "time"} for line in lines
+    ]
+
+
+def ledger_bytes(folder: Path) -> bytes:
+    """Return the content of steps.ledger, nothing for a run without one."""
+    return (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
+
+
+def parted(one: Path, other: Path) -> list[str]:
+    """Return in what two finished run folders differ: position, what learns, any logged number, the
+    ledger's bytes."""
+    first, second = newest(one), newest(other)
+    found = differences(first.manifest.state, second.manifest.state, "position")
+    found += differences(first.state["task"], second.state["task"], "task")
+    found += differences(records(one), records(other), "metrics.jsonl")
+    found += differences(ledger_bytes(one), ledger_bytes(other), FILE)
+    return found
+
+
+def leftovers(folder: Path, expected: Callable[[str], bool] = lambda name: False) -> list[str]:
+    """Return temporary files, trash and locks that a run has left behind."""
+    marks = (".tmp-", ".trash-", ".aside-", "run.lock", "owner.json", "probe")
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    return [name for name in names if any(mark in name for mark in marks) and not expected(name)]
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """Return what status.json says."""
+    found = json.loads((folder / "status.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def is_clean(ended: Any, folder: Path) -> bool:
+    """See that a run that `faulty.Starter` started has left no process, no shared memory and no
+    temporary file."""
+    assert (ended.alive, ended.segments, leftovers(folder)) == ([], [], [])
+    return True

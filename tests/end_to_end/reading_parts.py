@@ -1,0 +1,138 @@
+"""Parts of a user's own, which tests name by dotted paths."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler, default_collate
+
+from phasetrain.data.datasets import digits
+
+
+class Named:
+    """Digits as mappings, with lengths."""
+
+    def __init__(self, split: str = "train") -> None:
+        self.samples = digits("train" if split == "train" else "test")
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, label = self.samples[index]
+        return {"image": image, "label": label, "index": index}
+
+    def labels(self) -> Any:
+        return self.samples.labels()
+
+    def lengths(self) -> Any:
+        return np.arange(len(self)) * 7 % 50
+
+
+class Backwards(Sampler[int]):
+    """Every sample, from the last to the first, rotated by a draw from torch's generator."""
+
+    def __init__(self, data_source: Any, step: int = 1) -> None:
+        self.length, self.step = len(data_source), step
+
+    def __iter__(self) -> Iterator[int]:
+        start = int(torch.randint(self.length, ()))
+        return iter([(start - index * self.step) % self.length for index in range(self.length)])
+
+
+class Counting(Backwards):
+    """Gives another order each time."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return iter([(index + self.passes) % self.length for index in range(self.length)])
+
+
+def as_batch(samples: Any, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Collate as torch's loaders let users do it."""
+    return torch.stack([sample[0] for sample in samples]) * scale, torch.tensor(
+        [int(sample[1]) for sample in samples]
+    )
+
+
+def scaled_by(scale: float) -> Any:
+    """Make a collate function of a parameter."""
+    return lambda samples: as_batch(samples, scale)
+
+
+class Sized:
+    """A collate function that is an object."""
+
+    def __call__(self, samples: Any) -> tuple[Tensor, Tensor]:
+        return as_batch(samples, 3.0)
+
+
+class Stateful:
+    """A loader of one's own with a shuffle per pass, augmentation from the global generator, and a
+    state."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        processes: int = 1,
+        *,
+        forget: bool = False,
+    ) -> None:
+        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.rank, self.processes, self.forget = rank, processes, forget
+        self.place, self.begin = 0, 0
+
+    def __len__(self) -> int:
+        return len(self.dataset) // (self.batch_size * self.processes)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(self.dataset), generator=generator)[self.rank :: self.processes]
+        begin, self.begin = self.begin, 0
+        for place in range(begin, len(self)):
+            self.place = place + 1
+            indices = order[place * self.batch_size : self.place * self.batch_size]
+            inputs, targets = default_collate([self.dataset[int(index)] for index in indices])
+            yield inputs + 0.1 * torch.randn(inputs.shape), targets
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": 0 if self.forget else self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin = state["place"]
+
+
+class Short(Stateful):
+    """Ends before its length."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(list(super().__iter__())[:2])
+
+
+class Uneven(Stateful):
+    """Gives a batch that is not full."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((inputs[:5], targets[:5]) for inputs, targets in super().__iter__())
+
+
+class WithoutRank(Stateful):
+    def __init__(self, dataset: Any, batch_size: int, seed: int) -> None:
+        super().__init__(dataset, batch_size, seed)
+
+
+class Lengthless:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+
+def one_too_far() -> Any:
+    """Make an order whose indices begin at 1."""
+    return lambda length, seed: np.arange(1, length + 1)

@@ -1,0 +1,123 @@
+"""Parts that runs of self-supervised learning name: checks of losses over processes, and parts that
+forget."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from phasetrain.distributed import World
+from phasetrain.hooks import HOOKS, Hook, Run
+from phasetrain.losses import DINO, LOSSES, BarlowTwins, MoCo, SimCLR, SwAV
+from phasetrain.tasks import TASKS, SelfSupervised
+from phasetrain.tasks.parts import Stateful
+
+ROWS, FEATURES, SIZE, BATCHES = 12, 5, 4, 3
+
+
+@LOSSES.register("forgetful_moco")
+class ForgetfulMoCo(MoCo):
+    """MoCo whose queue is in no checkpoint."""
+
+    def __init__(
+        self, dimensions: int, batch_size: int = 1, queue: int = 40, world: World | None = None
+    ) -> None:
+        super().__init__(dimensions, batch_size, queue, world=world)
+        self.register_buffer("queue", self.queue, persistent=False)
+
+
+@TASKS.register("forgetful_self_supervised")
+class ForgetfulSelfSupervised(SelfSupervised):
+    """A task whose teacher is in no checkpoint."""
+
+    def stateful(self) -> dict[str, Stateful]:
+        return {name: part for name, part in super().stateful().items() if name != "teacher"}
+
+
+def losses(world: World) -> dict[str, nn.Module]:
+    """Return losses with state of every kind, drawn equally on all processes."""
+    torch.manual_seed(0)
+    made: dict[str, nn.Module] = {
+        "simclr": SimCLR(0.2, world),
+        "moco": MoCo(SIZE, ROWS, 30, 0.3, world),
+        "barlow_twins": BarlowTwins(0.01, world=world),
+        "swav": SwAV(SIZE, ROWS, 6, queue=20, queue_updates=1, world=world),
+        "dino": DINO(SIZE, world=world),
+    }
+    return {name: loss.double() for name, loss in made.items()}
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    """Return samples `(views, rows, features)` and what a teacher made of two views."""
+    generator = torch.Generator().manual_seed(number)
+    inputs = torch.randn(3, ROWS, FEATURES, dtype=torch.float64, generator=generator)
+    return inputs, torch.randn(2, ROWS, SIZE, dtype=torch.float64, generator=generator)
+
+
+def learn(loss: nn.Module, share: slice, size: int) -> list[Tensor]:
+    """Return losses, gradients and buffers over some batches, averaged over `size` processes."""
+    weight = (
+        torch.linspace(-1, 1, FEATURES * SIZE, dtype=torch.float64)
+        .sin()
+        .view(FEATURES, SIZE)
+        .requires_grad_()
+    )
+    found = []
+    for number in range(BATCHES):
+        inputs, targets = batch(number)
+        for part in loss.modules():
+            if isinstance(part, SwAV | DINO):
+                part.advance(number / BATCHES, number)
+        embeddings = [view[share] @ weight for view in inputs]
+        value = loss(embeddings, list(targets[:, share]))
+        gradients = torch.autograd.grad(value, [weight, *loss.parameters()])
+        for tensor in (value.detach(), *gradients):
+            if size > 1:
+                dist.all_reduce(tensor)
+            found.append(tensor / size)
+        found += [buffer.clone() for buffer in loss.buffers()]
+    return found
+
+
+def measure(loss: nn.Module, begin: int, end: int) -> Tensor:
+    """Return the sum of a test's loss over some rows."""
+    inputs, targets = batch(9)
+    with torch.no_grad():
+        total: Tensor = loss(
+            [view[begin:end, :SIZE] for view in inputs], list(targets[:, begin:end])
+        ) * (end - begin)
+    return total
+
+
+@HOOKS.register("view_losses")
+class ViewLosses(Hook):
+    """Raises where a loss over the rows of all processes is not that of one process, in training
+    and in a test."""
+
+    main_only = False
+
+    def on_start(self, run: Run) -> None:
+        world = run.world
+        size = ROWS // world.size
+        share = slice(world.rank * size, (world.rank + 1) * size)
+        alone, together = losses(World()), losses(world)
+        bounds = (
+            (0, 5, ROWS) if world.size == 2 else (0, 5, 5, ROWS)
+        )  # unequal shares, of three one without a row
+        for name, loss in together.items():
+            torch.testing.assert_close(
+                learn(loss, share, world.size), learn(alone[name], slice(ROWS), 1)
+            )
+            mine = measure(loss.eval(), bounds[world.rank], bounds[world.rank + 1])
+            dist.all_reduce(mine)
+            torch.testing.assert_close(mine, measure(alone[name].eval(), 0, ROWS))
+            if name in (
+                "simclr",
+                "barlow_twins",
+                "swav",
+            ):  # in a test the others have no term of several samples
+                cut = measure(alone[name], 0, 5) + measure(alone[name], 5, ROWS)
+                assert not torch.allclose(cut, mine), (
+                    f"{name}: the check would pass without an exchange"
+                )
+        run.world.shared(None)
+        print("all losses agree")  # noqa: T201 - what the test looks for

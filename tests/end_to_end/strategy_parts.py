@@ -1,0 +1,131 @@
+"""Parts that runs under several strategies name: strategies that lack what makes them right, and
+faults in numbers."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasetrain.data import DATASETS
+from phasetrain.distributed import STRATEGIES
+from phasetrain.distributed.strategies import DataParallel, ShardedDataParallel
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.hooks import HOOKS, Hook, Run
+from phasetrain.losses import LOSSES
+from phasetrain.models import MODELS
+
+
+@STRATEGIES.register("cold")
+class Cold(DataParallel):
+    """`ddp` without the passes that go before a start."""
+
+    warms_up = False
+
+
+@STRATEGIES.register("bucketed")
+class Bucketed(ShardedDataParallel):
+    """`sharded_ddp` with fairscale's default buckets."""
+
+    bucket_entries = 2**23
+
+
+@STRATEGIES.register("deaf")
+class Deaf(ShardedDataParallel):
+    """`sharded_ddp` of which each process looks at its own gradients alone."""
+
+    def any(self, flag: Tensor) -> Tensor:
+        return flag
+
+
+@MODELS.register("crossed")
+class Crossed(nn.Module):
+    """A network whose layers are made in another order than they are used, and have other sizes."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.last = nn.Linear(width, 10)
+        self.first = nn.Linear(64, 3 * width)
+        self.middle = nn.Linear(3 * width, width)
+
+    def forward(self, value: Tensor) -> Tensor:
+        found: Tensor = self.last(self.middle(self.first(value.flatten(1)).relu()).relu())
+        return found
+
+
+@MODELS.register("flat")
+class Flat(nn.Module):
+    """One layer: two parameters, fewer than there are processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, value: Tensor) -> Tensor:
+        found: Tensor = self.last(value.flatten(1))
+        return found
+
+
+@LOSSES.register("sharpened")
+class Sharpened(nn.Module):
+    """Cross-entropy of outputs times a learned sharpness; remembers how often it was asked."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.ones(()))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1.0
+        return nn.functional.cross_entropy(output * self.sharpness, target)
+
+
+@HOOKS.register("taint")
+class Taint(Hook):
+    """Makes what one process computes in chosen updates not a number: the loss, or one gradient of
+    a finite loss.
+
+    Args:
+        rank: which process.
+        updates: which updates, the first is 1.
+        gradient: that of `last.bias` alone, which one process owns where gradients are spread.
+    """
+
+    main_only = False
+
+    def __init__(self, rank: int, updates: list[int], *, gradient: bool = False) -> None:
+        self.rank, self.updates, self.gradient = rank, updates, gradient
+
+    def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        if run.world.rank == self.rank and phase.is_train and run.state.updates + 1 in self.updates:
+            bias = dict(run.task.parts.model.named_parameters())["last.bias"]
+            out.loss = (
+                out.loss + (bias.sum() * 0.0).sqrt() if self.gradient else out.loss * math.nan
+            )
+
+
+@DATASETS.register("torn_digits")
+class TornDigits:
+    """Digits, some of which cannot be read."""
+
+    def __init__(self, bad: list[int], samples: int) -> None:
+        self.bad, self.samples = bad, samples
+        self.digits = DATASETS.build("digits", {"split": "train"})
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.bad:
+            raise OSError(f"digit {index} is gone")
+        return self.digits[index]
+
+    def facts(self) -> dict[str, object]:
+        return dict(self.digits.facts())  # type: ignore[attr-defined]
+
+    def fingerprint(self) -> str:
+        return str(self.digits.fingerprint())  # type: ignore[attr-defined]

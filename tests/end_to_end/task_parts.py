@@ -1,0 +1,90 @@
+"""Parts that runs of language models, several heads and models with a loss of their own name; in
+float64."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from phasetrain.data import DATASETS
+from phasetrain.data.datasets import IGNORED, TensorSamples
+from phasetrain.data.datasets.digits import digits
+from phasetrain.engine.batch import Batch
+from phasetrain.models import MODELS, Transformer
+from phasetrain.tasks import TASKS, LanguageModel
+
+
+@DATASETS.register("uneven_tokens")
+class UnevenTokens(TensorSamples):
+    """Samples of eight places of which one to eight count, many of them among the last."""
+
+    def __init__(self, samples: int = 31) -> None:
+        generator = torch.Generator().manual_seed(3)
+        tokens = torch.randint(9, (samples, 9), generator=generator)
+        self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+        for row in range(samples):
+            self.targets[row, 1 + row * row % 8 :] = IGNORED
+
+    def facts(self) -> dict[str, Any]:
+        return {"vocabulary": 9, "context": 8}
+
+
+@MODELS.register("double_transformer")
+def double_transformer(vocabulary: int, context: int) -> nn.Module:
+    return Transformer(vocabulary, context, width=8, depth=1, heads=2).double()
+
+
+@TASKS.register("by_samples")
+class BySamples(LanguageModel):
+    """Weighs micro-batches by samples: the mean of means that token weighting is not."""
+
+    def weight_of(self, batch: Batch) -> int:
+        return batch.size
+
+
+class Marked:
+    """Digits with two targets: the digit, and whether it is odd."""
+
+    def __init__(self, split: str = "train") -> None:
+        self.inner = digits(split)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        image, digit = self.inner[index]
+        return image, {"digit": digit, "odd": (digit % 2).float()[None]}
+
+    def facts(self) -> Any:
+        return self.inner.facts()
+
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint()
+
+
+DATASETS.register("marked")(Marked)
+
+
+@DATASETS.register("unmarked")
+class Unmarked(Marked):
+    """Digits without targets."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        return self.inner[index][0], None
+
+
+@MODELS.register("own_loss")
+class OwnLoss(nn.Module):
+    """Tells classes apart, and computes its losses itself."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, classes)
+
+    def forward(self, images: Tensor, target: Tensor) -> dict[str, Tensor]:
+        scores = self.layer(images.flatten(1))
+        return {
+            "class": nn.functional.cross_entropy(scores, target),
+            "size": 0.01 * scores.square().mean(),
+            "scores": scores,
+        }

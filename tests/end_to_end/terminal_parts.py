@@ -1,0 +1,18 @@
+"""A hook that prints and warns, for tests of what a terminal makes of it."""
+
+import warnings
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.hooks import HOOKS, Hook, Run
+
+
+@HOOKS.register("noisy")
+class Noisy(Hook):
+    """Prints and warns after every update."""
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Make a noise."""
+        if phase.is_train:
+            print(f"printed at {run.state.updates}")  # noqa: T201
+            warnings.warn("a library complains", UserWarning, stacklevel=1)

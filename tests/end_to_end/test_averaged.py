@@ -1,0 +1,337 @@
+"""Averages of the weights in whole runs: tested beside them, saved, exact, exported, on one process
+and on several."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
+from processes import Launcher
+from safetensors.torch import load_file
+from test_numerics import SKIP, Break
+from test_processes import ONE, STRIKE
+
+from phasetrain.commands.export import export
+from phasetrain.commands.train.train import Result
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks import Hook, Run
+from phasetrain.optim import averaging
+from phasetrain.testing import assert_exact_resume, differences
+
+EMA = "MODEL.ema={decay: 0.9}"
+SWA = "MODEL.swa={start: 0.4, every: 2 updates, batches: 3}"
+AVERAGED = (EMA, SWA, "OPTIMIZER.momentum=0.9")
+CUT = [word for word in SMALL if not word.startswith(("PHASES", "HOOKS"))]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    return folder, train(
+        folder, *AVERAGED, "CHECKPOINT.best.monitor=test@ema/accuracy", "CHECKPOINT.keep_last=20"
+    )
+
+
+class TestInTheRun:
+    def test_each_is_tested_in_a_phase_of_its_own(self, trained: tuple[Path, Result]) -> None:
+        splits = [record["split"] for record in records(trained[0]) if record["kind"] == "phase"]
+        first, later = ["train", "test", "test@ema"], ["train", "test", "test@ema", "test@swa"]
+        assert splits == [
+            *first,
+            *later,
+            *later,
+        ]  # weights are taken for the plain mean from update 6 of 15 on
+
+    def test_metrics_are_those_of_the_averaged_weights(
+        self, trained: tuple[Path, Result], tmp_path: Path
+    ) -> None:
+        folder, result = trained
+        assert result.metrics is not None
+        start = f"MODEL.weights={{path: {folder}, which: ema}}"
+        other = train(
+            tmp_path / "run",
+            start,
+            "PHASES.test_first=true",
+            "PHASES.epochs=1",
+            "PHASES.limit.train=1",
+        )
+        first = next(record for record in records(tmp_path / "run") if record["kind"] == "phase")
+        assert first["metrics"]["loss"] == result.metrics["test@ema/loss"]
+        assert result.metrics["test@ema/loss"] != result.metrics["test/loss"]
+        assert other.state == "finished"
+
+    def test_weights_are_those_of_a_run_without_averages(
+        self, trained: tuple[Path, Result], tmp_path: Path
+    ) -> None:
+        plain = train(tmp_path / "run", AVERAGED[-1])
+        assert plain.digest == trained[1].digest
+        steps = [
+            [r for r in records(folder) if r["kind"] == "step"]
+            for folder in (trained[0], tmp_path / "run")
+        ]
+        assert [r["loss"] for r in steps[0]] == [r["loss"] for r in steps[1]]
+
+    def test_the_plan_counts_what_is_saved(
+        self, trained: tuple[Path, Result], tmp_path: Path
+    ) -> None:
+        train(tmp_path / "run", AVERAGED[-1])
+        each = [
+            json.loads((f / "plan.json").read_text())["checkpoints"]["bytes_each"]
+            for f in (trained[0], tmp_path / "run")
+        ]
+        model = sum(
+            one.numel() * one.element_size()
+            for one in newest(trained[0]).state["task"]["model"].values()
+        )
+        assert each[0] - each[1] == 2 * model
+
+
+class TestAfterwards:
+    def test_a_test_of_the_checkpoint_gives_the_metrics_of_the_run(
+        self, trained: tuple[Path, Result]
+    ) -> None:
+        folder, before = trained
+        found = train(folder, *AVERAGED, "RUN.engine=test")
+        assert before.metrics is not None
+        assert found.metrics == {
+            name: value for name, value in before.metrics.items() if name.startswith("test")
+        }
+        assert len(found.metrics) == 6
+        assert found.digest == before.digest
+
+    def test_the_best_by_the_metric_of_an_average(self, trained: tuple[Path, Result]) -> None:
+        folder = trained[0]
+        measured = [
+            r["metrics"]["accuracy"] for r in records(folder) if r.get("split") == "test@ema"
+        ]
+        words = (
+            "RUN.engine=test",
+            "RUN.checkpoint=best",
+            "CHECKPOINT.best.monitor=test@ema/accuracy",
+        )
+        found = train(folder, *AVERAGED, *words)
+        assert found.metrics is not None
+        assert found.metrics["test@ema/accuracy"] == max(measured)
+
+    @pytest.mark.parametrize("which", ["ema", "swa"])
+    def test_it_is_exported_and_started_from(
+        self, trained: tuple[Path, Result], tmp_path: Path, which: str
+    ) -> None:
+        folder = trained[0]
+        task = newest(folder).state["task"]
+        export(str(folder), str(tmp_path / "out.safetensors"), source={"which": which})
+        assert differences(task[which], load_file(tmp_path / "out.safetensors"), "x") == []
+        assert differences(task[which], task["model"], "x") != []
+        start = (
+            "OPTIMIZER.lr=0",
+            "PHASES.epochs=1",
+            "PHASES.limit.train=1",
+            "MODEL.name=small_cnn",
+        )
+        train(tmp_path / "run", *start, f"MODEL.weights={{path: {folder}, which: {which}}}")
+        found = newest(tmp_path / "run").state["task"]["model"]
+        assert torch.equal(found["features.0.weight"], task[which]["features.0.weight"])
+
+    def test_a_run_without_averages_has_none_to_test_or_to_start_from(self, tmp_path: Path) -> None:
+        train(tmp_path / "run", "PHASES.epochs=1")
+        with pytest.raises(
+            ChangedError, match=r"was made without averaged weights; leave out MODEL.ema$"
+        ):
+            train(tmp_path / "run", "RUN.engine=test", EMA)
+        with pytest.raises(
+            ConfigError, match=r"was made without averaged weights; set MODEL.weights.which=model"
+        ):
+            train(tmp_path / "other", f"MODEL.weights={{path: {tmp_path}/run, which: swa}}")
+
+
+class TestExact:
+    def test_killed_and_resumed(self) -> None:
+        assert_exact_resume([*CUT, *AVERAGED], steps=[2, 10], workers=None)
+
+    @pytest.mark.parametrize(
+        ("task", "split"), [("WithoutEMA", "test@ema"), ("WithoutCount", "test@swa")]
+    )
+    def test_what_is_not_saved_is_noticed(self, task: str, split: str) -> None:
+        with pytest.raises(
+            AssertionError, match=rf"^killed after step 5: loss differs at .*, {split}, epoch 0"
+        ):
+            assert_exact_resume(
+                [*CUT, *AVERAGED, f"TASK.name=averaged_parts.{task}"], steps=[5], workers=None
+            )
+
+
+class Watch(Hook):
+    """Keeps the mean and the weights after each update."""
+
+    def __init__(self) -> None:
+        self.means: list[torch.Tensor] = []
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        if phase.is_train:
+            average: Any = run.task.parts.averages["ema"]
+            self.means.append(average.module.head.weight.clone())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_an_update_that_is_skipped_leaves_the_mean_as_it_was(
+    tmp_path: Path, precision: str
+) -> None:
+    watch = Watch()
+    words = (
+        EMA,
+        *SKIP,
+        f"MACHINE.precision={precision}",
+        "OPTIMIZER.scaler=none",
+        "PHASES.epochs=1",
+    )
+    train(tmp_path / "run", *words, hooks={"break": Break({3}), "watch": watch})
+    same = [torch.equal(one, other) for one, other in pairwise(watch.means)]
+    assert same == [False, True, False, False]
+    assert all(bool(one.isfinite().all()) for one in watch.means)
+
+
+def test_one_that_is_not_gated_would_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = averaging.EMA.update
+    monkeypatch.setattr(
+        averaging.EMA, "update", lambda self, updates, withheld=False: real(self, updates)
+    )
+    watch = Watch()
+    train(
+        tmp_path / "run", EMA, *SKIP, "PHASES.epochs=1", hooks={"break": Break({3}), "watch": watch}
+    )
+    assert not torch.equal(watch.means[1], watch.means[2])
+
+
+def test_it_goes_with_activation_checkpointing(
+    tmp_path: Path, trained: tuple[Path, Result]
+) -> None:
+    train(tmp_path / "run", *AVERAGED, "MACHINE.activation_checkpointing=[Conv2d, Linear]")
+    one, other = (newest(folder).state["task"] for folder in (trained[0], tmp_path / "run"))
+    assert differences(one["ema"], other["ema"], "ema") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+class TestOnCUDA:
+    """There the verdict on an update comes late, and the mean is withheld by the flag on the
+    device."""
+
+    def test_a_skipped_update(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    ) -> None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        watch = Watch()
+        words = (EMA, *SKIP, "MACHINE.device=cuda", f"MACHINE.precision={precision}")
+        train(
+            tmp_path / "run", *words, "PHASES.epochs=1", hooks={"break": Break({3}), "watch": watch}
+        )
+        same = [torch.equal(one, other) for one, other in pairwise(watch.means)]
+        assert same[1]
+        assert precision == "fp16" or same == [
+            False,
+            True,
+            False,
+            False,
+        ]  # a scale that begins high skips more
+
+    def test_killed_and_resumed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+    ) -> None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        rule = "MODEL.freeze_updates=[{match: features.0, for: 4}]"
+        words = (*AVERAGED, rule, "MACHINE.device=cuda", f"MACHINE.precision={precision}")
+        train(tmp_path / "unbroken", *words)
+        for step in (3, 10):
+            die(
+                tmp_path / str(step),
+                *words,
+                hooks={"save": SaveEachStep(), "kill": KillAfter(step)},
+            )
+            train(tmp_path / str(step), *words)
+            assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []
+
+
+class TestRefused:
+    def test_a_monitor_of_an_average_that_is_not_tested(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"test@emma/accuracy.*did you mean 'test@ema/accuracy'"
+        ):
+            train(tmp_path / "run", EMA, "HOOKS.early_stopping={monitor: test@emma/accuracy}")
+        quiet = "MODEL.ema={test: false}"
+        with pytest.raises(ConfigError, match=r"test@ema/accuracy"):
+            train(tmp_path / "other", quiet, "HOOKS.early_stopping={monitor: test@ema/accuracy}")
+
+    def test_a_key_that_it_does_not_have(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"MODEL.ema.decya: no such key; did you mean 'decay'"
+        ):
+            train(tmp_path / "run", "MODEL.ema={decya: 0.9}")
+        assert not (tmp_path / "run").exists()
+
+
+class TestSeveralProcesses:
+    @pytest.mark.slow
+    def test_killed_and_resumed_on_three(self, launcher: Launcher, tmp_path: Path) -> None:
+        words = (
+            *SMALL,
+            ONE,
+            *AVERAGED,
+            "PHASES.epochs=2",
+            "MODEL.freeze_updates=[{match: features.0, for: 4}]",
+        )
+        assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
+        strike = (STRIKE, "HOOKS.strike={rank: 1, update: 7}", "CHECKPOINT.every_updates=2")
+        assert launcher.run(tmp_path / "run", 3, *words, *strike).codes[1] == -9
+        assert launcher.run(tmp_path / "run", 3, *words, *strike).codes == [0, 0, 0]
+        assert parted(tmp_path / "calm", tmp_path / "run") == []
+        metrics = [
+            r["metrics"]
+            for r in records(tmp_path / "calm")
+            if r.get("split") in ("test@ema", "test@swa")
+        ]
+        assert len(metrics) == 4
+
+    @pytest.mark.slow
+    def test_ordered_sums_give_the_averages_of_one_process(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        words = (*SMALL, ONE, *AVERAGED, "PHASES.epochs=2", "DISTRIBUTED.reduction=ordered")
+        for size in (1, 4):
+            assert launcher.run(tmp_path / str(size), size, *words).codes == [0] * size
+        one, other = (newest(tmp_path / str(size)).state["task"] for size in (1, 4))
+        for name in ("model", "ema", "swa"):
+            assert differences(one[name], other[name], name) == []
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp", "fsdp"])
+    def test_every_strategy(self, launcher: Launcher, tmp_path: Path, strategy: str) -> None:
+        words = (
+            *SMALL,
+            ONE,
+            *AVERAGED,
+            "PHASES.epochs=2",
+            "MODEL.freeze_updates=[{match: features.0, for: 4}]",
+        )
+        words = (*words, "MODEL.freeze=[features.4]")
+        assert launcher.run(tmp_path / "ddp", 3, *words).codes == [0, 0, 0]
+        using = (*words, f"DISTRIBUTED.strategy={strategy}")
+        ended = launcher.run(tmp_path / "calm", 3, *using)
+        assert ended.codes == [0, 0, 0], ended.outputs
+        one, other = (newest(tmp_path / name).state["task"] for name in ("ddp", "calm"))
+        for name in ("model", "ema", "swa"):
+            far = max(
+                float((one[name][k].double() - other[name][k].double()).abs().max())
+                for k in one[name]
+            )
+            assert far < 1e-4, (name, far)
+        strike = (STRIKE, "HOOKS.strike={rank: 2, update: 7}", "CHECKPOINT.every_updates=2")
+        assert launcher.run(tmp_path / "run", 3, *using, *strike).codes[2] == -9
+        ended = launcher.run(tmp_path / "run", 3, *using, *strike)
+        assert ended.codes == [0, 0, 0], ended.outputs
+        assert parted(tmp_path / "calm", tmp_path / "run") == []

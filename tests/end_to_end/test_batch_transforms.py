@@ -1,0 +1,136 @@
+"""Runs with mixup and cutmix: exact on a resume, on several processes, and seen by the loss
+alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from harness import SMALL, differences, newest, parted, train
+from mixing_parts import Noting
+from processes import Launcher
+from torch import Tensor
+
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.hooks import Hook, Run
+from phasetrain.testing import assert_exact_resume
+
+ONE = "MACHINE.threads=1"
+BOTH = "[{name: one_of, transforms: [{name: mixup, alpha: 0.4}, {name: cutmix, per: sample}]}]"
+MIXED = f"DATA.TRAIN.batch_transforms={BOTH}"
+
+
+def test_a_resume_is_exact() -> None:
+    assert_exact_resume([*SMALL, MIXED, "OPTIMIZER.accumulate=2"])
+
+
+def test_a_transform_with_a_generator_of_its_own_would_not_be() -> None:
+    words = [*SMALL, "RUN.imports=[mixing_parts]", "DATA.TRAIN.batch_transforms=[unkeyed]"]
+    with pytest.raises(AssertionError, match=r"the same batch gave another loss"):
+        assert_exact_resume(words, workers=None)
+
+
+class Watch(Hook):
+    """Keeps what hooks see of targets and inputs."""
+
+    def __init__(self) -> None:
+        self.targets: list[tuple[bool, Tensor]] = []
+        self.given: list[Batch] = []
+
+    def on_start(self, run: Run) -> None:
+        Noting.seen.clear()  # what the builder has asked the loss
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
+        self.given.append(batch)
+
+    def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        self.targets.append((phase.is_train, out.target))
+
+
+def seen(folder: Path, *words: str) -> tuple[Watch, list[tuple[bool, Tensor]], dict[str, float]]:
+    """Return what hooks and the loss have seen, and the metrics."""
+    watch = Watch()
+    result = train(
+        folder,
+        "LOSS.name=noting",
+        "PHASES.epochs=1",
+        "PHASES.limit.train=2",
+        "METERS={accuracy: {}}",
+        *words,
+        hooks={"watch": watch},
+    )
+    assert result.metrics is not None
+    return watch, list(Noting.seen), dict(result.metrics)
+
+
+def test_the_loss_gets_mixed_targets_in_training_and_meters_those_of_the_data(
+    tmp_path: Path,
+) -> None:
+    watch, targets, metrics = seen(
+        tmp_path, "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 1}]"
+    )
+    trained = [target for is_train, target in targets if is_train]
+    assert [tuple(target.shape) for target in trained] == [(24, 10)] * 2
+    assert all(torch.allclose(target.sum(1), torch.ones(24)) for target in trained)
+    assert all((target.max(1).values < 1).sum() > 12 for target in trained)
+    assert all(target.dtype == torch.int64 for is_train, target in targets if not is_train)
+    assert all(target.dtype == torch.int64 for _, target in watch.targets)
+    assert all(batch.target.dtype == torch.int64 for batch in watch.given)
+    assert 0 <= metrics["train/accuracy"] <= 1
+    for own, target in zip(watch.targets, trained, strict=False):
+        assert (target.gather(1, own[1][:, None]) > 0).all()  # the sample itself takes part
+
+
+def test_micro_batches_mix_among_themselves_and_each_draws_anew(tmp_path: Path) -> None:
+    words = ("DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 1}]", "OPTIMIZER.accumulate=3")
+    watch, targets, _ = seen(tmp_path, *words)
+    trained = [target for is_train, target in targets if is_train]
+    assert [len(target) for target in trained] == [8] * 6
+    for (_, own), target in zip(watch.targets, trained, strict=False):
+        others = [number for number in range(10) if number not in own.tolist()]
+        assert not target[:, others].any()
+    assert len({float(target.max(1).values.min()) for target in trained}) == 6
+
+
+def test_without_transforms_nothing_changes(tmp_path: Path) -> None:
+    _, targets, _ = seen(tmp_path)
+    assert all(target.dtype == torch.int64 for _, target in targets)
+    plain, empty = (train(tmp_path / name, *words).digest for name, words in RUNS.items())
+    assert plain == empty
+
+
+RUNS = {"plain": (), "empty": ("DATA.TRAIN.batch_transforms=[]",)}
+
+
+def test_a_stage_may_bring_its_own(tmp_path: Path) -> None:
+    stages = "PHASES.stages=[{epochs: 1}, {epochs: 1, DATA: {TRAIN: {batch_transforms: [mixup]}}}]"
+    _, targets, _ = seen(tmp_path, "PHASES.epochs=null", stages)
+    assert [target.ndim for is_train, target in targets if is_train] == [1, 1, 2, 2]
+
+
+class TestSeveralProcesses:
+    @pytest.mark.slow
+    def test_killed_and_resumed(self, launcher: Launcher, tmp_path: Path) -> None:
+        words = (*SMALL, ONE, MIXED, "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
+        calm, folder = tmp_path / "calm", tmp_path / "run"
+        assert launcher.run(calm, 3, *words).codes == [0, 0, 0]
+        strike = "HOOKS.strike={rank: 1, update: 8}"
+        assert launcher.run(folder, 3, *words, strike).codes[1] == -9
+        assert launcher.run(folder, 3, *words, strike).codes == [0, 0, 0]
+        assert parted(calm, folder) == []
+
+    def test_ordered_reduction_gives_equal_bits_on_any_number(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        words = (
+            *SMALL,
+            ONE,
+            MIXED,
+            "DISTRIBUTED.reduction=ordered",
+            "DISTRIBUTED.virtual_shards=4",
+            "PHASES.epochs=1",
+        )
+        for size in (1, 4):
+            assert launcher.run(tmp_path / f"on{size}", size, *words).codes == [0] * size
+        one, four = (newest(tmp_path / f"on{size}").state["task"]["model"] for size in (1, 4))
+        assert differences(one, four, "model") == []

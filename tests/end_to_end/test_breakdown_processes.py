@@ -1,0 +1,52 @@
+"""The breakdown on several processes: the main one writes its own figures, and the run is the one
+without it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import SMALL, ledger_bytes, records, status
+from processes import Launcher
+
+ON = "HOOKS.breakdown={every_updates: 5}"
+ONE = "MACHINE.threads=1"
+
+
+def told(folder: Path) -> None:
+    found = json.loads((folder / "breakdown.json").read_text())
+    train = found["splits"]["train"]
+    assert (train["steps"], found["flops_per_sample"]) == (15, {"0": 51168})
+    made = train["flops_per_second"] * train["seconds"]
+    assert made == pytest.approx(51168 * 8 * 15)  # its own third of each batch of 24
+    assert sum(part["seconds"] for part in train["parts"].values()) == pytest.approx(
+        train["seconds"]
+    )
+    assert [line["split"] for line in records(folder) if line["kind"] == "breakdown"] == [
+        "train",
+        "test",
+    ] * 3
+
+
+def test_three_processes_train_as_without_it(
+    launcher: Launcher, calm3: Path, tmp_path: Path
+) -> None:
+    done = launcher.run(tmp_path / "run", 3, *SMALL, ONE, ON)
+    assert done.codes == [0, 0, 0], done.outputs
+    told(tmp_path / "run")
+    assert [line for line in records(tmp_path / "run") if line["kind"] != "breakdown"] == records(
+        calm3
+    )
+    assert status(tmp_path / "run")["digest"] == status(calm3)["digest"]
+    assert ledger_bytes(tmp_path / "run") == ledger_bytes(calm3)
+
+
+@pytest.mark.slow
+def test_weights_that_are_divided(launcher: Launcher, tmp_path: Path) -> None:
+    words = (*SMALL, ONE, "DISTRIBUTED.strategy=fsdp")
+    assert launcher.run(tmp_path / "run", 3, *words, ON).codes == [0, 0, 0]
+    told(tmp_path / "run")
+    assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
+    assert status(tmp_path / "run")["digest"] == status(tmp_path / "calm")["digest"]
+    assert [line for line in records(tmp_path / "run") if line["kind"] != "breakdown"] == records(
+        tmp_path / "calm"
+    )

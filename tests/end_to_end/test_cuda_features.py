@@ -1,0 +1,56 @@
+"""Mixing, extraction and probes on a CUDA device; skipped, with the reason, where there is none."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from harness import KillAfter, SaveEachStep, die, parted, train
+
+from phasetrain.commands.extract.feature_files import read_columns
+from phasetrain.commands.extract.linear_probe import ProbeSettings, probe
+from phasetrain.data.batch_transforms import CutMix, Mixup, PairPipeline, PairTransform
+from phasetrain.engine.batch import Batch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("transform", [Mixup(classes=10), CutMix(classes=10, per="sample")])
+def test_the_same_is_mixed_on_both_devices(transform: PairTransform) -> None:
+    batch = Batch(torch.rand(32, 3, 8, 8), torch.arange(32) % 10, torch.arange(32), 32)
+    here = PairPipeline([transform])(batch, 7)
+    there = PairPipeline([transform])(batch.to(torch.device("cuda")), 7)
+    assert there.input.is_cuda
+    assert torch.allclose(here.input, there.input.cpu())
+    assert torch.allclose(here.target, there.target.cpu())
+
+
+def test_killed_and_resumed_with_mixup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    words = ("MACHINE.device=cuda", "DATA.TRAIN.batch_transforms=[mixup, cutmix]")
+    train(tmp_path / "unbroken", *words)
+    die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+    train(tmp_path / "killed", *words)
+    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+
+
+def test_features_and_probes(tmp_path: Path) -> None:
+    found = {}
+    for device in ("cuda", "cpu"):
+        words = (f"MACHINE.device={device}", "RUN.checkpoint=none", "DATA.TRAIN.transforms=[]")
+        out = f"{tmp_path}/{device}"
+        train(
+            tmp_path / "run",
+            "RUN.engine=extract",
+            f"EXTRACT.dir={out}",
+            "EXTRACT.layers=[dropout]",
+            *words,
+        )
+        features = read_columns(f"{out}/test", ["dropout"])["dropout"]
+        settings = ProbeSettings("dropout", penalties=(1e-2,), device=device)
+        found[device] = features, probe(f"{out}/train", f"{out}/test", settings)
+    assert torch.allclose(found["cuda"][0], found["cpu"][0], atol=1e-3)
+    assert found["cuda"][1].linear == pytest.approx(found["cpu"][1].linear, abs=0.02)
+    assert found["cuda"][1].neighbours[5] == pytest.approx(found["cpu"][1].neighbours[5], abs=0.02)

@@ -1,0 +1,120 @@
+"""Parts from outside of the package: file and command of docs/extending.md, and the other ways to
+name a part."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faulty import Starter
+from harness import train
+
+from phasetrain.commands.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
+SHORT = ("PHASES.epochs=1", "PHASES.limit.train=2", "PHASES.limit.test=1")
+
+
+def block(kind: str) -> str:
+    """Return the only block of the page of that kind."""
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return str(found)
+
+
+def phasetrain(folder: Path, *words: str) -> str:
+    """Run the command line in a process of its own, as the installed script does, and return what
+    it printed.
+
+    With `-P`, Python leaves the current folder out of its search path: only what phasetrain does
+    puts it there.
+    """
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-m", "phasetrain", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def metrics_of(folder: Path) -> dict[str, float]:
+    """Return the metrics of the last test in a run folder."""
+    records = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    ]
+    metrics: dict[str, float] = [record for record in records if record.get("split") == "test"][-1][
+        "metrics"
+    ]
+    return metrics
+
+
+def test_the_page_fits_on_a_screen() -> None:
+    assert len(PAGE.splitlines()) < 40
+
+
+def test_the_file_and_the_command_of_the_page(tmp_path: Path) -> None:
+    (tmp_path / "my_parts.py").write_text(block("python"), encoding="utf-8")
+    program, *words = shlex.split(block("bash"))
+    assert program == "phasetrain"
+    phasetrain(tmp_path, *words)
+    metrics = metrics_of(tmp_path / "mine")
+    assert metrics["error_rate"] == pytest.approx(1 - metrics["accuracy"])
+    config = (tmp_path / "mine" / "config.yaml").read_text("utf-8")
+    assert "LOSS:\n  name: focal\n  gamma: 3\n" in config
+
+
+def test_without_the_import_the_part_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["LOSS.name=focal", *SHORT]) == 2
+    assert "LOSS.name = 'focal'" in capsys.readouterr().err
+
+
+def test_an_experiment_of_ones_own(starter: Starter, tmp_path: Path) -> None:
+    (tmp_path / "my_parts.py").write_text(block("python"), encoding="utf-8")
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [digits, _self_]\n"
+        "RUN: {imports: [my_parts]}\n"
+        "LOSS: {name: my_parts.focal, gamma: 3}\n"
+        "METERS: {error_rate: {}, accuracy: null}\n",
+        encoding="utf-8",
+    )
+    ended = starter.run(
+        tmp_path / "run", "--config-dir", "configs", "experiment=mine", *SHORT, path=[]
+    )
+    assert ended.code == 0, ended.output
+    assert metrics_of(tmp_path / "run").keys() == {"loss", "error_rate"}
+
+
+def test_an_installed_package_brings_its_parts(starter: Starter, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "mine-1.0.dist-info").mkdir(parents=True)
+    (site / "mine_parts.py").write_text(block("python"), encoding="utf-8")
+    (site / "mine-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n"
+    )
+    (site / "mine-1.0.dist-info" / "entry_points.txt").write_text(
+        "[phasetrain]\nmine = mine_parts\n"
+    )
+    words = ("LOSS.name=focal", "METERS.error_rate={}", *SHORT)
+    assert starter.run(tmp_path / "without", *words, path=[]).code == 2
+    ended = starter.run(tmp_path / "run", *words, path=[str(site)])
+    assert ended.code == 0, ended.output
+    assert "error_rate" in metrics_of(tmp_path / "run")
+
+
+def test_a_dotted_path_stands_for_a_name(tmp_path: Path) -> None:
+    own = train(tmp_path / "own", "LOSS.name=cross_entropy", *SHORT)
+    same = train(tmp_path / "same", "LOSS.name=torch.nn.CrossEntropyLoss", *SHORT)
+    other = train(tmp_path / "other", "LOSS.name=torch.nn.NLLLoss", *SHORT)
+    assert same.metrics == own.metrics
+    assert same.digest == own.digest
+    assert other.digest != own.digest

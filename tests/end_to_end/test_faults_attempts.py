@@ -1,0 +1,205 @@
+"""What differs between two attempts of a run: data, config, batch size, who else is there, and
+whether it gets on."""
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty import ONE, Fault, Starter
+from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, records, train
+
+from phasetrain.data import DATASETS
+from phasetrain.data.datasets.digits import digits
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase
+from phasetrain.errors import ChangedError
+from phasetrain.hooks import Hook, Run
+
+WORDS = (*SMALL, ONE)
+
+
+class Ids(Hook):
+    """Keeps the ids of the samples of each train step."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[int, int], list[int]] = {}
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
+        """Note them under epoch and update; a step that is done again counts once."""
+        if phase.is_train:
+            self.seen[phase.epoch, run.state.updates] = batch.ids.tolist()
+        return batch
+
+    def of(self, epoch: int) -> Counter[int]:
+        """Return how often each sample was shown in an epoch."""
+        return Counter(i for (found, _), ids in self.seen.items() if found == epoch for i in ids)
+
+
+class Picked:
+    """Digits at some indices, in some order."""
+
+    def __init__(self, indices: list[int]) -> None:
+        self.inner, self.indices = digits(split="train"), indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[self.indices[index]]
+
+    def facts(self) -> Any:
+        return self.inner.facts()
+
+    def fingerprint(self) -> str:
+        return f"digits {len(self.indices)} {hash(tuple(self.indices))}"
+
+
+INDICES: list[int] = []
+
+
+@pytest.fixture
+def picked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Register a data set of the samples that the test puts into this list."""
+    monkeypatch.setitem(DATASETS._own, "picked", lambda: Picked(INDICES))
+    INDICES[:] = range(200)
+    return INDICES
+
+
+class TestOtherData:
+    WORDS = (ONE, "DATA.TRAIN.dataset=picked", "PHASES.limit.train=null", "PHASES.epochs=2")
+
+    @pytest.mark.parametrize("change", ["shrunk", "grown", "reordered"])
+    def test_is_refused_with_both_fingerprints_and_may_be_allowed(
+        self, picked: list[int], tmp_path: Path, change: str
+    ) -> None:
+        die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        before = Picked(INDICES).fingerprint()
+        picked[:] = {"shrunk": range(150), "grown": range(250), "reordered": reversed(range(200))}[
+            change
+        ]
+        after = Picked(INDICES).fingerprint()
+        with pytest.raises(ChangedError) as caught:
+            train(tmp_path, *self.WORDS)
+        assert caught.value.exit_code == 3
+        message = str(caught.value)
+        assert all(part in message for part in ("DATA.TRAIN", before, after, "RUN.allow=[data]")), (
+            message
+        )
+        assert newest(tmp_path).manifest.state["updates"] == 3
+        assert leftovers(tmp_path) == []
+        ids = Ids()
+        assert (
+            train(tmp_path, *self.WORDS, "RUN.allow=[data]", hooks={"ids": ids}).state == "finished"
+        )
+        assert set(ids.of(1).values()) == {1}
+        assert sum(ids.of(1).values()) == len(picked) // 24 * 24
+
+    def test_the_same_data_is_not_refused(self, picked: list[int], tmp_path: Path) -> None:
+        die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
+        picked[:] = list(range(200))
+        assert train(tmp_path, *self.WORDS).state == "finished"
+
+
+class TestAnotherBatchSize:
+    WORDS = (ONE, "PHASES.limit.train=null", "PHASES.epochs=2", "DATA.TRAIN.drop_last=false")
+
+    @pytest.mark.parametrize(
+        ("first", "second", "at"), [(100, 64, 5), (64, 100, 7), (100, 30, 15), (300, 7, 2)]
+    )
+    def test_nothing_is_repeated_or_skipped_within_the_epoch(
+        self, tmp_path: Path, first: int, second: int, at: int
+    ) -> None:
+        before, after = Ids(), Ids()
+        size = "DATA.TRAIN.batch_size"
+        hooks = {"ids": before, "save": SaveEachStep(), "kill": KillAfter(at)}
+        die(tmp_path, *self.WORDS, f"{size}={first}", hooks=hooks)
+        done = newest(tmp_path).manifest.state["updates"]
+        assert done == min(at, -(-1442 // first))
+        before.seen = {
+            key: ids for key, ids in before.seen.items() if key[1] < done
+        }  # what was killed was not kept
+        train(
+            tmp_path, *self.WORDS, f"{size}={second}", f"RUN.allow=[{size}]", hooks={"ids": after}
+        )
+        for epoch in (0, 1):
+            shown = before.of(epoch) + after.of(epoch)
+            assert (set(shown), set(shown.values())) == (set(range(1442)), {1})
+
+    def test_a_position_in_batches_would_be_seen(self, tmp_path: Path) -> None:
+        """The control: 5 batches of 100 are not 5 batches of 64."""
+        one, other = Ids(), Ids()
+        train(tmp_path / "one", *self.WORDS, "DATA.TRAIN.batch_size=100", hooks={"ids": one})
+        train(tmp_path / "other", *self.WORDS, "DATA.TRAIN.batch_size=64", hooks={"ids": other})
+        mixed = {key: ids for key, ids in one.seen.items() if key[0] == 0 and key[1] < 5}
+        mixed |= {key: ids for key, ids in other.seen.items() if key[0] == 0 and key[1] >= 5}
+        ids = Ids()
+        ids.seen = mixed
+        assert max(ids.of(0).values()) == 2
+
+
+class TestARestartLoop:
+    """A run that is killed before its first save, again and again."""
+
+    KILL = (Fault("mkdir", "/checkpoints", "KILL"),)
+
+    def attempt(
+        self, starter: Starter, folder: Path, *words: str, kill: bool = True
+    ) -> tuple[int, str]:
+        ended = starter.run(
+            folder, *WORDS, "RUN.give_up_after=3", *words, faults=self.KILL if kill else ()
+        )
+        assert (ended.alive, ended.segments) == ([], [])
+        return ended.code, ended.output
+
+    def test_it_is_refused_after_so_many_attempts(
+        self, starter: Starter, calm: Path, tmp_path: Path
+    ) -> None:
+        if not starter.faults:
+            pytest.skip(
+                "a kill within a system call needs a library that gcc compiles, and there is no gcc"
+            )
+        folder = tmp_path / "run"
+        assert [self.attempt(starter, folder)[0] for _ in range(3)] == [-signal.SIGKILL] * 3
+        for _ in range(2):  # a refusal counts neither for nor against it
+            code, output = self.attempt(starter, folder, kill=False)
+            assert code == 6, output
+            assert "the last 3 attempts ended without a new checkpoint (the last one:" in output
+            assert json.loads((folder / "status.json").read_text())["exit_code"] == 6
+            assert leftovers(folder) == []
+        assert self.attempt(starter, folder, "RUN.give_up_after=null", kill=False)[0] == 0
+        assert parted(calm, folder) == []
+
+    def test_a_checkpoint_resets_the_count(
+        self, starter: Starter, calm: Path, tmp_path: Path
+    ) -> None:
+        if not starter.faults:
+            pytest.skip(
+                "a kill within a system call needs a library that gcc compiles, and there is no gcc"
+            )
+        folder = tmp_path / "run"
+        words = ("CHECKPOINT.every_updates=5", "CHECKPOINT.background=false")
+        for number in (1, 1, 2, 1, 1):  # killed at its first save, or at the second one
+            fault = Fault("mkdir", ".tmp-", "KILL", number, number)
+            ended = starter.run(folder, *WORDS, "RUN.give_up_after=3", *words, faults=(fault,))
+            assert ended.code == -signal.SIGKILL, ended.output
+        code, output = self.attempt(starter, folder, *words, kill=False)
+        assert code == 0, output
+        assert parted(calm, folder) == []
+
+
+def test_no_number_of_preemptions_with_a_save_is_a_loop(tmp_path: Path) -> None:
+    class Stop(Hook):
+        def on_forward(self, run: Run, phase: Phase, out: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    for attempt in range(1, 7):
+        result = train(tmp_path, ONE, "RUN.give_up_after=2", hooks={"stop": Stop()})
+        assert (
+            result.exit_code,
+            json.loads((tmp_path / "status.json").read_text())["attempt"],
+        ) == (143, attempt)
+    assert len([r for r in records(tmp_path) if r["kind"] == "step"]) >= 4

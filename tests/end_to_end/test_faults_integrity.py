@@ -1,0 +1,293 @@
+"""Checkpoints that are damaged, mixed up or hostile, pointers and clocks that lie: what is whole is
+used."""
+
+import io
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from damaged import NEWEST, OLDEST, PREVIOUS, found
+from faulty import ONE, Fault, Starter
+from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+
+from phasetrain.checkpoint import Checkpointer
+from phasetrain.commands.cli import run
+from phasetrain.errors import NoValidCheckpointError
+from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.terminal import Terminal
+
+FILES = ("tensors.safetensors", "state.json", "promised.json", "manifest.json")
+
+
+def flip(path: Path, bit: int) -> None:
+    """Flip one bit of a file; twice puts it back."""
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ (1 << bit % 8)]))
+
+
+def said(folder: Path, *words: str) -> str:
+    """Go on with a run and return what it printed."""
+    output = io.StringIO()
+    result = run([*SMALL, ONE, f"RUN.dir={folder}", *words], terminal=Terminal(output, live=False))
+    assert (result.state, result.exit_code) == ("finished", 0)
+    return output.getvalue()
+
+
+def test_one_flipped_bit_of_the_weights_on_the_command_line(
+    starter: Starter, calm: Path, mine: Path
+) -> None:
+    tensors = mine / "checkpoints" / NEWEST / "tensors.safetensors"
+    flip(tensors, 8 * tensors.stat().st_size - 7)
+    record = json.loads((tensors.parent / "manifest.json").read_text())["body"]["files"][
+        tensors.name
+    ]
+    ended = starter.run(mine, *SMALL, ONE)
+    assert ended.code == 0, ended.output
+    text = " ".join(ended.output.split())
+    assert f"{NEWEST} was passed over: tensors.safetensors has digest " in text
+    assert f"the manifest says {record['digest']}" in text
+    assert f"going on from {mine}/checkpoints/{PREVIOUS} " in text
+    assert parted(calm, mine) == []
+    assert leftovers(mine) == []
+
+
+class TestDamage:
+    @pytest.mark.parametrize("name", FILES)
+    def test_a_hundred_flipped_bits(self, mine: Path, name: str) -> None:
+        path = mine / "checkpoints" / NEWEST / name
+        assert found(mine) == NEWEST  # before any
+        dice = random.Random(name)
+        for bit in dice.sample(range(8 * path.stat().st_size), 100):
+            flip(path, bit)
+            assert found(mine) == PREVIOUS, f"bit {bit}"
+            flip(path, bit)
+        assert found(mine) == NEWEST
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_cut_at_every_sixteenth(self, mine: Path, name: str) -> None:
+        path = mine / "checkpoints" / NEWEST / name
+        content = path.read_bytes()
+        for sixteenth in range(16):
+            path.write_bytes(content[: len(content) * sixteenth // 16])
+            assert found(mine) == PREVIOUS, f"{sixteenth} sixteenths"
+        path.write_bytes(content)
+        assert found(mine) == NEWEST
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_longer_missing_or_not_a_file(self, mine: Path, name: str) -> None:
+        path = mine / "checkpoints" / NEWEST / name
+        content = path.read_bytes()
+        path.write_bytes(content + b"\0")
+        assert found(mine) == PREVIOUS
+        path.unlink()
+        assert found(mine) == PREVIOUS
+        path.mkdir()
+        assert found(mine) == PREVIOUS
+        path.rmdir()
+        path.symlink_to(path)
+        assert found(mine) == PREVIOUS
+        path.unlink()
+        path.write_bytes(content)
+        assert found(mine) == NEWEST
+
+    @pytest.mark.parametrize("name", FILES[:3])
+    def test_exchanged_with_another_checkpoint(self, mine: Path, name: str) -> None:
+        one, other = (mine / "checkpoints" / folder / name for folder in (NEWEST, PREVIOUS))
+        if one.read_bytes() == other.read_bytes():
+            assert name == "promised.json"  # what was promised is the same: nothing is mixed up
+            return
+        shutil.move(one, mine / "aside")
+        shutil.move(other, one)
+        shutil.move(mine / "aside", other)
+        assert found(mine) == OLDEST
+
+    def test_whole_folders_under_each_others_names(self, calm: Path, mine: Path) -> None:
+        """Position and number stand in the manifest: a name says nothing."""
+        one, other = (mine / "checkpoints" / folder for folder in (NEWEST, PREVIOUS))
+        one.rename(mine / "aside")
+        other.rename(one)
+        (mine / "aside").rename(other)
+        assert found(mine) == PREVIOUS
+        assert newest(mine).manifest.state["step"] == 2
+        said(mine)
+        assert parted(calm, mine) == []
+
+    @pytest.mark.parametrize(
+        "copy", [f"{NEWEST}-c99", "p0009-s00000000", f"{NEWEST} (copy)", f"{NEWEST}.bak"]
+    )
+    def test_a_copy_of_an_old_one_under_a_higher_name(
+        self, calm: Path, mine: Path, copy: str
+    ) -> None:
+        shutil.copytree(mine / "checkpoints" / PREVIOUS, mine / "checkpoints" / copy)
+        assert found(mine) == NEWEST
+        said(mine)
+        assert parted(calm, mine) == []
+
+    def test_what_does_not_belong_there(self, calm: Path, mine: Path) -> None:
+        root = mine / "checkpoints"
+        (root / NEWEST / "rank1.safetensors").write_bytes(b"stale")
+        (root / NEWEST / "more").mkdir()
+        (root / "p0009-s00000000").mkdir()
+        (root / "p0009-s00000001").write_bytes(b"a file")
+        (root / "notes.txt").write_text("mine")
+        assert found(mine) == NEWEST
+        said(mine)
+        assert parted(calm, mine) == []
+        assert (root / "notes.txt").exists()
+
+    @pytest.mark.parametrize("damaged", [(NEWEST,), (NEWEST, PREVIOUS)])
+    def test_the_run_ends_with_equal_bits(
+        self, calm: Path, mine: Path, damaged: tuple[str, ...]
+    ) -> None:
+        for name in damaged:
+            path = mine / "checkpoints" / name / "state.json"
+            path.write_bytes(path.read_bytes()[:-1])
+        text = said(mine)
+        assert all(f"{name} was passed over: state.json has " in text for name in damaged)
+        assert parted(calm, mine) == []
+        assert leftovers(mine) == []
+
+    def test_without_verification_a_flip_is_not_seen(self, mine: Path) -> None:
+        """The control of these tests: it is the digest that sees them."""
+        path = mine / "checkpoints" / NEWEST / "tensors.safetensors"
+        flip(path, 8 * path.stat().st_size - 7)
+        checkpointer = Checkpointer(f"{mine}/checkpoints", Storage(), verify="size")
+        loaded = checkpointer.newest()
+        assert loaded is not None
+        assert Path(loaded.path).name == NEWEST
+
+
+class TestThePointer:
+    """`latest` is a hint for people, and nothing else."""
+
+    LIES: dict[str, Callable[[Path], object]] = {
+        "missing": lambda latest: None,
+        "dangling": lambda latest: latest.symlink_to("p0042-s00000000"),
+        "looping": lambda latest: latest.symlink_to("latest"),
+        "folder": lambda latest: (latest.mkdir(), (latest / "inside").touch()),
+        "garbage": lambda latest: latest.write_bytes(b"\xff\0garbage"),
+        "older": lambda latest: latest.write_text("p0001-s00000002"),
+        "out": lambda latest: latest.write_text("../../../etc"),
+    }
+
+    @pytest.mark.parametrize("lie", LIES)
+    def test_whatever_it_says_the_newest_is_used(self, calm: Path, mine: Path, lie: str) -> None:
+        latest = mine / "checkpoints" / "latest"
+        latest.unlink()
+        self.LIES[lie](latest)
+        assert f"going on from {mine}/checkpoints/{NEWEST} " in said(mine)
+        if (
+            lie != "folder"
+        ):  # a folder may be somebody's; it stays, and it is said that the hint cannot be written
+            assert latest.read_text() == "p0006-s00000000"
+        assert parted(calm, mine) == []
+
+    def test_killed_between_commit_and_pointer(
+        self, calm: Path, tmp_path: Path, starter: Starter
+    ) -> None:
+        if not starter.faults:
+            pytest.skip(
+                "a kill within a system call needs a library that gcc compiles, and there is no gcc"
+            )
+        folder = tmp_path / "run"
+        words = (*SMALL, ONE, "CHECKPOINT.every_updates=2")
+        for path in ("/checkpoints/latest", "/run/status.json"):
+            shutil.rmtree(folder, ignore_errors=True)
+            number = 3 if path.endswith("latest") else 5
+            ended = starter.run(
+                folder, *words, faults=(Fault("rename", path, "KILL", number, number),)
+            )
+            assert ended.code == -9
+            known = json.loads((folder / "status.json").read_text())["checkpoint"]
+            latest, now = (folder / "checkpoints/latest").read_text(), found(folder)
+            assert known < now  # status.json is behind
+            assert (latest < now) == path.endswith("latest")
+            assert starter.run(folder, *words).code == 0
+            assert (folder / "checkpoints/latest").read_text() == "p0006-s00000000"
+            assert parted(calm, folder) == []
+            assert leftovers(folder) == []
+
+
+class TestTheClock:
+    @pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+    def test_that_jumps_between_attempts_and_within(
+        self, calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+    ) -> None:
+        clock, jumps = time.time, [0.0]
+
+        def jumping() -> float:
+            jumps[0] += jump
+            return clock() + jumps[0]
+
+        monkeypatch.setattr(time, "time", jumping)
+        for steps in (3, 4, 5):
+            die(tmp_path, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(steps)})
+        assert (
+            newest(tmp_path).manifest.state["updates"] == 10
+        )  # 3, then 2 and two of a test, then 5
+        train(tmp_path, ONE)
+        assert parted(calm, tmp_path) == []
+
+    @pytest.mark.parametrize("times", ["equal", "reversed"])
+    def test_times_of_files_mean_nothing(self, mine: Path, times: str) -> None:
+        for age, folder in enumerate(sorted((mine / "checkpoints").glob("p*"))):
+            for path in (*folder.iterdir(), folder):
+                when = 1e9 if times == "equal" else 1e9 - 3600 * age
+                os.utime(path, (when, when))
+        assert found(mine) == NEWEST
+
+
+class TestOnlyDamagedOnes:
+    @pytest.fixture
+    def ruined(self, mine: Path) -> Path:
+        for path in mine.glob("checkpoints/p*/tensors.safetensors"):
+            flip(path, 4000)
+        return mine
+
+    def test_it_does_not_start_anew_by_itself(self, ruined: Path, starter: Starter) -> None:
+        before = sorted(ruined.glob("checkpoints/p*/*"))
+        with pytest.raises(NoValidCheckpointError):
+            newest(ruined)
+        ended = starter.run(ruined, *SMALL, ONE)
+        assert ended.code == 5
+        assert "none of them is whole" in ended.output
+        assert "RUN.allow=[no_valid]" in ended.output
+        assert sorted(ruined.glob("checkpoints/p*/*")) == before
+        told = json.loads((ruined / "status.json").read_text())
+        assert (told["state"], told["exit_code"]) == ("failed", 5)
+        assert (ended.alive, leftovers(ruined)) == ([], [])
+
+    def test_with_consent_it_does(self, calm: Path, ruined: Path) -> None:
+        assert "Starting anew (allowed by RUN.allow)" in said(ruined, "RUN.allow=[no_valid]")
+        assert parted(calm, ruined) == []
+
+
+class TestTornLogs:
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "steps.ledger", "log.txt"])
+    @pytest.mark.parametrize("torn", [b'{"kind": "st', b"\xff\xfe\0", b"x" * 10_000])
+    def test_beyond_the_checkpoint(self, calm: Path, mine: Path, name: str, torn: bytes) -> None:
+        with (mine / name).open("ab") as file:
+            file.write(torn)
+        said(mine)
+        assert parted(calm, mine) == []
+        if name == "steps.ledger":
+            assert (mine / name).read_bytes() == (calm / name).read_bytes()
+        if name == "log.txt":
+            last = (mine / name).read_bytes().splitlines()[-1]
+            assert b"weights sha256" in last
+            assert not last.startswith(torn)
+
+    @pytest.mark.parametrize("torn", ["", "{", "[]", '{"attempt": "x", "time": 3}', "\0"])
+    def test_a_torn_status(self, calm: Path, mine: Path, torn: str) -> None:
+        (mine / "status.json").write_text(torn)
+        said(mine)
+        assert parted(calm, mine) == []
+        assert json.loads((mine / "status.json").read_text())["state"] == "finished"

@@ -1,0 +1,433 @@
+"""Faults of one process of several: what the others do, and what the next attempt goes on from."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from faulty import Fault, compiled
+from harness import SMALL, leftovers, newest, parted, status
+from processes import Finished, Launcher
+
+from phasetrain.checkpoint import Checkpointer
+from phasetrain.errors import InvalidCheckpointError
+from phasetrain.runtime.storage import Storage
+
+WORDS = (*SMALL, "MACHINE.threads=1", "RUN.imports=[process_parts]")
+DATA = ("DATA.TRAIN.dataset=uneven", "DATA.TEST.dataset=uneven")
+WITHIN_SECONDS = 2.0
+"""How long processes may outlive one that was killed."""
+
+
+def strike(rank: int, update: int, how: str = "kill", **more: object) -> str:
+    """Return the word for a hook that strikes a process after an update."""
+    options = "".join(f", {name}: {value}" for name, value in more.items())
+    return f"HOOKS.strike={{rank: {rank}, update: {update}, how: {how}{options}}}"
+
+
+def is_clean(done: Finished, folder: Path) -> bool:
+    """See that no process and no temporary file is left."""
+    assert (done.alive, leftovers(folder)) == ([], [])
+    return True
+
+
+class TestSignals:
+    @pytest.mark.parametrize(
+        ("rank", "how", "event", "split", "update"),
+        [
+            (1, "term", "batch", "train", 7),
+            pytest.param(2, "int", "step", "train", 7, marks=pytest.mark.slow),
+            pytest.param(0, "term", "batch", "test", 5, marks=pytest.mark.slow),
+            pytest.param(-1, "term", "batch", "train", 7, marks=pytest.mark.slow),
+            pytest.param(2, "term", "phase_end", "train", 5, marks=pytest.mark.slow),
+        ],
+    )
+    def test_to_one_process_all_stop_at_the_same_step_and_save(
+        self,
+        launcher: Launcher,
+        calm3: Path,
+        tmp_path: Path,
+        rank: int,
+        how: str,
+        event: str,
+        split: str,
+        update: int,
+    ) -> None:
+        folder = tmp_path / "run"
+        words = (
+            *WORDS,
+            strike(rank, update, how, event=event, split=split),
+            "CHECKPOINT.every_epochs=null",
+        )
+        code = 143 if how == "term" else 130
+        first = launcher.run(folder, 3, *words)
+        assert first.codes == [code] * 3, first.outputs
+        assert is_clean(first, folder)
+        assert (status(folder)["state"], status(folder)["exit_code"]) == ("preempted", code)
+        assert [path.name for path in (folder / "checkpoints").glob("p*")] != []
+        second = launcher.run(folder, 3, *words)
+        assert (second.codes, parted(calm3, folder)) == ([0] * 3, [])
+
+    def test_sigusr1_to_another_than_the_main_one_saves_and_the_run_goes_on(
+        self, launcher: Launcher, calm3: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        words = (
+            "CHECKPOINT.every_epochs=null",
+            "CHECKPOINT.at_end=false",
+            "CHECKPOINT.background=false",
+        )
+        assert launcher.run(folder, 3, *WORDS, strike(2, 7, "usr1"), *words).codes == [0] * 3
+        assert len(list((folder / "checkpoints").glob("p*"))) == 1
+        assert launcher.run(folder, 3, *WORDS, strike(2, 7, "usr1")).codes == [0] * 3
+        assert parted(calm3, folder) == []
+
+    @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+    def test_a_second_one_ends_all_at_once(
+        self, launcher: Launcher, tmp_path: Path, rank: int
+    ) -> None:
+        folder = tmp_path / "run"
+        done = launcher.run(folder, 3, *WORDS, strike(rank, 7, "twice", event="batch"))
+        assert done.codes == [143] * 3, done.outputs
+        assert is_clean(done, folder)
+        assert (status(folder)["state"], status(folder)["exit_code"]) == ("preempted", 143)
+        assert status(folder)["updates"] == 7
+
+    def test_before_the_first_step_all_leave_without_one(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        (tmp_path / "trouble-2").write_text("marked 0.05")
+        pids = launcher.start(folder, 3, *WORDS, *DATA)
+        wait_for(tmp_path / "reading")  # the pass that goes before all steps
+        os.kill(pids[2], signal.SIGTERM)
+        done = launcher.wait(30)
+        assert done.codes == [143] * 3, done.outputs
+        assert is_clean(done, folder)
+        assert (status(folder)["state"], status(folder)["reason"]) == ("preempted", "SIGTERM")
+        assert status(folder)["updates"] in (0, 1, 2)
+
+    @pytest.mark.slow
+    def test_while_one_waits_for_workers(self, launcher: Launcher, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        (tmp_path / "trouble-1").write_text("marked 0.1")
+        pids = launcher.start(
+            folder, 3, *WORDS, *DATA, "DATA.TRAIN.workers=1", "DATA.TRAIN.prefetch=1"
+        )
+        wait_for(tmp_path / "reading")
+        time.sleep(2.0)
+        os.kill(pids[1], signal.SIGTERM)
+        done = launcher.wait(60)
+        assert done.codes == [143] * 3, done.outputs
+        assert is_clean(done, folder)
+
+    @pytest.mark.slow
+    def test_to_the_groups_with_their_workers(self, launcher: Launcher, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        (tmp_path / "trouble-1").write_text("marked 0.02")
+        pids = launcher.start(
+            folder, 3, *WORDS, *DATA, "DATA.TRAIN.workers=1", "DATA.TRAIN.prefetch=1"
+        )
+        wait_for(tmp_path / "reading")
+        time.sleep(1.0)
+        for pid in pids:
+            os.killpg(pid, signal.SIGTERM)
+        done = launcher.wait(60)
+        assert done.codes == [143] * 3, done.outputs
+        assert is_clean(done, folder)
+
+    @pytest.mark.slow
+    def test_too_little_grace_for_another_save_is_too_little_on_all(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        words = (
+            "CHECKPOINT.every_updates=4",
+            "CHECKPOINT.grace_seconds=1.0e-6",
+            "CHECKPOINT.every_epochs=null",
+        )
+        done = launcher.run(folder, 3, *WORDS, strike(2, 7, "term", event="batch"), *words)
+        assert done.codes == [143] * 3, done.outputs
+        assert "no save at the end" in done.outputs[0]
+        assert newest(folder).manifest.state["updates"] == 8
+
+
+class TestKilled:
+    @pytest.mark.parametrize(
+        ("rank", "event", "split", "update"),
+        [
+            (1, "batch", "train", 7),
+            (0, "batch", "test", 5),
+            pytest.param(0, "batch", "train", 7, marks=pytest.mark.slow),
+            pytest.param(2, "batch", "test", 10, marks=pytest.mark.slow),
+            pytest.param(2, "save", "train", 10, marks=pytest.mark.slow),
+            pytest.param(1, "start", "train", 0, marks=pytest.mark.slow),
+        ],
+    )
+    def test_the_others_are_down_within_two_seconds_and_name_it(
+        self, launcher: Launcher, tmp_path: Path, rank: int, event: str, split: str, update: int
+    ) -> None:
+        folder = tmp_path / "run"
+        done = launcher.run(folder, 3, *WORDS, strike(rank, update, event=event, split=split))
+        others = [one for one in range(3) if one != rank]
+        assert done.codes[rank] == -signal.SIGKILL
+        assert [done.codes[one] for one in others] == [1, 1], done.outputs
+        assert max(done.ends[one] - done.ends[rank] for one in others) < WITHIN_SECONDS
+        assert done.alive == []
+        teller = 0 if rank else 1  # where the main one is gone, the next one tells
+        named = (f"process {rank} of 3 (pid ", f"one or more of the processes {rank}, ")
+        assert any(name in done.outputs[teller] for name in named[: 2 - bool(rank)])
+        assert "is gone without a word" in done.outputs[teller]
+        if rank:
+            assert status(folder)["state"] == "failed"
+
+    @pytest.mark.slow
+    def test_the_main_one_while_it_writes_a_checkpoint(
+        self, launcher: Launcher, calm3: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        words = (*WORDS, "CHECKPOINT.every_updates=1", strike(0, 9, event="save"))
+        done = launcher.run(folder, 3, *words)
+        assert done.codes == [-signal.SIGKILL, 1, 1], done.outputs
+        assert max(done.ends) - done.ends[0] < WITHIN_SECONDS
+        assert launcher.run(folder, 3, *words).codes == [0] * 3
+        assert parted(calm3, folder) == []
+        assert leftovers(folder) == []
+
+
+class TestStoppedAndSlow:
+    @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+    def test_a_stopped_one_is_named_at_the_timeout(
+        self, launcher: Launcher, tmp_path: Path, rank: int
+    ) -> None:
+        folder = tmp_path / "run"
+        words = (strike(rank, 3, "stop", event="batch"), "DISTRIBUTED.timeout_seconds=3")
+        pids = launcher.start(folder, 3, *WORDS, *words)
+        others = [pids[one] for one in range(3) if one != rank]
+        end = time.monotonic() + 30.0
+        while any(Path(f"/proc/{pid}").exists() for pid in others) and time.monotonic() < end:
+            time.sleep(0.05)
+        os.kill(pids[rank], signal.SIGKILL)
+        done = launcher.wait(30)
+        assert [done.codes[one] for one in range(3) if one != rank] == [1, 1], done.outputs
+        assert max(done.ends[one] for one in range(3) if one != rank) < 12.0
+        if rank:
+            assert f"process {rank} of 3 (pid {pids[rank]}" in done.outputs[0]
+            assert "is stopped (SIGSTOP, or a debugger)" in done.outputs[0]
+
+    @pytest.mark.slow
+    def test_a_slow_one_is_no_failure_below_the_timeout(
+        self, launcher: Launcher, calm3: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        words = (strike(1, 3, "sleep", seconds=2.0), "DISTRIBUTED.timeout_seconds=4")
+        assert launcher.run(folder, 3, *WORDS, *words).codes == [0] * 3
+        assert parted(calm3, folder) == []
+
+
+class TestNumerics:
+    def test_a_loss_that_is_no_number_on_one_stops_all_before_the_update(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        loss = "LOSS={name: struck_loss, rank: 1, call: 6, how: spoil}"
+        done = launcher.run(folder, 3, *WORDS, loss, "CHECKPOINT.every_updates=1")
+        assert done.codes == [1] * 3, done.outputs
+        assert "NumericsError" in status(folder)["reason"]
+        assert is_clean(done, folder)
+        model = newest(folder).state["task"]["model"]
+        assert all(bool(tensor.isfinite().all()) for tensor in model.values())
+
+    @pytest.mark.slow
+    def test_or_is_left_out_on_all(self, launcher: Launcher, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        words = (
+            "LOSS={name: struck_loss, rank: 1, call: 6, how: spoil}",
+            "OPTIMIZER.on_nonfinite=skip",
+        )
+        done = launcher.run(folder, 3, *WORDS, *words)
+        assert done.codes == [0] * 3, done.outputs
+        loaded = newest(folder)
+        assert loaded.state["task"]["updater"]["skipped"] == 1
+        assert all(
+            bool(tensor.isfinite().all()) for tensor in loaded.state["task"]["model"].values()
+        )
+
+
+class TestFailing:
+    @pytest.mark.parametrize(
+        ("words", "told", "code"),
+        [
+            ([strike(1, 7, "raise", event="batch")], "ArithmeticError: struck at update 7", 1),
+            pytest.param(
+                [strike(1, 7, "refuse", event="step")],
+                "struck at update 7",
+                2,
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                [strike(2, 5, "raise", event="phase_end")],
+                "struck at update 5",
+                1,
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                [strike(1, 5, "raise", event="save")],
+                "struck at update 5",
+                1,
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                ["LOSS={name: struck_loss, rank: 1, call: 5}"],
+                "struck at call 5",
+                1,
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                ["METERS.struck_meter={rank: 2, call: 5}"],
+                "struck at call 5",
+                1,
+                marks=pytest.mark.slow,
+            ),
+        ],
+    )
+    def test_one_all_end_with_its_error(
+        self, launcher: Launcher, tmp_path: Path, words: list[str], told: str, code: int
+    ) -> None:
+        folder = tmp_path / "run"
+        done = launcher.run(folder, 3, *WORDS, *words)
+        assert done.codes == [code] * 3, done.outputs
+        assert " of 3 failed first: " in done.outputs[0]
+        assert told in done.outputs[0]
+        assert is_clean(done, folder)
+        assert (status(folder)["state"], status(folder)["exit_code"]) == ("failed", code)
+        assert told in status(folder)["reason"]
+        assert " of 3 failed first: " in (folder / "log.txt").read_text()
+        assert (
+            sum(
+                told in (folder / name).read_text()
+                for name in ("log.txt", "log-1.txt", "log-2.txt")
+            )
+            == 3
+        )
+        assert max(done.ends) - min(done.ends) < WITHIN_SECONDS
+
+    def test_the_main_one_the_others_have_its_exit_code(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        done = launcher.run(tmp_path / "run", 3, *WORDS, strike(0, 7, "refuse"))
+        assert done.codes == [2] * 3, done.outputs
+        assert "struck at update 7" in done.outputs[0]
+        assert is_clean(done, tmp_path / "run")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_sample_that_one_cannot_read(
+        self, launcher: Launcher, tmp_path: Path, workers: int
+    ) -> None:
+        (tmp_path / "trouble-2").write_text("raise 50")
+        words = (*WORDS, *DATA, f"DATA.TRAIN.workers={workers}", "PHASES.limit.train=null")
+        done = launcher.run(tmp_path / "run", 3, *words)
+        assert done.codes == [1] * 3, done.outputs
+        assert "process 2 of 3 failed first: SampleError" in done.outputs[0]
+        assert is_clean(done, tmp_path / "run")
+
+
+class TestData:
+    @pytest.mark.parametrize(
+        ("what", "told"),
+        [
+            (
+                "shorter 10",
+                "DATA.TRAIN is not the same on all processes: process 0 has 1442 samples",
+            ),
+            pytest.param("other 1", "is not the same on all processes", marks=pytest.mark.slow),
+            pytest.param(
+                "refuse 0", "process 2 of 3 failed first: ConfigError", marks=pytest.mark.slow
+            ),
+        ],
+    )
+    def test_that_differs_is_refused_before_the_first_step(
+        self, launcher: Launcher, tmp_path: Path, what: str, told: str
+    ) -> None:
+        (tmp_path / "trouble-2").write_text(what)
+        done = launcher.run(tmp_path / "run", 3, *WORDS, *DATA)
+        assert done.codes == [2] * 3, done.outputs
+        assert told in done.outputs[0]
+        assert not (tmp_path / "run").exists()
+        assert done.alive == []
+
+
+class TestTheFolder:
+    @pytest.mark.slow
+    def test_two_runs_in_one(self, launcher: Launcher, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        (tmp_path / "trouble-0").write_text("marked 0.05")
+        with Launcher(tmp_path) as other:
+            launcher.start(folder, 3, *WORDS, *DATA)
+            wait_for(tmp_path / "reading")
+            second = other.run(folder, 2, *WORDS, *DATA, MASTER_ADDR="127.0.0.1")
+            first = launcher.wait()
+        assert second.codes == [4, 4], second.outputs
+        assert first.codes == [0] * 3, first.outputs
+
+    @pytest.mark.slow
+    def test_one_whose_main_process_is_killed_within_a_commit(
+        self, calm3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = compiled(tmp_path)
+        if library is None:
+            pytest.skip("needs gcc")
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+        words = (*WORDS, "CHECKPOINT.every_updates=2", "CHECKPOINT.keep_last=2")
+        calls = [
+            (call, at)
+            for call in ("open", "write", "fsync", "rename", "mkdir")
+            for at in (1, 5, 9, 14)
+        ]
+        struck = 0
+        with Launcher(tmp_path) as launcher:
+            for number, (call, at) in enumerate([*calls, ("unlink", 2)]):
+                folder = tmp_path / f"run{number}"
+                killed = Fault(call, f"run{number}/checkpoints", "KILL", first=at, last=at)
+                done = launcher.run(folder, 3, *words, faults={0: killed})
+                assert done.codes in ([-signal.SIGKILL, 1, 1], [0] * 3), (call, at, done.outputs)
+                struck += done.codes[0] != 0
+                assert launcher.run(folder, 3, *words).codes == [0] * 3, (call, at)
+                assert (parted(calm3, folder), leftovers(folder)) == ([], []), (call, at)
+        assert struck > 12
+
+    def test_a_checkpoint_that_a_process_never_sees(self, tmp_path: Path) -> None:
+        checkpointer = Checkpointer(str(tmp_path), Storage())
+        with pytest.raises(
+            InvalidCheckpointError,
+            match=r"cannot be read here after 0\.3 s .* file system that all",
+        ):
+            checkpointer.reached(f"{tmp_path}/p0001", patience_seconds=0.3)
+
+    @pytest.mark.slow
+    def test_a_checkpoint_that_another_process_sees_late(
+        self, calm3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        library = compiled(tmp_path)
+        if library is None:
+            pytest.skip("needs gcc")
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+        folder = tmp_path / "run"
+        late = Fault("look", "run/checkpoints", "ENOENT", last=6)
+        with Launcher(tmp_path) as launcher:
+            assert launcher.run(folder, 3, *WORDS, strike(2, 7, "term")).codes == [143] * 3
+            began = time.monotonic()
+            done = launcher.run(folder, 3, *WORDS, faults={1: late})
+        assert done.codes == [0] * 3, done.outputs
+        assert time.monotonic() - began > 1.0
+        assert parted(calm3, folder) == []
+
+
+def wait_for(path: Path) -> None:
+    """Wait until a file is there."""
+    end = time.monotonic() + 30.0
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} has not come"
+        time.sleep(0.01)

@@ -1,0 +1,400 @@
+"""Signals at any moment of a whole run, to the process and to its group; workers that die or hang;
+little memory."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty import ONE, Fault, Starter, shared_memory
+from harness import SMALL, is_clean, leftovers, newest, parted, status, train
+
+WORDS = (*SMALL, ONE, "RUN.imports=[faulty_parts]")
+TROUBLED = (*WORDS, "DATA.TRAIN.dataset=troubled", "PHASES.limit.train=null", "PHASES.epochs=1")
+"""A pass over all data, of which one sample may hang or kill."""
+
+MOMENTS = {
+    "the hooks are made": ("event: made", 0),
+    "the start": ("event: on_start", 1),
+    "the start of a phase": ("event: on_phase_start, updates: 5, split: test", 6),
+    "a train step": ("event: on_forward, updates: 6, split: train", 7),
+    "the end of a train step": ("event: on_step, updates: 7", 7),
+    "a test step": ("event: on_forward, updates: 5, split: test", 5),
+    "a save": ("event: on_save, updates: 5", 5),
+    "the end of a train phase": ("event: on_phase_end, updates: 5, split: train", 5),
+    "the end of a test phase": ("event: on_phase_end, updates: 5, split: test", 6),
+}
+"""A moment, and the updates complete when a run that meets a signal there has stopped."""
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+def fault(what: str, number: int = signal.SIGTERM, *, group: bool = True, times: int = 1) -> str:
+    """Return the word for a hook that sends a signal."""
+    return (
+        f"HOOKS.fault={{name: fault_at, {what}, number: {number}, group: {group}, times: {times}}}"
+    )
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run over all data that met no trouble."""
+    folder = tmp_path_factory.mktemp("troubled")
+    assert train(folder, *TROUBLED).state == "finished"
+    return folder
+
+
+class TestAStop:
+    @pytest.mark.parametrize(
+        ("number", "workers"),
+        [
+            (signal.SIGTERM, 2),
+            *(pytest.param(signal.SIGINT, n, marks=pytest.mark.slow) for n in (0, 1)),
+        ],
+    )
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_to_the_group(
+        self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int, workers: int
+    ) -> None:
+        folder, (event, updates) = tmp_path / "run", MOMENTS[moment]
+        ended = starter.run(folder, *WORDS, f"DATA.TRAIN.workers={workers}", fault(event, number))
+        assert ended.code == 128 + number, ended.output
+        name = signal.Signals(number).name
+        assert (
+            f"stopped by {name} at update {status(folder)['updates']} of 15; go on with: phasetrain"
+            in ended.output
+        )
+        assert "exited unexpectedly" not in ended.output
+        assert "Traceback" not in ended.output
+        told = status(folder)
+        assert (told["state"], told["exit_code"], told["reason"]) == (
+            "preempted",
+            128 + number,
+            name,
+        )
+        # A signal that comes while the next batch is waited for stops the run before that step, not
+        # after it.
+        assert updates - 1 <= told["updates"] <= updates
+        assert is_clean(ended, folder)
+        if told["updates"]:
+            assert newest(folder).manifest.state["updates"] == told["updates"]
+        again = starter.run(folder, *WORDS)
+        assert again.code == 0, again.output
+        assert parted(calm, folder) == []
+
+    def test_while_the_data_is_built_before_the_folder_is_locked(
+        self, starter: Starter, troubled: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "trouble").write_text(f"signal {signal.SIGTERM:d}")
+        folder = tmp_path / "run"
+        ended = starter.run(folder, *TROUBLED)
+        assert ended.code == 143, ended.output
+        assert (status(folder)["state"], status(folder)["updates"]) == ("preempted", 0)
+        assert not (folder / "checkpoints").exists()
+        assert is_clean(ended, folder)
+        (tmp_path / "trouble").unlink()
+        assert starter.run(folder, *TROUBLED).code == 0
+        assert parted(troubled, folder) == []
+
+    @pytest.mark.parametrize(
+        ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)]
+    )
+    def test_before_the_config_is_read(
+        self, starter: Starter, tmp_path: Path, number: int, code: int
+    ) -> None:
+        """It ends the process as it would any other; nothing has been written."""
+        (tmp_path / f"at_import_{number:d}.py").write_text(
+            f"import os\nos.kill(os.getpid(), {number:d})\n"
+        )
+        ended = starter.run(tmp_path / "run", *SMALL, ONE, f"RUN.imports=[at_import_{number:d}]")
+        assert ended.code == code
+        assert not (tmp_path / "run").exists()
+
+    def test_at_the_end_it_changes_nothing(
+        self, starter: Starter, calm: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        ended = starter.run(folder, *WORDS, fault("event: on_end"))
+        assert ended.code == 0, ended.output
+        assert status(folder)["state"] == "finished"
+        assert is_clean(ended, folder)
+        assert parted(calm, folder) == []
+
+    @pytest.mark.parametrize("moment", ["a train step", "a test step", "a save"])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    )
+    def test_twice_ends_the_run_at_once(
+        self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int
+    ) -> None:
+        folder = tmp_path / "run"
+        words = ("DATA.TRAIN.workers=2", "CHECKPOINT.every_updates=2")
+        ended = starter.run(folder, *WORDS, *words, fault(MOMENTS[moment][0], number, times=2))
+        assert ended.code == 128 + number, ended.output
+        assert (status(folder)["state"], status(folder)["exit_code"]) == ("preempted", 128 + number)
+        assert is_clean(ended, folder)
+        assert starter.run(folder, *WORDS).code == 0
+        assert parted(calm, folder) == []
+
+
+class TestASaveUnderWay:
+    """Each fsync of a checkpoint takes long: a save that began at update 2 is under way at update
+    3."""
+
+    WORDS = (*WORDS, "CHECKPOINT.every_updates=2", "DATA.TRAIN.workers=1")
+    AT = "event: on_forward, updates: 2, split: train"
+
+    @pytest.fixture
+    def slow(self, starter: Starter) -> tuple[Fault, ...]:
+        if not starter.faults:
+            pytest.skip("slow system calls need a library that gcc compiles, and there is no gcc")
+        return (Fault("fsync", "/checkpoints/", milliseconds=150),)
+
+    def test_a_stop_waits_for_it(
+        self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
+    ) -> None:
+        folder = tmp_path / "run"
+        ended = starter.run(folder, *self.WORDS, fault(self.AT), faults=slow)
+        assert ended.code == 143, ended.output
+        names = sorted(path.name for path in (folder / "checkpoints").glob("p*"))
+        assert names == ["p0000-s00000002", "p0000-s00000003"]
+        assert is_clean(ended, folder)
+        assert starter.run(folder, *self.WORDS).code == 0
+        assert parted(calm, folder) == []
+
+    def test_a_second_one_gives_it_up(
+        self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
+    ) -> None:
+        folder = tmp_path / "run"
+        ended = starter.run(folder, *self.WORDS, fault(self.AT, times=2), faults=slow)
+        assert ended.code == 143, ended.output
+        assert "the save under way was given up" in ended.output
+        assert list((folder / "checkpoints").iterdir()) == []
+        assert is_clean(ended, folder)
+        assert starter.run(folder, *self.WORDS).code == 0
+        assert parted(calm, folder) == []
+
+    @pytest.mark.slow
+    def test_too_little_grace_for_another(
+        self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
+    ) -> None:
+        folder = tmp_path / "run"
+        at = "event: on_forward, updates: 6, split: train"
+        ended = starter.run(
+            folder, *self.WORDS, "CHECKPOINT.grace_seconds=0.3", fault(at), faults=slow
+        )
+        assert ended.code == 143, ended.output
+        assert "no save at the end: the last one took" in ended.output
+        assert status(folder)["updates"] == 7
+        assert newest(folder).manifest.state["updates"] == 6
+        assert is_clean(ended, folder)
+        assert starter.run(folder, *self.WORDS).code == 0
+        assert parted(calm, folder) == []
+
+
+class TestWhatDoesNotStop:
+    @pytest.mark.parametrize(
+        "moment",
+        [
+            "a train step",
+            "a test step",
+            *(pytest.param(m, marks=pytest.mark.slow) for m in ("the start", "a save")),
+        ],
+    )
+    @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+    def test_to_the_group(
+        self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int
+    ) -> None:
+        folder = tmp_path / "run"
+        words = ("DATA.TRAIN.workers=2", "CHECKPOINT.every_epochs=null", "CHECKPOINT.keep_last=9")
+        ended = starter.run(folder, *WORDS, *words, fault(MOMENTS[moment][0], number))
+        assert ended.code == 0, ended.output
+        saved = sorted(path.name for path in (folder / "checkpoints").glob("p*"))
+        asked = {
+            "the start": "p0000-s00000001",
+            "a train step": "p0002-s00000002",
+            "a test step": "p0001-s00000001",
+        }
+        at = [asked[moment]] if number == signal.SIGUSR1 and moment in asked else []
+        assert saved == [*at, "p0006-s00000000"]
+        assert (folder / "stacks.txt").exists() == (number == signal.SIGUSR2)
+        if number == signal.SIGUSR2:
+            assert "run_phase" in (folder / "stacks.txt").read_text() or moment == "the start"
+        assert is_clean(ended, folder)
+        assert parted(calm, folder) == []
+
+    @pytest.mark.slow
+    def test_before_torch_is_imported(self, tmp_path: Path) -> None:
+        """What a run can answer later does not kill a process that is starting."""
+        sends = "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nos.kill(os.getpid(), signal.SIGUSR2)\n"
+        (tmp_path / "sends.py").write_text(sends)
+        words = [*SMALL, ONE, f"RUN.dir={tmp_path}/run", "RUN.imports=[sends]", "PHASES.epochs=0"]
+        command = [sys.executable, "-m", "phasetrain", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+# The main process takes long to begin with a worker that hands a tensor over to it.
+SLOW_HANDLES = """
+import os, socket, time
+from multiprocessing import connection
+
+MAIN = os.getpid()
+
+
+def connected(address):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(address)
+        time.sleep(0.01 * (os.getpid() == MAIN))
+        return connection.Connection(one.detach())
+
+
+connection.SocketClient = connected
+"""
+
+
+class TestWorkers:
+    WORDS = (*TROUBLED, "DATA.TRAIN.workers=2")
+
+    @pytest.mark.parametrize(
+        ("trouble", "words"),
+        [
+            ("kill 200", ()),
+            pytest.param("hang 200", ("DATA.TRAIN.timeout_seconds=1.5",), marks=pytest.mark.slow),
+        ],
+    )
+    def test_one_that_dies_or_hangs_ends_the_run_with_a_save(
+        self, starter: Starter, troubled: Path, tmp_path: Path, trouble: str, words: tuple[str, ...]
+    ) -> None:
+        (tmp_path / "trouble").write_text(trouble)
+        folder = tmp_path / "run"
+        ended = starter.run(folder, *self.WORDS, *words)
+        assert ended.code == 1, ended.output
+        assert "DATA.TRAIN: a worker died or did not answer in time" in ended.output
+        assert "Traceback" not in ended.output
+        told = status(folder)
+        assert (told["state"], told["exit_code"]) == ("failed", 1)
+        assert "DATA.TRAIN" in told["reason"]
+        last = newest(folder).manifest
+        assert last.facts.why == "exception"
+        assert 0 < last.state["updates"] == told["updates"] < 60
+        assert is_clean(ended, folder)
+        (tmp_path / "trouble").unlink()
+        again = starter.run(folder, *self.WORDS)
+        assert again.code == 0, again.output
+        assert parted(troubled, folder) == []
+
+    def test_one_that_dies_while_another_hands_a_batch_over_is_told_without_a_traceback_of_the_other(
+        self, starter: Starter, tmp_path: Path
+    ) -> None:
+        (tmp_path / "trouble").write_text("kill 200")
+        (tmp_path / "slow_handles.py").write_text(SLOW_HANDLES)
+        ended = starter.run(
+            tmp_path / "run", *self.WORDS, "RUN.imports=[faulty_parts, slow_handles]"
+        )
+        assert ended.code == 1, ended.output
+        assert "DATA.TRAIN: a worker died or did not answer in time" in ended.output
+        assert "Traceback" not in ended.output
+        assert newest(tmp_path / "run").manifest.facts.why == "exception"
+        assert is_clean(ended, tmp_path / "run")
+
+    def test_one_that_dies_in_the_midst_of_a_step_is_told_in_the_next_wait(
+        self, starter: Starter, troubled: Path, tmp_path: Path
+    ) -> None:
+        """Torch says it wherever the main thread stands; within an update nothing exact could be
+        saved."""
+        folder = tmp_path / "run"
+        at = "event: on_forward, updates: 20, do: kill_workers, seconds: 0.3"
+        ended = starter.run(folder, *self.WORDS, f"HOOKS.fault={{name: fault_at, {at}}}")
+        assert ended.code == 1, ended.output
+        assert "DATA.TRAIN: a worker died or did not answer in time" in ended.output
+        assert "Traceback" not in ended.output
+        last = newest(folder).manifest
+        assert (last.facts.why, last.state["updates"] > 20) == ("exception", True)
+        assert is_clean(ended, folder)
+        assert starter.run(folder, *self.WORDS).code == 0
+        assert parted(troubled, folder) == []
+
+    def test_without_a_save_on_an_exception_the_epoch_is_lost(
+        self, starter: Starter, troubled: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "trouble").write_text("kill 200")
+        folder = tmp_path / "run"
+        assert starter.run(folder, *self.WORDS, "CHECKPOINT.on_exception=false").code == 1
+        assert not (folder / "checkpoints").exists()
+        (tmp_path / "trouble").unlink()
+        assert starter.run(folder, *self.WORDS).code == 0
+        assert parted(troubled, folder) == []
+
+    @pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.slow), 2])
+    def test_a_signal_to_the_group_while_one_hangs(
+        self, starter: Starter, troubled: Path, tmp_path: Path, signals: int
+    ) -> None:
+        (tmp_path / "trouble").write_text("hang 200")
+        folder = tmp_path / "run"
+        pid = starter.start(folder, *self.WORDS)
+        until((tmp_path / "met").exists)
+        time.sleep(0.5)  # what was read ahead is used up
+        for _ in range(signals):
+            os.killpg(pid, signal.SIGTERM)
+            time.sleep(
+                0.15
+            )  # sooner another one would be the same request to the main process, and not to the workers
+        ended = starter.wait()
+        assert ended.code == 143, ended.output
+        assert status(folder)["state"] == "preempted"
+        assert is_clean(ended, folder)
+        (tmp_path / "trouble").unlink()
+        assert starter.run(folder, *self.WORDS).code == 0
+        assert parted(troubled, folder) == []
+
+
+@pytest.mark.parametrize("size", ["64k", pytest.param("4k", marks=pytest.mark.slow)])
+def test_shared_memory_that_is_full(tmp_path: Path, size: str) -> None:
+    """In a mount namespace of its own, /dev/shm takes next to nothing."""
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "-m", "true"], check=False).returncode
+    ):
+        pytest.skip("this user may not mount a small /dev/shm")
+    words = [
+        *SMALL,
+        ONE,
+        f"RUN.dir={tmp_path}/run",
+        "DATA.TRAIN.workers=2",
+        "DATA.TRAIN.batch_size=600",
+    ]
+    command = [sys.executable, "-m", "phasetrain", *words, "PHASES.limit.train=2"]
+    before = shared_memory()
+    script = f'{mount} && timeout -s KILL 50 "$@"; code=$?; ls /dev/shm; exit $code'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = done.stderr.splitlines()[0]  # torch may add a complaint about its half-made iterator
+    assert told.startswith(
+        "DATA.TRAIN: a worker needs shared memory, and /dev/shm does not give it ("
+    )
+    assert "No space left on device" in told
+    assert told.endswith("or set DATA.TRAIN.workers=0, which needs none")
+    assert "torch_" not in done.stdout.splitlines()[-1]
+    assert {name for name in shared_memory() - before if "torch" in name} == set()
+    assert leftovers(tmp_path / "run") == []

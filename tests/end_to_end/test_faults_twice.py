@@ -1,0 +1,97 @@
+"""A run that is killed twice, or again and again, at any steps, ends with the bits of one that was
+not (F01, F05)."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from faulty import ONE
+from harness import STEPS, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
+
+from phasetrain.hooks import CheckpointHook, Hook
+
+
+def killed(folder: Path, steps: list[int]) -> None:
+    """Kill attempts that save each step, each after so many more steps, then run to the end."""
+    for count in steps:
+        die(folder, ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(count)})
+    assert train(folder, ONE, hooks={"save": SaveEachStep()}).state == "finished"
+
+
+def chain(first: int, *gaps: int) -> list[int]:
+    """Return how many steps each attempt gets: `first`, then the gaps in turn, as long as there are
+    steps to kill."""
+    counts, done = [first], first
+    while done + gaps[(len(counts) - 1) % len(gaps)] < STEPS:
+        counts.append(gaps[(len(counts) - 1) % len(gaps)])
+        done += counts[-1]
+    return counts
+
+
+CHAINS = [
+    chain(0, 0, 1),  # (n, n) and (n, n + 1) for every n
+    *(chain(first, 2) for first in range(2)),
+    *(chain(first, 5) for first in range(5)),
+]
+QUICK = [chain(0, 5)]
+"""Kills far apart; those at every step, at once and one later, take longer."""
+
+
+@pytest.mark.parametrize("gaps", [{0, 1}, {2}, {5}])
+def test_the_chains_hold_every_pair(gaps: set[int]) -> None:
+    found = set()
+    for counts in CHAINS:
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        found |= set(itertools.pairwise(ends))
+    assert {(n, n + gap) for gap in gaps for n in range(STEPS - gap)} <= found
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in CHAINS if one not in QUICK)],
+    ids=lambda counts: f"{counts[0]}-{'-'.join(map(str, counts[1:3]))}",
+)
+def test_killed_again_and_again_right_after_a_resume_and_later(
+    calm: Path, tmp_path: Path, counts: list[int]
+) -> None:
+    killed(tmp_path, counts)
+    assert parted(calm, tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(STEPS))
+def test_killed_at_every_pair_of_steps(calm: Path, tmp_path: Path, step: int) -> None:
+    for gap in range(STEPS - step):
+        killed(tmp_path / str(gap), [step, gap])
+        assert parted(calm, tmp_path / str(gap)) == []
+        assert leftovers(tmp_path / str(gap)) == []
+
+
+def test_a_position_that_is_a_distance_is_seen(
+    calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault of others that only a second kill shows: what is saved is counted from the last
+    resume on."""
+    draft = CheckpointHook.save
+
+    class SinceTheResume(Hook):
+        def on_start(self, run) -> None:  # type: ignore[no-untyped-def]
+            self.began = run.state.step
+
+    def save(self, run, why="", *, epochs=None) -> None:  # type: ignore[no-untyped-def]
+        began = run.hooks.by_label["since"].began if run.state.phase == 0 else 0
+        run.state.step -= began
+        draft(self, run, why, epochs=epochs)
+        run.state.step += began
+
+    monkeypatch.setattr(CheckpointHook, "save", save)
+    for _ in range(2):
+        die(
+            tmp_path,
+            ONE,
+            hooks={"since": SinceTheResume(), "save": SaveEachStep(), "kill": KillAfter(2)},
+        )
+    assert newest(tmp_path).manifest.state["step"] == 2  # after four
+    train(tmp_path, ONE, hooks={"since": SinceTheResume(), "save": SaveEachStep()})
+    assert parted(calm, tmp_path) != []

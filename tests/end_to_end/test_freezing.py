@@ -1,0 +1,264 @@
+"""Frozen weights in whole runs: they stand still to the last bit, and others learn as if they were
+alone."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, train
+from processes import Launcher
+from test_processes import ONE, STRIKE
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook, Run
+from phasetrain.testing import assert_exact_resume
+
+STEADY = "OPTIMIZER.SCHEDULES.lr={name: constant, warmup: 0.0}"
+DECAY = ("OPTIMIZER.momentum=0.9", "OPTIMIZER.weight_decay=0.1", STEADY)
+CUT = [word for word in SMALL if not word.startswith(("PHASES", "HOOKS"))]
+
+
+class Watch(Hook):
+    """Keeps the model's state before the first update and after each, the norm, and what has
+    momentum."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, torch.Tensor]] = []
+        self.norms: list[float] = []
+        self.momenta: list[int] = []
+        self.training: list[bool] = []
+
+    def on_start(self, run: Run) -> None:
+        self._keep(run)
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        if phase.is_train:
+            updater: Any = run.task.updater
+            self._keep(run)
+            self.momenta.append(len(updater.optimizer.state))
+            if updater.norm is not None:
+                self.norms.append(float(updater.norm))
+
+    def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        model: Any = run.task.parts.model
+        if phase.is_train:
+            self.training.append(model.features[1].training)
+
+    def _keep(self, run: Run) -> None:
+        self.states.append(
+            {name: one.clone() for name, one in run.task.parts.model.state_dict().items()}
+        )
+
+    def moved(self, name: str) -> list[bool]:
+        """Tell for each update whether a tensor changed."""
+        values = [state[name] for state in self.states]
+        return [not torch.equal(one, other) for one, other in pairwise(values)]
+
+
+def watched(folder: Path, *words: str) -> Watch:
+    watch = Watch()
+    train(folder, "PHASES.epochs=1", *DECAY, *words, hooks={"watch": watch})
+    return watch
+
+
+class TestForGood:
+    def test_nothing_of_it_moves_and_all_else_does(self, tmp_path: Path) -> None:
+        watch = watched(tmp_path / "run", "MODEL.freeze=[features]")
+        frozen = [name for name in watch.states[0] if name.startswith("features")]
+        assert len(frozen) == 18
+        assert not any(
+            any(watch.moved(name)) for name in frozen
+        )  # running statistics and counters are among them
+        assert all(watch.moved("head.weight"))
+        assert not any(watch.training)
+        assert watch.momenta[-1] == 2
+        assert any(watched(tmp_path / "control").moved("features.0.weight"))
+
+    def test_the_optimizer_has_none_of_it(self, tmp_path: Path) -> None:
+        train(tmp_path / "run", "PHASES.epochs=1", "MODEL.freeze=['*.0.weight', features.4]")
+
+        plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+        assert plan["groups"] == [
+            ["frozen", "3", "52", "features.0.weight, features.4.weight, features.4.bias"]
+        ]
+        assert plan["model"]["parameters"] - plan["model"]["trained"] == 52
+
+    def test_a_single_parameter_leaves_batch_norm_in_training_mode(self, tmp_path: Path) -> None:
+        watch = watched(tmp_path / "run", "MODEL.freeze=[features.1.weight]")
+        assert not any(watch.moved("features.1.weight"))
+        assert all(watch.moved("features.1.running_mean"))
+
+    def test_with_activation_checkpointing(self, tmp_path: Path) -> None:
+        watch = watched(
+            tmp_path / "run",
+            "MODEL.freeze=[features]",
+            "MACHINE.activation_checkpointing=[BatchNorm2d]",
+        )
+        assert not any(watch.moved("features.1.running_mean"))
+        plain = watched(tmp_path / "plain", "MODEL.freeze=[features]")
+        assert torch.equal(plain.states[-1]["head.weight"], watch.states[-1]["head.weight"])
+
+
+class TestForTheFirstUpdates:
+    @pytest.mark.parametrize(
+        "optimizer",
+        [
+            "OPTIMIZER={name: sgd, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
+            "OPTIMIZER={name: adamw, lr: 0.01, weight_decay: 0.1}",
+            "OPTIMIZER={name: RMSprop, lr: 0.01, weight_decay: 0.1}",
+            "OPTIMIZER={name: lars, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
+        ],
+    )
+    def test_it_stands_still_and_then_learns(self, tmp_path: Path, optimizer: str) -> None:
+        watch = Watch()
+        rule = "MODEL.freeze_updates=[{match: features, for: 3}]"
+        train(tmp_path / "run", "PHASES.epochs=1", optimizer, STEADY, rule, hooks={"watch": watch})
+        assert watch.moved("features.0.weight") == [False, False, False, True, True]
+        assert watch.moved("features.1.running_mean") == [False, False, False, True, True]
+        assert watch.training == [False, False, False, True, True]
+        assert all(watch.moved("head.weight"))
+        assert watch.momenta == [2, 2, 2, 11, 11]
+
+    def test_a_duration(self, tmp_path: Path) -> None:
+        watch = Watch()
+        rules = "MODEL.freeze_updates=[{match: head, for: 1 epochs}, {match: [features.0, features.1], for: 2}]"
+        train(tmp_path / "run", "PHASES.epochs=2", STEADY, rules, hooks={"watch": watch})
+        assert watch.moved("head.weight") == [False] * 5 + [True] * 5
+        assert watch.moved("features.0.weight") == [False] * 2 + [True] * 8
+
+    def test_its_first_update_is_the_first_of_an_optimizer(self, tmp_path: Path) -> None:
+        """Momentum begins with the gradient then, as if the weights had been added to the
+        optimizer."""
+        watch = watched(
+            tmp_path / "run",
+            "MODEL.freeze_updates=[{match: head.bias, for: 4}]",
+            "OPTIMIZER={lr: 0.1, nesterov: false}",
+        )
+        task = newest(tmp_path / "run").state["task"]
+        before, after = (state["head.bias"] for state in watch.states[-2:])
+        momentum = next(
+            kept["momentum_buffer"]
+            for kept in task["updater"]["optimizer"].values()
+            if kept["momentum_buffer"].shape == (10,)
+        )
+        torch.testing.assert_close(before - 0.1 * momentum, after)
+
+    def test_the_gradient_that_is_clipped_is_that_of_the_others(self, tmp_path: Path) -> None:
+        held = watched(
+            tmp_path / "held",
+            "MODEL.freeze_updates=[{match: features, for: 5}]",
+            "OPTIMIZER.clip_norm=0.1",
+        )
+        frozen = watched(tmp_path / "frozen", "MODEL.freeze=[features]", "OPTIMIZER.clip_norm=0.1")
+        whole = watched(tmp_path / "whole", "OPTIMIZER.clip_norm=0.1")
+        assert held.norms == frozen.norms
+        assert held.norms[0] < whole.norms[0]
+        assert torch.equal(held.states[-1]["head.weight"], frozen.states[-1]["head.weight"])
+
+    def test_weights_whose_gradients_are_zero_instead_would_decay(self, tmp_path: Path) -> None:
+        class Zero(Hook):
+            def on_backward(self, run: Any, phase: Phase, out: StepOutput) -> None:
+                run.task.parts.model.features[0].weight.grad.zero_()
+
+        watch = Watch()
+        train(tmp_path / "run", "PHASES.epochs=1", *DECAY, hooks={"zero": Zero(), "watch": watch})
+        assert all(watch.moved("features.0.weight"))
+
+
+class TestStages:
+    def test_a_stage_may_freeze_and_thaw(self, tmp_path: Path) -> None:
+        watch = Watch()
+        stages = "PHASES.stages=[{updates: 3, MODEL: {freeze: [features]}}, {updates: 3}]"
+        train(tmp_path / "run", "PHASES.epochs=null", *DECAY, stages, hooks={"watch": watch})
+        assert watch.moved("features.0.weight") == [False] * 3 + [True] * 3
+        assert watch.training == [False] * 3 + [True] * 3
+        assert all(watch.moved("head.weight"))
+
+    @pytest.mark.parametrize("at", [2, 4])
+    def test_killed_in_a_stage_and_resumed(self, tmp_path: Path, at: int) -> None:
+        stages = "PHASES.stages=[{updates: 3, MODEL: {freeze: [features]}}, {updates: 3, MODEL: {freeze: [head]}}]"
+        words = (
+            "PHASES.epochs=null",
+            *DECAY,
+            stages,
+            "MODEL.freeze_updates=[{match: head.bias, for: 1}]",
+        )
+        train(tmp_path / "calm", *words)
+        die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(at)})
+        train(tmp_path / "run", *words)
+        assert parted(tmp_path / "calm", tmp_path / "run") == []
+
+
+def test_killed_and_resumed_before_and_after_the_thaw() -> None:
+    rules = "MODEL.freeze_updates=[{match: features.0, for: 2}, {match: [features.1, features.3.*], for: 4}]"
+    assert_exact_resume(
+        [*CUT, *DECAY, "MODEL.freeze=[features.4]", rules], steps=[1, 2, 3, 6], workers=None
+    )
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (
+                ["MODEL.freeze=[feature]"],
+                r"^MODEL.freeze = \[feature\]: no module .* did you mean 'features'\?",
+            ),
+            (
+                ["MODEL.freeze=['*']"],
+                r"^MODEL.freeze = \['\*'\] freezes all parameters, and nothing is left to train",
+            ),
+            (
+                ["MODEL.freeze_updates=[{match: '*', for: 2}]"],
+                r"^MODEL.freeze_updates leaves nothing to train for the first 2 updates: all 11",
+            ),
+            (
+                ["MODEL.freeze_updates=[{match: haed, for: 2}]"],
+                r"^MODEL.freeze_updates\[0\].match = \[haed\]: no module .* did you mean 'head'\?",
+            ),
+            (
+                ["MODEL.freeze=[features]", "MODEL.freeze_updates=[{match: features.0, for: 2}]"],
+                r"^MODEL.freeze_updates\[0\].match = \['features.0'\]: MODEL.freeze freezes all of it for good",
+            ),
+            (
+                ["MODEL.freeze_updates=[{match: features.0, for: 2 moons}]"],
+                r"^MODEL.freeze_updates\[0\].for = '2 moons': expected",
+            ),
+            (
+                ["MODEL.freeze_updates=[{match: features.0, for: 0.5}]"],
+                r"^MODEL.freeze_updates\[0\].for = 0.5: expected a number of updates, or a duration",
+            ),
+            (
+                ["MODEL.freeze_updates=[{match: features.0}]"],
+                r"^MODEL.freeze_updates\[0\] = {'match': 'features.0'}: expected `match`",
+            ),
+        ],
+    )
+    def test_before_training(self, tmp_path: Path, words: list[str], told: str) -> None:
+        with pytest.raises(ConfigError, match=told):
+            train(tmp_path / "run", *words)
+        assert not (tmp_path / "run" / "checkpoints").exists()
+
+    def test_a_test_of_a_model_that_is_frozen_as_a_whole_is_not(self, tmp_path: Path) -> None:
+        train(tmp_path / "run", "PHASES.epochs=1")
+        assert train(tmp_path / "run", "RUN.engine=test", "MODEL.freeze=['*']").state == "tested"
+
+
+@pytest.mark.slow
+def test_on_three_processes(launcher: Launcher, tmp_path: Path) -> None:
+    words = (*SMALL, ONE, *DECAY, "PHASES.epochs=2", "MODEL.freeze=[features.0, features.1]")
+    words = (*words, "MODEL.freeze_updates=[{match: features.3, for: 6}]")
+    assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
+    strike = (STRIKE, "HOOKS.strike={rank: 2, update: 5}", "CHECKPOINT.every_updates=1")
+    assert launcher.run(tmp_path / "run", 3, *words, *strike).codes[2] == -9
+    assert launcher.run(tmp_path / "run", 3, *words, *strike).codes == [0, 0, 0]
+    assert parted(tmp_path / "calm", tmp_path / "run") == []
+    train(tmp_path / "start", "PHASES.epochs=1", "PHASES.limit.train=1", "OPTIMIZER.lr=0")
+    one, other = (newest(tmp_path / name).state["task"]["model"] for name in ("start", "calm"))
+    assert torch.equal(one["features.0.weight"], other["features.0.weight"])
+    assert not torch.equal(one["features.3.weight"], other["features.3.weight"])

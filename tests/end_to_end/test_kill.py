@@ -1,0 +1,148 @@
+"""kill -9 at moments nobody chose, on the real command line: the end is that of an unbroken run."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import leftovers, parted
+from kill_findings import Report
+from kill_suite import reports, start_suite
+
+TOOL = Path(__file__).parents[2] / "tools" / "run.py"
+RUN = ("PHASES.epochs=4", "CHECKPOINT.every_updates=5")
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    """Start the tool in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, str(TOOL), f"RUN.dir={folder}", *RUN, *overrides],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    process = start(folder)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return folder
+
+
+def attempt(folder: Path) -> int:
+    """Return the number of the attempt under way, 0 before the first."""
+    status = folder / "status.json"
+    return int(json.loads(status.read_text())["attempt"]) if status.exists() else 0
+
+
+def kill_until_done(folder: Path, moments: list[float], *overrides: str) -> int:
+    """Kill the run at each moment, in seconds after it took its folder, then let it finish; return
+    the kills."""
+    kills = 0
+    for moment in moments:
+        before = attempt(folder)
+        process, began = start(folder, *overrides), time.monotonic()
+        while (
+            process.poll() is None and attempt(folder) == before and time.monotonic() - began < 60
+        ):
+            time.sleep(0.01)
+        time.sleep(moment)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.communicate(timeout=60)
+    process = start(folder, *overrides)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return kills
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_random_moments(unbroken: Path, tmp_path: Path, workers: int) -> None:
+    moments = [random.Random(workers).uniform(0.0, 0.4) for _ in range(2)]
+    assert kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}") > 0
+    assert parted(unbroken, tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_many_random_moments(
+    unbroken: Path, tmp_path: Path, workers: int, seed: int
+) -> None:
+    generator = random.Random(f"{workers} {seed}")
+    moments = [generator.uniform(0.0, 1.5) for _ in range(3)]
+    kill_until_done(tmp_path, moments, f"DATA.TRAIN.workers={workers}")
+    assert parted(unbroken, tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+def seen(folder: Path, protocol: str, sees: Callable[[Report], bool]) -> bool:
+    """Tell whether the suite sees that a protocol is broken, in a few rounds of 20 kills: where
+    they hit is chance."""
+    rounds = (
+        start_suite(folder / str(seed), "--alone=0", f"--seed={seed}", protocol)
+        for seed in range(8)
+    )
+    return any(sees(reports([one])[protocol]) for one in rounds)
+
+
+def test_twenty_kills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    report = reports([start_suite(tmp_path / "suite", "--alone=0", "sound")])["sound"]
+    record_property("summary", report.summary())
+    assert report.kills == 20
+    assert (report.lost, report.wrong, report.left) == ([], [], [])
+
+
+@pytest.mark.slow
+def test_suite_sees_a_checkpoint_that_is_written_in_place(tmp_path: Path) -> None:
+    assert seen(tmp_path, "overwrite_in_place", lambda report: bool(report.lost))
+
+
+@pytest.mark.slow
+def test_suite_sees_momentum_that_is_not_restored(tmp_path: Path) -> None:
+    assert seen(tmp_path, "forget_momentum", lambda report: bool(report.wrong))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_thousand_kills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    halves = [
+        start_suite(tmp_path / f"half{seed}", "--kills=500", f"--seed={seed}") for seed in range(2)
+    ]
+    report = reports(halves)["sound"]
+    record_property("summary", report.summary())
+    assert report.kills == 1000
+    assert (report.lost, report.wrong, report.left) == ([], [], [])
+    assert report.places.keys() == {
+        "start-up",
+        "a resume",
+        "training",
+        "test",
+        "a save",
+        "a prune",
+        "the end",
+    }
+    assert report.alone > 20
+
+
+@pytest.mark.slow
+def test_suite_sees_what_is_lost_and_left(tmp_path: Path) -> None:
+    broken = ("newest_wins", "start_over", "sweep_nothing", "outlive")
+    found = reports([start_suite(tmp_path / "suite", "--kills=100", *broken)])
+    assert found["newest_wins"].lost
+    assert found["start_over"].lost
+    assert any(".tmp-" in name or ".trash-" in name for name in found["sweep_nothing"].left)
+    assert any("processes" in name for name in found["outlive"].left)

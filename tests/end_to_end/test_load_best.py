@@ -1,0 +1,222 @@
+"""At its end a run has its best weights, if it is asked to; what is on the disk is the last
+state."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import (
+    SMALL,
+    KillAfter,
+    SaveEachStep,
+    die,
+    leftovers,
+    newest,
+    parted,
+    records,
+    status,
+    train,
+)
+from processes import Launcher
+from safetensors.torch import load_file
+
+from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.commands.export import export
+from phasetrain.commands.train.train import Result, digest_of, digest_of_state
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook
+from phasetrain.runtime.storage import Storage
+
+BEST = ("CHECKPOINT.load_best=true", "CHECKPOINT.best.monitor=test/accuracy")
+PLATEAU = "HOOKS.plateau={monitor: -test/loss, patience: 1, min_delta: 100.0, factor: 0.5}"
+
+# the last epoch makes it worse
+RISING = "OPTIMIZER.SCHEDULES.lr={name: exponential, end: 1000, warmup: 0}"
+
+
+class Measured(Hook):
+    """Says that the accuracy of the tests was this: after epochs 1, 2, 3."""
+
+    main_only = False
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+        if phase.split == "test":
+            metrics["accuracy"] = self.values[phase.epoch]
+
+
+def trained(folder: Path, *words: str, values: tuple[float, ...] = (0.5, 0.9, 0.9)) -> Result:
+    return train(folder, *(words or BEST), hooks={"measured": Measured(*values)})
+
+
+def at(folder: Path, name: str) -> Loaded:
+    return Checkpointer(f"{folder}/checkpoints", Storage()).load(f"{folder}/checkpoints/{name}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """Return a run that was best after two of three epochs, and as good after the third."""
+    folder = tmp_path_factory.mktemp("best") / "whole"
+    return folder, trained(folder)
+
+
+def test_result_status_log_and_pointer_say_whose_weights_they_are(
+    whole: tuple[Path, Result],
+) -> None:
+    folder, result = whole
+    assert (result.state, result.updates, result.best) == (
+        "finished",
+        15,
+        f"{folder}/checkpoints/p0004-s00000000",
+    )
+    assert result.digest == digest_of_state(at(folder, "p0004-s00000000").state["task"]["model"])
+    assert result.metrics is not None
+    assert result.metrics["test/accuracy"] == 0.9
+    assert (
+        result.metrics["test/loss"]
+        == at(folder, "p0004-s00000000").manifest.facts.metrics["test/loss"]
+    )
+    assert status(folder)["digest"] == result.digest
+    assert (
+        f"weights sha256 {result.digest} (of {result.best}, the best)"
+        in (folder / "log.txt").read_text()
+    )
+    assert (folder / "checkpoints" / "best").read_text() == "p0004-s00000000"
+
+
+def test_the_last_checkpoint_is_the_last_state(whole: tuple[Path, Result], tmp_path: Path) -> None:
+    folder, result = whole
+    last = train(tmp_path, hooks={"measured": Measured(0.5, 0.9, 0.9)})
+    assert parted(folder, tmp_path) == []
+    assert last.digest == digest_of_state(newest(folder).state["task"]["model"]) != result.digest
+
+
+def test_the_same_command_again_says_the_same(whole: tuple[Path, Result]) -> None:
+    again = trained(whole[0])
+    assert (again.digest, again.best) == (whole[1].digest, whole[1].best)
+
+
+@pytest.mark.parametrize(
+    "steps", [12, 14, 17]
+)  # in the test that finds the best, right after it, and later
+def test_killed_and_resumed_it_ends_with_the_same_weights(
+    tmp_path: Path, whole: tuple[Path, Result], steps: int
+) -> None:
+    hooks: Mapping[str, Hook] = {
+        "measured": Measured(0.5, 0.9, 0.9),
+        "save": SaveEachStep(),
+        "kill": KillAfter(steps),
+    }
+    die(tmp_path / "run", *BEST, hooks=hooks)
+    result = trained(tmp_path / "run")
+    assert result.digest == whole[1].digest
+    assert parted(whole[0], tmp_path / "run") == []
+
+
+def test_what_runs_on_has_the_best_weights_and_the_whole_export_too(
+    whole: tuple[Path, Result], tmp_path: Path
+) -> None:
+    held: list[Any] = []
+    result = train(
+        tmp_path / "run", *BEST, hooks={"measured": Measured(0.5, 0.9, 0.7), "held": Held(held)}
+    )
+    assert digest_of(held[0].task.model) == result.digest == whole[1].digest
+    export(str(tmp_path / "run"), str(tmp_path / "best.safetensors"), source={"checkpoint": "best"})
+    exported = load_file(tmp_path / "best.safetensors")
+    assert digest_of_state(exported) == result.digest
+
+
+class Held(Hook):
+    """Keeps the run."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self.held = held
+
+    def on_start(self, run: Any) -> None:
+        self.held.append(run)
+
+
+def test_with_no_value_the_last_weights_stay(tmp_path: Path) -> None:
+    nan = float("nan")
+    result = trained(tmp_path, values=(nan, nan, nan))
+    assert result.best == ""
+    assert result.digest == digest_of_state(newest(tmp_path).state["task"]["model"])
+    assert (
+        "no checkpoint has a value of test/accuracy, so the last weights stay"
+        in (tmp_path / "log.txt").read_text()
+    )
+
+
+def test_a_run_that_was_stopped_keeps_its_weights(tmp_path: Path) -> None:
+    class Stop(Hook):
+        def on_step(self, run: Any, phase: Any, out: Any) -> None:
+            if run.state.updates == 12:
+                run.stop("for now", interrupted=True)
+
+    result = train(tmp_path, *BEST, hooks={"stop": Stop()})
+    assert (result.state, result.best) == ("preempted", "")
+    assert result.digest == digest_of_state(newest(tmp_path).state["task"]["model"])
+    assert leftovers(tmp_path) == []
+
+
+def test_without_a_monitor_it_is_the_first_metric_of_the_first_test(tmp_path: Path) -> None:
+    result = trained(tmp_path, "CHECKPOINT.load_best=true", values=(0.9, 0.5, 0.5))
+    assert result.best.endswith("p0002-s00000000")
+    told = "CHECKPOINT.best.monitor: null -> 'test/accuracy' (the first metric of the first test split)"
+    assert told in (tmp_path / "log.txt").read_text()
+    export(str(tmp_path), str(tmp_path / "best.safetensors"), source={"checkpoint": "best"})
+    assert digest_of_state(load_file(tmp_path / "best.safetensors")) == result.digest
+    tested = train(tmp_path, "CHECKPOINT.load_best=true", "RUN.engine=test", "RUN.checkpoint=best")
+    assert tested.digest == result.digest
+
+
+def test_without_a_test_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"load_best = true: there is no test split to take it from; name a metric",
+    ):
+        train(tmp_path, "CHECKPOINT.load_best=true", "DATA.TEST=null")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_three_processes(tmp_path: Path, launcher: Launcher, strategy: str) -> None:
+    """They agree on the best and on when to lower the learning rate."""
+    words = (
+        *SMALL,
+        *BEST[:1],
+        "CHECKPOINT.best.monitor=-test/loss",
+        PLATEAU,
+        f"DISTRIBUTED.strategy={strategy}",
+        RISING,
+    )
+    done = launcher.run(tmp_path / "run", 3, *words)
+    assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
+    name = (tmp_path / "run" / "checkpoints" / "best").read_text()
+    assert status(tmp_path / "run")["digest"] == digest_of_state(
+        at(tmp_path / "run", name).state["task"]["model"]
+    )
+    listed = Checkpointer(f"{tmp_path}/run/checkpoints", Storage()).listed()
+    losses = {
+        one.name: one.manifest.facts.metrics["test/loss"]
+        for one in listed
+        if "test/loss" in one.manifest.facts.metrics
+    }
+    assert (
+        losses[name]
+        == min(losses.values())
+        < losses[newest(tmp_path / "run").path.rpartition("/")[2]]
+    )
+    alone = train(tmp_path / "alone", PLATEAU, RISING)
+    assert alone.state == "finished"
+    lrs = [
+        [r["lr"] for r in records(tmp_path / one) if r["kind"] == "step"]
+        for one in ("run", "alone")
+    ]
+    assert lrs[0] == lrs[1]
+    assert (
+        json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])["updates"] == 1
+    )

@@ -1,0 +1,108 @@
+"""A run in a store that can neither rename nor append: killed and resumed, it ends like any
+other."""
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import SMALL, KillAfter, Killed, SaveEachStep, differences
+
+from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.commands.cli import run
+from phasetrain.commands.train.train import Result
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook
+from phasetrain.runtime.storage import open_storage
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.testing import MemoryHandler
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    MemoryHandler.objects.clear()
+    yield
+    MemoryHandler.objects.clear()
+
+
+def train(folder: str, *overrides: str, hooks: dict[str, Hook] | None = None) -> Result:
+    words = [*SMALL, "RUN.imports=[phasetrain.testing]", f"RUN.dir={folder}", *overrides]
+    return run(words, hooks=hooks, terminal=Terminal(io.StringIO(), live=False))
+
+
+def newest(folder: str) -> Loaded:
+    loaded = Checkpointer(f"{folder}/checkpoints", open_storage(folder)).newest()
+    assert loaded is not None
+    return loaded
+
+
+def records(folder: str) -> list[dict[str, Any]]:
+    lines = MemoryHandler.objects[f"{folder}/metrics.jsonl"].decode().splitlines()
+    return [
+        {key: value for key, value in json.loads(line).items() if key != "time"} for line in lines
+    ]
+
+
+def below(folder: str) -> list[str]:
+    return [
+        path.removeprefix(f"{folder}/")
+        for path in sorted(MemoryHandler.objects)
+        if path.startswith(f"{folder}/")
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 3, 5, 6, 12])
+def test_killed_and_resumed(step: int) -> None:
+    assert train("mem://whole").state == "finished"
+    with pytest.raises(Killed):
+        train("mem://killed", hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
+    result = train("mem://killed")
+    assert (result.state, result.updates) == ("finished", 15)
+    one, other = newest("mem://whole"), newest("mem://killed")
+    assert differences(one.state["task"], other.state["task"]) == []
+    assert records("mem://whole") == records("mem://killed")
+    assert [name for name in below("mem://killed") if ".tmp-" in name or "owner" in name] == []
+
+
+def test_what_a_finished_run_leaves() -> None:
+    train("mem://run")
+    top = {name.partition("/")[0] for name in below("mem://run")}
+    expected = {
+        "RUN.md",
+        "checkpoints",
+        "config.yaml",
+        "environment.json",
+        "log.txt",
+        "metrics.jsonl",
+    }
+    expected |= {"predictions.json", "report.html"}
+    assert top - {"steps.ledger", "git.diff", "phasetrain.commands.runs.diff"} == expected | {
+        "overrides.yaml",
+        "plan.json",
+        "reproduce.sh",
+        "status.json",
+    }
+    assert json.loads(MemoryHandler.objects["mem://run/status.json"])["state"] == "finished"
+    assert train("mem://run").updates == 15  # says that it is finished
+
+
+def test_a_damaged_object_is_passed_over() -> None:
+    train("mem://run", "CHECKPOINT.keep_last=2")
+    names = [path for path in MemoryHandler.objects if path.endswith("tensors.safetensors")]
+    content = bytearray(MemoryHandler.objects[max(names)])
+    content[-1] ^= 1
+    MemoryHandler.objects[max(names)] = bytes(content)
+    assert f"{newest('mem://run').path}/tensors.safetensors" == min(names)
+
+
+def test_a_prefix_that_nobody_knows() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no path handler is registered for memo://; did you mean 'mem'\?"
+    ):
+        train("memo://run")
+
+
+def test_tensorboard_says_that_it_needs_files() -> None:
+    with pytest.raises(ConfigError, match=r"HOOKS\.tensorboard writes to files of this machine"):
+        train("mem://run", "HOOKS.tensorboard={}")

@@ -1,0 +1,256 @@
+"""Several optimizers, sparse rows, SAM, schedulers and scalers of others: exact on a resume and on
+processes."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
+from processes import Launcher
+from test_processes import ONE
+
+from phasetrain.errors import ConfigError
+
+PARTS = "RUN.imports=[optimizer_parts, process_parts]"
+SEVERAL = (
+    "OPTIMIZER={name: sgd, lr: 0.05, momentum: 0.9, clip_norm: 1.0}",
+    "OPTIMIZER.others.head={name: adamw, lr: 0.01, match: 'head*', groups: [{max_ndim: 1, weight_decay: 0.0}]}",
+    "OPTIMIZER.others.head.SCHEDULES.lr={name: torch.CosineAnnealingWarmRestarts, T_0: 4}",
+    "OPTIMIZER.others.norms={name: RMSprop, lr: 0.01, types: BatchNorm2d}",
+    "OPTIMIZER.SCHEDULES={lr: {name: cosine, warmup: 0.0}, momentum: {name: linear, end: 0.5}}",
+)
+ROWS = (
+    "MODEL={name: bag, width: 4}",
+    "OPTIMIZER={name: sgd, lr: 0.05, momentum: 0.9, accumulate: 2}",
+    "OPTIMIZER.others.rows={name: SparseAdam, lr: 0.05, match: 'rows.*'}",
+)
+SAM = ("OPTIMIZER={name: sgd, lr: 0.05, momentum: 0.9, accumulate: 2}", "OPTIMIZER.sam={rho: 0.1}")
+RIVALS = (
+    "MODEL={name: rivals}",
+    "TASK.name=adversarial",
+    "METERS.accuracy=null",
+    "OPTIMIZER={name: adam, lr: 0.002}",
+    "OPTIMIZER.others.critic={name: sgd, lr: 0.05, momentum: 0.5, match: 'critic.*'}",
+)
+TIMM = (
+    "OPTIMIZER={name: timm.lion, lr: 0.003, weight_decay: 0.01}",
+    "OPTIMIZER.SCHEDULES.lr={name: timm.cosine, warmup_t: 3}",
+)
+SPOILT = ("LOSS={name: spoilt, update: 6}", "OPTIMIZER.on_nonfinite=skip")
+# What a sample contributes does not depend on the process that it falls to.
+PLAIN = (*SMALL[:5], *SMALL[-2:], PARTS, "METERS.loss=null")
+
+PIECES = ("strategy=zero", "strategy=sharded_ddp", "strategy=fsdp")
+WAYS = (*PIECES, "reduction=ordered")
+
+
+def learned(folder: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = newest(folder).state["task"]["model"]
+    return model
+
+
+def apart(one: Path, other: Path) -> float:
+    first, second = learned(one), learned(other)
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("words", "plain"),
+    [
+        (SEVERAL, SEVERAL[:1]),
+        (ROWS, ("MODEL={name: bag, sparse: false}", ROWS[1])),
+        ((*SAM, *SPOILT), (SAM[0], *SPOILT)),
+        (RIVALS, RIVALS[:-1]),
+        ((*RIVALS, "TASK.in_turn=true"), RIVALS),
+    ],
+    ids=["several", "rows", "sam", "rivals", "rivals in turn"],
+)
+def test_killed_and_resumed(tmp_path: Path, words: tuple[str, ...], plain: tuple[str, ...]) -> None:
+    words = (PARTS, *words)
+    train(tmp_path / "whole", *words)
+    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    train(tmp_path / "run", *words)
+    assert parted(tmp_path / "whole", tmp_path / "run") == []
+    train(tmp_path / "plain", PARTS, *plain)
+    assert apart(tmp_path / "whole", tmp_path / "plain") > 1e-4
+
+
+def test_an_optimizer_and_a_schedule_of_timm(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    train(tmp_path / "whole", *TIMM)
+    rates = [one["lr"] for one in records(tmp_path / "whole") if one["kind"] == "step"]
+    assert rates[:4] == pytest.approx(
+        [0.0, 0.001, 0.002, 0.003 * (1 + math.cos(math.pi * 3 / 15)) / 2]
+    )
+    die(tmp_path / "run", *TIMM, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    train(tmp_path / "run", *TIMM)
+    assert parted(tmp_path / "whole", tmp_path / "run") == []
+
+
+def test_the_lr_in_the_log_is_that_of_the_main_one_and_the_table_names_each(tmp_path: Path) -> None:
+    train(tmp_path / "run", *SEVERAL)
+    assert next(one["lr"] for one in records(tmp_path / "run") if one["kind"] == "step") == 0.05
+    rows = json.loads((tmp_path / "run" / "plan.json").read_text())["groups"]
+    assert [row[0] for row in rows] == [
+        "OPTIMIZER (sgd): defaults",
+        "head (adamw): defaults",
+        "head (adamw): weight_decay 0",
+        "norms (RMSprop): defaults",
+    ]
+
+
+def test_the_loss_in_the_log_is_that_of_the_first_pass(tmp_path: Path) -> None:
+    for name, words in (("sam", SAM), ("plain", SAM[:1])):
+        train(tmp_path / name, *words)
+    one, other = (
+        [r["loss"] for r in records(tmp_path / name) if r["kind"] == "step"]
+        for name in ("sam", "plain")
+    )
+    assert one[0] == other[0]
+    assert one[1:] != other[1:]
+
+
+def test_a_scaler_of_ones_own_goes_on_with_its_scale(tmp_path: Path) -> None:
+    words = (PARTS, "OPTIMIZER.scaler={name: halving, start: 256.0}")
+    train(tmp_path / "whole", *words)
+    assert newest(tmp_path / "whole").state["task"]["updater"]["scaler"]["scale"] == 256.0 / 2**15
+    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    train(tmp_path / "run", *words)
+    assert parted(tmp_path / "whole", tmp_path / "run") == []
+
+
+class TestThreeProcesses:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            pytest.param(ROWS, marks=pytest.mark.slow, id="rows"),
+            pytest.param((*SAM, "MODEL.sparse=false"), id="sam"),
+        ],
+    )
+    def test_train_as_one_does(
+        self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
+    ) -> None:
+        words = (*PLAIN, ONE, "MODEL.name=bag", *words)
+        for size in (1, 3):
+            ended = launcher.run(tmp_path / str(size), size, *words)
+            assert ended.codes == [0] * size, ended.outputs
+            assert "Warning" not in "".join(ended.outputs), ended.outputs
+        assert apart(tmp_path / "1", tmp_path / "3") < 1e-5
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("words", [SEVERAL, ROWS, SAM], ids=["several", "rows", "sam"])
+    def test_killed_and_resumed(
+        self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
+    ) -> None:
+        words = (*SMALL, ONE, PARTS, *words)
+        assert launcher.run(tmp_path / "calm", 3, *words).codes == [0, 0, 0]
+        words = (*words, "HOOKS.strike={rank: 1, update: 8}", "CHECKPOINT.every_updates=2")
+        assert launcher.run(tmp_path / "run", 3, *words).codes[1] == -9
+        assert launcher.run(tmp_path / "run", 3, *words).codes == [0, 0, 0]
+        assert parted(tmp_path / "calm", tmp_path / "run") == []
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("words", "what", "ways"),
+        [
+            (SEVERAL[:2], "OPTIMIZER.others = head", PIECES),
+            (SAM, "OPTIMIZER.sam = {'rho': 0.1}", PIECES),
+            ((*ROWS[:1], "OPTIMIZER={name: sgd}"), "an embedding with sparse=True", WAYS),
+        ],
+        ids=["several", "sam", "rows"],
+    )
+    def test_refused_where_gradients_are_in_pieces(
+        self,
+        launcher: Launcher,
+        tmp_path: Path,
+        words: tuple[str, ...],
+        what: str,
+        ways: tuple[str, ...],
+    ) -> None:
+        for way in ways:
+            key, _, value = way.partition("=")
+            ended = launcher.run(tmp_path / value, 2, *SMALL, PARTS, *words, f"DISTRIBUTED.{way}")
+            assert ended.codes == [2, 2], ended.outputs
+            assert (
+                f"{what} and DISTRIBUTED.{key} = {value!r}: each process would have"
+                in ended.outputs[0]
+            )
+
+
+@pytest.mark.slow
+def test_with_an_ordered_reduction_they_are_those_of_one_process(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    words = (*SMALL[:3], "DATA.TRAIN.batch_size=32", *SMALL[4:], ONE, PARTS, *SAM[1:], *SEVERAL[:2])
+    for size in (1, 4):
+        ended = launcher.run(tmp_path / str(size), size, *words, "DISTRIBUTED.reduction=ordered")
+        assert ended.codes == [0] * size, ended.outputs
+    assert apart(tmp_path / "1", tmp_path / "4") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("OPTIMIZER.name=LBFGS",),
+            r"^OPTIMIZER\.name = 'LBFGS': it computes the loss several times within a step",
+        ),
+        (
+            (
+                *SEVERAL,
+                "OPTIMIZER.others.norms={name: RMSprop, match: 'head.*'}",
+                "OPTIMIZER.others.norms.types=null",
+            ),
+            r"OPTIMIZER\.others\.norms\.types = null .*expected str or list of str",
+        ),
+        (
+            (SEVERAL[0], "OPTIMIZER.others.head={name: adamx, match: 'head.*'}"),
+            r"^OPTIMIZER\.others\.head\.name = 'adamx' .*: no optimizer has this name; did you mean 'Adamax'",
+        ),
+        (
+            (SEVERAL[0], "OPTIMIZER.others.head={match: 'head.*'}"),
+            r"^OPTIMIZER\.others\.head = .*: names no optimizer; set OPTIMIZER\.others\.head\.name",
+        ),
+        (
+            (SEVERAL[0], "OPTIMIZER.others.head={name: adam, mach: 'head.*'}"),
+            r"^OPTIMIZER\.others\.head\.mach = .*: 'adam' has no such parameter; did you mean "
+            r"OPTIMIZER\.others\.head\.match\?",
+        ),
+        (
+            (
+                SEVERAL[0],
+                "OPTIMIZER.others.head={name: adam, match: 'head.*', SCHEDULES: {momentum: cosine}}",
+            ),
+            r"^OPTIMIZER\.others\.head\.SCHEDULES\.momentum: 'adam' has no option 'momentum'",
+        ),
+        (
+            (PARTS, "MODEL={name: bag}", "OPTIMIZER={name: adamw}"),
+            r"^OPTIMIZER\.name: AdamW takes no sparse gradients, as those of rows\.weight are",
+        ),
+        (
+            (PARTS, *ROWS, "OPTIMIZER.sam={rho: 0.1}"),
+            r"^an embedding with sparse=True and OPTIMIZER\.sam: in the ascent every weight moves",
+        ),
+        (
+            ("OPTIMIZER.SCHEDULES.lr={name: torch.OneCycleLR, max_lr: 0.1, total_steps: 9}",),
+            r"Tried to step 1\d times",
+        ),
+        (
+            ("OPTIMIZER.SCHEDULES.lr={name: torch.CosineAnnealingWarmRestart, T_0: 9}",),
+            r"torch has no schedule 'CosineAnnealingWarmRestart'; did you mean 'CosineAnnealingWarmRestarts'\?",
+        ),
+    ],
+)
+def test_refused_before_training(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(tmp_path / "run", *words)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_null_takes_one_away(tmp_path: Path) -> None:
+    train(tmp_path / "run", *SEVERAL, "OPTIMIZER.others.norms=null")
+    rows: list[Any] = json.loads((tmp_path / "run" / "plan.json").read_text())["groups"]
+    assert [row[0].partition(" ")[0] for row in rows] == ["OPTIMIZER", "head", "head"]

@@ -1,0 +1,42 @@
+"""Runs of several processes: the same bits after any of them was killed."""
+
+from pathlib import Path
+
+import pytest
+from harness import SMALL, parted, status
+from processes import Launcher
+
+ONE = "MACHINE.threads=1"
+STRIKE = "RUN.imports=[process_parts]"
+
+
+@pytest.fixture(scope="session")
+def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of three processes that met no fault."""
+    folder = tmp_path_factory.mktemp("calm3") / "run"
+    done = launcher.run(folder, 3, *SMALL, ONE)
+    assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
+    return folder
+
+
+@pytest.mark.parametrize(("rank", "update"), [(0, 7), (1, 8), (2, 3)])
+def test_a_run_of_which_one_process_is_killed_ends_with_the_bits_of_an_unbroken_one(
+    launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, update: int
+) -> None:
+    folder = tmp_path / "run"
+    words = (
+        *SMALL,
+        ONE,
+        STRIKE,
+        f"HOOKS.strike={{rank: {rank}, update: {update}}}",
+        "CHECKPOINT.every_updates=2",
+    )
+
+    broken = launcher.run(folder, 3, *words)
+
+    assert broken.codes[rank] == -9
+    assert [code for at, code in enumerate(broken.codes) if at != rank] == [1, 1]
+    assert broken.seconds < 30
+    assert launcher.run(folder, 3, *words).codes == [0, 0, 0]
+    assert parted(calm3, folder) == []
+    assert status(folder)["state"] == "finished"

@@ -1,0 +1,81 @@
+"""Runs of several processes under the hooks that profile: not a bit differs, and process 0 is what
+they tell of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import SMALL, newest, parted, records
+from processes import Launcher
+
+from phasetrain.testing import differences
+
+ONE = "MACHINE.threads=1"
+WATCHED = (
+    "HOOKS.activations={every_updates: 4, gradients: true}",
+    "HOOKS.memory.every_updates=4",
+    "HOOKS.profiler={wait: 2, warmup: 1, active: 2}",
+)
+FSDP = ("DISTRIBUTED.strategy=fsdp", "DISTRIBUTED.wrap=[features]")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in records(folder) if line["kind"] == "activations"]
+
+
+def learned(one: Path, other: Path) -> list[str]:
+    """Return in what the ledgers, and what learns or counts, of two finished runs differ."""
+    found = differences(newest(one).state["task"], newest(other).state["task"], "task")
+    return found + differences(
+        (one / "steps.ledger").read_bytes(), (other / "steps.ledger").read_bytes(), "ledger"
+    )
+
+
+@pytest.fixture(scope="module")
+def watched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watched") / "run"
+    done = launcher.run(folder, 3, *SMALL, ONE, *WATCHED)
+    assert done.codes == [0, 0, 0], done.outputs
+    return folder
+
+
+@pytest.mark.slow
+def test_three_processes_that_are_watched_end_with_the_bits_of_others(
+    launcher: Launcher, watched: Path, tmp_path: Path
+) -> None:
+    assert launcher.run(tmp_path / "plain", 3, *SMALL, ONE).codes == [0, 0, 0]
+    assert learned(tmp_path / "plain", watched) == []
+    assert [line["updates"] for line in lines(watched)] == [4, 8, 12]
+    assert lines(watched)[0]["outputs"].keys() == lines(watched)[0]["gradients"].keys()
+    assert sorted(path.name for path in (watched / "profile").iterdir()) == [
+        "attempt1-u00000005.json.gz",
+        "attempt1-u00000005.txt",
+    ]
+    assert list(json.loads((watched / "memory.json").read_text())["attempts"]) == ["1"]
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_with(launcher: Launcher, watched: Path, tmp_path: Path) -> None:
+    strike = (
+        "RUN.imports=[process_parts]",
+        "HOOKS.strike={rank: 1, update: 7}",
+        "CHECKPOINT.every_updates=2",
+    )
+    assert launcher.run(tmp_path / "broken", 3, *SMALL, ONE, *WATCHED, *strike).codes == [1, -9, 1]
+    assert launcher.run(tmp_path / "broken", 3, *SMALL, ONE, *WATCHED, *strike).codes == [0, 0, 0]
+    assert parted(watched, tmp_path / "broken") == []
+
+
+@pytest.mark.slow
+def test_weights_in_pieces(launcher: Launcher, tmp_path: Path) -> None:
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    words = (*SMALL, ONE, *FSDP, "PHASES.epochs=2")
+    assert launcher.run(plain, 3, *words).codes == [0, 0, 0]
+    refused = launcher.run(watched, 3, *words, *WATCHED)
+    assert refused.codes == [2, 2, 2]
+    assert "HOOKS.activations.gradients: with weights divided over processes" in refused.outputs[0]
+    done = launcher.run(watched, 3, *words, *WATCHED, "HOOKS.activations.gradients=false")
+    assert done.codes == [0, 0, 0], done.outputs
+    assert learned(plain, watched) == []
+    assert "features.0/mean" in lines(watched)[0]["outputs"]

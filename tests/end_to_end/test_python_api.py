@@ -1,0 +1,366 @@
+"""Runs from Python: what `run` returns, hooks and loops of one's own, and that a run leaves nothing
+behind."""
+
+import inspect
+import io
+import json
+import logging
+import signal
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL, KillAfter, die, newest, parted, records, train
+
+from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.commands.cli import main, run
+from phasetrain.commands.setup import settle
+from phasetrain.commands.train.train import Result, digest_of
+from phasetrain.data.datasets.base import TensorSamples
+from phasetrain.distributed import Consensus, World
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import CheckpointHook, Hook, Hooks, LedgerHook, Metrics, SaveSettings, on
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.signals import Signals
+from phasetrain.runtime.storage import Storage
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Builder
+
+ROOT = Path(__file__).parents[2]
+
+
+def quietly(*overrides: str) -> Result:
+    """Run without printing."""
+    return run(overrides, terminal=Terminal(io.StringIO(), live=False))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train(folder)
+
+
+def last_metrics(folder: Path) -> dict[str, float]:
+    """Return the last value of every metric in metrics.jsonl, by `split/name`."""
+    phases = [record for record in records(folder) if record["kind"] == "phase"]
+    return {f"{p['split']}/{name}": value for p in phases for name, value in p["metrics"].items()}
+
+
+class TestResult:
+    def test_says_what_came_of_the_run(self, trained: tuple[Path, Result]) -> None:
+        folder, result = trained
+        assert (result.state, result.reason, result.exit_code, result.updates) == (
+            "finished",
+            "completed",
+            0,
+            15,
+        )
+        assert result.folder == str(folder)
+        assert result.seconds > 0
+
+    def test_has_the_last_value_of_every_metric(self, trained: tuple[Path, Result]) -> None:
+        folder, result = trained
+        assert result.metrics == last_metrics(folder)
+        assert result.metrics is not None
+        assert result.metrics.keys() == {
+            "train/accuracy",
+            "train/loss",
+            "test/accuracy",
+            "test/loss",
+        }
+
+    def test_the_digest_is_of_the_weights(
+        self, trained: tuple[Path, Result], tmp_path: Path
+    ) -> None:
+        folder, result = trained
+        assert len(result.digest) == 64
+        assert train(tmp_path / "same").digest == result.digest
+        assert train(tmp_path / "other", "RUN.seed=1").digest != result.digest
+        assert json.loads((folder / "status.json").read_text())["digest"] == result.digest
+
+    def test_of_a_run_that_had_finished(self, trained: tuple[Path, Result]) -> None:
+        folder, result = trained
+        again = train(folder)
+        assert (again.state, again.reason, again.updates) == (
+            result.state,
+            result.reason,
+            result.updates,
+        )
+
+
+class TestHooks:
+    def test_a_function_hears_an_event(self, tmp_path: Path) -> None:
+        heard: list[tuple[int, float]] = []
+
+        @on("step", every=5)
+        def look(run: Any, phase: Any, out: Any) -> None:
+            if phase.is_train:
+                heard.append((run.state.updates, float(out.loss)))
+
+        train(tmp_path, hooks={"look": look})
+        logged = {r["updates"]: r["loss"] for r in records(tmp_path) if r["kind"] == "step"}
+        assert heard == [(at, logged[at]) for at in (5, 10, 15)]
+
+    def test_state_of_a_hook_goes_on_after_a_kill(self, tmp_path: Path) -> None:
+        class Count(Hook):
+            def __init__(self) -> None:
+                self.steps = 0
+
+            def on_step(self, run: Any, phase: Any, out: Any) -> None:
+                self.steps += 1
+
+            def state_dict(self) -> dict[str, Any]:
+                return {"steps": self.steps}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                self.steps = state["steps"]
+
+        die(tmp_path, hooks={"count": Count(), "kill": KillAfter(12)})
+        train(tmp_path, hooks={"count": (count := Count())})
+        assert count.steps == 3 * (5 + 2)
+
+    def test_a_hook_ends_the_run_for_good(self, tmp_path: Path) -> None:
+        class Stop(Hook):
+            def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+                run.stop("enough")
+
+        result = train(tmp_path, hooks={"stop": Stop()})
+        assert (result.state, result.reason, result.updates) == ("finished", "enough", 5)
+        assert train(tmp_path).updates == 5
+
+    def test_a_hook_asks_for_a_checkpoint_under_a_name_which_is_kept_and_found(
+        self, tmp_path: Path
+    ) -> None:
+        @on("step")
+        def ask(run: Any, phase: Any, out: Any) -> None:
+            if phase.is_train and run.state.updates == 3:
+                run.consensus.ask_save("third")
+
+        words = ("CHECKPOINT.every_updates=2", "CHECKPOINT.keep_last=2")
+        train(tmp_path, *words, hooks={"ask": ask})
+        saved = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
+        assert [one.manifest.state["updates"] for one in saved] == [3, 15, 15]
+        assert (saved[0].manifest.facts.name, saved[0].manifest.facts.why) == ("third", "hook")
+        tested = train(tmp_path, *words, "RUN.engine=test", "RUN.checkpoint=third")
+        assert (tested.state, tested.updates) == ("tested", 3)
+
+    @pytest.mark.parametrize("name", ["", "a/b", "latest", "best", "two words"])
+    def test_a_name_that_cannot_be_one(self, name: str) -> None:
+        with pytest.raises(ValueError, match="a checkpoint is named by"):
+            Consensus(World()).ask_save(name)
+
+    @pytest.mark.parametrize("label", ["checkpoint", "latest", "metrics"])
+    def test_the_labels_of_a_runs_own_hooks_are_taken(self, tmp_path: Path, label: str) -> None:
+        with pytest.raises(ConfigError, match=rf"HOOKS\.{label}: .*my_{label}"):
+            train(tmp_path / "python", hooks={label: Hook()})
+        if label == "metrics":  # a key under HOOKS, whose hook a config may well replace
+            return
+        with pytest.raises(ConfigError, match=rf"HOOKS\.{label}: "):
+            train(tmp_path / "config", f"HOOKS.{label}={{name: console}}")
+
+
+class TestNothingIsLeftBehind:
+    def test_by_several_runs_in_one_process(self, tmp_path: Path) -> None:
+        logger = logging.getLogger("phasetrain")
+
+        def traces() -> tuple[Any, ...]:
+            numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+            threads = {thread.name for thread in threading.enumerate()}
+            switches = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+            return (
+                threads,
+                switches,
+                [*logger.handlers],
+                logger.level,
+                [signal.getsignal(n) for n in numbers],
+            )
+
+        before = traces()
+        seen: list[tuple[Any, ...]] = []
+
+        @on("start")
+        def look(run: Any) -> None:
+            seen.append(traces())
+
+        train(tmp_path / "a", "DATA.TRAIN.workers=1", hooks={"look": look})
+        train(tmp_path / "b", "MACHINE.threads=1", hooks={"look": look})
+        die(tmp_path / "c", "MACHINE.threads=2", hooks={"look": look, "kill": KillAfter(2)})
+        quietly(f"RUN.dir={tmp_path / 'a'}", "RUN.engine=test", *SMALL)
+        assert traces() == before
+        threads, switches, handlers, level, signals = (
+            list(column) for column in zip(*seen, strict=True)
+        )
+        assert all("phasetrain-lease" in names for names in threads), (
+            "the comparison sees a run's traces"
+        )
+        assert [found[0] for found in switches] == [True] * 3
+        assert switches[1][1] == 1
+        assert switches[2][1] == 2
+        assert all(len(found) > len(before[2]) for found in handlers)
+        assert all(found != before[3] for found in level)
+        assert all(found != before[4] for found in signals)
+
+
+class OwnLoop:
+    """A program with a loop of its own, as docs/task.md shows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.setup = settle([*SMALL, f"RUN.dir={folder}"])
+        builder = Builder(self.setup.config, self.setup.machine, self.setup.world)
+        data = builder.data()
+        self.plan = builder.plan(data)
+        self.task = builder.task(builder.parts(data, self.plan))
+        self.folder = RunFolder(str(folder))
+        self.checkpointer = Checkpointer(self.folder.file("checkpoints"), self.folder.storage)
+        self.loaded: Loaded | None = self.checkpointer.newest()
+        self.state = RunState()
+        if self.loaded is not None:
+            self.state.load_state_dict(self.loaded.manifest.state)
+
+    def run(self, *, until: int | None = None) -> PhaseEngine:
+        """Run the loop, or leave it after the update `until` as a crash would."""
+        settings = SaveSettings(every_updates=1, every_epochs=None)
+        with Signals() as signals, self.setup.machine.applied():
+            save = CheckpointHook(
+                self.checkpointer, settings, signals, promised={}, loaded=self.loaded
+            )
+            hooks = {
+                "checkpoint": save,
+                "ledger": LedgerHook(),
+                "metrics": Metrics(every_updates=1),
+            }
+            engine = PhaseEngine(self.task, self.plan, self.state, Hooks(hooks), folder=self.folder)
+            for batches in engine.steps():
+                if engine.state.updates == until:
+                    break
+                engine.finish(self.task.train_step(batches, engine.position(), engine.events()))
+        return engine
+
+
+class TestOwnLoop:
+    def test_gives_the_bits_of_run(self, trained: tuple[Path, Result], tmp_path: Path) -> None:
+        engine = OwnLoop(tmp_path).run()
+        assert engine.state == RunState(
+            phase=6, step=0, updates=15, samples=360, finished="completed"
+        )
+        assert digest_of(engine.task.model) == trained[1].digest
+        assert parted(trained[0], tmp_path) == []
+
+    @pytest.mark.parametrize("updates", [1, 5, 12])
+    def test_goes_on_after_a_crash(
+        self, trained: tuple[Path, Result], tmp_path: Path, updates: int
+    ) -> None:
+        OwnLoop(tmp_path).run(until=updates)
+        assert newest(tmp_path).manifest.state["updates"] == updates
+        OwnLoop(tmp_path).run()
+        assert parted(trained[0], tmp_path) == []
+
+    def test_that_hands_nothing_over_is_told_so(self, tmp_path: Path) -> None:
+        loop = OwnLoop(tmp_path)
+        with loop.setup.machine.applied(), pytest.raises(RuntimeError, match=r"engine\.finish"):
+            list(PhaseEngine(loop.task, loop.plan, loop.state, Hooks()).steps())
+
+
+def run_loop(folder: Path, *, fail_at: int = -1) -> Result:
+    """Train with a loop of one's own that fails in the midst of a step: the weights have its update
+    already."""
+
+    def loop(engine: PhaseEngine) -> None:
+        for batches in engine.steps():
+            out = engine.task.train_step(batches, engine.position(), engine.events())
+            if engine.state.updates == fail_at:
+                raise ArithmeticError("in the midst of a step")
+            engine.finish(out)
+
+    words = [*SMALL, f"RUN.dir={folder}", "CHECKPOINT.every_updates=1"]
+    return run(words, loop=loop, terminal=Terminal(io.StringIO(), live=False))
+
+
+def test_a_loop_passed_to_run_resumes_exactly_after_an_error_in_a_step(
+    trained: tuple[Path, Result], tmp_path: Path
+) -> None:
+    with pytest.raises(ArithmeticError):
+        run_loop(tmp_path, fail_at=7)
+    assert newest(tmp_path).manifest.state["updates"] == 7
+    assert run_loop(tmp_path).digest == trained[1].digest
+    assert parted(trained[0], tmp_path) == []
+
+
+def test_the_loop_in_the_docs_is_the_loop() -> None:
+    page = (ROOT / "docs" / "one-run.md").read_text("utf-8")
+    assert textwrap.dedent(inspect.getsource(PhaseEngine.run_phase)) in page
+
+
+class TestEngines:
+    def test_plan_writes_the_plan_and_reads_no_train_sample(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[list[int]] = []
+        items = TensorSamples.__getitems__
+
+        def counted(self: TensorSamples, indices: list[int]) -> Any:
+            read.append(indices)
+            return items(self, indices)
+
+        monkeypatch.setattr(TensorSamples, "__getitems__", counted)
+        result = quietly(
+            *SMALL, f"RUN.dir={tmp_path / 'planned'}", "RUN.engine=plan", "RUN.rehearse=false"
+        )
+        assert (result.state, result.exit_code, read) == ("planned", 0, [])
+        assert [path.name for path in (tmp_path / "planned").iterdir()] == ["plan.json"]
+        planned = json.loads((tmp_path / "planned" / "plan.json").read_text())
+        assert [(phase["split"], phase["steps"]) for phase in planned["phases"]] == [
+            ("train", 5),
+            ("test", 2),
+        ] * 3
+        train(tmp_path / "trained")
+        assert read, "the count sees samples that are read"
+        assert (
+            json.loads((tmp_path / "trained" / "plan.json").read_text())["phases"]
+            == planned["phases"]
+        )
+
+    def test_test_gives_the_metrics_of_the_last_test(
+        self, trained: tuple[Path, Result], tmp_path: Path
+    ) -> None:
+        folder, result = trained
+        overrides = (*SMALL, f"RUN.dir={folder}", "RUN.engine=test")
+        limited = quietly(*overrides)
+        assert limited.metrics == {
+            name: value for name, value in (result.metrics or {}).items() if "test/" in name
+        }
+        tested = quietly(*overrides, "PHASES.limit.test=null")
+        full = train(tmp_path, "PHASES.limit.test=null")
+        assert full.digest == result.digest == tested.digest
+        assert tested.metrics == {
+            name: value for name, value in (full.metrics or {}).items() if "test/" in name
+        }
+        written = json.loads((folder / "test-p0006-s00000000.json").read_text())
+        assert written["metrics"] == tested.metrics
+        assert written["updates"] == 15
+
+
+@pytest.mark.slow
+def test_a_sweep_of_two_values_makes_two_finished_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # each run is a process of its own
+    words = ["-m", *SMALL, "PHASES.epochs=1", "OPTIMIZER.lr=0.1,0.01", "hydra.sweep.dir=sweep"]
+    assert main(words) == 0, capfd.readouterr()
+    folders = [path.parent for path in (tmp_path / "sweep").glob("*/status.json")]
+    states = [json.loads((folder / "status.json").read_text()) for folder in folders]
+    assert [state["state"] for state in states] == ["finished", "finished"]
+    assert len({state["digest"] for state in states}) == 2
+    rates = {
+        line.strip()
+        for f in folders
+        for line in (f / "config.yaml").read_text().splitlines()
+        if "  lr: 0" in line
+    }
+    assert rates == {"lr: 0.1", "lr: 0.01"}

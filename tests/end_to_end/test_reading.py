@@ -1,0 +1,66 @@
+"""Orders, mixed data and loaders of one's own in runs of several processes: the same bits after a
+kill."""
+
+from pathlib import Path
+
+import pytest
+from harness import SMALL, newest, parted, train
+from processes import Launcher
+
+from phasetrain.commands.extract.feature_files import read_columns
+
+WORDS = (*SMALL, "MACHINE.threads=1", "RUN.imports=[process_parts]", "CHECKPOINT.every_updates=2")
+KILL = "HOOKS.strike={rank: 1, update: 8}"
+
+CASES = {
+    "proportional": (
+        "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: digits, split: test}}}",
+        "DATA.TRAIN.sampler={name: proportional, proportions: {a: 1, b: 2}}",
+    ),
+    "torch": (
+        "DATA.TRAIN.sampler=reading_parts.Backwards",
+        "DATA.TRAIN.subset={samples: 200, balanced: true}",
+    ),
+    "own": ("DATA.TRAIN.loader=reading_parts.Stateful", "DATA.TRAIN.transforms=[]"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own", "torch", "proportional"])
+def test_three_processes_of_which_one_is_killed(
+    launcher: Launcher, tmp_path: Path, name: str
+) -> None:
+    words = (*WORDS, *CASES[name])
+    calm, folder = tmp_path / "calm", tmp_path / "run"
+    done = launcher.run(calm, 3, *words)
+    assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
+
+    broken = launcher.run(folder, 3, *words, KILL)
+
+    assert broken.codes[1] == -9, broken.outputs
+    assert 0 < newest(folder).manifest.state["updates"] < 15
+    again = launcher.run(folder, 3, *words, KILL)
+    assert again.codes == [0, 0, 0], again.outputs
+    assert parted(calm, folder) == []
+
+
+def test_another_number_of_processes_cannot_take_over_the_place_of_a_loader(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    words = (*WORDS, *CASES["own"])
+    broken = launcher.run(tmp_path / "run", 3, *words, KILL)
+    assert broken.codes[1] == -9, broken.outputs
+    other = launcher.run(tmp_path / "run", 2, *words, KILL)
+    assert other.codes == [3, 3], other.outputs
+    assert "DATA.TRAIN.loader is to go on at batch 1 of pass 1 with 2 processes" in other.outputs[0]
+    assert "and the checkpoint knows of batch 1 of pass 1 with 3 processes" in other.outputs[0]
+
+
+def test_features_are_those_of_a_subset_with_the_ids_of_the_data_set(tmp_path: Path) -> None:
+    words = ("DATA.TRAIN.subset={samples: 120, balanced: true}", "PHASES.epochs=1")
+    train(tmp_path / "run", *words)
+    extract = ("RUN.engine=extract", f"EXTRACT.dir={tmp_path / 'out'}", "EXTRACT.layers=[dropout]")
+    assert train(tmp_path / "run", *words, *extract).state == "extracted"
+    found = read_columns(f"{tmp_path}/out/train", ["id", "target"])
+    assert (len(found["id"]), int(found["id"].max()) > 1000) == (120, True)
+    assert found["target"].bincount(minlength=10).tolist() == [12] * 10

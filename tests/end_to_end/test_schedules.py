@@ -1,0 +1,74 @@
+"""Schedules over whole runs: skipped updates do not move them, too long ones are refused before
+training."""
+
+from pathlib import Path
+
+import pytest
+from harness import KillAfter, SaveEachStep, die, newest, parted, records, train
+
+from phasetrain.errors import ConfigError
+
+COMPOSITE = (
+    "OPTIMIZER.SCHEDULES.lr={name: composite, parts: [{name: linear, start: 0, end: 1, length: 1 epochs}, "
+    "{name: constant, length: 4 updates}, {name: cosine}]}"
+)
+MOMENTUM = "OPTIMIZER.SCHEDULES.momentum={name: one_cycle, rise: 0.5, start: 1, peak: 0.9, end: 1}"
+
+
+def lrs(folder: Path) -> list[float]:
+    return [record["lr"] for record in records(folder) if record["kind"] == "step"]
+
+
+def test_updates_that_a_scaler_skips_leave_schedules_and_counts_as_planned(tmp_path: Path) -> None:
+    """Schedules go by attempted updates: they end where they were planned to, whatever the scaler
+    has skipped."""
+    scaler = "OPTIMIZER.scaler={name: grad, init_scale: 1e9, growth_interval: 2}"
+    half = train(tmp_path / "half", "MACHINE.precision=fp16", scaler, COMPOSITE)
+    whole = train(tmp_path / "whole", COMPOSITE)
+    skipped = newest(tmp_path / "half").state["task"]["updater"]["skipped"]
+    assert 0 < skipped < 15
+    assert half.updates == whole.updates == 15
+    assert lrs(tmp_path / "half") == lrs(tmp_path / "whole")
+    top = max(lrs(tmp_path / "whole"))
+    expected = [0, 0.2, 0.4, 0.6, 0.8, 1, 1, 1, 1, 1, 11 / 12, 0.75, 0.5, 0.25, 1 / 12]
+    cosine = {10: 0.9330127, 11: 0.75, 12: 0.5, 13: 0.25, 14: 0.0669873}
+    shares = [cosine.get(update, share) for update, share in enumerate(expected)]
+    assert lrs(tmp_path / "whole") == pytest.approx([top * share for share in shares], rel=1e-6)
+
+
+def test_killed_and_resumed_with_composite_and_momentum(tmp_path: Path) -> None:
+    words = (COMPOSITE, MOMENTUM)
+    train(tmp_path / "whole", *words)
+    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    train(tmp_path / "run", *words)
+    assert parted(tmp_path / "whole", tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        (
+            "{name: composite, parts: [{name: constant, length: 2 epochs}, {name: cosine, length: 6 updates}]}",
+            r"SCHEDULES.lr \(schedule 'composite'\): parts: 2 epochs \+ 6 updates take 16 updates, more than the run, "
+            r"which has 15 updates \(3 epochs\)",
+        ),
+        (
+            "{name: wsd, warmup: 2 epochs, decay: 6 updates}",
+            r"SCHEDULES.lr \(schedule 'wsd'\): warmup = '2 epochs' and decay = '6 updates' together take 16 updates",
+        ),
+        (
+            "{name: cosine, warmup: 3 epochs}",
+            r"warmup = '3 epochs' is not shorter than the run, which has 15 updates",
+        ),
+        (
+            "{name: composite, parts: [{name: cosin}]}",
+            r"SCHEDULES.lr \(schedule 'composite'\): parts\[0\].name = 'cosin': .* did you mean 'cosine'",
+        ),
+    ],
+)
+def test_a_schedule_longer_than_the_run_is_refused_before_training(
+    tmp_path: Path, schedule: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        train(tmp_path, f"OPTIMIZER.SCHEDULES.lr={schedule}")
+    assert not (tmp_path / "checkpoints").exists()

@@ -1,0 +1,255 @@
+"""A run of several stages: what each changes holds in it alone, and a kill in any of them leaves no
+trace."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import KillAfter, Killed, SaveEachStep, newest, parted, records
+from processes import Launcher
+
+from phasetrain.commands.cli import run
+from phasetrain.commands.setup import settle
+from phasetrain.commands.train.train import Result
+from phasetrain.config.overrides import as_word
+from phasetrain.data.samplers.phase_sampler import Draw
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks import Hook
+from phasetrain.optim.schedules.param_schedules import Course
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Task
+from phasetrain.testing import assert_exact_resume
+from phasetrain.testing.build import built
+
+# 3 + 3 + 3 updates and a test of 2 batches after each of 3 stages
+SMALL = (
+    "experiment=digits_progressive",
+    "PHASES.limit={train: 3, test: 2}",
+    "PHASES.test_every.epochs=null",
+    "DATA.TEST.batch_size=32",
+    "MODEL.width=4",
+    "MODEL.dropout=0.2",
+    "HOOKS.metrics.every_updates=1",
+    "HOOKS.console=null",
+)
+
+
+def train(folder: Path, *words: str, hooks: dict[str, Hook] | None = None) -> Result:
+    return run([*SMALL, *words, f"RUN.dir={folder}"], hooks=hooks, terminal=Terminal(live=False))
+
+
+def die(folder: Path, *words: str, steps: int) -> None:
+    with pytest.raises(Killed):
+        train(folder, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(steps)})
+
+
+def stages(*epochs: int) -> str:
+    """Return the stages of the experiment with other lengths."""
+    found = settle(["experiment=digits_progressive"]).config.plain()["PHASES"]["stages"]
+    found[-1]["OPTIMIZER"]["lr"] = 0.05
+    kept = [{key: value for key, value in stage.items() if key != "PHASES"} for stage in found]
+    return "PHASES.stages=" + as_word(
+        [{**stage, "epochs": count} for stage, count in zip(kept, epochs, strict=True)]
+    )
+
+
+SHORT = stages(1, 1, 1)
+STEPS = 3 * (3 + 2)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    result = train(folder, SHORT)
+    assert (result.state, result.updates) == ("finished", 9)
+    return folder
+
+
+def test_each_stage_has_its_batches_and_its_learning_rate(unbroken: Path) -> None:
+    steps = [record for record in records(unbroken) if record["kind"] == "step"]
+    sizes = [
+        b["samples"] - a["samples"] for a, b in zip([{"samples": 0}, *steps], steps, strict=False)
+    ]
+    assert sizes == [32] * 3 + [64] * 3 + [48] * 3
+    rates = [record["lr"] for record in steps]
+    first = rates[:3]
+    assert rates[3:6] == pytest.approx(first), "the same schedule from its start, within the stage"
+    assert rates[6:] == pytest.approx([rate / 2 for rate in first]), "lr 0.05 instead of 0.1"
+    assert len(set(first)) == 3
+
+
+def test_each_stage_has_its_transforms_in_training_and_in_tests() -> None:
+    task, plan = (made := built([*SMALL, SHORT])).task, made.plan
+    shapes = [tuple(next(iter(task.batches(phase, 0)))[0].input.shape) for phase in plan.phases]
+    assert shapes == [
+        (32, 1, 8, 8), (32, 1, 8, 8), (64, 1, 16, 16), (32, 1, 16, 16), (48, 1, 32, 32), (32, 1, 32, 32),
+    ]  # fmt: skip
+    task.close()
+
+
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_killed_in_every_stage_and_between_them(
+    unbroken: Path, tmp_path: Path, workers: int
+) -> None:
+    words = (SHORT, f"DATA.TRAIN.workers={workers}", f"DATA.TEST.workers={workers}")
+    for steps in (2, 3, 2, 3):  # 2, 5 (end of a stage), 7, 10 (end of the next)
+        die(tmp_path, *words, steps=steps)
+    assert train(tmp_path, *words).state == "finished"
+    assert parted(unbroken, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(1, STEPS))
+def test_killed_at_every_step(unbroken: Path, tmp_path: Path, step: int) -> None:
+    die(tmp_path, SHORT, steps=step)
+    train(tmp_path, SHORT)
+    assert parted(unbroken, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_the_whole_experiment_killed_at_random(tmp_path: Path) -> None:
+    words = ["experiment=digits_progressive", "HOOKS.console=null", "CHECKPOINT.every_updates=7"]
+    quiet = Terminal(live=False)
+    result = run([*words, f"RUN.dir={tmp_path / 'unbroken'}"], terminal=quiet)
+    assert (result.reason, result.updates) == ("completed", 298)
+    chosen, kills = random.Random(5), 0
+    while True:
+        try:
+            again = run(
+                [*words, f"RUN.dir={tmp_path / 'killed'}"],
+                hooks={"kill": KillAfter(chosen.randrange(20, 120))},
+                terminal=quiet,
+            )
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 3
+    assert again.digest == result.digest
+    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
+
+
+@pytest.mark.parametrize("fault", ["transforms of the first stage", "schedules over the whole run"])
+def test_the_comparison_sees_a_resume_that_forgets_the_stage(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    die(tmp_path, SHORT, steps=7)
+    if fault.startswith("transforms"):
+        before = Draw.__new__
+        monkeypatch.setattr(Draw, "__new__", lambda *a, **k: before(*a, **{**k, "stage": 0}))
+    else:
+        follow = Course.follow
+        monkeypatch.setattr(
+            Course,
+            "follow",
+            lambda self, groups, where, stage=0, within=0.0: follow(
+                self, groups, where, stage, where
+            ),
+        )
+    train(tmp_path, SHORT)
+    assert parted(unbroken, tmp_path) != []
+
+
+def test_monitors_go_over_all_stages(tmp_path: Path) -> None:
+    result = train(
+        tmp_path, SHORT, "HOOKS.early_stopping.min_delta=1.0", "HOOKS.early_stopping.patience=1"
+    )
+    assert result.reason.startswith("early stopping")
+    assert result.updates == 6, "the test of the second stage was not better than that of the first"
+
+
+def test_a_stage_may_be_lengthened_on_a_resume(tmp_path: Path) -> None:
+    train(tmp_path, SHORT)
+    longer = stages(1, 1, 2)
+    with pytest.raises(ChangedError, match=r"PHASES\.stages"):
+        train(tmp_path, longer)
+    assert train(tmp_path, longer, "RUN.allow=[PHASES.stages]").updates == 12
+
+
+def test_stages_may_give_way_to_one_length_on_a_resume(tmp_path: Path) -> None:
+    words = ("experiment=digits", "PHASES.limit.train=null")
+    train(tmp_path, *words, "PHASES.stages=[{updates: 2}, {updates: 2}]")
+    assert train(tmp_path, *words, "PHASES.updates=6", "RUN.allow=[PHASES]").updates == 6
+
+
+class TestLosses:
+    STAGES = "PHASES.stages=[{updates: 2}, {updates: 2, LOSS: {label_smoothing: 0.5}}]"
+
+    def losses(self, folder: Path, *words: str) -> list[float]:
+        run(
+            [
+                "experiment=digits",
+                *words,
+                f"RUN.dir={folder}",
+                "HOOKS.metrics.every_updates=1",
+                "OPTIMIZER.lr=0.0",
+            ],
+            terminal=Terminal(live=False),
+        )
+        return [record["loss"] for record in records(folder) if record["kind"] == "step"]
+
+    def test_another_loss_in_another_stage(self, tmp_path: Path) -> None:
+        staged = self.losses(tmp_path / "staged", self.STAGES)
+        whole = self.losses(tmp_path / "whole", "PHASES.stages=[{updates: 2}, {updates: 2}]")
+        smooth = self.losses(tmp_path / "smooth", self.STAGES, "LOSS.label_smoothing=0.5")
+        assert staged[:2] == whole[:2]
+        assert staged[2:] == smooth[2:] != whole[2:]
+
+    def test_one_with_a_state_may_not_change(self, tmp_path: Path) -> None:
+        words = "PHASES.stages=[{updates: 1}, {updates: 1, LOSS: {name: CrossEntropyLoss, weight: [1,1,1,1,1,1,1,1,1,2]}}]"
+        with pytest.raises(
+            ConfigError, match=r"PHASES\.stages\[1\]\.LOSS: .*weights or buffers of its own"
+        ):
+            self.losses(tmp_path, words)
+
+
+def test_the_state_of_the_optimizer_goes_over_to_the_next_stage(tmp_path: Path) -> None:
+    class Look(Hook):
+        main_only = False
+        found: list[float] = []
+
+        def on_phase_start(self, run: Any, phase: Any) -> None:
+            if phase.is_train:
+                task: Task = run.task
+                state = task.updater.optimizer.state
+                self.found.append(
+                    sum(
+                        float(torch.linalg.norm(kept["momentum_buffer"])) for kept in state.values()
+                    )
+                )
+
+    train(tmp_path, SHORT, hooks={"look": Look()})
+    assert Look.found[0] == 0.0
+    assert all(norm > 0 for norm in Look.found[1:])
+    assert newest(tmp_path).manifest.state["updates"] == 9
+
+
+def test_the_proof_kit_cuts_every_stage_down() -> None:
+    assert_exact_resume([*SMALL, SHORT], workers=None)
+
+
+@pytest.mark.parametrize("reduction", ["native", pytest.param("ordered", marks=pytest.mark.slow)])
+def test_three_processes_of_which_one_is_killed(
+    launcher: Launcher, tmp_path: Path, reduction: str
+) -> None:
+    sizes = ("{TRAIN: {batch_size: 48}}", "{TRAIN: {batch_size: 24}}")
+    staged = f"PHASES.stages=[{{epochs: 1, DATA: {sizes[0]}}}, {{epochs: 1, DATA: {sizes[1]}}}]"
+    number = 3 if reduction == "native" else 4
+    words = [
+        *(one for one in SMALL if not one.startswith("experiment")),
+        staged,
+        "experiment=digits",
+        "DATA.TRAIN.batch_size=48",
+        f"DISTRIBUTED.reduction={reduction}",
+        "RUN.imports=[process_parts]",
+        "CHECKPOINT.every_updates=2",
+    ]
+    calm = launcher.run(tmp_path / "calm", number, *words, "HOOKS.strike={rank: 0, update: 999}")
+    assert calm.codes == [0] * number, calm.outputs
+    strike = "HOOKS.strike={rank: 1, update: 5}"
+    assert launcher.run(tmp_path / "killed", number, *words, strike).codes[1] == -9
+    assert launcher.run(tmp_path / "killed", number, *words, strike).codes == [0] * number
+    assert parted(tmp_path / "calm", tmp_path / "killed") == []
+    found = [record["samples"] for record in records(tmp_path / "calm") if record["kind"] == "step"]
+    assert found == [48, 96, 144, 168, 192, 216]

@@ -1,0 +1,343 @@
+"""Runs of tasks beyond one output and one target: tokens, several heads, losses of the model's own,
+a teacher."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from harness import newest, records
+from processes import Launcher
+
+from phasetrain.commands.cli import run
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.testing import assert_exact_resume
+
+QUIET = ("HOOKS.console=null", "HOOKS.metrics.every_updates=1", "MACHINE.threads=1")
+UNIGRAM = 23.48
+"""Perplexity of the last two chapters by the frequencies of bytes in the first ten."""
+
+TOKENS = (
+    "RUN.imports=[task_parts]",
+    "TASK.name=language_model",
+    "DATA.TRAIN.dataset=uneven_tokens",
+    "DATA.TRAIN.transforms=[]",
+    "DATA.TRAIN.batch_size=12",
+    "DATA.TRAIN.drop_last=false",
+    "DATA.TEST={dataset: uneven_tokens, batch_size: 12}",
+    "MODEL.name=double_transformer",
+    "METERS={loss: {}, perplexity: {}, accuracy: {}}",
+    "OPTIMIZER.lr=0.5",
+    "PHASES.epochs=2",
+    *QUIET,
+)
+HEADS = (
+    "RUN.imports=[task_parts]",
+    "DATA.TRAIN.dataset=marked",
+    "DATA.TEST.dataset=marked",
+    "MODEL.name=trunk_heads",
+    "MODEL.trunk={name: small_cnn, width: 4, dropout: 0.2, cut: head}",
+    "MODEL.heads={digit: {name: mlp, hidden: []}, odd: {name: mlp, hidden: [8], classes: 1},"
+    " probe: {name: mlp, hidden: [], from: features.2, pool: 4, detach: true}}",
+    "LOSS.name=weighted_sum",
+    "LOSS.losses={digit: {name: cross_entropy, output: digit, target: digit},"
+    " odd: {name: BCEWithLogitsLoss, weight: 0.5, output: odd, target: odd},"
+    " probe: {name: cross_entropy, output: probe, target: digit}}",
+    "METERS={accuracy: null, loss: {}, digit: {name: accuracy, output: digit, target: digit},"
+    " probe: {name: accuracy, output: probe, target: digit}, odd: {name: loss, of: loss_odd}}",
+    "PHASES.epochs=1",
+    "PHASES.limit.train=6",
+    *QUIET,
+)
+
+
+def weights(folder: Path) -> torch.Tensor:
+    state = newest(folder).state["task"]["model"]
+    return torch.cat([state[name].flatten() for name in sorted(state)])
+
+
+def steps(folder: Path) -> list[float]:
+    return [record["loss"] for record in records(folder) if record["kind"] == "step"]
+
+
+def measures(folder: Path) -> list[dict[str, float]]:
+    return [record["metrics"] for record in records(folder) if record["kind"] == "phase"]
+
+
+@pytest.fixture(scope="module")
+def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokens") / "run"
+    assert launcher.run(folder, 1, *TOKENS).codes == [0]
+    assert len(steps(folder)) == 6
+    return folder
+
+
+class TestTokensOverProcesses:
+    @pytest.mark.parametrize(
+        ("size", "words"),
+        [
+            (1, ["OPTIMIZER.accumulate=4"]),
+            (2, ["DATA.TRAIN.micro_batch_size=2"]),
+            (3, []),
+            (2, ["DISTRIBUTED.reduction=ordered", "DISTRIBUTED.virtual_shards=4"]),
+        ],
+        ids=str,
+    )
+    def test_the_update_is_that_of_all_tokens_of_a_step(
+        self, launcher: Launcher, whole: Path, tmp_path: Path, size: int, words: list[str]
+    ) -> None:
+        folder = tmp_path / "run"
+        done = launcher.run(folder, size, *TOKENS, *words)
+        assert done.codes == [0] * size, done.outputs
+        assert float((weights(folder) - weights(whole)).abs().max()) < 1e-12
+        assert steps(folder) == pytest.approx(steps(whole), rel=1e-12)
+        for one, other in zip(measures(folder), measures(whole), strict=True):
+            assert one == pytest.approx(other, rel=1e-12)
+
+    def test_a_mean_of_the_means_of_processes_is_seen(
+        self, launcher: Launcher, whole: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "run"
+        assert launcher.run(folder, 3, *TOKENS, "TASK.name=by_samples").codes == [0, 0, 0]
+        assert float((weights(folder) - weights(whole)).abs().max()) > 1e-3
+
+
+class TestTextTiny:
+    WORDS = ("experiment=text_tiny", "MODEL.width=32", "MODEL.depth=1", *QUIET)
+
+    def test_it_learns_more_than_frequencies_in_one_epoch(self, tmp_path: Path) -> None:
+        done = run(
+            [
+                "experiment=text_tiny",
+                *QUIET,
+                "PHASES.epochs=1",
+                "OPTIMIZER.lr=2e-3",
+                f"RUN.dir={tmp_path}",
+            ]
+        )
+        assert done.metrics is not None
+        assert done.metrics["test/perplexity"] < 0.9 * UNIGRAM
+        first = next(record["loss"] for record in records(tmp_path) if record["kind"] == "step")
+        assert first == pytest.approx(5.55, abs=0.1)  # ln 257: all bytes are alike to it
+
+    def test_it_goes_on_bit_for_bit(self) -> None:
+        words = ("MODEL.dropout=0.1", "DATA.TRAIN.batch_size=16", "OPTIMIZER.accumulate=2")
+        assert_exact_resume([*self.WORDS, *words], steps=[2, 4], workers=None)
+
+    @pytest.mark.slow
+    def test_the_whole_experiment(self, tmp_path: Path) -> None:
+        done = run(["experiment=text_tiny", f"RUN.dir={tmp_path}"])
+        assert done.metrics is not None
+        assert done.metrics["test/perplexity"] < 7
+        assert done.metrics["test/accuracy"] > 0.45
+
+
+class TestSeveralHeads:
+    def test_losses_and_meters_of_each_output(self, tmp_path: Path) -> None:
+        done = run([*HEADS, f"RUN.dir={tmp_path}"])
+        assert done.metrics is not None
+        assert {
+            f"{split}/{name}"
+            for split in ("train", "test")
+            for name in ("digit", "probe", "odd", "loss")
+        } == set(done.metrics)
+        logged = [record for record in records(tmp_path) if record["kind"] == "step"]
+        assert [list(one["logs"]) for one in logged] == [
+            ["loss_digit", "loss_odd", "loss_probe"]
+        ] * 6
+        for one in logged:
+            parts = one["logs"]
+            expected = parts["loss_digit"] + 0.5 * parts["loss_odd"] + parts["loss_probe"]
+            assert one["loss"] == pytest.approx(expected, rel=1e-6)
+        facts = json.loads((tmp_path / "plan.json").read_text())["facts"]
+        assert facts["MODEL.heads.digit.classes"] == 10
+        assert not any("make_" in key for key in facts)
+
+    def test_they_go_on_bit_for_bit(self) -> None:
+        assert_exact_resume(HEADS, steps=[2], workers=None)
+
+    def test_on_three_processes_they_measure_what_one_does(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        words = (*HEADS, "DATA.TRAIN.batch_size=24", "DISTRIBUTED.debug=true")
+        done = launcher.run(tmp_path / "run", 3, *words)
+        assert done.codes == [0, 0, 0], done.outputs
+        alone = run([*words, "RUN.engine=test", f"RUN.dir={tmp_path / 'run'}"])
+        assert alone.metrics is not None
+        assert alone.metrics == pytest.approx(
+            {f"test/{name}": value for name, value in measures(tmp_path / "run")[-1].items()},
+            rel=1e-5,
+        )
+
+    @pytest.mark.parametrize(
+        ("word", "message"),
+        [
+            ("METERS.digit.outptu=digit", "METERS.digit.output"),
+            ("METERS.digit.output=null", "say with METERS.digit.output which output it looks at"),
+            (
+                "METERS.digit.output=dgit",
+                "METERS.digit.output = 'dgit': no such entry; there are digit, odd, probe",
+            ),
+            ("LOSS.losses.odd.wieght=2", "did you mean LOSS.losses.odd.weight"),
+            ("LOSS.losses.odd.weight=a", "expected float"),
+            (
+                "LOSS.losses.odd.target=od",
+                "LOSS.losses.odd.target = 'od': no such entry; there are digit, odd",
+            ),
+            ("MODEL.heads.odd.form=features.2", "did you mean MODEL.heads.odd.from"),
+            (
+                "MODEL.trunk.cut=hed",
+                "trunk.cut = 'hed': the trunk has no module of this name; did you mean 'head'",
+            ),
+            ("MODEL.heads.odd.name=mpl", "MODEL.heads.odd.name = 'mpl'"),
+            ("LOSS={name: cross_entropy, losses: null}", "'cross_entropy' has no such parameter"),
+        ],
+    )
+    def test_slips_of_the_pen(self, tmp_path: Path, word: str, message: str) -> None:
+        with pytest.raises(ConfigError) as caught:
+            run([*HEADS, word, f"RUN.dir={tmp_path}"])
+        assert message in str(caught.value)
+
+
+class TestOwnLosses:
+    WORDS = (
+        "RUN.imports=[task_parts]",
+        "MODEL.name=own_loss",
+        "LOSS={name: from_model, with_target: true}",
+        "METERS={loss: null, accuracy: {output: scores}, size: {name: loss, of: loss_size}}",
+        "PHASES.epochs=1",
+        "PHASES.limit.train=4",
+        *QUIET,
+    )
+
+    def test_they_are_summed_and_logged(self, tmp_path: Path) -> None:
+        done = run([*self.WORDS, f"RUN.dir={tmp_path}"])
+        assert done.metrics is not None
+        assert set(done.metrics) == {"train/accuracy", "train/size", "test/accuracy", "test/size"}
+        for one in records(tmp_path):
+            if one["kind"] == "step":
+                assert one["loss"] == pytest.approx(sum(one["logs"].values()), rel=1e-6)
+
+
+class TestNoTargets:
+    WORDS = ("RUN.imports=[task_parts]", "DATA.TEST.dataset=unmarked", "PHASES.epochs=1", *QUIET)
+
+    def test_a_test_without_targets_is_refused_before_training(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError) as caught:
+            run([*self.WORDS, f"RUN.dir={tmp_path}"])
+        assert (
+            "DATA.TEST: its samples have no targets (None), and LOSS (CrossEntropy) needs them"
+            in str(caught.value)
+        )
+        assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    run(
+        [
+            "MODEL={name: small_cnn, width: 8}",
+            "PHASES.epochs=1",
+            "PHASES.limit.train=8",
+            *QUIET,
+            f"RUN.dir={folder}",
+        ]
+    )
+    return folder
+
+
+class TestDistillation:
+    def words(self, teacher: Path) -> list[str]:
+        return [
+            "TASK={name: distillation, temperature: 2, soft_share: 0.75}",
+            f"TASK.teacher={{name: small_cnn, width: 8, weights: {teacher}}}",
+            "MODEL={name: mlp, hidden: [16], dropout: 0.2}",
+            "METERS={accuracy: {}, loss: {}}",
+            "PHASES.epochs=1",
+            "PHASES.limit.train=4",
+            *QUIET,
+        ]
+
+    def test_both_losses_and_a_teacher_that_is_not_saved(
+        self, tmp_path: Path, teacher: Path
+    ) -> None:
+        run([*self.words(teacher), f"RUN.dir={tmp_path}"])
+        for one in records(tmp_path):
+            if one["kind"] == "step":
+                parts = one["logs"]
+                assert one["loss"] == pytest.approx(
+                    0.75 * parts["loss_soft"] + 0.25 * parts["loss_hard"], rel=1e-6
+                )
+        state = newest(tmp_path).state["task"]
+        assert list(state["teacher"]) == ["digest"]
+        assert len(state["teacher"]["digest"]) == 64
+        assert all(name.startswith("layers.") for name in state["model"])
+
+    def test_it_goes_on_bit_for_bit(self, teacher: Path) -> None:
+        assert_exact_resume(self.words(teacher), steps=[2], workers=None)
+
+    def test_on_two_processes_every_one_has_the_teacher(
+        self, launcher: Launcher, tmp_path: Path, teacher: Path
+    ) -> None:
+        words = (
+            *self.words(teacher),
+            "MODEL.dropout=0",
+            "DATA.TRAIN.transforms=[]",
+            "DATA.TRAIN.batch_size=32",
+        )
+        for size in (1, 2):
+            done = launcher.run(tmp_path / f"on-{size}", size, *words)
+            assert done.codes == [0] * size, done.outputs
+        assert steps(tmp_path / "on-2") == pytest.approx(steps(tmp_path / "on-1"), rel=1e-4)
+
+    def test_a_teacher_that_has_changed_is_refused(self, tmp_path: Path, teacher: Path) -> None:
+        (tmp_path / "teacher").mkdir()
+        torch.save(newest(teacher).state["task"]["model"], tmp_path / "teacher/weights.pt")
+        words = self.words(tmp_path / "teacher/weights.pt")
+        run([*words, f"RUN.dir={tmp_path / 'run'}"])
+        changed = {
+            name: one * 1.01
+            for name, one in newest(teacher).state["task"]["model"].items()
+            if "num_" not in name
+        }
+        torch.save(changed, tmp_path / "teacher/weights.pt")
+        with pytest.raises(
+            ChangedError, match=r"TASK\.teacher\.weights are others than those it has learned from"
+        ):
+            run(
+                [
+                    *words,
+                    "PHASES.epochs=2",
+                    "RUN.allow=[PHASES.epochs]",
+                    f"RUN.dir={tmp_path / 'run'}",
+                ]
+            )
+        (tmp_path / "teacher/weights.pt").unlink()
+        tested = run([*words, "RUN.engine=test", f"RUN.dir={tmp_path / 'run'}"])
+        assert tested.metrics is not None
+        assert tested.metrics["test/accuracy"] > 0
+
+    @pytest.mark.parametrize(
+        ("word", "message"),
+        [
+            (
+                "TASK.teacher.weights=null",
+                r"TASK\.teacher\.weights = null .*: expected str or mapping or list",
+            ),
+            ("TASK.teacher={name: smal_cnn}", r"TASK\.teacher\.name = 'smal_cnn'"),
+            ("TASK.teacher.widht=8", r"did you mean TASK\.teacher\.width"),
+            ("TASK.teacher.width=4", r"TASK\.teacher\.weights"),
+            ("TASK.soft_share=2", r"TASK\.soft_share = 2: expected a share in \[0, 1\]"),
+            ("TASK.temperature=0", "temperature = 0: expected more than 0"),
+            (
+                "MODEL.classes=11",
+                r"TASK\.teacher \(SmallCNN\): the teacher gives \(64, 10\), the student \(64, 11\)",
+            ),
+        ],
+    )
+    def test_what_does_not_fit(
+        self, tmp_path: Path, teacher: Path, word: str, message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            run([*self.words(teacher), word, f"RUN.dir={tmp_path}"])

@@ -1,0 +1,276 @@
+"""Whole runs on real pseudo-terminals and pipes: what stays, at any width, in any locale, of any
+size."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from harness import SMALL, newest, status
+from processes import Launcher
+from screens import Screen, on_terminal
+
+from phasetrain import live
+from phasetrain.commands.cli import main, run
+from phasetrain.runtime.live_view import Bar, View
+from phasetrain.runtime.terminal import Terminal
+
+WORDS = (
+    *[word for word in SMALL if word != "HOOKS.console=null"],
+    "PHASES.epochs=2",
+    "MACHINE.threads=1",
+)
+DEFAULT = ("MACHINE.threads=1", "RUN.dir=runs/digits-12345678")
+COLOUR = re.compile(rb"\x1b\[[0-9;]*\b(3[0-7]|38|4[0-7]|48|9[0-7])[0-9;]*m")
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> Screen:
+    """Return the default run on a terminal of 80 columns."""
+    folder = tmp_path_factory.mktemp("default")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        return on_terminal(*DEFAULT)
+
+
+def test_a_default_run_leaves_at_most_25_lines(default: Screen) -> None:
+    lines = default.lines
+    assert (default.code, len([line for line in lines if line])) <= (0, 25), default.text
+    assert max(map(len, lines)) <= 80
+    first = [line.split()[0] for line in lines]
+    assert first[:7] == [
+        "run",
+        "device",
+        "data",
+        "model",
+        "plan",
+        "time",
+        "epoch",
+    ]  # the header: 6 of at most 10
+    assert (
+        lines[0] == "run     digits in runs/digits-12345678, attempt 1; the same command resumes it"
+    )
+    assert lines[1] == "device  cpu, fp32, 1 thread, 1 process, deterministic, seed 0"
+    assert lines[2] == "data    digits (train 1,442, test 355 samples), 64 per update"
+    assert lines[3] == "model   small_cnn, 56,554 parameters"
+    assert lines[4] == "plan    12 epochs, 264 updates: 12 x (train 22, test 2)"
+    assert re.fullmatch(r"time    about \d+\.\d s to go, until \d\d:\d\d:\d\d", lines[5])
+    assert lines[6] == "epoch  train/accuracy  train/loss  test/accuracy  test/loss      time"
+    assert [line.split()[0] for line in lines[7:19]] == [f"{epoch}/12" for epoch in range(1, 13)]
+
+
+def test_its_closing_lines_say_what_came_out_and_what_to_do_next(default: Screen) -> None:
+    text = default.text[default.text.index("12/12") :]
+    assert re.search(
+        r"^best    test/accuracy 0\.99\d\d \(update \d+\), test/loss 0\.\d{4} \(update \d+\)$",
+        text,
+        re.M,
+    )
+    assert re.search(r"^time    \d+\.\d s, \d+ % in steps \(goodput\); .*\bstart \d+ %", text, re.M)
+    assert "end     completed after 264 updates; everything is in runs/digits-12345678" in text
+    assert "resume  to train on: PHASES.epochs=24 RUN.allow=[PHASES.epochs]" in text
+    assert "load    phasetrain.load('runs/digits-12345678') in Python" in text
+    assert re.search(r"^weights sha256 [0-9a-f]{64}$", text, re.M)
+
+
+def test_live_lines_were_drawn_and_are_gone(default: Screen) -> None:
+    assert b"samples/s" in default.raw
+    assert b"MiB" in default.raw
+    assert "samples/s" not in default.text
+    assert "MiB" not in default.text
+    assert default.raw.rfind(b"\x1b[?25l") < default.raw.rfind(
+        b"\x1b[?25h"
+    )  # the cursor is there again
+
+
+@pytest.mark.parametrize(
+    "columns", [40, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (60, 200))]
+)
+def test_any_width(tmp_path: Path, columns: int) -> None:
+    found = on_terminal(*WORDS, f"RUN.dir={tmp_path}/run", columns=columns)
+    assert found.code == 0
+    assert "sha256" in found.text
+    assert "samples/s" not in found.text  # nothing of what moved is left
+    assert all(len(line) <= columns for line in found.lines)
+    rows = [line for line in found.lines if re.match(r"(epoch )?\s*[12]/2", line)]
+    assert len(rows) == (2 if columns == 200 else 4)
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_made_narrower(tmp_path: Path) -> None:
+    found = on_terminal(
+        *WORDS,
+        "PHASES.epochs=40",
+        "HOOKS.ledger=null",
+        f"RUN.dir={tmp_path}/run",
+        columns=120,
+        resize=40,
+    )
+    assert found.code == 0
+    assert status(tmp_path / "run")["state"] == "finished"
+    tail = found.raw[found.raw.rindex(b"best") :].decode()
+    assert widest(tail) <= 40
+
+
+def drawn() -> int:
+    """Draw for a moment, then print a table, as a run does."""
+    live.REFRESHES = 8  # of this fork
+    terminal = Terminal()
+    terminal.watch(
+        lambda: View(
+            (Bar("epoch 1/2 train", 3, 10, "2.0 s"), Bar("run", 3, 20, "5.0 s")), ("loss 0.5",)
+        )
+    )
+    time.sleep(0.4)
+    terminal.say("a line that stays")
+    time.sleep(0.25)
+    terminal.end_watch()
+    terminal.pairs([("best", "test/accuracy 0.9972 (update 220), test/loss 0.0319 (update 264)")])
+    terminal.table(
+        "results", ("metric", "value"), [("test/accuracy", "0.9972"), ("test/" + 30 * "x", "0.1")]
+    )
+    return 0
+
+
+@pytest.fixture(scope="module")
+def simple() -> Screen:
+    """Return what `drawn` draws on a terminal of 80 columns."""
+    return on_terminal(call=drawn)
+
+
+def widest(text: str) -> int:
+    """Return the columns of the widest line, as it was printed."""
+    return max(
+        len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) for line in re.split(r"[\r\n]+", text)
+    )
+
+
+def test_a_terminal_that_is_made_narrower_while_it_is_drawn_on() -> None:
+    found = on_terminal(call=drawn, columns=120, resize=40)
+    assert found.code == 0
+    before, after = found.raw.decode().split("a line that stays")
+    assert widest(before) > 100
+    assert widest(after) <= 40
+
+
+def test_no_color(simple: Screen) -> None:
+    assert COLOUR.search(simple.raw) is not None
+    assert COLOUR.search(on_terminal(call=drawn, environment={"NO_COLOR": "1"}).raw) is None
+
+
+def test_a_screen_of_letters_that_the_terminal_has(simple: Screen) -> None:
+    assert "━".encode() in simple.raw
+    assert all(byte < 128 for byte in on_terminal(call=drawn, encoding="ascii").raw)
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    found = on_terminal(call=drawn, environment={"TERM": "dumb"})
+    assert b"\x1b" not in found.raw
+    assert found.lines[0] == "a line that stays"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d best    test/accuracy 0.9972 .*", found.lines[1])
+
+
+def test_a_locale_that_has_no_such_letters(tmp_path: Path) -> None:
+    words = (*WORDS, f"RUN.dir='{tmp_path}/Läufe-✓'", "RUN.name='größe'")
+    found = on_terminal(*words, encoding="ascii", columns=200)
+    assert found.code == 0
+    assert all(byte < 128 for byte in found.raw)
+    assert r"run     gr\xf6\xdfe in" in found.text
+    assert (tmp_path / "Läufe-✓" / "status.json").exists()
+
+
+def test_a_run_with_no_metrics(tmp_path: Path) -> None:
+    found = on_terminal(
+        *WORDS,
+        "METERS=null",
+        "DATA.TEST=null",
+        "CHECKPOINT.best.monitor=null",
+        f"RUN.dir={tmp_path}/run",
+    )
+    assert found.code == 0, found.text
+    assert [line for line in found.lines if re.match(r"\s*[12]/2 +\d", line)]
+    assert "best " not in found.text
+
+
+def test_quiet_leaves_the_end_and_verbose_has_a_line_per_phase(tmp_path: Path) -> None:
+    quiet = on_terminal(*WORDS, "RUN.verbosity=quiet", f"RUN.dir={tmp_path}/quiet", columns=200)
+    assert [line.split()[0] for line in quiet.lines] == [
+        "best",
+        "time",
+        "end",
+        "resume",
+        "load",
+        "weights",
+    ]
+    assert b"samples/s" not in quiet.raw
+    verbose = on_terminal(
+        *WORDS, "RUN.verbosity=verbose", f"RUN.dir={tmp_path}/verbose", columns=200
+    )
+    assert (
+        len(
+            [
+                line
+                for line in verbose.lines
+                if re.match(r"epoch [12]/2  (train|test )  accuracy", line)
+            ]
+        )
+        == 4
+    )
+    assert "where the time went" in verbose.text
+    for name in ("quiet", "verbose"):  # the log has all of it
+        log = (tmp_path / name / "log.txt").read_text()
+        assert len(re.findall(r"INFO epoch [12]/2  (?:train|test )  accuracy", log)) == 4
+        assert "DEBUG where the time went" in log
+
+
+def test_prints_and_warnings_do_not_garble_and_warnings_come_once(tmp_path: Path) -> None:
+    found = on_terminal(
+        *WORDS,
+        "RUN.imports=[terminal_parts]",
+        "HOOKS.noisy={}",
+        f"RUN.dir={tmp_path}/run",
+        columns=160,
+    )
+    assert found.code == 0, found.text
+    assert [f"printed at {update}" for update in range(1, 11)] == [
+        x for x in found.lines if x.startswith("printed")
+    ]
+    shown = [line for line in found.lines if "a library complains" in line]
+    assert len(shown) == 2
+    assert shown[0].startswith("warning: UserWarning: a library complains (")
+    assert shown[1].startswith("warned  10 x UserWarning: a library complains (")
+
+
+@pytest.mark.parametrize(
+    ("nohup", "code", "state"), [(False, 129, "preempted"), (True, 0, "finished")]
+)
+def test_a_closed_terminal_saves_and_stops_the_run_unless_it_began_under_nohup(
+    tmp_path: Path, nohup: bool, code: int, state: str
+) -> None:
+    def call() -> int:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+        return main(
+            [*WORDS, "PHASES.epochs=40", "CHECKPOINT.every_epochs=null", f"RUN.dir={tmp_path}"]
+        )
+
+    assert on_terminal(close=b"1/40", call=call).code == code
+    told = status(tmp_path)
+    assert (told["state"], told["exit_code"], told["updates"] == 200) == (state, code, nohup)
+    assert told["reason"] == ("completed" if nohup else "SIGHUP")
+    assert newest(tmp_path).manifest.state["updates"] == told["updates"]
+
+
+def test_three_processes_print_as_one(launcher: Launcher, tmp_path: Path) -> None:
+    done = launcher.run(tmp_path / "run", 3, *WORDS)
+    assert done.codes == [0, 0, 0]
+    assert done.outputs[1:] == ["", ""]
+    assert "3 processes (ddp)" in done.outputs[0]
+    assert all(re.match(r"\d\d:\d\d:\d\d \S", line) for line in done.outputs[0].splitlines())
+
+
+def test_pipes_get_lines_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run([*WORDS, f"RUN.dir={tmp_path}/run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d (\w+ +)\S", line) for line in lines)
+    assert len(lines) == 6 + 2 + 6

@@ -1,0 +1,103 @@
+"""What watches several processes: the warning of a slow one, and the guard of the order of
+collective calls."""
+
+from pathlib import Path
+
+import pytest
+from harness import parted
+from processes import Launcher
+from test_faults_processes import DATA, WORDS, strike
+
+STRAGGLERS = "HOOKS.stragglers={every_updates: 5, milliseconds: 20}"
+
+
+class TestStragglers:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rank", [2, 0])
+    def test_slow_data_is_told_of_once_and_the_run_is_the_same(
+        self, launcher: Launcher, tmp_path: Path, rank: int
+    ) -> None:
+        trouble = tmp_path / f"trouble-{rank}"
+        trouble.write_text("wait 0.006")
+        slow = launcher.run(tmp_path / "slow", 3, *WORDS, *DATA, STRAGGLERS)
+        assert slow.codes == [0] * 3, slow.outputs
+        told = [line for line in slow.outputs[0].splitlines() if "holds the others up" in line]
+        assert len(told) == 1
+        assert f"process {rank} of 3 (" in told[0]
+        assert slow.outputs[1] == slow.outputs[2] == ""
+
+        trouble.unlink()
+        calm = launcher.run(tmp_path / "calm", 3, *WORDS, *DATA, "HOOKS.stragglers=null")
+        assert calm.codes == [0] * 3, calm.outputs
+        assert parted(tmp_path / "slow", tmp_path / "calm") == []
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_slow_forward_pass_is_told_of(
+        self, launcher: Launcher, tmp_path: Path, rank: int
+    ) -> None:
+        loss = f"LOSS={{name: struck_loss, rank: {rank}, seconds: 0.05}}"
+        done = launcher.run(tmp_path / "run", 3, *WORDS, "PHASES.epochs=1", STRAGGLERS, loss)
+        assert done.codes == [0] * 3, done.outputs
+        assert f"process {rank} of 3 (" in done.outputs[0]
+        assert done.outputs[0].count("holds the others up") == 1
+
+    @pytest.mark.slow
+    def test_where_all_are_as_slow_nobody_is(self, launcher: Launcher, tmp_path: Path) -> None:
+        for rank in range(3):
+            (tmp_path / f"trouble-{rank}").write_text("wait 0.006")
+        done = launcher.run(tmp_path / "run", 3, *WORDS, *DATA, "PHASES.epochs=1", STRAGGLERS)
+        assert done.codes == [0] * 3, done.outputs
+        assert "holds the others up" not in done.outputs[0]
+
+
+class TestOrder:
+    def test_a_call_that_one_process_makes_is_found_at_once(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        done = launcher.run(
+            tmp_path / "run", 3, *WORDS, strike(1, 3, "add"), "DISTRIBUTED.debug=true"
+        )
+        assert done.codes == [1] * 3, done.outputs
+        said = done.outputs[0]
+        assert "the processes do not make the same collective call next" in said
+        assert "process 1: all_reduce SUM of float32 (1,) at " in said
+        assert "process_parts.py:" in said
+        assert (
+            "/phasetrain/"
+            in said.partition("collective call next (process 0: ")[2].partition("process 1")[0]
+        )
+        assert done.seconds < 20
+
+    @pytest.mark.slow
+    def test_without_the_guard_it_is_found_late_or_never(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        words = (strike(1, 3, "add"), "DISTRIBUTED.timeout_seconds=4")
+        done = launcher.run(tmp_path / "run", 3, *WORDS, *words)
+        assert "collective call" not in done.outputs[0]
+
+    @pytest.mark.slow
+    def test_others_that_do_not_come_are_told_of_at_the_timeout(
+        self, launcher: Launcher, tmp_path: Path
+    ) -> None:
+        words = (
+            strike(1, 3, "add", event="batch"),
+            "DISTRIBUTED.timeout_seconds=3",
+            "DISTRIBUTED.debug=true",
+        )
+        done = launcher.run(tmp_path / "run", 3, *WORDS, *words)
+        assert done.codes == [1] * 3, done.outputs
+        assert (
+            "DISTRIBUTED.debug: not all 3 processes have come to the same collective call"
+            in done.outputs[0]
+        )
+        assert "process 1 waits in all_reduce SUM of float32 (1,) at " in done.outputs[0]
+        assert "process_parts.py:" in done.outputs[0]
+
+    @pytest.mark.slow
+    def test_with_the_guard_a_run_has_the_same_bits(
+        self, launcher: Launcher, calm3: Path, tmp_path: Path
+    ) -> None:
+        done = launcher.run(tmp_path / "run", 3, *WORDS, "DISTRIBUTED.debug=true")
+        assert (done.codes, parted(calm3, tmp_path / "run")) == ([0] * 3, []), done.outputs

@@ -1,0 +1,400 @@
+"""Other numbers of processes: the same samples in the same updates, and tests that count each
+sample once."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import newest, records, status
+from processes import Finished, Launcher
+from world_parts import told
+
+from phasetrain.runs.ledger import FILE, read
+
+# Three epochs of six updates of 24 samples, after each a test of three batches; no dropout and no
+# batch norm, whose
+# randomness and statistics belong to a process.
+WORDS = (
+    "RUN.imports=[world_parts]",
+    "MACHINE.threads=1",
+    "PHASES.epochs=3",
+    "PHASES.limit.train=6",
+    "PHASES.limit.test=3",
+    "DATA.TRAIN.batch_size=24",
+    "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, {name: noise, std: 0.1}]",
+    "DATA.TEST.batch_size=50",
+    "MODEL=mlp",
+    "METERS.accuracy={}",
+    "METERS.seen={}",
+    "HOOKS.console=null",
+    "HOOKS.metrics.every_updates=1",
+    "HOOKS.ids={}",
+)
+TOLERANCE = 1e-4
+"""Largest relative difference of losses, whose sums have another order on another number of
+processes."""
+
+
+def losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in records(folder) if record["kind"] == "step"]
+
+
+def measures(folder: Path) -> list[dict[str, Any]]:
+    return [
+        record["metrics"]
+        for record in records(folder)
+        if record["kind"] == "phase" and record["split"] == "test"
+    ]
+
+
+def samples(folder: Path) -> list[tuple[int, int, int]]:
+    """Return update, samples and the digest of their indices as the ledger has them."""
+    return [
+        (one.updates, one.samples, one.ids) for one in read((folder / FILE).read_bytes()).values()
+    ]
+
+
+def attempt(
+    launcher: Launcher, folder: Path, size: int, *words: str, halts: bool = False
+) -> Finished:
+    done = launcher.run(folder, size, *WORDS, *words)
+    assert (done.codes, done.alive) == ([143 if halts else 0] * size, []), done.outputs
+    return done
+
+
+@pytest.fixture(scope="module")
+def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an unbroken run of one process."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    attempt(launcher, folder, 1)
+    return folder
+
+
+def same_run(one: Path, other: Path) -> None:
+    """See that two runs took the same samples in each step and came to the same end within the
+    tolerance."""
+    assert told(one) == told(other)
+    assert (len(told(one)), len(measures(one)), len(samples(one))) == (18 + 9, 3, 18)
+    assert samples(one) == samples(other)
+    assert losses(one) == pytest.approx(losses(other), rel=TOLERANCE)
+    for first, second in zip(measures(one), measures(other), strict=True):
+        assert {name: first[name] for name in ("seen_samples", "seen_most", "seen_sum")} == {
+            "seen_samples": 150,
+            "seen_most": 1,
+            "seen_sum": 150,
+        }
+        assert first["accuracy"] == pytest.approx(second["accuracy"], abs=1 / 150)
+        assert first["loss"] == pytest.approx(second["loss"], rel=TOLERANCE)
+
+
+# Phases 0, 2, 4 train and 1, 3, 5 test; a request to stop of one of several processes is heard a
+# step later.
+CHAINS = [
+    [(2, (0, 2)), (1, (1, 1)), (3, (2, 2)), (2, None)],
+    [(2, (1, 1)), (4, None)],
+]
+MORE = [[(2, (0, 3)), (size, None)] for size in (1, 3, 4)] + [
+    [(2, (3, 1)), (size, None)] for size in (1, 3)
+]
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [*CHAINS, *(pytest.param(chain, marks=pytest.mark.slow) for chain in MORE)],
+    ids=lambda chain: "-".join(
+        f"{size}{'' if at is None else '@' + '.'.join(map(str, at))}" for size, at in chain
+    ),
+)
+def test_a_stopped_run_goes_on_with_another_number_of_processes(
+    launcher: Launcher, whole: Path, tmp_path: Path, chain: list[tuple[int, tuple[int, int] | None]]
+) -> None:
+    folder = tmp_path / "run"
+    for size, at in chain:
+        if at is None:
+            attempt(launcher, folder, size)
+            continue
+        phase, step = at
+        attempt(
+            launcher,
+            folder,
+            size,
+            f"HOOKS.halt={{phase: {phase}, step: {step}, rank: {size - 1}}}",
+            halts=True,
+        )
+        position = newest(folder).manifest.state
+        assert position["phase"] == phase
+        assert position["step"] == step + (size > 1)
+    same_run(whole, folder)
+    assert status(folder)["state"] == "finished"
+
+
+def test_other_data_would_be_seen(whole: Path, launcher: Launcher, tmp_path: Path) -> None:
+    attempt(launcher, tmp_path / "run", 2, "RUN.seed=1")
+    with pytest.raises(AssertionError):
+        same_run(whole, tmp_path / "run")
+    assert [one[:2] for one in samples(whole)] == [one[:2] for one in samples(tmp_path / "run")]
+    assert not {one[2] for one in samples(whole)} & {one[2] for one in samples(tmp_path / "run")}
+
+
+@pytest.mark.parametrize(
+    ("words", "micros"),
+    [
+        (["DATA.TRAIN.micro_batch_size=4"], 4),
+        pytest.param(["OPTIMIZER.accumulate=2"], 4, marks=pytest.mark.slow),
+    ],
+    ids=["micro", "accumulate"],
+)
+def test_the_accumulation_or_the_micro_batch_follows_the_number(
+    launcher: Launcher, tmp_path: Path, words: list[str], micros: int
+) -> None:
+    folder = tmp_path / "run"
+    halted = "HOOKS.halt={phase: 0, step: 2}"
+    first = attempt(launcher, folder, 2, *words, halted, halts=True)
+    attempt(launcher, folder, 3, *words)
+    assert "RUN.allow" not in "".join(first.outputs)
+    alone = tmp_path / "alone"
+    attempt(launcher, alone, 1, *words)
+    same_run(alone, folder)
+    assert len(told(folder)[0, 1]) == 24
+
+
+# One test split of 450 samples in batches that divide among few, and splits smaller than the number
+# of processes.
+def split(name: str, count: int, batch_size: int, more: str = "") -> str:
+    return (
+        f"DATA.{name}={{dataset: synthetic, samples: {count}, input_shape: [1, 8, 8], classes: 10, "
+        f"batch_size: {batch_size}{more}}}"
+    )
+
+
+ONLY_TESTS = (
+    "RUN.imports=[world_parts]",
+    "MACHINE.threads=1",
+    "PHASES.epochs=0",
+    "PHASES.test_first=true",
+    "DATA.TRAIN.batch_size=24",
+    "MODEL=mlp",
+    "METERS.accuracy={}",
+    "METERS.seen={}",
+    "HOOKS.console=null",
+    "DATA.TEST=null",
+    split("EVEN", 450, 32),
+    split("ODD", 450, 7, ", workers: 1"),
+    split("MICRO", 450, 100, ", micro_batch_size: 20"),
+    split("WHOLE", 450, 450),
+    split("SINGLE", 45, 1),
+    split("FEW", 3, 2),
+    split("ONE", 1, 5),
+)
+COUNTS = {"even": 450, "odd": 450, "micro": 450, "whole": 450, "single": 45, "few": 3, "one": 1}
+
+
+def measured(folder: Path) -> dict[str, dict[str, float]]:
+    return {
+        record["split"]: record["metrics"]
+        for record in records(folder)
+        if record["kind"] == "phase"
+    }
+
+
+@pytest.fixture(scope="module")
+def tested(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tested") / "run"
+    assert launcher.run(folder, 1, *ONLY_TESTS).codes == [0]
+    return folder
+
+
+def same_metrics(found: dict[str, dict[str, float]], expected: dict[str, dict[str, float]]) -> None:
+    assert found.keys() == COUNTS.keys()
+    for name, count in COUNTS.items():
+        one = found[name]
+        assert (one["seen_samples"], one["seen_most"], one["seen_sum"]) == (count, 1, count)
+        assert one["accuracy"] == expected[name]["accuracy"]
+        assert one["loss"] == pytest.approx(expected[name]["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3)), 4]
+)
+def test_metrics_count_every_sample_once(
+    launcher: Launcher, tested: Path, tmp_path: Path, size: int
+) -> None:
+    folder = tmp_path / "run"
+    assert launcher.run(folder, size, *ONLY_TESTS).codes == [0] * size
+    same_metrics(measured(folder), measured(tested))
+
+
+def test_one_process_counts_every_sample_once(tested: Path) -> None:
+    same_metrics(measured(tested), measured(tested))
+    assert measured(tested)["even"]["accuracy"] == measured(tested)["odd"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    "size", [3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_so_does_the_test_of_a_checkpoint(launcher: Launcher, tested: Path, size: int) -> None:
+    """The batches of training need not divide among its processes."""
+    done = launcher.run(tested, size, *ONLY_TESTS, "RUN.engine=test", "DATA.TRAIN.batch_size=25")
+    assert done.codes == [0] * size, done.outputs
+    [file] = tested.glob("test-*.json")
+    found: dict[str, dict[str, float]] = {}
+    for name, value in json.loads(file.read_text())["metrics"].items():
+        part, _, metric = name.partition("/")
+        found.setdefault(part, {})[metric] = value
+    file.unlink()
+    same_metrics(found, measured(tested))
+
+
+# Batches of 12: the third one of an epoch has one sample, so that most processes have none of it.
+PARTIAL = (
+    *(word for word in WORDS if not word.startswith(("PHASES", "DATA", "METERS"))),
+    "PHASES.epochs=2",
+    "DATA.TRAIN={dataset: synthetic, samples: 25, input_shape: [1, 8, 8], classes: 10, batch_size: 12}",
+    "DATA.TRAIN.drop_last=false",
+    "DATA.TEST=null",
+)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = newest(folder).state["task"]["model"]
+    return model
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        pytest.param(["DATA.TRAIN.micro_batch_size=1"], marks=pytest.mark.slow),
+        ["OPTIMIZER.accumulate=3"],
+    ],
+    ids=["whole", "micro", "accumulate"],
+)
+def test_a_short_batch_makes_the_update_of_one_process(
+    launcher: Launcher, tmp_path: Path, words: list[str]
+) -> None:
+    folders = {size: tmp_path / f"run{size}" for size in (1, 4)}
+    for size, folder in folders.items():
+        assert launcher.run(folder, size, *PARTIAL, *words).codes == [0] * size
+        assert [len(ids) for ids in told(folder).values()] == [12, 12, 1, 12, 12, 1]
+        assert told(folder) == told(folders[1])
+        assert losses(folder) == pytest.approx(losses(folders[1]), rel=TOLERANCE)
+        for name, tensor in weights(folders[1]).items():
+            torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_batch_norm_meets_short_batches_too(launcher: Launcher, tmp_path: Path) -> None:
+    """Statistics are those of process 0, so weights are not those of one process; the number of
+    passes is."""
+    done = launcher.run(tmp_path / "run", 3, *PARTIAL, "MODEL=small_cnn")
+    assert done.codes == [0, 0, 0], done.outputs
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+    assert [len(ids) for ids in told(tmp_path / "run").values()] == [12, 12, 1, 12, 12, 1]
+
+
+class TestStreams:
+    """Files with 12 or 13 samples each, read by lines in lanes."""
+
+    @pytest.fixture
+    def files(self, tmp_path: Path) -> str:
+        for shard in range(10):
+            samples = [
+                {"input": [shard + at / 16, 1.0, at / 16], "target": shard}
+                for at in range(12 + shard % 2)
+            ]
+            (tmp_path / f"{shard}.jsonl").write_text(
+                "".join(json.dumps(sample) + "\n" for sample in samples)
+            )
+        return f"{tmp_path}/*.jsonl"
+
+    def words(self, files: str, log: Path, *more: str) -> list[str]:
+        kept = [word for word in WORDS if not word.startswith(("PHASES", "DATA", "METERS.seen"))]
+        return [
+            *kept,
+            "PHASES.epochs=2",
+            f"DATA.TRAIN={{dataset: noted_lines, files: '{files}', log: '{log}', batch_size: 12}}",
+            "DATA.TRAIN.drop_last=false",
+            "DATA.TRAIN.sampler={name: lanes, lanes: 6}",
+            "DATA.TRAIN.transforms=[]",
+            "DATA.TEST=null",
+            *more,
+        ]
+
+    def noted(self, log: Path) -> dict[str, tuple[int, int]]:
+        """Return how many files each process has opened, and how many bytes it has read."""
+        lines = {
+            file.name: file.read_text().split() for file in sorted(log.parent.glob(f"{log.name}-*"))
+        }
+        return {
+            name: (found.count("open"), sum(int(line) for line in found if line != "open"))
+            for name, found in lines.items()
+        }
+
+    def test_each_process_reads_its_share_of_the_bytes(
+        self, launcher: Launcher, files: str, tmp_path: Path
+    ) -> None:
+        total, read = sum(file.stat().st_size for file in tmp_path.glob("*.jsonl")), {}
+        for size in (1, 3):
+            folder, log = tmp_path / f"run{size}", tmp_path / f"log{size}"
+            assert launcher.run(folder, size, *self.words(files, log)).codes == [0] * size
+            read[size] = self.noted(log)
+        # What is read before the first step, to see that samples are pure, comes on top: some
+        # opens, and 24 samples.
+        extra = total * 24 / 125
+        assert len(read[3]) == 3
+        for size, found in read.items():
+            for opened, count in found.values():
+                assert 2 * total / size * 0.9 <= count <= 2 * total / size * 1.15 + extra
+                assert opened <= 2 * (10 / size + 6 / size + 1) + 27
+        one, three = told(tmp_path / "run1"), told(tmp_path / "run3")
+        assert one == three
+        for phase in (0, 1):
+            assert sorted(
+                index for at, ids in one.items() if at[0] == phase for index in ids
+            ) == list(range(125))
+
+    @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+    def test_a_resume_in_the_middle_of_a_pass_is_exact(
+        self, launcher: Launcher, files: str, tmp_path: Path, workers: int
+    ) -> None:
+        words = self.words(files, tmp_path / "log", f"DATA.TRAIN.workers={workers}")
+        calm, folder = tmp_path / "calm", tmp_path / "run"
+        assert launcher.run(calm, 3, *words).codes == [0] * 3
+        assert launcher.run(folder, 3, *words, "HOOKS.halt={phase: 0, step: 4}").codes == [143] * 3
+        assert launcher.run(folder, 3, *words).codes == [0] * 3
+        assert told(calm) == told(folder)
+        assert (calm / FILE).read_bytes() == (folder / FILE).read_bytes()
+        assert all(
+            torch.equal(tensor, weights(folder)[name]) for name, tensor in weights(calm).items()
+        )
+
+    @pytest.mark.slow
+    def test_so_is_the_order_with_another_number_of_processes(
+        self, launcher: Launcher, files: str, tmp_path: Path
+    ) -> None:
+        words = self.words(files, tmp_path / "log", "DATA.TRAIN.workers=1")
+        calm, folder = tmp_path / "calm", tmp_path / "run"
+        assert launcher.run(calm, 1, *words).codes == [0]
+        for size, phase, step in ((2, 0, 3), (4, 0, 7), (3, 1, 2)):
+            halt = f"HOOKS.halt={{phase: {phase}, step: {step}}}"
+            assert launcher.run(folder, size, *words, halt).codes == [143] * size
+        assert launcher.run(folder, 1, *words).codes == [0]
+        assert told(calm) == told(folder)
+        assert samples(calm) == samples(folder)
+        assert losses(calm) == pytest.approx(losses(folder), rel=TOLERANCE)
+
+    def test_another_batch_size_waits_for_the_end_of_a_pass(
+        self, launcher: Launcher, files: str, tmp_path: Path
+    ) -> None:
+        words, folder = self.words(files, tmp_path / "log"), tmp_path / "run"
+        assert launcher.run(folder, 1, *words, "HOOKS.halt={phase: 0, step: 4}").codes == [143]
+        done = launcher.run(
+            folder, 1, *words, "DATA.TRAIN.batch_size=24", "RUN.allow=[DATA.TRAIN.batch_size]"
+        )
+        assert done.codes == [3]
+        assert re.search(
+            r"DATA\.TRAIN\.batch_size = 24: the order that DATA\.TRAIN\.sampler gives",
+            done.outputs[0],
+        )

@@ -1,0 +1,37 @@
+"""Parts that runs of several processes name: a source that only the main process can read, and what
+all have got."""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+from phasetrain.hooks import HOOKS, Hook, Run
+from phasetrain.models.sources import FORMATS, Content, Source, read
+from phasetrain.runtime.storage import Storage
+
+
+@FORMATS.register("on_main")
+def read_on_main(source: Source, storage: Storage) -> Content:
+    """Return what is in a file, which other machines than that of the main process do not have."""
+    assert os.environ["RANK"] == "0"
+    return read(Source(source.path))
+
+
+@HOOKS.register("note_weights")
+class NoteWeights(Hook):
+    """Writes a digest of the parameters of each process to `EVENT-RANK` beside the run folder."""
+
+    main_only = False
+
+    def on_start(self, run: Run) -> None:
+        self._note(run, "start")
+
+    def on_end(self, run: Run) -> None:
+        self._note(run, "end")
+
+    def _note(self, run: Run, event: str) -> None:
+        assert run.folder is not None
+        digest = sha256()
+        for parameter in run.task.parts.model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        Path(f"{run.folder.path}-{event}-{run.world.rank}").write_text(digest.hexdigest())

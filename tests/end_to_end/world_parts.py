@@ -1,0 +1,136 @@
+"""Parts that tell which samples each process gets, how often a test counts them, and stop a run
+anywhere."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasetrain.data import DATASETS
+from phasetrain.data.datasets import Lines
+from phasetrain.data.datasets.lines import LineFiles
+from phasetrain.data.samplers.streams import Streamed
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.hooks import HOOKS, Hook, Run
+from phasetrain.meters import METERS, Meter
+
+
+@HOOKS.register("ids")
+class Ids(Hook):
+    """Writes the indices of each step, of tests too, to a file per process beside the run
+    folder."""
+
+    main_only = False
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
+        self.ids += batch.ids.tolist()
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        assert run.folder is not None
+        told = {
+            "phase": phase.index,
+            "step": run.state.step,
+            "rank": run.world.rank,
+            "ids": self.ids,
+        }
+        with open(f"{run.folder.path}.ids-{run.world.rank}", "a") as file:
+            file.write(json.dumps(told) + "\n")
+        self.ids = []
+
+
+@HOOKS.register("halt")
+class Halt(Hook):
+    """Sends one process SIGTERM after a step of a phase.
+
+    Args:
+        phase: its number in the plan.
+        step: how many steps of it are complete then.
+        rank: which process.
+    """
+
+    main_only = False
+
+    def __init__(self, phase: int, step: int, rank: int = 0) -> None:
+        self.at, self.rank = (phase, step), rank
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        if (phase.index, run.state.step) == self.at and run.world.rank == self.rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@METERS.register("seen")
+class Seen(Meter):
+    """Counts how often each sample comes."""
+
+    counts: Tensor
+
+    def __init__(self, samples: int = 2000) -> None:
+        super().__init__()
+        self.add_sum("counts", (samples,), dtype=torch.int64)
+
+    def update(self, out: StepOutput) -> None:
+        assert out.ids is not None
+        self.counts.index_add_(0, out.ids, torch.ones_like(out.ids))
+
+    def compute(self) -> dict[str, float]:
+        return {
+            "samples": int((self.counts > 0).sum()),
+            "most": int(self.counts.max()),
+            "sum": int(self.counts.sum()),
+        }
+
+
+class _Noting(LineFiles):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.log = ""
+
+    def read(self, shard: int, start: int) -> Iterator[bytes]:
+        with open(self.log, "a", buffering=1) as log:
+            log.write("open\n")
+            for line in super().read(shard, start):
+                log.write(f"{len(line)}\n")
+                yield line
+
+
+@DATASETS.register("noted_lines")
+class NotedLines(Lines):
+    """Lines that note in a file per process how often a file is opened and what is read.
+
+    Args:
+        files: as of `lines`.
+        log: the file's name but for the process, which is added.
+    """
+
+    def __init__(self, files: str, log: str, classes: int = 10) -> None:
+        super().__init__(files, classes=classes)
+        stream = _Noting(self.shards)
+        stream.log = f"{log}-{os.environ.get('RANK', '0')}"
+        Streamed.__init__(self, stream)
+
+
+def told(folder: Path) -> dict[tuple[int, int], list[int]]:
+    """Return the indices of each step, those of all processes one after the other, by phase and
+    step."""
+    found: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for file in sorted(folder.parent.glob(f"{folder.name}.ids-*")):
+        for line in file.read_text().splitlines():
+            one = json.loads(line)
+            step = found.setdefault((one["phase"], one["step"]), {})
+            assert one["rank"] not in step, (
+                f"step {one['step']} of phase {one['phase']} was done twice"
+            )
+            step[one["rank"]] = one["ids"]
+    return {
+        at: [index for rank in sorted(step) for index in step[rank]]
+        for at, step in sorted(found.items())
+    }

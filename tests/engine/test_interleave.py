@@ -1,0 +1,247 @@
+"""Stages, predicates, windows and averaged weights in the plan; all else about cutting is in
+test_plan.py."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phasetrain.engine.interleave import interleave, splice
+from phasetrain.engine.plan import Phase, PhaseSettings, Plan, Progress, Split, Stage
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+
+
+def stage(
+    batch_size: int = 5, *, length: int = 20, tests: bool = True, **settings: object
+) -> Stage:
+    splits = {"train": Split("train", length, batch_size, drop_last=True)}
+    if tests:
+        splits["test"] = Split("test", 4, 4, drop_last=False)
+    return Stage(splits, PhaseSettings(**settings))  # type: ignore[arg-type]
+
+
+def shown(plan: Plan) -> list[str]:
+    return [
+        f"{p.stage} {p.split} {p.epoch} {p.first}+{p.steps} x {p.batch_size}" for p in plan.phases
+    ]
+
+
+def positions(plan: Plan) -> Iterator[RunState]:
+    state = RunState()
+    for phase in plan.phases:
+        for _ in range(phase.steps):
+            yield RunState(**state.state_dict())
+            state.finish_step(phase)
+        state.finish_phase()
+
+
+class TestStages:
+    TWO = (stage(5, epochs=2, test_every_epochs=None), stage(10, epochs=1, test_every_epochs=None))
+
+    def test_one_after_the_other_each_with_its_batches_and_its_tests(self) -> None:
+        assert shown(interleave(self.TWO)) == [
+            "0 train 0 0+4 x 5",
+            "0 train 1 0+4 x 5",
+            "0 test 1 0+1 x 4",
+            "1 train 2 0+2 x 10",
+            "1 test 2 0+1 x 4",
+        ]
+
+    def test_a_stage_of_updates_or_samples_counts_from_its_own_beginning_and_begins_a_new_pass(
+        self,
+    ) -> None:
+        plan = interleave([stage(5, updates=3), stage(10, samples=15), stage(5, epochs=1)])
+        assert [line for line in shown(plan) if "train" in line] == [
+            "0 train 0 0+3 x 5",
+            "1 train 1 0+2 x 10",
+            "2 train 2 0+4 x 5",
+        ]
+
+    def test_progress_in_a_stage_and_in_the_run(self) -> None:
+        plan = interleave(self.TWO)
+        assert plan.stages == ((0, 8), (8, 2))
+        assert [plan.where_at(n) for n in (0, 4, 8, 9)] == [0.0, 0.4, 0.8, 0.9]
+        assert [plan.within(0, n) for n in (0, 4)] == [0.0, 0.5]
+        assert [plan.within(1, n) for n in (8, 9)] == [0.0, 0.5]
+
+    def test_what_the_step_under_way_is_told(self) -> None:
+        plan = interleave(self.TWO)
+        assert plan.at(RunState(phase=3, step=1, updates=9, samples=50)) == (0.9, 10, 1, 0.5)
+
+    def test_the_progress_is_where_there_is_one_stage(self) -> None:
+        plan = Plan(interleave([stage(epochs=2)]).phases, anchor=(2, 0.5, 0.25))
+        assert plan.within(0, 4) == plan.where_at(4)
+
+    def test_without_a_length(self) -> None:
+        with pytest.raises(ConfigError, match="set exactly one"):
+            interleave([stage(epochs=1), stage()])
+
+    @pytest.mark.parametrize("longer", [2, 5])
+    def test_a_splice_in_a_stage_lengthens_it_and_leaves_what_is_done(self, longer: int) -> None:
+        before = interleave(self.TWO)
+        state = RunState(phase=1, step=2, updates=6, samples=30)
+        after = splice(
+            before, state, (stage(5, epochs=longer, test_every_epochs=None), self.TWO[1])
+        )
+        assert after.phases[0] == before.phases[0]
+        assert [p.epoch for p in after.phases if p.is_train and p.stage == 0] == [
+            0,
+            1,
+            1,
+            *range(2, longer),
+        ]
+        assert [p.epoch for p in after.phases if p.is_train and p.stage == 1] == [longer]
+        assert after.within(0, 6) == before.within(0, 6) == 0.75
+        assert after.within(1, after.stages[1][0]) == 0.0
+        assert after.where(state) == before.where(state)
+
+    def test_a_splice_may_leave_fewer_stages(self) -> None:
+        before = interleave([stage(5, updates=3), stage(5, updates=3)])
+        state = RunState(phase=2, step=1, updates=4, samples=20)
+        after = splice(before, state, [stage(5, updates=9)])
+        assert {phase.stage for phase in after.phases} == {0}
+        assert (after.updates, after.stages) == (9, ((0, 9),))
+
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from([1, 3, 5, 20]), st.integers(1, 3)), min_size=1, max_size=4
+        ),
+        st.data(),
+    )
+    def test_a_splice_that_changes_nothing_goes_on_as_planned(
+        self, sizes: list[tuple[int, int]], data: st.DataObject
+    ) -> None:
+        stages = [stage(size, epochs=count, tests=False) for size, count in sizes]
+        before = interleave(stages)
+        state = data.draw(st.sampled_from(list(positions(before))))
+        after = splice(before, state, stages)
+
+        def steps(plan: Plan) -> list[tuple[int, int, int]]:
+            return [(p.stage, p.epoch, p.first + n) for p in plan.phases for n in range(p.steps)]
+
+        assert steps(after) == steps(before)
+
+
+class TestPredicate:
+    def test_a_test_wherever_it_says_so(self) -> None:
+        seen: list[Progress] = []
+
+        def when(at: Progress) -> bool:
+            seen.append(at)
+            return at.updates in (1, 6)
+
+        plan = interleave([stage(epochs=2, test_every_epochs=None, test_when=when)])
+        assert shown(plan) == [
+            "0 train 0 0+1 x 5",
+            "0 test 0 0+1 x 4",
+            "0 train 0 1+3 x 5",
+            "0 train 1 0+2 x 5",
+            "0 test 1 0+1 x 4",
+            "0 train 1 2+2 x 5",
+            "0 test 1 0+1 x 4",
+        ]
+        assert Progress(stage=0, epoch=1, step=2, updates=6, samples=30) in seen
+
+    @pytest.mark.parametrize(
+        ("when", "message"),
+        [
+            (lambda at: "no", "says 'no' at Progress"),
+            (lambda at: 1 / 0, "fails at .*: ZeroDivisionError"),
+        ],
+    )
+    def test_one_that_says_nothing(self, when: Any, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            interleave([stage(epochs=1, test_when=when)])
+
+    def test_at_the_end_of_an_epoch(self) -> None:
+        plan = interleave(
+            [
+                stage(
+                    epochs=3,
+                    test_every_epochs=None,
+                    test_when=lambda at: at.epoch == 2 and at.step == 0,
+                )
+            ]
+        )
+        assert [p.epoch for p in plan.phases if p.split == "test"] == [1, 2]
+
+
+class TestWindows:
+    def windowed(
+        self, train: tuple[int, ...], test: tuple[int, ...] = (), **settings: object
+    ) -> list[str]:
+        splits = {"train": Split("train", sum(train), 5, drop_last=False, windows=train)}
+        splits["test"] = Split("test", sum(test) or 4, 4, drop_last=False, windows=test)
+        return shown(interleave([Stage(splits, PhaseSettings(**settings))]))  # type: ignore[arg-type]
+
+    def test_a_window_is_a_phase_and_an_epoch_goes_over_all(self) -> None:
+        assert self.windowed((10, 3), epochs=2, test_every_epochs=None) == [
+            "0 train 0 0+2 x 5",
+            "0 train 1 0+1 x 5",
+            "0 train 2 0+2 x 5",
+            "0 train 3 0+1 x 5",
+            "0 test 3 0+1 x 4",
+        ]
+
+    def test_train_and_test_windows_in_pairs(self) -> None:
+        assert self.windowed((10, 5), (4, 9), epochs=1) == [
+            "0 train 0 0+2 x 5",
+            "0 test 0 0+1 x 4",
+            "0 train 1 0+1 x 5",
+            "0 test 1 0+3 x 4",
+        ]
+
+    def test_empty_windows_are_skipped(self) -> None:
+        assert self.windowed((5, 0, 5), (4, 4, 0), epochs=1) == [
+            "0 train 0 0+1 x 5",
+            "0 test 0 0+1 x 4",
+            "0 train 2 0+1 x 5",
+        ]
+
+    def test_nothing_but_empty_windows(self) -> None:
+        with pytest.raises(ConfigError, match=r"DATA\.TRAIN: the split is empty"):
+            self.windowed((0, 0), epochs=1)
+
+
+class TestAveraged:
+    def plan(self, start: float, **settings: object) -> list[str]:
+        made = interleave([stage(5, epochs=2, averaged={"ema": start}, **settings)])
+        return [phase.split for phase in made.phases]
+
+    def test_they_are_tested_after_the_weights_they_are_of(self) -> None:
+        assert self.plan(0.0) == ["train", "test", "test@ema", "train", "test", "test@ema"]
+
+    def test_not_before_there_is_an_average(self) -> None:
+        assert self.plan(0.0, test_first=True)[:3] == ["test", "train", "test"]
+        assert self.plan(0.75) == ["train", "test", "train", "test", "test@ema"]
+
+    def test_they_take_the_samples_of_their_split(self) -> None:
+        phase = Phase(0, "test@ema", 0, 0, 1, 0, 4, 4)
+        assert (phase.data, phase.weights) == ("test", "ema")
+        assert (
+            Phase(0, "test", 0, 0, 1, 0, 4, 4).data,
+            Phase(0, "test", 0, 0, 1, 0, 4, 4).weights,
+        ) == ("test", "")
+
+
+class TestMostPhases:
+    def test_a_plan_of_too_many_phases_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("phasetrain.engine.interleave.MOST_PHASES", 8)
+        assert len(interleave([stage(epochs=4)]).phases) == 8
+        with pytest.raises(
+            ConfigError,
+            match=r"^PHASES: the plan has more than 8 phases, and so many reach epoch 5; ",
+        ):
+            interleave([stage(epochs=5)])
+
+    def test_one_of_a_pass_without_an_end_is_refused_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("phasetrain.engine.interleave.MOST_PHASES", 1000)
+        with pytest.raises(
+            ConfigError, match=r"so many reach epoch 1; test less often \(PHASES\.test_every\)"
+        ):
+            interleave([stage(length=10**12, epochs=1, test_every_updates=100)])

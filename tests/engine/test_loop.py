@@ -1,0 +1,431 @@
+"""The loop: which events come in which order, what hooks may put in place, and how a run stops."""
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from phasetrain.commands.setup import settle
+from phasetrain.commands.train.train import digest_of
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.position import RunState
+from phasetrain.hooks import Hook, on
+from phasetrain.hooks.base import Hooks
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Builder
+
+EVENTS = [name for name in vars(Hook) if name.startswith("on_")]
+WORDS = (
+    "DATA.TRAIN.dataset=synthetic", "DATA.TRAIN.samples=12", "DATA.TRAIN.batch_size=4", "DATA.TRAIN.drop_last=false",
+    "DATA.TEST.dataset=synthetic", "DATA.TEST.samples=5", "DATA.TEST.batch_size=3", "METERS.accuracy={}",
+    "MODEL.name=mlp", "MODEL.hidden=[4]", "MODEL.dropout=0.5", "PHASES.epochs=2", "DATA.TRAIN.transforms=[]",
+)  # fmt: skip
+
+
+def engine(
+    hooks: Mapping[str, Hook] | None = None, *words: str, state: RunState | None = None
+) -> PhaseEngine:
+    """Return the engine of a small run: two epochs of three updates, each with a test of two
+    steps."""
+    setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
+    builder = Builder(setup.config, setup.machine, World())
+    data = builder.data()
+    plan = builder.plan(data)
+    return PhaseEngine(
+        builder.task(builder.parts(data, plan)), plan, state or RunState(), Hooks(hooks or {})
+    )
+
+
+class Recorder(Hook):
+    """Writes down every event with its label and the position."""
+
+    def __init__(self, label: str, events: list[str]) -> None:
+        self.label, self.events = label, events
+
+    def note(self, event: str, run: Any) -> None:
+        state = run.state
+        self.events.append(f"{self.label}.{event} {state.phase}.{state.step} {state.updates}")
+
+
+def _event(name: str) -> Any:
+    def heard(self: Recorder, run: Any, *known: Any) -> None:
+        self.note(name.removeprefix("on_"), run)
+
+    return heard
+
+
+for _name in EVENTS:
+    setattr(Recorder, _name, _event(_name))
+
+
+def recorded(*labels: str) -> tuple[dict[str, Hook], list[str]]:
+    events: list[str] = []
+    return {label: Recorder(label, events) for label in labels}, events
+
+
+class TestOrder:
+    def test_of_every_event(self) -> None:
+        hooks, events = recorded("a")
+        made = engine(
+            hooks,
+            "PHASES.updates=2",
+            "PHASES.epochs=null",
+            "OPTIMIZER.accumulate=2",
+            "PHASES.limit.test=1",
+        )
+        made.run()
+        assert events == [
+            "a.start 0.0 0",
+            "a.phase_start 0.0 0",
+            "a.batch 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
+            "a.batch 0.0 0", "a.forward 0.0 0", "a.backward 0.0 0",
+            "a.update 0.0 0",
+            "a.step 0.1 1",
+            "a.batch 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
+            "a.batch 0.1 1", "a.forward 0.1 1", "a.backward 0.1 1",
+            "a.update 0.1 1",
+            "a.step 0.2 2",
+            "a.phase_end 1.0 2",
+            "a.phase_start 1.0 2",
+            "a.batch 1.0 2", "a.forward 1.0 2",
+            "a.step 1.1 2",
+            "a.phase_end 2.0 2",
+            "a.end 2.0 2",
+        ]  # fmt: skip
+
+    def test_opening_events_go_forward_and_closing_events_backward(self) -> None:
+        hooks, events = recorded("a", "b")
+        engine(hooks, "PHASES.updates=1", "PHASES.epochs=null", "PHASES.limit.test=1").run()
+        labels = {event: [] for event in EVENTS}
+        for line in events:
+            label, _, event = line.partition(" ")[0].partition(".")
+            labels[f"on_{event}"].append(label)
+        opening = {"on_start", "on_phase_start", "on_batch"}
+        for event in ("on_start", "on_phase_start", "on_batch", "on_forward", "on_backward", "on_update", "on_step",
+                      "on_phase_end", "on_end"):  # fmt: skip
+            assert labels[event][:2] == (["a", "b"] if event in opening else ["b", "a"]), event
+
+    def test_load_follows_start(self) -> None:
+        hooks, events = recorded("a")
+        made = engine(hooks, state=RunState(phase=4, finished="completed"))
+        made.resumed_from = "somewhere"
+        made.run()
+        assert events == ["a.start 4.0 0", "a.load 4.0 0", "a.end 4.0 0"]
+
+    def test_main_only_hooks_stay_away_from_other_processes(self) -> None:
+        class Everywhere(Hook):
+            main_only = False
+
+        assert list(Hooks({"a": Hook(), "b": Everywhere()}, World(1, 2)).by_label) == ["b"]
+        assert list(Hooks({"a": Hook(), "b": Everywhere()}, World(0, 2)).by_label) == ["a", "b"]
+
+
+class TestWatching:
+    def test_an_event_nobody_overrides_has_no_listeners(self) -> None:
+        class Steps(Hook):
+            def on_step(self, run: Any, phase: Any, out: Any) -> None: ...
+
+        hooks = Hooks({"plain": Hook(), "steps": Steps()}, World())
+        lists = {name: value for name, value in vars(hooks).items() if isinstance(value, list)}
+        assert len(lists) == len(EVENTS)
+        assert {name for name, calls in lists.items() if calls} == {"_step"}
+
+    def test_a_hook_may_replace_the_batch(self) -> None:
+        class Blank(Hook):
+            def on_batch(self, run: Any, phase: Any, batch: Batch) -> Batch:
+                return Batch(torch.zeros_like(batch.input), batch.target, batch.ids, batch.size)
+
+        seen: list[float] = []
+
+        class Look(Hook):
+            def on_batch(self, run: Any, phase: Any, batch: Batch) -> None:
+                seen.append(float(batch.input.abs().sum()))
+
+        engine({"blank": Blank(), "look": Look()}).run()
+        assert seen == [0.0] * 10
+        engine({"look": Look(), "blank": Blank()}).run()
+        assert all(found > 0 for found in seen[10:])
+
+    def test_a_hook_may_replace_the_output(self) -> None:
+        class Nothing(Hook):
+            def on_forward(self, run: Any, phase: Any, out: StepOutput) -> StepOutput:
+                return StepOutput(
+                    out.loss * 0,
+                    out.weight,
+                    out.samples,
+                    out.output,
+                    out.target,
+                    logs={"nothing": 1.0},
+                )
+
+        seen: list[tuple[float, dict[str, float]]] = []
+
+        class Look(Hook):
+            def on_step(self, run: Any, phase: Any, out: StepOutput) -> None:
+                seen.append((float(out.loss), out.logs))
+                assert (out.output, out.target, out.loss.requires_grad) == (None, None, False)
+
+        made = engine({"nothing": Nothing(), "look": Look()})
+        before = digest_of(made.task.model)
+        made.run()
+        assert seen == [(0.0, {"nothing": 1.0})] * 10
+        assert digest_of(made.task.model) == before
+
+    def test_a_batch_of_another_size_in_place_of_the_only_one_keeps_the_weight_of_the_loss(
+        self,
+    ) -> None:
+        class Half(Hook):
+            def on_batch(self, run: Any, phase: Any, batch: Batch) -> Batch:
+                return Batch(batch.input[:2], batch.target[:2], batch.ids[:2], 2)
+
+        gradients: list[list[torch.Tensor]] = []
+
+        class Look(Hook):
+            def on_backward(self, run: Any, phase: Any, out: StepOutput) -> None:
+                gradients.append([p.grad.clone() for p in run.task.model.parameters()])
+                loss = run.task.loss(run.task.model.eval()(self.batch.input), self.batch.target)
+                self.expected = torch.autograd.grad(loss, list(run.task.model.parameters()))
+                run.stop("enough")
+
+            def on_batch(self, run: Any, phase: Any, batch: Batch) -> None:
+                self.batch = batch
+
+        look = Look()
+        engine({"half": Half(), "look": look}, "MODEL.dropout=0.0").run()
+        for one, other in zip(gradients[0], look.expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+    def test_on_makes_a_hook_of_a_function(self) -> None:
+        seen: list[int] = []
+
+        @on("step", every=2)
+        def look(run: Any, phase: Any, out: Any) -> None:
+            """Look now and then."""
+            if phase.is_train:
+                seen.append(run.state.updates)
+
+        assert (type(look).__name__, type(look).__doc__) == ("look", "Look now and then.")
+        engine({"look": look}).run()
+        assert seen == [2, 4, 6]
+
+    @pytest.mark.parametrize(
+        ("event", "every"), [("stepp", 1), ("step", 0), ("close", 1), ("on_step", 1)]
+    )
+    def test_on_refuses_what_is_no_event(self, event: str, every: int) -> None:
+        with pytest.raises(
+            ValueError, match=rf"^on\('{event}', every={every}\): events are backward, batch, end, "
+        ):
+            on(event, every=every)
+
+
+class TestStopping:
+    @pytest.mark.parametrize(
+        ("updates", "position"), [(2, (0, 2, 2)), (3, (0, 3, 3)), (4, (2, 1, 4))]
+    )
+    def test_in_a_train_phase(self, updates: int, position: tuple[int, int, int]) -> None:
+        @on("step")
+        def stop(run: Any, phase: Any, out: Any) -> None:
+            if run.state.updates == updates:
+                run.stop("enough")
+                run.stop("another reason")
+
+        state = engine({"stop": stop}).run()
+        assert (state.phase, state.step, state.updates) == position
+        assert state.finished == "enough"
+
+    def test_in_a_test_phase(self) -> None:
+        @on("step")
+        def stop(run: Any, phase: Any, out: Any) -> None:
+            if not phase.is_train:
+                run.stop("enough")
+
+        state = engine({"stop": stop}).run()
+        assert (state.phase, state.step, state.updates) == (1, 1, 3)
+
+    def test_an_interruption_is_not_the_end(self) -> None:
+        @on("phase_end")
+        def stop(run: Any, phase: Any, metrics: Any) -> None:
+            run.stop("SIGTERM", interrupted=True)
+
+        made = engine({"stop": stop})
+        state = made.run()
+        assert (state.phase, state.step, state.finished) == (1, 0, "")
+        assert (made.stopping, made.consensus.interrupted) == ("SIGTERM", True)
+
+    def test_a_run_to_the_end_is_completed(self) -> None:
+        state = engine().run()
+        assert state == RunState(phase=4, step=0, updates=6, samples=24, finished="completed")
+
+    def test_nothing_to_do(self) -> None:
+        hooks, events = recorded("a")
+        state = engine(hooks, "PHASES.epochs=0").run()
+        assert (state.finished, events) == ("completed", ["a.start 0.0 0", "a.end 0.0 0"])
+
+
+class TestErrors:
+    def test_every_hook_hears_and_the_first_error_is_raised_with_notes(self) -> None:
+        hooks, events = recorded("a")
+
+        class Failing(Hook):
+            def on_step(self, run: Any, phase: Any, out: Any) -> None:
+                raise RuntimeError("first")
+
+            def on_exception(self, run: Any, error: BaseException) -> None:
+                raise ValueError("second")
+
+        with pytest.raises(RuntimeError, match=r"^first\n") as caught:
+            engine({**hooks, "failing": Failing()}).run()
+        assert events[-1] == "a.exception 0.1 1"
+        assert vars(caught.value)["__notes__"] == [
+            "while hooks heard of it, ValueError was raised: second"
+        ]
+
+    @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
+    def test_close_is_always_called_last_hook_first(
+        self, error: type[BaseException] | None
+    ) -> None:
+        closed: list[str] = []
+
+        class Closing(Hook):
+            def __init__(self, label: str) -> None:
+                self.label = label
+
+            def on_phase_start(self, run: Any, phase: Any) -> None:
+                if error is not None:
+                    raise error
+
+            def close(self) -> None:
+                closed.append(self.label)
+
+        made = engine({"a": Closing("a"), "b": Closing("b")})
+        made.task.close = lambda: closed.append("task")  # type: ignore[method-assign]
+        if error is None:
+            made.run()
+        else:
+            with pytest.raises(error):
+                made.run()
+        assert closed == ["b", "a", "task"]
+
+    def test_a_hook_that_fails_to_close_does_not_keep_the_others_open(self) -> None:
+        closed: list[str] = []
+
+        class Closing(Hook):
+            def __init__(self, label: str) -> None:
+                self.label = label
+
+            def close(self) -> None:
+                closed.append(self.label)
+                if self.label == "b":
+                    raise OSError("no space")
+
+        made = engine({label: Closing(label) for label in "abc"})
+        made.task.close = lambda: closed.append("task")  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="no space"):
+            made.run()
+        assert closed == ["c", "b", "a", "task"]
+
+
+class TestOwnLoop:
+    def test_it_gives_the_same_bits_and_events(self) -> None:
+        hooks, events = recorded("a")
+        (ours := engine(hooks)).run()
+        others, heard = recorded("a")
+        own = engine(others)
+        for batches in own.steps():
+            own.finish(own.task.train_step(batches, own.position(), own.events()))
+        assert digest_of(own.task.model) == digest_of(ours.task.model)
+        assert heard == events
+        assert own.state == ours.state
+
+    def test_forgetting_the_output_is_an_error(self) -> None:
+        with pytest.raises(
+            RuntimeError, match=r"calls engine\.finish\(out\) for each step, and did not"
+        ):
+            for _ in engine().steps():
+                pass
+
+    def test_leaving_the_loop_closes_what_is_open(self) -> None:
+        closed: list[str] = []
+
+        class Closing(Hook):
+            def close(self) -> None:
+                closed.append("hook")
+
+        steps = engine({"a": Closing()}).steps()
+        next(steps)
+        steps.close()
+        assert closed == ["hook"]
+
+    def test_leaving_it_after_a_step_counts_the_step(self) -> None:
+        hooks, events = recorded("a")
+        own = engine(hooks)
+        for batches in own.steps():
+            own.finish(own.task.train_step(batches, own.position(), own.events()))
+            break
+        assert own.state == RunState(step=1, updates=1, samples=4)
+        assert (own.stopping, own.consensus.interrupted) == ("the loop was left", True)
+        assert events[-2:] == ["a.step 0.1 1", "a.end 0.1 1"]
+
+    @pytest.mark.parametrize("computed", [False, True])
+    def test_leaving_it_anywhere_else_is_an_error_for_hooks_so_that_nothing_is_saved(
+        self, computed: bool
+    ) -> None:
+        hooks, events = recorded("a")
+        own = engine(hooks)
+        for number, batches in enumerate(own.steps()):
+            if number == 1 and not computed:
+                break
+            out = own.task.train_step(batches, own.position(), own.events())
+            if number == 1:
+                break
+            own.finish(out)
+        assert own.state == RunState(step=1, updates=1, samples=4)
+        assert events[-1] == "a.exception 0.1 1"
+
+    def test_closing_the_engine_leaves_a_loop_that_somebody_still_holds(self) -> None:
+        hooks, events = recorded("a")
+        own = engine(hooks)
+        steps = own.steps()
+        next(steps)
+        own.close()
+        assert events[-1] == "a.exception 0.0 0"
+        assert list(steps) == []
+        engine().close()
+
+
+def test_the_position_of_a_step() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    @on("batch")
+    def look(run: Any, phase: Any, batch: Batch) -> None:
+        seen.append(tuple(run.position()))
+
+    engine({"look": look}).run()
+    assert seen[:6] == [
+        ("train", 0, 0, 0.0, 4, 0, 0.0), ("train", 1, 1, 1 / 6, 4, 0, 1 / 6), ("train", 2, 2, 2 / 6, 4, 0, 2 / 6),
+        ("test", 3, 0, 0.5, 3, 0, 0.5), ("test", 3, 1, 0.5, 2, 0, 0.5),
+        ("train", 3, 0, 0.5, 4, 0, 0.5),
+    ]  # fmt: skip
+
+
+def test_going_on_from_a_position_gives_the_same_batches() -> None:
+    def ids(made: PhaseEngine) -> list[list[int]]:
+        found: list[list[int]] = []
+
+        @on("batch")
+        def look(run: Any, phase: Any, batch: Batch) -> None:
+            found.append(batch.ids.tolist())
+
+        made.hooks = Hooks({"look": look}, World())
+        made.run()
+        return found
+
+    whole = ids(engine())
+    assert len(whole) == 10
+    assert ids(engine(state=RunState(phase=0, step=2, updates=2, samples=8))) == whole[2:]
+    assert ids(engine(state=RunState(phase=1, step=1, updates=3, samples=12))) == whole[4:]
+    assert ids(engine(state=RunState(phase=0, step=3, updates=3, samples=12))) == whole[3:]

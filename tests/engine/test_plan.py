@@ -1,0 +1,427 @@
+"""Phases are cut where an epoch ends or a test is due, and a splice covers every sample of the
+epoch once."""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phasetrain.engine.interleave import interleave, splice
+from phasetrain.engine.plan import Phase, PhaseSettings, Plan, Split, Stage, one_test
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+
+TRAIN = Split("train", 20, 6, drop_last=True)
+TEST = Split("test", 5, 3, drop_last=False)
+
+
+def splits(
+    *tests: Split, length: int = 20, batch_size: int = 6, drop_last: bool = True
+) -> dict[str, Split]:
+    train = Split("train", length, batch_size, drop_last)
+    return {"train": train, **{test.name: test for test in tests or (TEST,)}}
+
+
+def shown(plan: Plan) -> list[str]:
+    """Return each phase as `split epoch first+steps [begin, end)`."""
+    return [
+        f"{p.split} {p.epoch} {p.first}+{p.steps} [{p.offset}, {p.offset + p.samples})"
+        for p in plan.phases
+    ]
+
+
+class TestInterleave:
+    def test_epochs_with_a_test_after_each(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        assert plan.phases == (
+            Phase(0, "train", epoch=0, first=0, steps=3, offset=0, end=18, batch_size=6),
+            Phase(1, "test", epoch=0, first=0, steps=2, offset=0, end=5, batch_size=3),
+            Phase(2, "train", epoch=1, first=0, steps=3, offset=0, end=18, batch_size=6),
+            Phase(3, "test", epoch=1, first=0, steps=2, offset=0, end=5, batch_size=3),
+        )
+        assert (plan.updates, plan.epochs, plan.total_samples) == (6, 2, 36)
+
+    def test_a_short_last_batch_is_kept_without_drop_last(self) -> None:
+        plan = interleave([Stage(splits(drop_last=False), PhaseSettings(epochs=1))])
+        assert shown(plan) == ["train 0 0+4 [0, 20)", "test 0 0+2 [0, 5)"]
+        assert [plan.phases[0].samples_in(step) for step in range(4)] == [6, 6, 6, 2]
+        assert [plan.phases[1].samples_in(step) for step in range(2)] == [3, 2]
+
+    def test_a_test_with_drop_last(self) -> None:
+        plan = interleave(
+            [Stage(splits(Split("test", 5, 3, drop_last=True)), PhaseSettings(epochs=1))]
+        )
+        assert shown(plan)[1:] == ["test 0 0+1 [0, 3)"]
+
+    def test_updates_end_in_the_middle_of_an_epoch(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(updates=4))])
+        assert shown(plan) == [
+            "train 0 0+3 [0, 18)",
+            "test 0 0+2 [0, 5)",
+            "train 1 0+1 [0, 6)",
+            "test 1 0+2 [0, 5)",
+        ]
+        assert (plan.epochs, plan.phases[2].ends_epoch) == (2, False)
+
+    @pytest.mark.parametrize(("samples", "updates"), [(18, 3), (19, 4), (24, 4), (25, 5)])
+    def test_samples_are_rounded_up_to_whole_updates(self, samples: int, updates: int) -> None:
+        assert interleave([Stage(splits(), PhaseSettings(samples=samples))]).updates == updates
+
+    def test_samples_count_short_batches_as_they_are(self) -> None:
+        plan = interleave(
+            [Stage(splits(drop_last=False), PhaseSettings(samples=22, test_every_epochs=None))]
+        )
+        assert shown(plan) == ["train 0 0+4 [0, 20)", "train 1 0+1 [0, 6)", "test 1 0+2 [0, 5)"]
+
+    def test_tests_by_updates_go_on_counting_over_epochs(self) -> None:
+        plan = interleave(
+            [Stage(splits(), PhaseSettings(epochs=2, test_every_epochs=None, test_every_updates=2))]
+        )
+        assert shown(plan) == [
+            "train 0 0+2 [0, 12)",
+            "test 0 0+2 [0, 5)",
+            "train 0 2+1 [12, 18)",
+            "train 1 0+1 [0, 6)",
+            "test 1 0+2 [0, 5)",
+            "train 1 1+2 [6, 18)",
+            "test 1 0+2 [0, 5)",
+        ]
+
+    def test_tests_by_epochs_and_updates(self) -> None:
+        plan = interleave(
+            [Stage(splits(), PhaseSettings(epochs=2, test_every_epochs=1, test_every_updates=2))]
+        )
+        assert [(p.split, p.steps) for p in plan.phases if p.is_train] == [
+            ("train", s) for s in (2, 1, 1, 2)
+        ]
+        assert [p.is_train for p in plan.phases] == [True, False] * 4
+
+    def test_every_second_epoch_and_at_the_end(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=3, test_every_epochs=2))])
+        assert [(p.split, p.epoch) for p in plan.phases] == [
+            ("train", 0), ("train", 1), ("test", 1), ("train", 2), ("test", 2),
+        ]  # fmt: skip
+
+    def test_no_test_between(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2, test_every_epochs=None))])
+        assert [p.split for p in plan.phases] == ["train", "train", "test"]
+
+    def test_test_first(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=1, test_first=True))])
+        assert shown(plan) == ["test 0 0+2 [0, 5)", "train 0 0+3 [0, 18)", "test 0 0+2 [0, 5)"]
+
+    def test_limits(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=2, limit_train=2, limit_test=1))])
+        assert shown(plan) == [
+            "train 0 0+2 [0, 12)",
+            "test 0 0+1 [0, 3)",
+            "train 1 0+2 [0, 12)",
+            "test 1 0+1 [0, 3)",
+        ]
+        assert plan.phases[0].ends_epoch
+
+    def test_a_limit_beyond_the_split_changes_nothing(self) -> None:
+        settings = PhaseSettings(epochs=1, limit_train=99, limit_test=99)
+        assert interleave([Stage(splits(drop_last=False), settings)]) == interleave(
+            [Stage(splits(drop_last=False), PhaseSettings(epochs=1))]
+        )
+
+    def test_several_test_splits_keep_their_order(self) -> None:
+        plan = interleave(
+            [
+                Stage(
+                    splits(Split("hard", 4, 4, False), Split("easy", 2, 4, False)),
+                    PhaseSettings(epochs=1),
+                )
+            ]
+        )
+        assert shown(plan) == ["train 0 0+3 [0, 18)", "hard 0 0+1 [0, 4)", "easy 0 0+1 [0, 2)"]
+
+    def test_without_a_test_split(self) -> None:
+        assert shown(
+            interleave([Stage({"train": TRAIN}, PhaseSettings(epochs=1, test_first=True))])
+        ) == ["train 0 0+3 [0, 18)"]
+
+    @pytest.mark.parametrize(
+        "settings", [PhaseSettings(epochs=0), PhaseSettings(updates=0), PhaseSettings(samples=0)]
+    )
+    def test_nothing_to_train(self, settings: PhaseSettings) -> None:
+        plan = interleave([Stage(splits(), settings)])
+        assert (plan.phases, plan.updates, plan.epochs, plan.where(RunState())) == ((), 0, 0, 0.0)
+
+    def test_an_empty_split_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"^DATA\.TEST: the split is empty"):
+            interleave([Stage(splits(Split("test", 0, 3, False)), PhaseSettings(epochs=1))])
+
+    def test_a_batch_larger_than_the_split_is_refused_with_the_way_out(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            interleave([Stage(splits(length=5), PhaseSettings(epochs=1))])
+        assert str(caught.value) == (
+            "DATA.TRAIN.batch_size = 6 is larger than the 5 samples of the split, and DATA.TRAIN.drop_last = true "
+            "drops the only batch; set DATA.TRAIN.batch_size to 5 or less, or DATA.TRAIN.drop_last=false"
+        )
+        assert (
+            interleave([Stage(splits(length=5, drop_last=False), PhaseSettings(epochs=1))]).updates
+            == 1
+        )
+
+    @pytest.mark.parametrize("settings", [PhaseSettings(), PhaseSettings(epochs=1, updates=1)])
+    def test_exactly_one_length(self, settings: PhaseSettings) -> None:
+        with pytest.raises(ConfigError, match=r"PHASES\.epochs = .*: set exactly one of them$"):
+            interleave([Stage(splits(), settings)])
+
+
+class TestPlan:
+    def test_where_is_the_share_of_updates_done(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=1))])
+        assert [plan.where(RunState(updates=n)) for n in range(3)] == [0.0, 1 / 3, 2 / 3]
+
+    def test_where_goes_on_from_an_anchor(self) -> None:
+        plan = Plan(
+            interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases, anchor=(2, 0.5, 0.5)
+        )
+        assert [plan.where_at(n) for n in range(2, 6)] == [0.5, 0.625, 0.75, 0.875]
+
+    def test_following_phases_of_the_same_split(self) -> None:
+        plan = interleave([Stage(splits(), PhaseSettings(epochs=3))])
+        assert [phase.index for phase in plan.following(plan.phases[2])] == [2, 4]
+        assert [phase.index for phase in plan.following(plan.phases[1])] == [1, 3, 5]
+
+    def test_round_trip_through_json(self) -> None:
+        plan = Plan(
+            interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases, anchor=(3, 1 / 3, 1 / 5)
+        )
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+    def test_a_plan_from_before_there_were_stages(self) -> None:
+        phase = {
+            "index": 0,
+            "split": "train",
+            "epoch": 0,
+            "first": 0,
+            "steps": 3,
+            "offset": 0,
+            "end": 18,
+        }
+        plan = Plan.from_json({"anchor": [1, 0.25], "phases": [{**phase, "batch_size": 6}]})
+        assert (plan.anchor, plan.phases[0].stage, plan.stages) == ((1, 0.25, 0.25), 0, ((0, 3),))
+
+    def test_one_test(self) -> None:
+        assert one_test(TEST, index=4, epoch=2, limit=1) == Phase(4, "test", 2, 0, 1, 0, 3, 3)
+
+
+def positions(plan: Plan) -> Iterator[RunState]:
+    """Yield every position of a run at which it may be saved."""
+    state = RunState()
+    for phase in plan.phases:
+        yield RunState(**state.state_dict())
+        for _ in range(phase.steps):
+            state.finish_step(phase)
+            yield RunState(**state.state_dict())
+        state.finish_phase()
+    yield state
+
+
+def rest(plan: Plan, state: RunState) -> list[tuple[str, int, int, int]]:
+    """Return (split, epoch, first sample, end) of every step that is left."""
+    found = []
+    for phase in plan.phases[state.phase :]:
+        begun = state.step if phase.index == state.phase else 0
+        for step in range(begun, phase.steps):
+            first = phase.offset + step * phase.batch_size
+            found.append((phase.split, phase.epoch, first, first + phase.samples_in(step)))
+    return found
+
+
+def check_splice(
+    before: Plan,
+    state: RunState,
+    given: Mapping[str, Split],
+    settings: PhaseSettings,
+    *,
+    tail: int = 0,
+) -> Plan:
+    """Splice and see that each epoch is covered in order, once, up to `tail` samples at its end,
+    and tested last."""
+    after = splice(before, state, [Stage(given, settings)])
+    assert after.phases[: state.phase] == before.phases[: state.phase]
+    assert [phase.index for phase in after.phases] == list(range(len(after.phases)))
+    consumed: dict[int, int] = {}
+    for phase in before.phases[: state.phase + 1]:
+        if phase.is_train:
+            steps = state.step if phase.index == state.phase else phase.steps
+            consumed[phase.epoch] = phase.offset + sum(
+                phase.samples_in(step) for step in range(steps)
+            )
+    for split, epoch, first, end in rest(after, state):
+        if split == "train":
+            assert first == consumed.get(epoch, 0)
+            assert first < end
+            consumed[epoch] = end
+    planned = sum(phase.samples for phase in after.phases if phase.is_train)
+    assert planned == sum(consumed.values())
+    for epoch in range(after.epochs - 1):  # the last one may end early
+        assert given["train"].length - consumed[epoch] <= tail
+    if after.updates:
+        assert not after.phases[-1].is_train
+    before_where = before.where(state)
+    assert after.where(state) == pytest.approx(
+        min(before_where, before.where_at(before.updates - 1))
+    )
+    wheres = [after.where_at(n) for n in range(state.updates, after.updates)]
+    assert wheres == sorted(wheres)
+    assert all(0 <= where < 1 for where in wheres)
+    return after
+
+
+class TestSplice:
+    BEFORE = interleave(
+        [Stage(splits(drop_last=False), PhaseSettings(epochs=3, test_every_updates=3))]
+    )
+
+    @pytest.mark.parametrize("batch_size", [1, 4, 6, 9, 20, 50])
+    @pytest.mark.parametrize("epochs", [3, 5])
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_at_every_position(self, batch_size: int, epochs: int, drop_last: bool) -> None:
+        if drop_last and batch_size == 50:
+            pytest.skip("refused: no whole batch")
+        given = splits(batch_size=batch_size, drop_last=drop_last)
+        for state in positions(self.BEFORE):
+            after = check_splice(
+                self.BEFORE,
+                state,
+                given,
+                PhaseSettings(epochs=epochs),
+                tail=batch_size - 1 if drop_last else 0,
+            )
+            assert after.epochs == epochs
+            trained = {phase.epoch for phase in after.phases if phase.is_train}
+            assert trained == set(range(epochs))
+
+    def test_literally_in_the_middle_of_an_epoch(self) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        state = RunState(phase=2, step=1, updates=4, samples=24)
+        after = splice(before, state, [Stage(splits(batch_size=4), PhaseSettings(epochs=3))])
+        assert shown(after) == [
+            "train 0 0+3 [0, 18)",
+            "test 0 0+2 [0, 5)",
+            "train 1 0+1 [0, 6)",
+            "train 1 1+3 [6, 18)",
+            "test 1 0+2 [0, 5)",
+            "train 2 0+5 [0, 20)",
+            "test 2 0+2 [0, 5)",
+        ]
+        assert (after.anchor, after.where(state)) == ((4, 4 / 6, 4 / 6), 4 / 6)
+
+    def test_a_train_phase_all_of_whose_steps_are_done_keeps_its_test(self) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        state = RunState(phase=0, step=3, updates=3, samples=18)
+        after = splice(before, state, [Stage(splits(batch_size=10), PhaseSettings(epochs=2))])
+        assert shown(after) == [
+            "train 0 0+3 [0, 18)",
+            "test 0 0+2 [0, 5)",
+            "train 1 0+2 [0, 20)",
+            "test 1 0+2 [0, 5)",
+        ]
+
+    def test_a_test_under_way_goes_on(self) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        state = RunState(phase=1, step=1, updates=3, samples=18)
+        after = splice(before, state, [Stage(splits(batch_size=10), PhaseSettings(epochs=1))])
+        assert shown(after) == ["train 0 0+3 [0, 18)", "test 0 0+2 [0, 5)"]
+
+    def test_an_end_that_lies_behind_is_followed_by_a_test(self) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        state = RunState(phase=2, step=1, updates=4, samples=24)
+        after = splice(before, state, [Stage(splits(), PhaseSettings(epochs=1))])
+        assert shown(after)[2:] == ["train 1 0+1 [0, 6)", "test 1 0+2 [0, 5)"]
+
+    def test_an_epoch_without_room_for_a_larger_batch_is_tested_all_the_same(self) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        for epoch, phase in ((0, 0), (1, 2)):
+            state = RunState(phase=phase, step=2, updates=2 + 3 * epoch, samples=12 + 18 * epoch)
+            after = splice(before, state, [Stage(splits(batch_size=10), PhaseSettings(epochs=2))])
+            tests = [p.epoch for p in after.phases if not p.is_train]
+            assert tests == [0, 1]
+
+    def test_a_finished_run_that_gets_more_epochs_never_reaches_where_one(self) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=2))])
+        state = RunState(phase=4, updates=6, samples=36, finished="completed")
+        after = splice(before, state, [Stage(splits(), PhaseSettings(epochs=4))])
+        assert [p.epoch for p in after.phases if p.is_train] == [0, 1, 2, 3]
+        assert after.where(state) == 5 / 6
+        assert after.where_at(after.updates - 1) < 1
+
+    def test_twice(self) -> None:
+        before = interleave([Stage(splits(drop_last=False), PhaseSettings(epochs=4))])
+        first = splice(
+            before,
+            RunState(phase=0, step=2, updates=2, samples=12),
+            [Stage(splits(batch_size=3), PhaseSettings(epochs=4))],
+        )
+        state = RunState(phase=1, step=1, updates=3, samples=15)
+        check_splice(first, state, splits(batch_size=5, drop_last=False), PhaseSettings(epochs=2))
+
+    def test_test_first_does_not_come_again(self) -> None:
+        before = interleave([Stage(splits(), PhaseSettings(epochs=1, test_first=True))])
+        state = RunState(phase=1)
+        after = splice(before, state, [Stage(splits(), PhaseSettings(epochs=2, test_first=True))])
+        assert [p.split for p in after.phases] == ["test", "train", "test", "train", "test"]
+
+    def test_settings_are_checked(self) -> None:
+        with pytest.raises(ConfigError, match="drops the only batch"):
+            splice(self.BEFORE, RunState(), [Stage(splits(batch_size=30), PhaseSettings(epochs=1))])
+
+    @given(
+        length=st.integers(1, 30),
+        sizes=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+        epochs=st.tuples(st.integers(1, 4), st.integers(1, 5)),
+        every=st.tuples(st.none() | st.integers(1, 5), st.none() | st.integers(1, 5)),
+        at=st.integers(0, 200),
+    )
+    def test_any(
+        self,
+        length: int,
+        sizes: tuple[int, int],
+        epochs: tuple[int, int],
+        every: tuple[int | None, int | None],
+        at: int,
+    ) -> None:
+        old = splits(length=length, batch_size=sizes[0], drop_last=False)
+        before = interleave(
+            [Stage(old, PhaseSettings(epochs=epochs[0], test_every_updates=every[0]))]
+        )
+        states = list(positions(before))
+        state = states[at % len(states)]
+        new = splits(length=length, batch_size=sizes[1], drop_last=False)
+        check_splice(
+            before, state, new, PhaseSettings(epochs=epochs[1], test_every_updates=every[1])
+        )
+
+
+@given(
+    length=st.integers(1, 50),
+    batch_size=st.integers(1, 20),
+    epochs=st.integers(0, 4),
+    by_epochs=st.none() | st.integers(1, 3),
+    by_updates=st.none() | st.integers(1, 7),
+)
+def test_any_plan_covers_every_epoch_once_and_ends_with_a_test(
+    length: int, batch_size: int, epochs: int, by_epochs: int | None, by_updates: int | None
+) -> None:
+    settings = PhaseSettings(
+        epochs=epochs, test_every_epochs=by_epochs, test_every_updates=by_updates
+    )
+    plan = interleave(
+        [Stage(splits(length=length, batch_size=batch_size, drop_last=False), settings)]
+    )
+    seen: dict[int, list[int]] = {epoch: [] for epoch in range(epochs)}
+    for split, epoch, first, end in rest(plan, RunState()):
+        if split == "train":
+            seen[epoch] += range(first, end)
+    assert seen == {epoch: list(range(length)) for epoch in range(epochs)}
+    assert [phase.is_train for phase in plan.phases[-1:]] == [False] * bool(epochs)
+    pairs = zip(plan.phases, plan.phases[1:], strict=False)
+    assert not any(not one.is_train and not other.is_train for one, other in pairs)

@@ -1,0 +1,45 @@
+"""The position counts what is complete."""
+
+import json
+
+from phasetrain.engine.plan import Phase
+from phasetrain.engine.position import RunState
+
+TRAIN = Phase(0, "train", 0, 0, 3, 0, 20, 8)
+TEST = Phase(1, "test", 0, 0, 2, 0, 10, 8)
+
+
+def test_a_new_run_has_done_nothing() -> None:
+    assert RunState().state_dict() == {
+        "phase": 0,
+        "step": 0,
+        "updates": 0,
+        "samples": 0,
+        "finished": "",
+    }
+
+
+def test_train_steps_are_updates_and_the_last_may_be_short() -> None:
+    state, seen = RunState(), []
+    for _ in range(3):
+        state.finish_step(TRAIN)
+        seen.append((state.step, state.updates, state.samples))
+    assert seen == [(1, 1, 8), (2, 2, 16), (3, 3, 20)]
+
+
+def test_test_steps_are_no_updates() -> None:
+    state = RunState(phase=1, updates=3, samples=20)
+    state.finish_step(TEST)
+    assert state == RunState(phase=1, step=1, updates=3, samples=20)
+
+
+def test_a_finished_phase_begins_the_next_one() -> None:
+    state = RunState(step=3, updates=3, samples=20)
+    state.finish_phase()
+    assert state == RunState(phase=1, step=0, updates=3, samples=20)
+
+
+def test_round_trip_through_json() -> None:
+    state, other = RunState(2, 1, 7, 50, "completed"), RunState()
+    other.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert other == state

@@ -1,0 +1,334 @@
+"""The breakdown of a step shows where time goes, changes no bit, and its lines are those of an
+unbroken run."""
+
+import io
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from breakdown_parts import SECONDS
+from harness import SMALL, KillAfter, die, ledger_bytes, parted, records, train
+
+from phasetrain.commands.cli import run
+from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.commands.train.train import Result
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import HOOKS, Breakdown, Hook
+from phasetrain.hooks.profiling.timing import PARTS
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Position
+from phasetrain.testing.build import built
+
+ON = "HOOKS.breakdown={every_updates: 5}"
+PLAIN = "HOOKS.breakdown={every_updates: 5, flops: false}"
+QUICK = ("HOOKS.report=null", "HOOKS.ledger=null", "RUN.imports=[breakdown_parts]")
+
+
+class Wall(Hook):
+    """Takes the wall time of all phases; as the last hook it hears last of the start and first of
+    the end."""
+
+    def __init__(self) -> None:
+        self.began = self.ended = 0.0
+
+    def on_start(self, run: Any) -> None:
+        self.began = time.perf_counter()
+
+    def on_end(self, run: Any) -> None:
+        self.ended = time.perf_counter()
+
+
+def told(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "breakdown.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def us(folder: Path, split: str = "train") -> dict[str, float]:
+    """Return the microseconds per step of each part."""
+    return {
+        part: figures["us_per_step"]
+        for part, figures in told(folder)["splits"][split]["parts"].items()
+    }
+
+
+def sane(folder: Path, wall: Wall) -> None:
+    """See that no part is negative and that all of them together are the wall time."""
+    splits = told(folder)["splits"]
+    for split in splits.values():
+        assert set(split["parts"]) == set(PARTS)
+        assert min(part["seconds"] for part in split["parts"].values()) >= 0
+        assert sum(part["share"] for part in split["parts"].values()) == pytest.approx(1)
+    total = sum(split["seconds"] for split in splits.values())
+    assert total == pytest.approx(wall.ended - wall.began, rel=0.05, abs=0.002)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == "breakdown"]
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("timed") / "run"
+    return folder, train(folder, ON)
+
+
+class TestWhatItSays:
+    def test_lines(self, timed: tuple[Path, Result]) -> None:
+        found = lines(timed[0])
+        assert [(line["split"], line["updates"], line["step"]) for line in found] == [
+            ("train", 5, 5), ("test", 5, 2), ("train", 10, 5), ("test", 10, 2), ("train", 15, 5), ("test", 15, 2),
+        ]  # fmt: skip
+        first = found[0]
+        assert first.keys() == {"kind", "updates", "phase", "split", "epoch", "step", "time"}
+        assert first["time"].keys() == {"steps", "seconds", "flops_per_second"}
+        assert (first["time"]["steps"], set(first["time"]["seconds"])) == (5, set(PARTS))
+        assert first["time"]["seconds"]["backward"] > 0
+        assert found[1]["time"]["seconds"]["backward"] == 0
+
+    def test_the_file(self, timed: tuple[Path, Result]) -> None:
+        found = told(timed[0])
+        assert (found["updates"], found["device"], found["precision"], found["peak_flops"]) == (
+            15,
+            "cpu",
+            "fp32",
+            None,
+        )
+        train_split, test_split = found["splits"]["train"], found["splits"]["test"]
+        assert (train_split["steps"], test_split["steps"]) == (15, 6)
+        assert found["flops_per_sample"] == {"0": 51168}
+        assert train_split["parts"]["meters"]["seconds"] > 0
+        assert train_split["parts"]["transfer"]["seconds"] == 0  # a CPU moves nothing
+        made = 51168 * 24 * 15
+        assert train_split["flops_per_second"] == pytest.approx(made / train_split["seconds"])
+        assert "flops_per_second" not in test_split
+        assert [row["seconds"] for row in found["hooks"]] == sorted(
+            (r["seconds"] for r in found["hooks"]), reverse=True
+        )
+        assert {"label": "metrics", "event": "step", "calls": 21}.items() <= next(
+            row for row in found["hooks"] if (row["label"], row["event"]) == ("metrics", "step")
+        ).items()
+
+    def test_it_is_explained_in_the_run_folder(self, timed: tuple[Path, Result]) -> None:
+        assert "| breakdown.json" in (timed[0] / "RUN.md").read_text()
+
+    def test_the_table(self, tmp_path: Path) -> None:
+        words = [
+            *SMALL,
+            f"RUN.dir={tmp_path}",
+            "PHASES.epochs=1",
+            "HOOKS.breakdown={peak_flops: 1e12}",
+        ]
+        shown = io.StringIO()
+        run(words, terminal=Terminal(shown, live=False))
+        text = shown.getvalue()
+        assert "where the time of steps went" in text
+        assert "slowest hooks, 15 of" in text
+        assert "FLOP/s in train steps, " in text
+        assert "% of the peak of cpu (MFU)" in text
+        assert "where the time of steps went" in (tmp_path / "log.txt").read_text()
+        quiet = io.StringIO()
+        run(
+            [*words, f"RUN.dir={tmp_path}-quiet", "RUN.verbosity=quiet"],
+            terminal=Terminal(quiet, live=False),
+        )
+        assert "slowest hooks" not in quiet.getvalue()
+
+    def test_a_peak_makes_a_share_of_it(self, tmp_path: Path) -> None:
+        train(
+            tmp_path,
+            "PHASES.epochs=1",
+            *QUICK,
+            "HOOKS.breakdown={peak_flops: 1e12, every_updates: 5}",
+        )
+        figures = told(tmp_path)["splits"]["train"]
+        assert figures["mfu"] == pytest.approx(figures["flops_per_second"] / 1e12)
+        assert 0 < figures["mfu"] < 1
+        assert lines(tmp_path)[0]["time"]["mfu"] > 0
+
+    def test_without_flops_and_hooks(self, tmp_path: Path) -> None:
+        train(tmp_path, "PHASES.epochs=1", *QUICK, "HOOKS.breakdown={flops: false, hooks: false}")
+        found = told(tmp_path)
+        assert (found["flops_per_sample"], found["hooks"]) == ({}, [])
+        assert "flops_per_second" not in found["splits"]["train"]
+        assert "slowest hooks" not in (tmp_path / "log.txt").read_text()
+
+
+class TestWhereTimeGoes:
+    def test_a_hook_that_sleeps_is_the_slowest(self, tmp_path: Path) -> None:
+        class Sleeper(Hook):
+            def on_step(self, run: Any, phase: Any, out: Any) -> None:
+                time.sleep(0.005)
+
+        train(tmp_path, *QUICK, PLAIN, hooks={"sleeper": Sleeper()})
+        found = told(tmp_path)
+        inside = [row for row in found["hooks"] if row["event"] not in ("start", "end")]
+        assert (inside[0]["label"], inside[0]["event"], inside[0]["calls"]) == (
+            "sleeper",
+            "step",
+            21,
+        )
+        assert 0.005 * 21 <= inside[0]["seconds"] < 0.01 * 21
+        assert us(tmp_path)["hooks"] >= 5000
+
+    @pytest.mark.parametrize("where", ["forward", "backward"])
+    def test_a_model_that_sleeps(self, tmp_path: Path, where: str) -> None:
+        train(
+            tmp_path, "PHASES.epochs=1", *QUICK, PLAIN, f"MODEL={{name: dawdler, where: {where}}}"
+        )
+        found = us(tmp_path)
+        assert found.pop(where) >= 1e6 * SECONDS
+        assert max(found.values()) < 1e6 * SECONDS
+
+    def test_data_that_sleeps(self, tmp_path: Path) -> None:
+        train(
+            tmp_path,
+            "PHASES.epochs=1",
+            *QUICK,
+            PLAIN,
+            "DATA.TRAIN.dataset=slow_digits",
+            "DATA.TEST.dataset=digits",
+        )
+        found = us(tmp_path)
+        assert found.pop("data") >= 1e6 * 24 * 0.001
+        assert max(found.values()) < 1e6 * 24 * 0.001
+
+
+def test_what_a_task_does_beside_its_events_can_be_watched() -> None:
+    one, seen = built(SMALL), list[str]()
+
+    def wrap(part: str, call: Any) -> Any:
+        return lambda *args: seen.append(part) or call(*args)  # type: ignore[func-returns-value]
+
+    one.task.around(wrap)
+    one.task._moves = True  # as on a device
+    phase = one.plan.phases[1]
+    one.task.begin(phase, fresh=True)
+    batches = next(iter(one.task.batches(phase, 0)))
+    assert seen == ["transfer"]
+    one.task.test_step(batches, Position(phase.split, 0, phase.first, 0.0), Silent())
+    assert seen == ["transfer", "meters"]
+
+
+class TestSanity:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            (),
+            pytest.param(("OPTIMIZER.accumulate=3",), marks=pytest.mark.slow),
+            ("OPTIMIZER.sam.rho=0.1", "OPTIMIZER.accumulate=2"),
+            ("DATA.TRAIN.workers=1", "CHECKPOINT.every_updates=2", "CHECKPOINT.background=false"),
+        ],
+    )
+    def test_parts_are_the_wall_time(self, tmp_path: Path, words: tuple[str, ...]) -> None:
+        wall = Wall()
+        train(tmp_path, *QUICK, PLAIN, *words, hooks={"wall": wall})
+        sane(tmp_path, wall)
+
+    def test_two_passes_count_twice(self, timed: tuple[Path, Result], tmp_path: Path) -> None:
+        train(tmp_path, *QUICK, ON, "OPTIMIZER.sam.rho=0.1")
+        found = told(tmp_path)
+        flops = found["splits"]["train"]["flops_per_second"] * found["splits"]["train"]["seconds"]
+        assert flops == pytest.approx(2 * 51168 * 24 * 15)
+
+    @pytest.mark.parametrize("tells", [True, False])
+    def test_a_loop_of_ones_own(self, tmp_path: Path, tells: bool) -> None:
+        def loop(engine: PhaseEngine) -> None:
+            for batches in engine.steps():
+                if tells:
+                    out = engine.task.train_step(batches, engine.position(), engine.events())
+                else:
+                    out = engine.task.forward(batches[0])
+                    out.loss.backward()
+                    out.loss, out.output, out.target = out.loss.detach(), None, None
+                    engine.task.updater.step()
+                    time.sleep(0.002)
+                engine.finish(out)
+
+        wall = Wall()
+        words = [*SMALL, f"RUN.dir={tmp_path}", *QUICK, PLAIN]
+        run(words, loop=loop, hooks={"wall": wall}, terminal=Terminal(io.StringIO(), live=False))
+        sane(tmp_path, wall)
+        found = us(tmp_path)
+        assert told(tmp_path)["splits"]["train"]["steps"] == 15
+        assert found["data"] > 0
+        assert (found["forward"] > 0) == tells
+        assert tells or found["other"] > 2000
+
+
+class TestExact:
+    def test_the_run_is_that_without_it(self, timed: tuple[Path, Result], tmp_path: Path) -> None:
+        without = train(tmp_path)
+        assert timed[1].digest == without.digest
+        assert ledger_bytes(timed[0]) == ledger_bytes(tmp_path)
+        assert [line for line in records(timed[0]) if line["kind"] != "breakdown"] == records(
+            tmp_path
+        )
+
+    @pytest.mark.parametrize(
+        "step",
+        [pytest.param(3, marks=pytest.mark.slow), 12, pytest.param(18, marks=pytest.mark.slow)],
+    )
+    def test_killed_and_resumed(
+        self, timed: tuple[Path, Result], tmp_path: Path, step: int
+    ) -> None:
+        die(tmp_path, ON, "CHECKPOINT.every_updates=2", hooks={"kill": KillAfter(step)})
+        train(tmp_path, ON, "CHECKPOINT.every_updates=2")
+        assert parted(timed[0], tmp_path) == []
+
+    def test_an_error_leaves_the_file_and_no_table(self, tmp_path: Path) -> None:
+        class Fails(Hook):
+            def on_step(self, run: Any, phase: Any, out: Any) -> None:
+                if run.state.updates == 4:
+                    raise ArithmeticError("as it happens")
+
+        with pytest.raises(ArithmeticError):
+            train(tmp_path, PLAIN, *QUICK, hooks={"fails": Fails()})
+        assert told(tmp_path)["updates"] == 4
+        assert "where the time of steps went" not in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_time_of_a_device(tmp_path: Path) -> None:
+    train(tmp_path, *QUICK, ON, "MACHINE.device=cuda")
+    found = told(tmp_path)
+    assert found["device"] == torch.cuda.get_device_name()
+    train_split = found["splits"]["train"]
+    device = {part: figures["seconds"] for part, figures in train_split["device_parts"].items()}
+    assert min(device[part] for part in ("transfer", "forward", "backward", "update")) > 0
+    assert sum(device.values()) == pytest.approx(train_split["seconds"], rel=0.1)
+    assert "device_seconds" in lines(tmp_path)[-2]["time"]
+
+
+def test_what_cannot_be_counted_is_said_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("no formula for this one")
+
+    monkeypatch.setattr("phasetrain.hooks.profiling.breakdown.train_flops", refuse)
+    with caplog.at_level(logging.DEBUG, "phasetrain"):
+        result = train(tmp_path, "PHASES.epochs=1", *QUICK, ON)
+    assert result.state == "finished"
+    assert (
+        "operations could not be counted: RuntimeError: no formula for this one"
+        in (tmp_path / "log.txt").read_text()
+    )
+
+
+def test_settings_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="every_updates = 0: expected at least 1"):
+        train(tmp_path, "HOOKS.breakdown={every_updates: 0}")
+    for peak in ("-1", "nan", "inf"):
+        with pytest.raises(
+            ConfigError, match=f"peak_flops = {peak}.*: expected operations per second above 0"
+        ):
+            train(tmp_path, f"HOOKS.breakdown={{peak_flops: {peak}}}")
+    assert HOOKS["breakdown"] is Breakdown

@@ -1,0 +1,130 @@
+"""What a person sees of a small run."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from harness import SMALL, KillAfter, die
+
+from phasetrain.commands.cli import run
+from phasetrain.hooks import ConsoleView
+from phasetrain.hooks.progress.console import memory
+from phasetrain.runtime.terminal import Terminal, number
+
+WORDS = (*[word for word in SMALL if word != "HOOKS.console=null"], "PHASES.epochs=2")
+
+
+def printed(folder: Path, *words: str, live: bool = False) -> str:
+    stream = io.StringIO()
+    run([*WORDS, f"RUN.dir={folder}", *words], terminal=Terminal(stream, live=live))
+    return stream.getvalue()
+
+
+def masked(text: str) -> list[str]:
+    """Return the lines with times and measured values masked."""
+    text = re.sub(r"\d\d:\d\d:\d\d ", "", text)
+    text = re.sub(r"\d+\.\d s", "T", text)
+    return [re.sub(r"\d+\.\d{4}", "N", line) for line in text.splitlines()]
+
+
+def test_plain_lines(tmp_path: Path) -> None:
+    lines = masked(printed(tmp_path))
+    first = next(at for at, line in enumerate(lines) if line.startswith("epoch"))
+    assert re.fullmatch(r"time    about T to go, until .*", lines[first - 1])
+    assert lines[first : first + 3] == [
+        "epoch 1/2  train accuracy N loss N  test accuracy N loss N  (T)",
+        "epoch 2/2  train accuracy N loss N  test accuracy N loss N  (T)",
+        "best    test/accuracy N (update 10), test/loss N (update 10)",
+    ]
+    assert re.fullmatch(r"time    T, \d+ % in steps \(goodput\); .*", lines[first + 3])
+    assert lines[first + 4] == f"end     completed after 10 updates; everything is in {tmp_path}"
+    assert re.fullmatch(r"weights sha256 [0-9a-f]{64}", lines[-1])
+
+
+def test_a_run_without_meters_shows_its_last_training_loss(tmp_path: Path) -> None:
+    text = printed(tmp_path, "METERS=null")
+    losses = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    last = [one["loss"] for one in losses if one["kind"] == "step" and one["updates"] in (5, 10)]
+    assert re.findall(r"epoch \d/2  train last loss (\S+)  test  \(", text) == [
+        number(one) for one in last
+    ]
+    assert "best" not in text
+
+
+def test_the_log_has_a_line_for_each_phase(tmp_path: Path) -> None:
+    printed(tmp_path)
+    lines = [
+        line.split(" INFO ")[1]
+        for line in (tmp_path / "log.txt").read_text().splitlines()
+        if " INFO epoch" in line
+    ]
+    assert masked("\n".join(lines)) == [
+        "epoch 1/2  train  accuracy N  loss N  (T)",
+        "epoch 1/2  test   accuracy N  loss N  (T)",
+        "epoch 2/2  train  accuracy N  loss N  (T)",
+        "epoch 2/2  test   accuracy N  loss N  (T)",
+    ]
+
+
+def test_progress_without_a_terminal_comes_every_so_many_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phasetrain.hooks.progress.console.LOOK_AGAIN", 0.0)
+    text = printed(tmp_path / "a", "HOOKS.console.every_seconds=0", "HOOKS.console.every_updates=4")
+    found = [line for line in masked(text) if line.startswith("update")]
+    assert len(found) == 2
+    pattern = r"update 4/10  epoch 1/2  loss N  lr [N\d.e-]+  [\d,]+ samples/s  data \d+ %  [\d,]+ MiB  .* left"
+    assert re.fullmatch(pattern, found[0])
+    assert "update 4/10" not in printed(tmp_path / "b", "HOOKS.console.every_updates=4")
+
+
+def test_the_best_is_named_not_the_last(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "PHASES.epochs=3", "OPTIMIZER.lr=3.0", "OPTIMIZER.SCHEDULES=null")
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    tests = [one for one in metrics if one["kind"] == "phase" and one["split"] == "test"]
+    values = [(one["metrics"]["loss"], 5 * (one["epoch"] + 1)) for one in tests]
+    assert min(values) != values[-1]  # else the test would say nothing
+    value, at = min(values)
+    assert f"test/loss {number(value)} (update {at})" in lines
+
+
+def test_the_closing_lines_are_whole_after_a_resume(tmp_path: Path) -> None:
+    whole = printed(tmp_path / "whole")
+    die(tmp_path / "killed", "PHASES.epochs=2", "HOOKS.console={}", hooks={"kill": KillAfter(13)})
+    again = printed(tmp_path / "killed")
+    assert "going on from" in again
+
+    def best(text: str) -> list[str]:
+        return [line[9:] for line in text.splitlines() if line[9:].startswith("best")]
+
+    assert best(again) == best(whole)
+    assert len(best(whole)) == 1
+
+
+def test_a_state_of_before_the_best_was_kept() -> None:
+    view = ConsoleView(Terminal(io.StringIO(), live=False))
+    view.load_state_dict({"results": [["test", "accuracy", 0.5, 10]]})
+    assert view.state_dict() == {
+        "results": [["test", "accuracy", 0.5, 10]],
+        "best": [["test", "accuracy", 0.5, 10]],
+    }
+
+
+def test_a_terminal(tmp_path: Path) -> None:
+    text = printed(tmp_path, live=True)
+    assert "2/2" in text
+    assert "test/accuracy" in text
+
+
+def test_memory() -> None:
+    found = re.fullmatch(r"([\d,]+) MiB", memory(torch.device("cpu")))
+    assert found is not None
+    assert 50 < int(found[1].replace(",", "")) < 50_000
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="every_updates = 0: expected at least 1"):
+        ConsoleView(Terminal(io.StringIO()), every_updates=0)

@@ -1,0 +1,119 @@
+"""Giving a run its state back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from phasetrain.checkpoint import Loaded, Manifest
+from phasetrain.distributed import Strategy, World
+from phasetrain.errors import ChangedError
+from phasetrain.hooks.run_state import _digests, restore, state_of
+from phasetrain.tasks import Task
+from phasetrain.testing import differences
+
+
+class Part:
+    """A stateful part with one weight."""
+
+    def __init__(self, load: Callable[[dict[str, Any]], None] = lambda state: None) -> None:
+        self.load_state_dict = load
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Run:
+    """As much of a run as `restore` looks at."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.task = self.hooks = self
+        self.world, self._strategy = World(), Strategy(World())
+        self.parts = parts
+        self.given: Any = None
+
+    def stateful(self) -> dict[str, Any]:
+        return self.parts
+
+    load_whole_state = Task.load_whole_state
+    whole_state = Task.whole_state
+    own_state = Task.own_state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.given = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def loaded(**parts: Any) -> Loaded:
+    manifest = Manifest(1, 1, "r", None, {}, {})
+    return Loaded(
+        "checkpoints/p0001-s00000000",
+        manifest,
+        {},
+        {"task": parts, "hooks": {"metrics": {"offset": 3}}},
+    )
+
+
+def test_restore_gives_every_part_its_state() -> None:
+    model = torch.nn.Linear(1, 1)
+    run: Any = Run(model=model)
+    restore(
+        run,
+        loaded(model={"weight": torch.tensor([[7.0]]), "bias": torch.tensor([8.0])}, unknown={}),
+    )
+    assert (model.weight.item(), model.bias.item()) == (7.0, 8.0)
+    assert run.given == {"metrics": {"offset": 3}}
+
+
+def test_a_part_of_which_the_checkpoint_knows_nothing() -> None:
+    run: Any = Run(queue=Part())
+    with pytest.raises(
+        ChangedError,
+        match=r"^checkpoints/p0001-s00000000: it has no state of 'queue'; it was made by",
+    ):
+        restore(run, loaded(model={}))
+
+
+def test_a_part_of_another_shape() -> None:
+    run: Any = Run(model=torch.nn.Linear(2, 1))
+    with pytest.raises(
+        ChangedError, match=r"the state of 'model' does not fit this run: [^.]*size mismatch"
+    ) as caught:
+        restore(run, loaded(model={"weight": torch.tensor([[7.0]]), "bias": torch.tensor([8.0])}))
+    assert caught.value.exit_code == 3
+
+
+class Others(World):
+    """The second of two processes, of which the main one has other running statistics."""
+
+    def told(self, value: Any) -> Any:
+        assert value is None
+        main: Any = Run(model=with_statistics(1.0))
+        return _digests(Task.own_state(main))
+
+    def gathered(self, value: Any) -> Any:
+        self.__dict__["sent"] = value
+
+
+def with_statistics(mean: float) -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.register_buffer("same", torch.ones(1000))
+    model.register_buffer("mean", torch.tensor([mean]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mean", "sent"), [(1.0, {}), (2.0, {"model": {"mean": torch.tensor([2.0])}})]
+)
+def test_only_buffers_that_differ_from_those_of_the_main_process_travel(
+    mean: float, sent: dict[str, Any]
+) -> None:
+    run: Any = Run(model=with_statistics(mean))
+    run.world = Others(1, 2)
+
+    state_of(run)
+
+    assert differences(run.world.sent["task"], sent) == []

@@ -1,0 +1,403 @@
+"""Trackers: names, what happens when they fail, and records that reach a backend once after any
+kills."""
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import pytest
+from harness import KillAfter, records, status
+
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook, Record, remote
+from phasetrain.hooks.trackers.spooled import Remote, Sender, Spool, Target
+
+QUICK = ("HOOKS.report=null", "HOOKS.ledger=null")
+KEPT = ("kind", "split", "phase", "epoch", "step", "updates", "samples", "values")
+
+
+class Journal:
+    """A backend: a file of lines, each with the number of the record.
+
+    Args:
+        path: the file.
+        broken: while it holds anything, every call fails.
+        forgetful: it does not tell what it has.
+    """
+
+    def __init__(
+        self, path: Path, broken: list[int] | None = None, *, forgetful: bool = False
+    ) -> None:
+        self.path, self.broken, self.forgetful = (
+            path,
+            broken if broken is not None else [],
+            forgetful,
+        )
+        self.notes: dict[str, str] = {}
+        self.ending = ""
+
+    def lines(self) -> list[dict[str, Any]]:
+        return (
+            [json.loads(line) for line in self.path.read_text().splitlines()]
+            if self.path.exists()
+            else []
+        )
+
+    def connect(self) -> int:
+        self.fail()
+        return 0 if self.forgetful else len(self.lines())
+
+    def send(self, first: int, records: Sequence[Record]) -> None:
+        for number, record in enumerate(records, first):
+            self.fail()
+            with open(self.path, "a") as file:
+                file.write(json.dumps({"number": number, **record.to_json()}) + "\n")
+
+    def note(self, name: str, value: str) -> None:
+        self.notes[name] = value
+
+    def close(self, ending: str) -> None:
+        self.fail()
+        self.ending = ending
+
+    def abandon(self) -> None:
+        pass
+
+    def fail(self) -> None:
+        if self.broken:
+            self.broken[0] -= 1
+            if not self.broken[0]:
+                self.broken.clear()
+            raise ConnectionError("nobody answers")
+
+
+class Noted(Remote):
+    """Sends to a journal."""
+
+    kind = "noted"
+
+    def __init__(self, journal: Any, **settings: Any) -> None:
+        super().__init__(every_updates=1, **settings)
+        self.journal = journal
+
+    def backend(self, target: Target) -> Any:
+        self.target = target
+        return self.journal
+
+
+def train(folder: Path, *overrides: str, hooks: Any = None) -> Any:
+    """Run a small training with few hooks."""
+    return harness.train(folder, *QUICK, *overrides, hooks=hooks)
+
+
+def die(folder: Path, hooks: Any) -> None:
+    """Run it until it is killed."""
+    harness.die(folder, *QUICK, hooks=hooks)
+
+
+def kept(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what does not differ between equal runs."""
+    return [{"number": line["number"], **{key: line[key] for key in KEPT}} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what a backend has of a run that nobody killed."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    journal = Journal(folder / "journal")
+    train(folder / "run", hooks={"noted": Noted(journal)})
+    assert journal.ending == "finished"
+    return kept(journal.lines())
+
+
+def test_each_step_and_phase_is_a_record(unbroken: list[dict[str, Any]]) -> None:
+    assert [line["number"] for line in unbroken] == list(range(21))
+    assert [line["updates"] for line in unbroken if line["kind"] == "step"] == list(range(1, 16))
+    assert [(line["split"], line["updates"]) for line in unbroken if line["kind"] == "phase"] == [
+        ("train", 5), ("test", 5), ("train", 10), ("test", 10), ("train", 15), ("test", 15),
+    ]  # fmt: skip
+
+
+def test_names() -> None:
+    values, speeds = {"loss": 2.0, "lr": 0.1, "norm": 3.0}, {"samples_per_second": 5}
+    step = Record("step", "train", 0, 0, 2, 2, 48, values, 7.0, speeds)
+    assert step.named() == {
+        "train/step_loss": 2.0, "optimizer/lr": 0.1, "train/norm": 3.0, "time/samples_per_second": 5,
+    }  # fmt: skip
+    phase = Record("phase", "test@ema", 1, 0, 4, 2, 48, {"accuracy": 0.5, "loss": 1.0}, 8.0)
+    assert phase.named() == {"test@ema/accuracy": 0.5, "test@ema/loss": 1.0}
+    assert Record.from_json(json.loads(json.dumps(step.to_json()))) == step
+
+
+class TestExactlyOnce:
+    @pytest.mark.parametrize(
+        ("kills", "live"),
+        [
+            ((3, 12), False),
+            ((9,), True),
+            pytest.param((2,), False, marks=pytest.mark.slow),
+            pytest.param((9, 9), False, marks=pytest.mark.slow),
+            pytest.param((3, 12), True, marks=pytest.mark.slow),
+            pytest.param((9, 9), True, marks=pytest.mark.slow),
+        ],
+    )
+    def test_kills(
+        self, tmp_path: Path, unbroken: list[dict[str, Any]], kills: tuple[int, ...], live: bool
+    ) -> None:
+        path, run = tmp_path / "journal", tmp_path / "run"
+        for steps in kills:
+            die(run, hooks={"noted": Noted(Journal(path), live=live), "kill": KillAfter(steps)})
+        last = Journal(path)
+        train(run, hooks={"noted": Noted(last, live=live)})
+        assert kept(last.lines()) == unbroken
+        assert bool(last.notes) == (live and kills != (3, 12))
+
+    def test_a_backend_that_does_not_tell_what_it_has_gets_records_twice(
+        self, tmp_path: Path
+    ) -> None:
+        path, run = tmp_path / "journal", tmp_path / "run"
+        die(run, hooks={"noted": Noted(Journal(path)), "kill": KillAfter(9)})
+        last = Journal(path, forgetful=True)
+        train(run, hooks={"noted": Noted(last)})
+        assert (
+            len(last.lines()) == 21 + 6
+        )  # those of the first epoch, which the first checkpoint covers
+
+    def test_nothing_is_sent_before_a_checkpoint_covers_it(self, tmp_path: Path) -> None:
+        journal = Journal(tmp_path / "journal")
+        die(tmp_path / "run", hooks={"noted": Noted(journal), "kill": KillAfter(9)})
+        assert [line["updates"] for line in journal.lines() if line["kind"] == "step"] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]
+
+    def test_the_identity_stays_and_a_lost_spool_begins_another_run(self, tmp_path: Path) -> None:
+        hooks = [Noted(Journal(tmp_path / f"journal{number}")) for number in range(3)]
+        die(tmp_path / "run", hooks={"noted": hooks[0], "kill": KillAfter(9)})
+        die(tmp_path / "run", hooks={"noted": hooks[1], "kill": KillAfter(3)})
+        (tmp_path / "run" / "noted.jsonl").unlink()
+        train(tmp_path / "run", hooks={"noted": hooks[2]})
+        first, second, third = (hook.target.identity for hook in hooks)
+        assert first == second != third
+        assert hooks[2].journal.lines()[0]["number"] == 0
+
+
+class TestFailing:
+    def test_a_backend_that_fails_for_a_while_gets_everything(
+        self, tmp_path: Path, unbroken: Any
+    ) -> None:
+        journal = Journal(tmp_path / "journal", [1])
+        assert train(tmp_path / "run", hooks={"noted": Noted(journal)}).state == "finished"
+        assert kept(journal.lines()) == unbroken
+        assert (tmp_path / "run" / "log.txt").read_text().count(
+            "HOOKS.noted: the backend fails"
+        ) >= 1
+
+    @pytest.mark.parametrize("has", [0, 3])
+    def test_only_what_was_there_before_counts_as_made_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: int
+    ) -> None:
+        class Flaky(Journal):
+            sent = 0
+
+            def send(self, first: int, records: Sequence[Record]) -> None:
+                self.sent += 1
+                super().send(first, records if self.sent != 2 else records[:4])
+                if self.sent == 2:
+                    raise ConnectionError("in the middle")
+
+        monkeypatch.setattr(remote, "AT_ONCE", 5)
+        monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
+        made = [Record("step", "train", 0, 0, n, n, n, {"loss": 1.0}, 0.0) for n in range(1, 21)]
+        (tmp_path / "spool").write_text(
+            "".join(f"{json.dumps(line)}\n" for line in [{}, *(r.to_json() for r in made)])
+        )
+        journal = Flaky(tmp_path / "journal")
+        Journal(tmp_path / "journal").send(0, made[:has])
+        sender = Sender("noted", journal, Spool(tmp_path / "spool"), 1)
+        sender.offer(20)
+        sender.start()
+        assert sender.close("finished", 10.0) == 0
+        assert [line["number"] for line in journal.lines()] == list(range(20))
+        assert journal.notes == (
+            {"redone": "records 1 to 2 were made again and not sent again"} if has else {}
+        )
+        assert journal.sent > 2
+
+    def test_one_that_always_fails_loses_nothing_either(
+        self, tmp_path: Path, unbroken: Any
+    ) -> None:
+        journal = Journal(tmp_path / "journal", [10**6])
+        result = train(tmp_path / "run", hooks={"noted": Noted(journal, wait_seconds=20.0)})
+        assert result.state == "finished"
+        assert result.seconds < 15
+        told = (tmp_path / "run" / "log.txt").read_text()
+        assert (
+            "21 of 21 records are not sent (ConnectionError: nobody answers); they are kept in noted.jsonl"
+            in told
+        )
+        journal.broken.clear()
+        assert Noted(journal).deliver(str(tmp_path / "run")) == 21
+        assert kept(journal.lines()) == unbroken
+        assert Noted(journal).deliver(str(tmp_path / "run")) == 21
+        assert kept(journal.lines()) == unbroken
+
+    def test_the_next_attempt_sends_what_this_one_could_not(
+        self, tmp_path: Path, unbroken: Any
+    ) -> None:
+        journal = Journal(tmp_path / "journal", [10**6])
+        die(
+            tmp_path / "run",
+            hooks={"noted": Noted(journal, wait_seconds=0.0), "kill": KillAfter(9)},
+        )
+        assert "6 of 9 records are not sent" in (tmp_path / "run" / "log.txt").read_text()
+        again = Journal(tmp_path / "journal")
+        train(tmp_path / "run", hooks={"noted": Noted(again)})
+        assert kept(again.lines()) == unbroken
+
+    def test_one_that_never_returns_is_left_behind(self, tmp_path: Path) -> None:
+        class Stuck(Journal):
+            def connect(self) -> int:
+                gate.wait(30)
+                return 0
+
+        gate = threading.Event()
+        began = time.monotonic()
+        result = train(
+            tmp_path / "run", hooks={"noted": Noted(Stuck(tmp_path / "journal"), wait_seconds=0.2)}
+        )
+        assert result.state == "finished"
+        assert time.monotonic() - began < 15
+        assert (
+            "21 of 21 records are not sent (it did not take them within 0.2 s)"
+            in (tmp_path / "run" / "log.txt").read_text()
+        )
+        gate.set()
+
+    def test_only_finished_runs_are_delivered(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"is no finished run with a noted\.jsonl"):
+            Noted(Journal(tmp_path / "journal")).deliver(str(tmp_path))
+
+    def test_a_run_folder_without_files_is_refused(self, tmp_path: Path) -> None:
+        class Elsewhere:
+            keeps_files = False
+
+        run: Any = type(
+            "R", (), {"folder": type("F", (), {"storage": Elsewhere, "path": "mem://x"})}
+        )
+        with pytest.raises(
+            ConfigError, match=r"HOOKS\.noted keeps a spool in files of this machine"
+        ):
+            Noted(Journal(tmp_path / "journal")).on_start(run)
+
+
+class Broken(Hook):
+    """Raises in each step from the third on, and when it is closed."""
+
+    heard = 0
+
+    def on_step(self, run: Any, phase: Any, out: Any) -> None:
+        self.heard += 1
+        if self.heard >= 3:
+            raise OSError(f"step {self.heard}")
+
+    def close(self) -> None:
+        if self.policy != "raise":
+            raise OSError("at the end")
+
+
+class TestPolicy:
+    def test_by_default_the_error_ends_the_run(self, tmp_path: Path) -> None:
+        with pytest.raises(OSError, match="step 3"):
+            train(tmp_path, hooks={"broken": Broken()})
+
+    def test_ignored(self, tmp_path: Path) -> None:
+        hook = Broken()
+        hook.policy = "ignore"
+        train(tmp_path / "whole")
+        assert train(tmp_path / "run", hooks={"broken": hook}).state == "finished"
+        told = (tmp_path / "run" / "log.txt").read_text()
+        assert (
+            "HOOKS.broken has failed: OSError: step 3; the run goes on (on_exception = 'ignore')"
+            in told
+        )
+        assert (
+            "HOOKS.broken has failed 20 times" in told
+        )  # 21 steps of which two were well, and its end
+        assert "step 4; the run goes on" not in told
+        assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+    def test_stopped_in_good_order_and_started_again(self, tmp_path: Path) -> None:
+        hook = Broken()
+        hook.policy = "stop"
+        result = train(tmp_path / "run", hooks={"broken": hook})
+        assert (result.state, result.updates) == ("preempted", 3)
+        assert result.reason == "HOOKS.broken, which has failed (OSError: step 3)"
+        assert status(tmp_path / "run")["state"] == "preempted"
+        assert train(tmp_path / "run").state == "finished"
+        train(tmp_path / "whole")
+        assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+    def test_from_the_config(self, tmp_path: Path) -> None:
+        """A file in the place of its folder makes the csv hook fail at its start."""
+        for name in ("ignored", "raised"):
+            (tmp_path / name / "csv").parent.mkdir()
+            (tmp_path / name / "csv").write_text("")
+        assert train(tmp_path / "ignored", "HOOKS.csv={}").state == "finished"
+        assert "HOOKS.csv has failed: " in (tmp_path / "ignored" / "log.txt").read_text()
+        with pytest.raises((OSError, ConfigError), match=r"csv|raised"):
+            train(tmp_path / "raised", "HOOKS.csv.on_exception=raise")
+
+    def test_a_mistake_in_the_config_is_never_ignored(self, tmp_path: Path) -> None:
+        class Mistaken(Hook):
+            policy = "ignore"
+
+            def on_start(self, run: Any) -> None:
+                raise ConfigError("HOOKS.mistaken: no")
+
+        with pytest.raises(ConfigError, match="mistaken: no"):
+            train(tmp_path, hooks={"mistaken": Mistaken()})
+
+    def test_other_words_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ConfigError, match=r"HOOKS\.csv\.on_exception = 'retry'.*'raise' or 'stop' or 'ignore'"
+        ):
+            train(tmp_path, "HOOKS.csv.on_exception=retry")
+
+
+def test_on_saved_is_heard_once_for_each_checkpoint_after_it_is_there(tmp_path: Path) -> None:
+    heard: list[tuple[int, bool]] = []
+
+    class Look(Hook):
+        def on_saved(self, run: Any) -> None:
+            state: RunState = run.state
+            heard.append((state.updates, any((tmp_path / "checkpoints").glob("p*/manifest.json"))))
+
+    train(
+        tmp_path,
+        "CHECKPOINT.every_updates=5",
+        "CHECKPOINT.background=false",
+        hooks={"look": Look()},
+    )
+    assert heard == [
+        (5, True),
+        (5, True),
+        (10, True),
+        (10, True),
+        (15, True),
+        (15, True),
+        (15, True),
+    ]
+
+
+def test_settings_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="wait_seconds = -1: expected at least 0"):
+        Noted(Journal(tmp_path), wait_seconds=-1)

@@ -1,0 +1,81 @@
+"""MoCo against its formula in float64, and its queue."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from phasetrain.losses import MoCo
+
+
+def rows(count: int, seed: int) -> Tensor:
+    return torch.randn(count, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def unit(row: Tensor) -> Tensor:
+    return row / row.norm()
+
+
+def direct(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Tensor:
+    terms = []
+    for q, k in zip(query, key, strict=True):
+        alike = torch.exp(unit(q) @ unit(k) / temperature)
+        others = sum(torch.exp(unit(q) @ negative / temperature) for negative in queue)
+        terms.append(-torch.log(alike / (alike + others)))
+    return torch.stack(terms).mean()
+
+
+def test_it_is_the_formula_and_no_gradient_reaches_the_keys() -> None:
+    loss = MoCo(3, queue=7, temperature=0.3).double()
+    queue = loss.queue.clone()
+    views = [rows(4, seed).requires_grad_() for seed in (1, 2)]
+    keys = [rows(4, seed).requires_grad_() for seed in (3, 4)]
+    expected = (direct(views[0], keys[1], queue, 0.3) + direct(views[1], keys[0], queue, 0.3)) / 2
+    found = loss(views, keys)
+    assert found.item() == pytest.approx(expected.item(), abs=1e-12)
+    mine = torch.autograd.grad(found, views)
+    for one, other in zip(mine, torch.autograd.grad(expected, views), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+    assert torch.autograd.grad(loss(views, keys), keys, allow_unused=True) == (None, None)
+
+
+def test_the_oldest_keys_are_replaced_round_and_round() -> None:
+    loss = MoCo(3, queue=5).double()
+    before = loss.queue.clone()
+    keys = [rows(2, 3), rows(2, 4)]
+    loss([rows(2, 1), rows(2, 2)], keys)
+    normal = [torch.nn.functional.normalize(key, dim=1) for key in keys]
+    torch.testing.assert_close(loss.queue, torch.cat([*normal, before[4:]]))
+    assert loss.place.item() == 4
+    loss([rows(2, 1), rows(2, 2)], keys)
+    torch.testing.assert_close(
+        loss.queue, torch.cat([normal[0][1:], normal[1], normal[1][1:], normal[0][:1]])
+    )
+    assert loss.place.item() == 3
+
+
+def test_a_batch_that_is_longer_than_the_queue_is_refused() -> None:
+    with pytest.raises(ValueError, match="the queue has 3 rows, and a batch 4; set LOSS"):
+        MoCo(3, queue=3).double()([rows(4, 1), rows(4, 2)], [rows(4, 3), rows(4, 4)])
+
+
+def test_a_test_leaves_the_queue_alone() -> None:
+    loss = MoCo(3, queue=5).double().eval()
+    before = loss.queue.clone()
+    loss([rows(2, 1), rows(2, 2)], [rows(2, 3), rows(2, 4)])
+    assert torch.equal(loss.queue, before)
+
+
+def test_the_queue_is_state_and_drawn_from_the_seed() -> None:
+    torch.manual_seed(0)
+    one = MoCo(3, queue=5)
+    torch.manual_seed(0)
+    assert torch.equal(one.queue, MoCo(3, queue=5).queue)
+    assert set(one.state_dict()) == {"queue", "place"}
+    torch.testing.assert_close(one.queue.norm(dim=1), torch.ones(5))
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(ValueError, match="queue = 5: a batch has 8 samples"):
+        MoCo(3, batch_size=8, queue=5)
+    with pytest.raises(ValueError, match="it compares with a teacher, and there is none"):
+        MoCo(3, queue=5)([rows(2, 1), rows(2, 2)], None)

@@ -1,0 +1,46 @@
+"""What torch would take for something else, or refuse in other words."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from phasetrain.losses import CrossEntropy
+from phasetrain.losses.shape_checks import check_pair
+
+SCORES, CLASSES = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+LABELS = torch.tensor([[0, 1, 1]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "target", "message"),
+    [
+        (
+            nn.MSELoss(),
+            torch.zeros(4, 1),
+            torch.zeros(4),
+            "every output would be paired with every target",
+        ),
+        (nn.L1Loss(), torch.zeros(4), CLASSES, "the targets are whole numbers"),
+        (nn.BCEWithLogitsLoss(), SCORES, LABELS, "takes them as float32"),
+        (nn.CrossEntropyLoss(), SCORES, LABELS, "several labels per sample"),
+        (CrossEntropy(), SCORES, LABELS, r"LOSS\.name=BCEWithLogitsLoss"),
+        (CrossEntropy(), SCORES, CLASSES.float(), "for regression take LOSS.name=MSELoss"),
+    ],
+)
+def test_refused(loss: nn.Module, output: Tensor, target: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_pair(loss, output, target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "target"),
+    [
+        (nn.MSELoss(), SCORES, LABELS.float()),
+        (nn.BCEWithLogitsLoss(), SCORES, LABELS.float()),
+        (CrossEntropy(), SCORES, CLASSES),
+        (CrossEntropy(), SCORES, torch.full((4, 3), 1 / 3)),
+        (nn.MSELoss(), {"a": SCORES}, SCORES),
+    ],
+)
+def test_taken(loss: nn.Module, output: Tensor, target: Tensor) -> None:
+    check_pair(loss, output, target)

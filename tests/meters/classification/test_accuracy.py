@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.errors import ConfigError
+from phasetrain.meters import METERS, Accuracy
+
+SCORES = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1]])
+CLASSES = torch.tensor([1, 2, 2, 2])
+
+
+def out(output, target, mask=None):
+    return StepOutput(torch.tensor(0.0), len(output), len(output), output, target, mask)
+
+
+@pytest.mark.parametrize(("topk", "expected"), [(1, 0.5), (2, 0.75), (3, 1.0)])
+def test_top_k(topk, expected):
+    meter = Accuracy(topk)
+    meter.update(out(SCORES, CLASSES))
+    assert meter.compute() == expected
+
+
+@pytest.mark.parametrize(("topk", "expected"), [(1, 1 / 3), (2, 2 / 3)])
+def test_masked_samples_do_not_count(topk, expected):
+    meter = Accuracy(topk)
+    meter.update(out(SCORES, CLASSES, torch.tensor([True, True, False, True])))
+    assert meter.samples.item() == 3
+    assert meter.compute() == pytest.approx(expected)
+
+
+def test_it_counts_over_steps():
+    meter = Accuracy()
+    meter.update(out(SCORES[:1], CLASSES[:1]))
+    meter.update(out(SCORES[1:], CLASSES[1:]))
+    assert (meter.correct.item(), meter.samples.item()) == (2, 4)
+    assert meter.correct.dtype == torch.int64
+
+
+def test_a_graph_is_not_kept():
+    meter = Accuracy()
+    meter.update(out(SCORES.clone().requires_grad_(), CLASSES))
+    assert not meter.correct.requires_grad
+
+
+def test_large_counts_are_exact():
+    meter = Accuracy()
+    meter.correct += 2**25 + 1
+    meter.samples += 2**25 + 2
+    assert meter.compute() == (2**25 + 1) / (2**25 + 2)
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "message"),
+    [
+        (torch.zeros(4), CLASSES, r"not outputs \(4,\) and targets \(4,\)"),
+        (SCORES, CLASSES[:3], r"targets \(3,\)"),
+        (SCORES, torch.zeros(4, 3), r"targets \(4, 3\)"),
+        (SCORES, torch.zeros(4), "whole numbers as targets, not torch.float32"),
+        (SCORES, None, "not Tensor and NoneType"),
+    ],
+)
+def test_what_does_not_fit_is_refused(output, target, message):
+    with pytest.raises(ValueError, match=message):
+        Accuracy().update(out(output, target))
+
+
+def test_topk_needs_as_many_classes():
+    with pytest.raises(ValueError, match="topk = 4 is more than the 3 classes"):
+        Accuracy(4).update(out(SCORES, CLASSES))
+    with pytest.raises(ConfigError, match=r"METERS.top .*topk = 0"):
+        METERS.build("accuracy", {"topk": 0}, where="METERS.top")

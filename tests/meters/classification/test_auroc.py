@@ -1,0 +1,139 @@
+import math
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.meters import AUROC, GroupedAUROC
+from phasetrain.meters.classification.ranking import area_under_roc
+
+GENERATOR = torch.Generator().manual_seed(7)
+SCORES = torch.randn(150, 4, generator=GENERATOR)
+CLASSES = torch.randint(4, (150,), generator=GENERATOR)
+LABELS = torch.rand(150, 4, generator=GENERATOR) < 0.4
+BINARY = torch.randint(2, (150,), generator=GENERATOR)
+GROUP = torch.randint(20, (150,), generator=GENERATOR)
+
+
+def seen(meter, output, target, mask=None):
+    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
+    return meter.compute()
+
+
+def test_one_against_the_rest_as_scikit_learn():
+    found = seen(AUROC(per_class=True), SCORES, CLASSES)
+    probabilities = SCORES.double().softmax(1).numpy()
+    expected = roc_auc_score(CLASSES.numpy(), probabilities, multi_class="ovr", average=None)
+    assert found == {
+        "mean": pytest.approx(expected.mean(), abs=1e-12),
+        "absent": 0.0,
+        **{f"of_{n}": pytest.approx(expected[n], abs=1e-12) for n in range(4)},
+    }
+
+
+def test_logits_are_not_ranked_as_they_are():
+    assert (
+        abs(
+            seen(AUROC(logits=False), SCORES, CLASSES)["mean"]
+            - seen(AUROC(), SCORES, CLASSES)["mean"]
+        )
+        > 1e-3
+    )
+
+
+def test_probabilities_that_are_1_in_float32_are_told_apart():
+    logits = torch.tensor([[0.0, 40.0], [0.0, 30.0], [0.0, 50.0], [0.0, 20.0]])
+    assert seen(AUROC(), logits, torch.tensor([1, 0, 1, 0]))["mean"] == 1.0
+    assert seen(AUROC(logits=False), logits.softmax(1), torch.tensor([1, 0, 1, 0]))["mean"] == 0.5
+
+
+def test_labels_as_scikit_learn():
+    expected = roc_auc_score(LABELS.numpy(), SCORES.numpy(), average="macro")
+    assert seen(AUROC(), SCORES, LABELS)["mean"] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "output", [SCORES[:, 0], SCORES[:, :1], torch.stack([-SCORES[:, 0], SCORES[:, 0]], 1)]
+)
+def test_a_binary_task_has_the_area_of_the_second_class(output):
+    expected = roc_auc_score(BINARY.numpy(), SCORES[:, 0].numpy())
+    assert seen(AUROC(class_names=("no", "yes")), output, BINARY) == {
+        "mean": pytest.approx(expected),
+        "absent": 0.0,
+    }
+
+
+def test_a_class_that_is_absent_or_alone_is_left_out_and_counted():
+    labels = LABELS.clone()
+    labels[:, 0], labels[:, 2] = False, True
+    found = seen(AUROC(per_class=True), SCORES, labels)
+    assert found["absent"] == 2.0
+    assert found["mean"] == pytest.approx((found["of_1"] + found["of_3"]) / 2)
+    assert math.isnan(found["of_0"])
+
+
+def test_bfloat16_scores():
+    assert seen(AUROC(), SCORES.bfloat16(), CLASSES)["mean"] == pytest.approx(
+        seen(AUROC(), SCORES, CLASSES)["mean"], abs=0.01
+    )
+
+
+class TestGroups:
+    def target(self):
+        return {"label": BINARY, "group": GROUP}
+
+    def test_it_is_the_mean_over_groups_by_samples(self):
+        weighted, samples, left_out = 0.0, 0, 0
+        for number in range(20):
+            mine = number == GROUP
+            if 0 < BINARY[mine].sum() < mine.sum():
+                weighted += int(mine.sum()) * roc_auc_score(
+                    BINARY[mine].numpy(), SCORES[mine, 0].numpy()
+                )
+                samples += int(mine.sum())
+            else:
+                left_out += 1
+        found = seen(GroupedAUROC(), SCORES[:, 0], self.target())
+        assert found == {
+            "mean": pytest.approx(weighted / samples, abs=1e-12),
+            "groups": 20.0 - left_out,
+            "left_out": float(left_out),
+        }
+        assert abs(found["mean"] - area_under_roc(SCORES[:, 0], BINARY.bool())) > 1e-3
+
+    def test_groups_of_one_kind_are_left_out(self):
+        target = {"clicked": torch.tensor([1, 0, 1, 1]), "user": torch.tensor([7, 7, 9, 9])}
+        found = seen(GroupedAUROC("clicked", "user"), torch.tensor([2.0, 1.0, 0.0, 0.0]), target)
+        assert found == {"mean": 1.0, "groups": 1.0, "left_out": 1.0}
+
+    def test_two_scores_and_a_mask(self):
+        two, mask = torch.stack([SCORES[:, 1], SCORES[:, 0]], 1), torch.arange(150) % 3 > 0
+        kept = {key: value[mask] for key, value in self.target().items()}
+        apart = SCORES[mask, 0] - SCORES[mask, 1]
+        assert seen(GroupedAUROC(), two, self.target(), mask) == seen(GroupedAUROC(), apart, kept)
+
+    @pytest.mark.parametrize(
+        ("output", "target", "message"),
+        [
+            (
+                SCORES[:, 0],
+                BINARY,
+                "targets that are a mapping with 'label' and 'group', not Tensor",
+            ),
+            (
+                SCORES[:, 0],
+                {"label": BINARY, "user": GROUP},
+                "no tensor 'group'; they have 'label', 'user'",
+            ),
+            (SCORES, {"label": LABELS, "group": GROUP}, "scores of a binary task"),
+            (
+                SCORES[:, 0],
+                {"label": BINARY, "group": GROUP.float()},
+                "one whole number per sample as 'group'",
+            ),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, output, target, message):
+        with pytest.raises(ValueError, match=message):
+            seen(GroupedAUROC(), output, target)

@@ -1,0 +1,115 @@
+import math
+
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.errors import ConfigError
+from phasetrain.meters import METERS, AveragePrecision
+
+GENERATOR = torch.Generator().manual_seed(3)
+SCORES = torch.randn(120, 5, generator=GENERATOR)
+LABELS = torch.rand(120, 5, generator=GENERATOR) < 0.3
+CLASSES = torch.randint(5, (120,), generator=GENERATOR)
+
+
+def seen(meter, output, target, mask=None, steps=4):
+    for n in range(steps):
+        at = slice(n, None, steps)
+        meter.update(
+            StepOutput(
+                torch.tensor(0.0),
+                1.0,
+                1,
+                output[at],
+                target[at],
+                None if mask is None else mask[at],
+            )
+        )
+    return meter.compute()
+
+
+def test_labels_as_scikit_learn():
+    found = seen(AveragePrecision("step", per_class=True), SCORES, LABELS)
+    expected = average_precision_score(LABELS.numpy(), SCORES.numpy(), average=None)
+    assert found == {
+        "mean": pytest.approx(expected.mean(), abs=1e-12),
+        "absent": 0.0,
+        **{f"of_{n}": pytest.approx(expected[n], abs=1e-12) for n in range(5)},
+    }
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_classes_as_scikit_learn(logits):
+    found = seen(AveragePrecision("step", logits=logits), SCORES, CLASSES)
+    ranked = (SCORES.double().softmax(1) if logits else SCORES).numpy()
+    positive = torch.nn.functional.one_hot(CLASSES).numpy()
+    assert found["mean"] == pytest.approx(average_precision_score(positive, ranked), abs=1e-12)
+    other = seen(AveragePrecision("step", logits=not logits), SCORES, CLASSES)
+    assert abs(other["mean"] - found["mean"]) > 1e-4
+
+
+def test_absent_classes_are_left_out_and_counted():
+    labels = LABELS.clone()
+    labels[:, [1, 3]] = False
+    found = seen(AveragePrecision("step", per_class=True), SCORES, labels)
+    assert found["absent"] == 2.0
+    assert math.isnan(found["of_1"])
+    present = average_precision_score(
+        labels[:, [0, 2, 4]].numpy(), SCORES[:, [0, 2, 4]].numpy(), average=None
+    )
+    assert found["mean"] == pytest.approx(present.mean(), abs=1e-12)
+
+
+def test_not_a_number_is_not_taken_for_an_absent_class():
+    scores = SCORES.clone()
+    scores[7, 2] = math.nan
+    found = seen(AveragePrecision(), scores, LABELS)
+    assert found["absent"] == 0.0
+    assert math.isnan(found["mean"])
+
+
+def test_masked_samples_do_not_count():
+    mask = torch.arange(120) % 3 > 0
+    assert seen(AveragePrecision(), SCORES, LABELS, mask) == seen(
+        AveragePrecision(), SCORES[mask], LABELS[mask]
+    )
+    assert seen(AveragePrecision(), SCORES, LABELS, mask) != seen(
+        AveragePrecision(), SCORES, LABELS
+    )
+
+
+def test_names_and_table():
+    meter = AveragePrecision(class_names=("a", "b", "c", "d", "e"), per_class=True)
+    found = seen(meter, SCORES, LABELS)
+    assert list(found) == ["mean", "absent", "of_a", "of_b", "of_c", "of_d", "of_e"]
+    assert meter.table()["c"] == {
+        "average_precision": found["of_c"],
+        "positives": float(LABELS[:, 2].sum()),
+    }
+
+
+def test_voc_is_the_default():
+    voc, interpolated = (
+        seen(AveragePrecision("voc"), SCORES, LABELS),
+        seen(AveragePrecision(), SCORES, LABELS),
+    )
+    assert interpolated == voc
+    assert voc["mean"] > seen(AveragePrecision("step"), SCORES, LABELS)["mean"]
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(
+        ConfigError,
+        match=r"average_precision: 2 targets of the phase are none of the classes 0 to 4",
+    ):
+        seen(AveragePrecision(), SCORES[:3], torch.tensor([5, 1, -1]), steps=1)
+    meter = AveragePrecision()
+    seen(meter, SCORES, LABELS)
+    with pytest.raises(
+        ConfigError, match=r"some steps had classes \(N,\) as targets, and others labels"
+    ):
+        seen(meter, SCORES, CLASSES)
+    with pytest.raises(ConfigError, match=r"METERS.m .*area = 'voc07': expected 'voc' or 'step'"):
+        METERS.build("average_precision", {"area": "voc07"}, where="METERS.m")

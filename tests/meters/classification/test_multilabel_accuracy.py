@@ -1,0 +1,39 @@
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, hamming_loss
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.meters import MultilabelAccuracy
+
+GENERATOR = torch.Generator().manual_seed(15)
+SCORES = torch.randn(80, 3, generator=GENERATOR)
+LABELS = torch.rand(80, 3, generator=GENERATOR) < 0.4
+
+
+def seen(meter, output, target, mask=None):
+    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
+    return meter.compute()
+
+
+def test_it_is_as_scikit_learn():
+    above = (SCORES > 0).numpy()
+    expected = {
+        "labels": pytest.approx(1 - hamming_loss(LABELS.numpy(), above)),
+        "exact": pytest.approx(accuracy_score(LABELS.numpy(), above)),
+    }
+    assert seen(MultilabelAccuracy(), SCORES, LABELS) == expected
+    assert seen(MultilabelAccuracy(0.5), SCORES.sigmoid(), LABELS.float()) == expected
+
+
+def test_masked_samples_do_not_count():
+    mask = torch.arange(80) % 3 > 0
+    assert seen(MultilabelAccuracy(), SCORES, LABELS, mask) == seen(
+        MultilabelAccuracy(), SCORES[mask], LABELS[mask]
+    )
+
+
+def test_one_class_per_sample_is_refused():
+    with pytest.raises(
+        ValueError, match=r"takes labels \(N, C\); for one class per sample take accuracy"
+    ):
+        seen(MultilabelAccuracy(), SCORES, torch.zeros(80).long())

@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from phasetrain.engine.batch import StepOutput
+from phasetrain.errors import ConfigError
+from phasetrain.meters import Accuracy, PresentAccuracy
+
+SCORES = torch.tensor(
+    [[0.1, 0.7, 0.2, 0.6], [0.9, 0.1, 0.4, 0.5], [0.1, 0.8, 0.7, 0.0], [0.6, 0.9, 0.1, 0.5]]
+)
+CLASSES = torch.tensor([3, 3, 2, 2])
+
+
+def seen(meter, output, target, mask=None):
+    meter.update(StepOutput(torch.tensor(0.0), 1.0, len(output), output, target, mask))
+    return meter.compute()
+
+
+def test_only_classes_of_the_phase_can_be_chosen():
+    assert seen(PresentAccuracy(), SCORES, CLASSES) == {"accuracy": 0.75, "absent": 2.0}
+    assert seen(Accuracy(), SCORES, CLASSES) == 0.0
+    assert seen(PresentAccuracy(2), SCORES, CLASSES) == {"accuracy": 1.0, "absent": 2.0}
+
+
+def test_it_is_the_accuracy_with_the_scores_of_absent_classes_at_minus_infinity():
+    generator = torch.Generator().manual_seed(17)
+    scores, target = (
+        torch.randn(200, 10, generator=generator),
+        torch.randint(3, 8, (200,), generator=generator),
+    )
+    masked = scores.clone()
+    masked[:, [0, 1, 2, 8, 9]] = -torch.inf
+    for topk in (1, 3):
+        found = seen(PresentAccuracy(topk), scores, target)
+        assert found == {"accuracy": seen(Accuracy(topk), masked, target), "absent": 5.0}
+        assert found["accuracy"] > seen(Accuracy(topk), scores, target)
+
+
+def test_a_class_of_a_later_step_or_another_process_is_present():
+    first, second = PresentAccuracy(), PresentAccuracy()
+    seen(first, SCORES[2:], CLASSES[2:])
+    assert first.compute() == {"accuracy": 1.0, "absent": 3.0}  # one class, nothing else to choose
+    seen(second, SCORES[:2], CLASSES[:2])
+    first.merge([dict(one.named_buffers()) for one in (first, second)])
+    assert first.compute() == {"accuracy": 0.75, "absent": 2.0}
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match="topk = 3 is more than the 2 classes present"):
+        seen(PresentAccuracy(3), SCORES, CLASSES)
+    with pytest.raises(ConfigError, match="1 targets of the phase are none of the classes 0 to 3"):
+        seen(PresentAccuracy(), SCORES, torch.tensor([4, 1, 1, 1]))
+    with pytest.raises(ValueError, match="topk = 0"):
+        PresentAccuracy(0)

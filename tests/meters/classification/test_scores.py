@@ -1,0 +1,24 @@
+import math
+
+import torch
+
+from phasetrain.meters.classification.scores import log_odds
+
+
+def test_log_odds_are_exact_also_near_1():
+    logits = torch.tensor([[0.0, 1.0, 3.0], [0.0, 0.0, 60.0], [2.0, -70.0, 1.0]])
+    found = log_odds(logits).tolist()
+    for row, odds in zip(logits.tolist(), found, strict=True):
+        for number, one in enumerate(odds):
+            others = sum(
+                math.exp(value - row[number]) for place, value in enumerate(row) if place != number
+            )
+            assert abs(one + math.log(others)) < 1e-12
+    near_one = logits.softmax(1)[1, 2]
+    assert near_one == 1.0  # what probabilities in float32 make of it
+
+
+def test_they_rank_as_probabilities_do():
+    logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
+    for ours, theirs in zip(log_odds(logits).T, logits.double().softmax(1).T, strict=True):
+        assert torch.equal(ours.argsort(), theirs.argsort())

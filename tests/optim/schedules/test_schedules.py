@@ -1,0 +1,346 @@
+import math
+
+import pytest
+from fvcore.common.param_scheduler import ParamScheduler
+
+from phasetrain.errors import ConfigError
+from phasetrain.optim.schedules.schedules import SCHEDULES
+
+RUN = {"updates": 200, "updates_per_epoch": 20.0, "batch_size": 50}
+REQUIRED = {
+    "step": {"factor": 0.5, "every": 0.25},
+    "multistep": {"milestones": [0.5]},
+    "exponential": {"end": 0.01},
+    "inverse_sqrt": {"timescale": 0.1},
+    "one_cycle": {"start": 1.0},
+    "cosine_restarts": {"period": 0.5},
+    "composite": {"parts": [{"name": "constant", "length": 0.5}, {"name": "cosine"}]},
+}
+UNWARMED = ("one_cycle", "composite")  # they begin with a warm-up of their own
+
+
+def schedule(name, **params):
+    return SCHEDULES.build(name, params, where="OPTIMIZER.SCHEDULES.lr", facts=RUN)
+
+
+def values(name, *wheres, **params):
+    made = schedule(name, **params)
+    return [made(where) for where in wheres]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "expected"),  # at where = 0, 0.25, 0.5, 0.75, 0.995 (the last update), 1
+    [
+        ("constant", {}, [1, 1, 1, 1, 1, 1]),
+        ("linear", {}, [1, 0.75, 0.5, 0.25, 0.005, 0]),
+        ("linear", {"start": 0.2, "end": 1}, [0.2, 0.4, 0.6, 0.8, 0.996, 1]),
+        ("cosine", {}, [1, 0.8535534, 0.5, 0.1464466, 6.16838e-5, 0]),
+        ("cosine", {"end": 0.1}, [1, 0.8681981, 0.55, 0.2318019, 0.1000555, 0.1]),
+        ("exponential", {"end": 0.01}, [1, 0.3162278, 0.1, 0.0316228, 0.0102329, 0.01]),
+        ("polynomial", {}, [1, 0.75, 0.5, 0.25, 0.005, 0]),
+        ("polynomial", {"power": 2}, [1, 0.5625, 0.25, 0.0625, 2.5e-5, 0]),
+        ("step", {"factor": 0.5, "every": 0.25}, [1, 0.5, 0.25, 0.125, 0.125, 0.0625]),
+        ("step", {"factor": 0.1, "every": "5 epochs"}, [1, 1, 0.1, 0.1, 0.1, 0.01]),
+        ("multistep", {"milestones": [0.25, "150 updates"]}, [1, 0.1, 0.1, 0.01, 0.01, 0.01]),
+        ("multistep", {"milestones": ["5 epochs"], "factor": 0.2}, [1, 1, 0.2, 0.2, 0.2, 0.2]),
+        ("multistep", {"milestones": ["50 epochs"]}, [1, 1, 1, 1, 1, 1]),
+        (
+            "inverse_sqrt",
+            {"timescale": "50 updates"},
+            [1, 0.7071068, 0.5773503, 0.5, 0.4481107, 0.4472136],
+        ),
+        ("one_cycle", {}, [0.04, 0.9356922, 0.8117449, 0.2830603, 0.000129882, 4e-6]),
+        (
+            "one_cycle",
+            {"rise": 0.25, "start": 0.1, "end": 0, "shape": "linear"},
+            [0.1, 1, 2 / 3, 1 / 3, 1 / 150, 0],
+        ),
+        (
+            "one_cycle",
+            {"rise": 0.5, "start": 1, "peak": 0.9, "end": 1},
+            [1, 0.95, 0.9, 0.95, 0.9999753, 1],
+        ),
+        ("wsd", {}, [1, 1, 1, 1, 0.05, 0]),
+        ("wsd", {"decay": "100 updates"}, [1, 1, 1, 0.5, 0.01, 0]),
+        ("wsd", {"decay": 0.5, "end": 0.2, "shape": "sqrt"}, [1, 1, 1, 0.4343146, 0.20401, 0.2]),
+        ("wsd", {"decay": 0.5, "shape": "cosine"}, [1, 1, 1, 0.5, 0.0002467198, 0]),
+        ("wsd", {"decay": 0}, [1, 1, 1, 1, 1, 1]),
+        ("cosine_restarts", {"period": "50 updates"}, [1, 1, 1, 1, 0.0009866358, 1]),
+        ("cosine_restarts", {"period": 0.5}, [1, 0.5, 1, 0.5, 0.0002467198, 1]),
+        (
+            "cosine_restarts",
+            {"period": 0.5, "decay": 0.5, "end": 0.1},
+            [1, 0.55, 0.5, 0.3, 0.1000987, 0.25],
+        ),
+        ("cosine_restarts", {"period": 0.25, "growth": 3}, [1, 1, 0.75, 0.25, 0.00010965826, 1]),
+        (
+            "composite",
+            {"parts": [{"name": "cosine"}]},
+            [1, 0.8535534, 0.5, 0.1464466, 6.16838e-5, 0],
+        ),
+        (
+            "composite",
+            {
+                "parts": [
+                    {"name": "linear", "start": 0, "end": 1, "length": 0.5},
+                    {"name": "cosine"},
+                ]
+            },
+            [0, 0.5, 1, 0.5, 0.0002467198, 0],
+        ),
+        (
+            "composite",
+            {
+                "parts": [
+                    {"name": "linear", "start": 0, "end": 1, "length": 0.5},
+                    {"name": "cosine", "scaling": "fixed"},
+                ]
+            },
+            [0, 0.5, 0.5, 0.1464466, 6.16838e-5, 0],
+        ),
+        (  # what stands in a part is measured against the part
+            "composite",
+            {
+                "parts": [
+                    {"name": "linear", "end": 0.5, "length": "2.5 epochs"},
+                    {
+                        "name": "constant",
+                        "length": "100 updates",
+                        "warmup": "50 updates",
+                        "warmup_start": 0.5,
+                    },
+                    {
+                        "name": "step",
+                        "factor": 0.5,
+                        "every": "1.25 epochs",
+                        "length": "2500 samples",
+                    },
+                ]
+            },
+            [1, 0.5, 1, 1, 0.5, 0.25],
+        ),
+    ],
+)
+def test_literal_values(name, params, expected):
+    assert values(name, 0, 0.25, 0.5, 0.75, 0.995, 1, **params) == pytest.approx(
+        expected, rel=1e-5, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    (
+        "name",
+        "params",
+        "expected",
+    ),  # warm-up over a fifth; at where = 0, 0.1, 0.195, 0.2, 0.6, 0.8, 1
+    [
+        ("constant", {}, [0, 0.5, 0.975, 1, 1, 1, 1]),
+        ("constant", {"warmup_start": 0.1}, [0.1, 0.55, 0.9775, 1, 1, 1, 1]),
+        ("linear", {}, [0, 0.5, 0.975, 1, 0.5, 0.25, 0]),
+        ("linear", {"start": 0.5}, [0, 0.25, 0.4875, 0.5, 0.25, 0.125, 0]),
+        ("cosine", {}, [0, 0.5, 0.975, 1, 0.5, 0.1464466, 0]),
+        ("exponential", {"end": 0.01}, [0, 0.5, 0.975, 1, 0.1, 0.0316228, 0.01]),
+        ("polynomial", {"power": 2}, [0, 0.5, 0.975, 1, 0.25, 0.0625, 0]),
+        ("multistep", {"milestones": [0.6, 0.8]}, [0, 0.5, 0.975, 1, 0.1, 0.01, 0.01]),
+        ("step", {"factor": 0.5, "every": 0.3}, [0, 0.5, 0.975, 1, 0.25, 0.25, 0.125]),
+        ("inverse_sqrt", {}, [0, 0.5, 0.975, 1, 0.5773503, 0.5, 0.4472136]),  # sqrt(warmup / where)
+        ("inverse_sqrt", {"timescale": 0.4}, [0, 0.5, 0.975, 1, 0.7071068, 0.6324555, 0.5773503]),
+        ("wsd", {"decay": 0.4}, [0, 0.5, 0.975, 1, 1, 0.5, 0]),
+        ("wsd", {"decay": 0.8}, [0, 0.5, 0.975, 1, 0.5, 0.25, 0]),
+        ("cosine_restarts", {"period": 0.4}, [0, 0.5, 0.975, 1, 1, 0.5, 1]),
+    ],
+)
+def test_literal_values_with_warmup(name, params, expected):
+    found = values(name, 0, 0.1, 0.195, 0.2, 0.6, 0.8, 1, warmup=0.2, **params)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "warmup", [0.1, "10 %", "10%", "1 epoch", "20 updates", "1000 samples", " 1.0 Epochs ", "1e-1"]
+)
+def test_units_say_the_same(warmup):
+    assert values("constant", 0.05, 0.1, warmup=warmup) == pytest.approx([0.5, 1.0])
+
+
+def test_a_step_falls_on_its_very_update():
+    made = SCHEDULES.build(
+        "step", {"factor": 0.5, "every": 0.1}, facts=RUN | {"updates": 10_000_000}
+    )
+    for tenth in range(1, 10):
+        first = tenth * 1_000_000
+        assert made((first - 1) / 10_000_000) == 0.5 ** (tenth - 1)
+        assert made(first / 10_000_000) == 0.5**tenth
+
+
+def test_a_milestone_falls_on_its_very_update():
+    facts = {"updates": 9_999_991, "updates_per_epoch": 1001.0, "batch_size": 8}
+    made = SCHEDULES.build("multistep", {"milestones": ["30 epochs"]}, facts=facts)
+    assert made(30_029 / 9_999_991) == 1
+    assert made(30_030 / 9_999_991) == 0.1
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_each_is_a_scheduler_of_fvcore_and_survives_the_ends(name):
+    made = schedule(name, **REQUIRED.get(name, {}))
+    assert isinstance(made, ParamScheduler)
+    assert made(0.0) == 1.0
+    assert math.isfinite(made(1.0))
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_a_run_without_updates_has_schedules_too(name):
+    params = REQUIRED.get(name, {}) | ({} if name in UNWARMED else {"warmup": "5 epochs"})
+    made = SCHEDULES.build(name, params, facts=RUN | {"updates": 0, "updates_per_epoch": 0.0})
+    assert math.isfinite(made(0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        (
+            "constant",
+            {"warmup": "5 epoches"},
+            "warmup = '5 epoches': expected a fraction .*did you mean 'epochs'",
+        ),
+        ("constant", {"warmup": "5 parsecs"}, "one of the units epochs, updates, samples, %"),
+        ("constant", {"warmup": "some epochs"}, "warmup = 'some epochs': expected a fraction"),
+        ("constant", {"warmup": -0.1}, "warmup = -0.1: expected a duration of at least 0"),
+        ("constant", {"warmup": "-5 epochs"}, "expected a duration of at least 0"),
+        ("constant", {"warmup": math.nan}, "expected a duration of at least 0"),
+        (
+            "constant",
+            {"warmup": 5},
+            "warmup = 5: a number without a unit .*write '5 epochs' or '5 updates'",
+        ),
+        (
+            "constant",
+            {"warmup": "10 epochs"},
+            r"is not shorter than the run, which has 200 updates \(10 epochs\)",
+        ),
+        (
+            "constant",
+            {"warmup_start": -1.0},
+            "warmup_start = -1.0: expected a multiplier of at least 0",
+        ),
+        ("linear", {"end": -1.0}, "end = -1.0"),
+        ("cosine", {"end": -1.0}, "end = -1.0"),
+        ("exponential", {"end": 0.0}, "end = 0.0: expected a number above 0"),
+        ("polynomial", {"power": 0.0}, "power = 0.0"),
+        ("step", {"factor": 0.1, "every": 0}, "every = 0: expected a duration above 0"),
+        ("step", {"factor": 0.0, "every": 0.1}, "factor = 0.0"),
+        (
+            "multistep",
+            {"milestones": [0.8, 0.5]},
+            r"milestones = \[0.8, 0.5\]: expected ascending order",
+        ),
+        ("multistep", {"milestones": [30, 60]}, "milestones = 30: a number without a unit"),
+        ("inverse_sqrt", {}, "timescale = None and warmup = 0.0: expected one of them above 0"),
+        (
+            "one_cycle",
+            {"rise": "10 epochs"},
+            r"rise = '10 epochs' is not shorter than the run, which has 200 updates",
+        ),
+        ("one_cycle", {"end": -1.0}, "end = -1.0"),
+        (
+            "wsd",
+            {"warmup": "6 epochs", "decay": "100 updates"},
+            r"warmup = '6 epochs' and decay = '100 updates' together take 220 updates, more than the run, which has "
+            r"200 updates \(10 epochs\)",
+        ),
+        (
+            "cosine_restarts",
+            {"period": "11 epochs"},
+            "period = '11 epochs' together take 220 updates, more than",
+        ),
+        ("cosine_restarts", {"period": 0}, "period = 0: expected a duration above 0"),
+        ("cosine_restarts", {"period": 0.5, "growth": 0.5}, "growth = 0.5: expected at least 1"),
+        (
+            "cosine_restarts",
+            {"period": 0.5, "decay": 0.0},
+            "decay = 0.0: expected a factor above 0, at most 1",
+        ),
+        ("composite", {"parts": []}, "expected at least one schedule"),
+        (
+            "composite",
+            {
+                "parts": [
+                    {"name": "constant", "length": "6 epochs"},
+                    {"name": "cosine", "length": "100 updates"},
+                ]
+            },
+            r"parts: 6 epochs \+ 100 updates take 220 updates, more than the run, which has 200 updates",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "constant", "length": 0.25}, {"name": "cosine", "length": 0.5}]},
+            r"parts: 0.25 \+ 0.5 take 150 updates, less than the run, .*; leave out the length of the last part",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "constant", "length": "10 epochs"}, {"name": "cosine"}]},
+            r"parts: 10 epochs \+ the rest leave nothing for the last part",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "constant"}, {"name": "cosine"}]},
+            r"parts\[0\].length: expected a duration",
+        ),
+        (
+            "composite",
+            {"parts": [{"length": 1.0}]},
+            r"parts\[0\]: expected the name of a schedule. Known: composite,",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "cosin"}]},
+            r"parts\[0\].name = 'cosin': .* did you mean 'cosine'\?",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "cosine", "ende": 1}]},
+            r"parts\[0\].ende: .* did you mean 'end'\?",
+        ),
+        (
+            "composite",
+            {"parts": [{"name": "cosine", "scaling": "fix"}]},
+            "scaling = 'fix': expected rescaled or fixed",
+        ),
+        (
+            "composite",
+            {
+                "parts": [
+                    {"name": "constant", "warmup": "6 epochs", "length": 0.5},
+                    {"name": "cosine"},
+                ]
+            },
+            r"parts\[0\] .*warmup = '6 epochs' is not shorter than the run, which has 100 updates",
+        ),
+    ],
+)
+def test_bad_parameters_are_refused_with_their_section(name, params, message):
+    with pytest.raises(ConfigError, match=r"OPTIMIZER.SCHEDULES.lr \(schedule .*" + message):
+        schedule(name, **params)
+
+
+def test_restarts_fall_on_their_very_updates():
+    made = SCHEDULES.build(
+        "cosine_restarts", {"period": "3 updates", "growth": 2}, facts=RUN | {"updates": 1_000_000}
+    )
+    begin, length = 0, 3
+    while begin + length < 1_000_000:
+        assert made(begin / 1_000_000) == pytest.approx(1, abs=1e-6)
+        begin, length = begin + length, 2 * length
+        assert made((begin - 1) / 1_000_000) <= 0.25 + 1e-9
+    assert length == 3 * 2**18
+
+
+def test_parts_change_on_their_very_updates():
+    facts = {"updates": 9_999_991, "updates_per_epoch": 1001.0, "batch_size": 8}
+    parts = [
+        {"name": "constant", "length": "30 epochs"},
+        {"name": "constant", "warmup": "1 update"},
+    ]
+    made = SCHEDULES.build("composite", {"parts": parts}, facts=facts)
+    assert [made(update / 9_999_991) for update in (30_029, 30_030, 30_031)] == pytest.approx(
+        [1, 0, 1], abs=1e-6
+    )

@@ -1,0 +1,275 @@
+"""Several optimizers are one: all of them step or none, and their state is one."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fvcore.common.param_scheduler import LinearParamScheduler
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
+
+from phasetrain.checkpoint.codec import decode, encode
+from phasetrain.errors import ConfigError
+from phasetrain.optim.groups import Weight, weights_of
+from phasetrain.optim.multi_optimizer import MAIN, Several, refuse_closures, shared_out
+from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
+from phasetrain.optim.update.updater import Updater
+
+UPDATES = 6
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 2))
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
+
+
+def parts(net: nn.Sequential) -> dict[str, Optimizer]:
+    groups = [{"params": net[2].weight}, {"params": net[2].bias, "weight_decay": 0.0}]
+    return {
+        MAIN: torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9, fused=True),
+        "middle": torch.optim.AdamW(groups, lr=0.01, fused=True),
+        "last": torch.optim.RMSprop(net[4].parameters(), lr=0.02),
+    }
+
+
+def fused(net: nn.Sequential) -> dict[str, Optimizer]:
+    rest = [*net[2].parameters(), *net[4].parameters()]
+    return {MAIN: parts(net)[MAIN], "others": torch.optim.Adam(rest, lr=0.01, fused=True)}
+
+
+def weights(net: nn.Module) -> list[Tensor]:
+    return [tensor.clone() for tensor in net.state_dict().values()]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def run(net: nn.Module, updater: Updater, numbers: range = range(UPDATES)) -> None:
+    for number in numbers:
+        inputs, targets = batch(number)
+        updater.schedule(number / UPDATES)
+        updater.backward(mse_loss(net(inputs), targets))
+        updater.step()
+
+
+def by_hand(
+    net: nn.Module, made: dict[str, Optimizer], prepare: Callable[[], Any] = lambda: None
+) -> None:
+    for number in range(UPDATES):
+        inputs, targets = batch(number)
+        mse_loss(net(inputs), targets).backward()
+        prepare()
+        for one in made.values():
+            one.step()
+            one.zero_grad()
+
+
+class TestAgainstPlainTorch:
+    def test_alone(self) -> None:
+        net, other = model(), model()
+        run(net, updater := Updater(Several(parts(net))))
+        by_hand(other, parts(other))
+        assert equal(weights(net), weights(other))
+        assert not equal(weights(net), weights(model()))
+        assert updater.lr == 0.1
+
+    def test_the_norm_is_that_of_the_whole_gradient(self) -> None:
+        net, other = model(), model()
+        run(net, Updater(Several(parts(net)), clip_norm=0.05))
+        by_hand(other, parts(other), lambda: nn.utils.clip_grad_norm_(other.parameters(), 0.05))
+        assert equal(weights(net), weights(other))
+
+    @pytest.mark.parametrize("make", [parts, fused])
+    def test_under_a_gradient_scaler(self, make: Any) -> None:
+        net, other = model(), model()
+        run(net, Updater(Several(make(net)), scaler=GradScaler("cpu", init_scale=2.0**10)))
+        scaler, made = GradScaler("cpu", init_scale=2.0**10), make(other)
+        for number in range(UPDATES):
+            inputs, targets = batch(number)
+            scaler.scale(mse_loss(other(inputs), targets)).backward()
+            for one in made.values():
+                scaler.step(one)
+            scaler.update()
+            other.zero_grad()
+        for one, two in zip(weights(net), weights(other), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+class TestState:
+    def test_going_on_from_a_checkpoint_gives_the_same_bits(self) -> None:
+        net, other = model(), model()
+        run(net, one := Updater(Several(parts(net))), range(3))
+        other.load_state_dict(net.state_dict())
+        (two := Updater(Several(parts(other)))).load_state_dict(decode(*encode(one.state_dict())))
+        run(net, one, range(3, UPDATES))
+        run(other, two, range(3, UPDATES))
+        assert equal(weights(net), weights(other))
+
+    def test_without_the_state_it_would_not(self) -> None:
+        net, other = model(), model()
+        run(net, one := Updater(Several(parts(net))), range(3))
+        other.load_state_dict(net.state_dict())
+        run(net, one, range(3, UPDATES))
+        run(other, Updater(Several(parts(other))), range(3, UPDATES))
+        assert not equal(weights(net), weights(other))
+
+    def test_parameters_are_numbered_through_all_of_them(self) -> None:
+        net = model()
+        run(net, Updater(several := Several(parts(net))), range(1))
+        state = several.state_dict()
+        assert {number: sorted(kept) for number, kept in state["state"].items()} == {
+            0: ["momentum_buffer"],
+            1: ["momentum_buffer"],
+            2: ["exp_avg", "exp_avg_sq", "step"],
+            3: ["exp_avg", "exp_avg_sq", "step"],
+            4: ["square_avg", "step"],
+            5: ["square_avg", "step"],
+        }
+        assert [group["params"] for group in state["param_groups"]] == [[0, 1], [2], [3], [4, 5]]
+        assert set(several.state) == set(net.parameters())
+
+
+class TestAllOrNone:
+    @pytest.mark.parametrize("at", [0, 2, 4])
+    @pytest.mark.parametrize(
+        ("make", "lag", "scaled"), [(parts, 0, False), (fused, 1, False), (fused, 0, True)]
+    )
+    def test_a_gradient_that_is_not_finite_holds_all_of_them_back(
+        self, at: int, make: Any, lag: int, scaled: bool
+    ) -> None:
+        net = model()
+        scaler = GradScaler("cpu", init_scale=2.0) if scaled else None
+        updater = Updater(Several(make(net)), scaler=scaler, guard=GuardSettings("skip", lag=lag))
+        run(net, updater, range(2))
+        before, state = weights(net), encode(updater.state_dict()["optimizer"])
+        told: list[NonFinite] = []
+        inputs, targets = batch(2)
+        updater.schedule(0.5)
+        updater.backward(mse_loss(net(inputs), targets))
+        net[at].bias.grad[0] = math.inf
+        updater.step(told.append)
+        updater.resolve()
+        assert len(told) == 1
+        assert equal(weights(net), before)
+        assert encode(updater.state_dict()["optimizer"]) == state
+        run(net, updater, range(3, 4))
+        assert not equal(weights(net), before)
+
+    @pytest.mark.parametrize(("make", "gated"), [(parts, False), (fused, True)])
+    def test_it_is_withheld_on_the_device_where_each_can(self, make: Any, gated: bool) -> None:
+        assert ("_step_supports_amp_scaling" in vars(Several(make(model())))) is gated
+
+
+class TestSchedules:
+    def test_an_option_that_only_some_have(self) -> None:
+        net = model()
+        falling = {"lr": LinearParamScheduler(1.0, 0.0), "momentum": LinearParamScheduler(1.0, 0.5)}
+        updater = Updater(Several(fused(net)), schedules=falling, own_schedules={1: {}})
+        updater.schedule(0.5)
+        main, other = updater.optimizer.param_groups
+        assert (main["lr"], main["momentum"], other["lr"]) == (0.05, pytest.approx(0.675), 0.005)
+        assert "momentum" not in other
+
+    def test_their_own_come_before_those_of_all(self) -> None:
+        own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
+        updater = Updater(
+            Several(fused(model())),
+            schedules={"lr": LinearParamScheduler(1.0, 0.0)},
+            own_schedules=own,
+        )
+        updater.schedule(0.75)
+        assert [group["lr"] for group in updater.optimizer.param_groups] == [
+            0.025,
+            pytest.approx(0.015),
+        ]
+
+    def test_after_a_load_they_move_the_groups_of_each(self) -> None:
+        own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
+        updater = Updater(several := Several(fused(net := model())), own_schedules=own)
+        run(net, updater, range(1))
+        updater.load_state_dict(updater.state_dict())
+        updater.schedule(0.5)
+        assert several.optimizers["others"].param_groups[0]["lr"] == 0.01
+        assert several.param_groups[1] is several.optimizers["others"].param_groups[0]
+
+    def test_a_factor_reaches_those_without_a_schedule_too_and_no_other_twice(self) -> None:
+        own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
+        updater = Updater(Several(fused(model())), own_schedules=own)
+        updater.factor = 0.5
+        for _ in range(2):
+            updater.schedule(0.75)
+        assert [group["lr"] for group in updater.optimizer.param_groups] == [
+            0.05,
+            pytest.approx(0.0075),
+        ]
+
+
+def trained() -> list[Weight]:
+    return weights_of(model())
+
+
+def names(found: list[Weight]) -> list[str]:
+    return [weight.name for weight in found]
+
+
+class TestSharedOut:
+    def test_what_no_rule_chooses_is_the_main_ones(self) -> None:
+        found = shared_out(
+            trained(),
+            {
+                "last": {"name": "adam", "match": ["4.*"]},
+                "first": {"name": "sgd", "match": "0.bias"},
+            },
+        )
+        assert {label: names(weights) for label, weights in found.items()} == {
+            MAIN: ["0.weight", "2.weight", "2.bias"],
+            "last": ["4.weight", "4.bias"],
+            "first": ["0.bias"],
+        }
+
+    @pytest.mark.parametrize(
+        ("others", "message"),
+        [
+            (
+                {"one": {"name": "adam", "match": "4.*"}, "two": {"name": "adam", "max_ndim": 1}},
+                r"^OPTIMIZER\.others: 4\.bias is chosen by two optimizers, one and two; make their rules",
+            ),
+            (
+                {"one": {"name": "adam", "match": "2.wieght"}},
+                r"^OPTIMIZER\.others\.one\.match = '2\.wieght' matches none of the 6 trained weights; did you mean '2",
+            ),
+            (
+                {"one": {"name": "adam", "types": "Conv2d"}},
+                r"^OPTIMIZER\.others\.one\.types = 'Conv2d': modules with weights are Linear",
+            ),
+            (
+                {"one": {"name": "adam"}},
+                r"^OPTIMIZER\.others\.one = .*: expected one of match, types, max_ndim",
+            ),
+            (
+                {"one": {"name": "adam", "match": "*"}},
+                r"^OPTIMIZER\.others: one choose all 6 trained weights, and OPTIMIZER\.name has none left",
+            ),
+        ],
+    )
+    def test_errors(self, others: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            shared_out(trained(), others)
+
+
+def test_an_optimizer_that_computes_the_loss_again_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^OPTIMIZER\.name = 'LBFGS': it computes the loss several times"
+    ):
+        refuse_closures(torch.optim.LBFGS(model().parameters()), "OPTIMIZER")
+    refuse_closures(torch.optim.SGD(model().parameters()), "OPTIMIZER")

@@ -1,0 +1,207 @@
+"""Gradients of some rows: found not finite, limited and used as if they were whole."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from phasetrain.checkpoint.codec import decode, encode
+from phasetrain.errors import ConfigError
+from phasetrain.optim.groups import Group, weights_of
+from phasetrain.optim.multi_optimizer import MAIN, Several
+from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
+from phasetrain.optim.update.sparse import check_sparse, coalesce, sparse_weights
+from phasetrain.optim.update.updater import Updater
+
+UPDATES = 6
+
+
+class Words(nn.Module):
+    """The mean of embedded tokens, and a linear layer."""
+
+    def __init__(self, *, sparse: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(20, 3, sparse=sparse)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens).mean(1))
+
+
+def tokens(number: int) -> Tensor:
+    return torch.randint(20, (4, 5), generator=torch.Generator().manual_seed(number))
+
+
+def both(net: Words) -> Several:
+    return Several(
+        {
+            MAIN: torch.optim.SGD(net.head.parameters(), lr=0.1, momentum=0.9),
+            "rows": torch.optim.SparseAdam(net.embedding.parameters(), lr=0.05),
+        }
+    )
+
+
+def updater_of(net: Words, optimizer: Optimizer | None = None, **options: Any) -> Updater:
+    guard = GuardSettings("skip", names=["head.weight", "head.bias", "embedding.weight"])
+    return Updater(optimizer or both(net), guard=guard, sparse=sparse_weights(net), **options)
+
+
+def run(net: Words, updater: Updater, numbers: range = range(UPDATES)) -> list[Tensor]:
+    for number in numbers:
+        updater.schedule(0.0)
+        updater.backward(net(tokens(number)).square().sum())
+        updater.step()
+    return weights(net)
+
+
+def weights(net: nn.Module) -> list[Tensor]:
+    return [tensor.clone() for tensor in net.state_dict().values()]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class TestAgainstPlainTorch:
+    def test_sparse_adam_beside_another_one(self) -> None:
+        net, other = Words(), Words()
+        optimizer = both(other)
+        for number in range(UPDATES):
+            other(tokens(number)).square().sum().backward()
+            for one in optimizer.optimizers.values():
+                one.step()
+                one.zero_grad()
+        assert equal(run(net, updater_of(net)), weights(other))
+
+    @pytest.mark.parametrize(
+        "limit", [{"clip_norm": 0.1}, {"clip_value": 0.05}, {"clip_norm": 0.1, "clip_value": 0.05}]
+    )
+    @pytest.mark.parametrize("scaled", [False, True])
+    def test_limits_are_those_of_the_dense_gradient(
+        self, limit: dict[str, float], scaled: bool
+    ) -> None:
+        found = []
+        for sparse in (True, False):
+            net = Words(sparse=sparse)
+            scaler = GradScaler("cpu", init_scale=4.0) if scaled else None
+            found.append(
+                run(
+                    net,
+                    updater_of(
+                        net, torch.optim.SGD(net.parameters(), lr=0.1), scaler=scaler, **limit
+                    ),
+                )
+            )
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        net = Words()
+        assert not equal(
+            found[0], run(net, updater_of(net, torch.optim.SGD(net.parameters(), lr=0.1)))
+        )
+
+    def test_going_on_from_a_checkpoint_gives_the_same_bits(self) -> None:
+        net, other = Words(), Words()
+        run(net, one := updater_of(net), range(3))
+        other.load_state_dict(net.state_dict())
+        (two := updater_of(other)).load_state_dict(decode(*encode(one.state_dict())))
+        assert equal(run(net, one, range(3, UPDATES)), run(other, two, range(3, UPDATES)))
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_row_that_is_not_finite_is_no_update(options: dict[str, float], scaled: bool) -> None:
+    net = Words()
+    scaler = GradScaler("cpu", init_scale=4.0) if scaled else None
+    updater = updater_of(net, scaler=scaler, **options)
+    run(net, updater, range(2))
+    before, told = weights(net), list[NonFinite]()
+    updater.schedule(0.0)
+    updater.backward(net(tokens(2)).square().sum())
+    net.embedding.weight.grad = net.embedding.weight.grad.coalesce()
+    net.embedding.weight.grad.values()[0, 0] = math.inf
+    updater.step(told.append)
+    assert equal(weights(net), before)
+    assert len(told) == 1
+    if not scaled:
+        assert told[0].gradients == ("embedding.weight",)
+    assert not equal(run(net, updater, range(3, 4)), before)
+
+
+def test_finite_rows_of_any_size_are_finite() -> None:
+    net = Words()
+    updater, told = updater_of(net, torch.optim.SGD(net.parameters(), lr=1e-30)), list[NonFinite]()
+    updater.schedule(0.0)
+    updater.backward(net(tokens(0)).sum() * 1e30)  # squares overflow
+    updater.step(told.append)
+    assert told == []
+
+
+def test_rows_that_stand_twice_are_added_up_before_they_are_looked_at() -> None:
+    net = Words()
+    updater, told = updater_of(net), list[NonFinite]()
+    updater.schedule(0.0)
+    updater.backward(net(torch.full((1, 5), 3)).sum())
+    rows = net.embedding.weight.grad._values()
+    rows.fill_(3e38)  # finite, and their sum is not
+    updater.step(told.append)
+    assert [one.gradients for one in told] == [("embedding.weight",)]
+
+
+def test_a_weight_without_a_gradient_is_left_alone() -> None:
+    net = Words()
+    coalesce([net.embedding.weight])
+    assert net.embedding.weight.grad is None
+    updater = updater_of(net, clip_norm=1.0)
+    before = net.embedding.weight.clone()
+    updater.schedule(0.0)
+    updater.backward(net.head(torch.ones(1, 3)).sum())
+    updater.step()
+    assert torch.equal(net.embedding.weight, before)
+
+
+def test_which_weights_have_them() -> None:
+    bags = nn.ModuleList(
+        [nn.EmbeddingBag(3, 2, sparse=True), nn.Embedding(3, 2), nn.Embedding(3, 2, sparse=True)]
+    )
+    bags[2].weight.requires_grad_(False)
+    assert sparse_weights(bags) == [bags[0].weight]
+
+
+def groups(net: nn.Module) -> list[Group]:
+    return [Group({}, weights_of(net))]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda p: torch.optim.AdamW(p),
+            r"^OPTIMIZER\.name: AdamW takes no sparse gradients, as those of embedding\.weight are; give these to "
+            r"SparseAdam, as in OPTIMIZER\.others=\{rows: \{name: SparseAdam, match: 'embedding\.weight'\}\}",
+        ),
+        (
+            lambda p: torch.optim.SparseAdam(p),
+            r"^OPTIMIZER\.name = 'SparseAdam': it takes sparse gradients only, and those of head\.weight, head\.bias",
+        ),
+        (
+            lambda p: torch.optim.SGD(p, momentum=0.9),
+            r"^OPTIMIZER\.momentum: the gradients of embedding\.weight are",
+        ),
+        (
+            lambda p: torch.optim.SGD(p, weight_decay=0.1),
+            r"^OPTIMIZER\.weight_decay: the gradients of embedding",
+        ),
+    ],
+)
+def test_an_optimizer_that_cannot_use_them_is_refused(make: Any, message: str) -> None:
+    net = Words()
+    with pytest.raises(ConfigError, match=message):
+        check_sparse(make(net.parameters()), groups(net), {id(net.embedding.weight)}, "OPTIMIZER")
+    check_sparse(
+        torch.optim.SGD(net.parameters()), groups(net), {id(net.embedding.weight)}, "OPTIMIZER"
+    )

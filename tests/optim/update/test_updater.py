@@ -1,0 +1,658 @@
+"""An update equals the hand-written one bit for bit, and goes on so after its state was loaded."""
+
+import math
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fvcore.common.param_scheduler import LinearParamScheduler
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
+
+from phasetrain.checkpoint.codec import decode, encode
+from phasetrain.errors import ConfigError, NumericsError
+from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
+from phasetrain.optim.update.updater import Updater
+
+UPDATES = 6
+Make = Callable[[Any], Optimizer]
+
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+}
+GATED: dict[str, Make] = {
+    "sgd": OPTIMIZERS["sgd"],
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "adamw": OPTIMIZERS["adamw"],
+}
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
+
+
+def weights(net: nn.Module) -> list[Tensor]:
+    return [tensor.clone() for tensor in net.state_dict().values()]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def run(net: nn.Module, updater: Updater, numbers: range = range(UPDATES)) -> None:
+    for number in numbers:
+        inputs, targets = batch(number)
+        updater.schedule(number / UPDATES)
+        updater.backward(mse_loss(net(inputs), targets))
+        updater.step()
+
+
+def by_hand(
+    net: nn.Module, optimizer: Optimizer, prepare: Callable[[int], None] = lambda number: None
+) -> None:
+    for number in range(UPDATES):
+        inputs, targets = batch(number)
+        mse_loss(net(inputs), targets).backward()
+        prepare(number)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+class TestAgainstPlainTorch:
+    def test_alone(self, make: Make) -> None:
+        net, other = model(), model()
+        run(net, Updater(make(net.parameters())))
+        by_hand(other, make(other.parameters()))
+        assert equal(weights(net), weights(other))
+        assert not equal(weights(net), weights(model()))
+
+    def test_with_a_schedule(self, make: Make) -> None:
+        net, other = model(), model()
+        run(net, Updater(make(net.parameters()), schedules={"lr": LinearParamScheduler(1.0, 0.0)}))
+        optimizer = make(other.parameters())
+        base = optimizer.param_groups[0]["lr"]
+
+        def schedule(number: int) -> None:
+            where = number / UPDATES
+            optimizer.param_groups[0]["lr"] = base * (0.0 * where + 1.0 * (1 - where))
+
+        by_hand(other, optimizer, schedule)
+        assert equal(weights(net), weights(other))
+
+    def test_with_clipping_of_the_norm(self, make: Make) -> None:
+        net, other = model(), model()
+        run(net, Updater(make(net.parameters()), clip_norm=0.1))
+        by_hand(
+            other,
+            make(other.parameters()),
+            lambda number: void(nn.utils.clip_grad_norm_(other.parameters(), 0.1)),
+        )
+        assert equal(weights(net), weights(other))
+
+    def test_with_clipping_of_values_and_then_the_norm(self, make: Make) -> None:
+        net, other = model(), model()
+        run(net, Updater(make(net.parameters()), clip_norm=0.1, clip_value=0.05))
+
+        def clip(number: int) -> None:
+            nn.utils.clip_grad_value_(other.parameters(), 0.05)
+            nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+
+        by_hand(other, make(other.parameters()), clip)
+        assert equal(weights(net), weights(other))
+
+
+def void(value: object) -> None:
+    """Take a value and give none."""
+
+
+class TestScaler:
+    @staticmethod
+    def updater(net: nn.Module, **options: Any) -> Updater:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        return Updater(
+            optimizer, scaler=GradScaler("cpu", init_scale=2.0**10, growth_interval=2), **options
+        )
+
+    @pytest.mark.parametrize("clip_norm", [None, 0.1])
+    def test_it_equals_the_hand_written_loop(self, clip_norm: float | None) -> None:
+        net, other = model(), model()
+        updater = self.updater(net, clip_norm=clip_norm)
+        run(net, updater)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+        scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        for number in range(UPDATES):
+            inputs, targets = batch(number)
+            scaler.scale(mse_loss(other(inputs), targets)).backward()
+            if clip_norm is not None:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(other.parameters(), clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert equal(weights(net), weights(other))
+        assert updater.scaler is not None
+        assert updater.scaler.get_scale() == scaler.get_scale() == 2.0**13
+
+    @pytest.mark.parametrize("clip_norm", [None, 0.1])
+    def test_an_overflow_skips_the_update_and_lowers_the_scale(
+        self, clip_norm: float | None
+    ) -> None:
+        net = model()
+        updater = self.updater(net, clip_norm=clip_norm)
+        before = weights(net)
+        inputs, targets = batch(0)
+        updater.backward(mse_loss(net(inputs), targets) * torch.tensor(1e38))
+        updater.step()
+        assert equal(weights(net), before)
+        assert updater.scaler is not None
+        assert updater.scaler.get_scale() == 2.0**9
+        run(net, updater, range(1))
+        assert not equal(weights(net), before)
+        assert all(torch.isfinite(tensor).all() for tensor in weights(net))
+
+    def test_half_precision_on_a_cpu(self) -> None:
+        net = model()
+        updater = self.updater(net)
+        inputs, targets = batch(0)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = mse_loss(net(inputs).float(), targets)
+        updater.backward(loss)
+        updater.step()
+        assert not equal(weights(net), weights(model()))
+
+    def test_its_state_is_saved(self) -> None:
+        net, other = model(), model()
+        one, two = self.updater(net), self.updater(other)
+        run(net, one, range(3))
+        other.load_state_dict(net.state_dict())
+        two.load_state_dict(decode(*encode(one.state_dict())))
+        run(net, one, range(3, UPDATES))
+        run(other, two, range(3, UPDATES))
+        assert one.state_dict()["scaler"] == two.state_dict()["scaler"]
+        assert equal(weights(net), weights(other))
+
+
+def test_shares_of_uneven_micro_batches_add_up_to_one_batch() -> None:
+    net, other = model(), model()
+    inputs, targets = batch(0)
+    whole, parts = (Updater(torch.optim.SGD(n.parameters(), lr=0.1)) for n in (net, other))
+    whole.backward(mse_loss(net(inputs), targets))
+    for begin, end in ((0, 5), (5, 7), (7, 8)):
+        parts.backward(mse_loss(other(inputs[begin:end]), targets[begin:end]), (end - begin) / 8)
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-6, atol=1e-7)
+    whole.step()
+    parts.step()
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+class TestState:
+    @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+    def test_going_on_from_a_checkpoint_gives_the_same_bits(self, make: Make) -> None:
+        def updater(net: nn.Module) -> Updater:
+            return Updater(make(net.parameters()), schedules={"lr": LinearParamScheduler(1.0, 0.0)})
+
+        net, other = model(), model()
+        run(net, one := updater(net), range(3))
+        other.load_state_dict(net.state_dict())
+        (two := updater(other)).load_state_dict(decode(*encode(one.state_dict())))
+        run(net, one, range(3, UPDATES))
+        run(other, two, range(3, UPDATES))
+        assert equal(weights(net), weights(other))
+        assert one.lr == two.lr < make([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
+
+    def test_options_are_those_of_the_config_and_not_of_the_checkpoint(self) -> None:
+        net = model()
+        one = Updater(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4))
+        run(net, one, range(1))
+        two = Updater(torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.8))
+        two.load_state_dict(one.state_dict())
+        group = two.optimizer.param_groups[0]
+        assert (two.lr, group["momentum"], group["weight_decay"]) == (0.5, 0.8, 0)
+        assert len(two.optimizer.state) == 4
+
+    def test_schedules_move_the_options_after_a_load(self) -> None:
+        net = model()
+        schedules = {
+            "lr": LinearParamScheduler(1.0, 0.0),
+            "momentum": LinearParamScheduler(1.0, 0.5),
+        }
+        updater = Updater(
+            torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.8), schedules=schedules
+        )
+        run(net, updater, range(1))
+        updater.load_state_dict(updater.state_dict())
+        updater.schedule(0.5)
+        assert updater.lr == pytest.approx(0.05)
+        assert updater.optimizer.param_groups[0]["momentum"] == pytest.approx(0.6)
+
+    def test_it_holds_no_options(self) -> None:
+        updater = Updater(torch.optim.SGD(model().parameters(), lr=0.1))
+        assert updater.state_dict() == {"optimizer": {}, "skipped": 0, "skipped_in_row": 0}
+
+
+def test_every_group_is_scheduled_from_its_own_value() -> None:
+    net = model()
+    groups = [
+        {"params": net[0].parameters(), "lr": 1.0},
+        {"params": net[2].parameters(), "lr": 0.1},
+    ]
+    updater = Updater(torch.optim.SGD(groups), schedules={"lr": LinearParamScheduler(1.0, 0.0)})
+    updater.schedule(0.75)
+    assert [group["lr"] for group in updater.optimizer.param_groups] == [0.25, pytest.approx(0.025)]
+    assert len(updater.parameters) == 4
+
+
+@pytest.mark.parametrize("option", ["momentun", "nesterov", "params", "betas"])
+def test_an_option_that_is_no_number_is_refused(option: str) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"^OPTIMIZER\.SCHEDULES\.{option}: the optimizer has no number of that name",
+    ):
+        Updater(
+            torch.optim.SGD(model().parameters(), lr=0.1),
+            schedules={option: LinearParamScheduler(1.0, 0.0)},
+        )
+
+
+def zero(net: nn.Module, factor: float) -> Tensor:
+    """Return 0 with the gradient `factor` for each entry of the last bias."""
+    bias = list(net.parameters())[-1]
+    return ((bias - bias.detach()) * factor).sum()
+
+
+FAULTS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "loss NaN": lambda net, loss: loss * math.nan,
+    "loss infinite, gradients finite": lambda net, loss: loss + math.inf,
+    "gradient infinite": lambda net, loss: loss + zero(net, 1.0).sqrt(),
+    "gradient NaN": lambda net, loss: loss + zero(net, 0.0).sqrt(),
+    "gradient infinite by its size": lambda net, loss: loss + zero(net, 3e38) * 2 + zero(net, 3e38),
+}
+
+
+def run_with(
+    net: nn.Module,
+    updater: Updater,
+    fault: str,
+    bad: Collection[int],
+    numbers: range = range(UPDATES),
+) -> list[NonFinite]:
+    told: list[NonFinite] = []
+    for number in numbers:
+        inputs, targets = batch(number)
+        updater.schedule(number / UPDATES)
+        loss = mse_loss(net(inputs), targets)
+        updater.backward(FAULTS[fault](net, loss) if number in bad else loss)
+        updater.step(told.append)
+    return told
+
+
+def skipping(make: Make, net: nn.Module, lag: int = 0, **options: Any) -> Updater:
+    schedules = {"lr": LinearParamScheduler(1.0, 0.0)}
+    return Updater(
+        make(net.parameters()), schedules=schedules, guard=GuardSettings("skip", lag=lag), **options
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+CASES = [(name, make, 0) for name, make in {**OPTIMIZERS, **GATED}.items()]
+CASES += [(name, make, 1) for name, make in GATED.items()]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "lag"), CASES, ids=[f"{name}-lag{lag}" for name, _, lag in CASES]
+)
+@pytest.mark.parametrize("fault", FAULTS)
+class TestGuard:
+    @pytest.mark.parametrize("bad", [{0}, {2}, {1, 2, 5}])
+    def test_a_skipped_update_leaves_no_trace(
+        self, name: str, make: Make, lag: int, fault: str, bad: set[int]
+    ) -> None:
+        net, other = model(), model()
+        one, two = skipping(make, net, lag), skipping(make, other)
+        told = run_with(net, one, fault, bad)
+        for number in sorted(set(range(UPDATES)) - bad):  # as if those updates had never been tried
+            run(other, two, range(number, number + 1))
+        state = one.state_dict()
+        assert (
+            state.pop("skipped") == len(bad) == len(told)
+        )  # with a lag the last verdict came with the state
+        assert state.pop("skipped_in_row") == (1 if UPDATES - 1 in bad else 0)
+        assert same(state["optimizer"], two.state_dict()["optimizer"])
+        assert equal(weights(net), weights(other))
+        assert one.skipped == len(bad)
+
+    def test_a_stop_leaves_everything_as_it_was(
+        self, name: str, make: Make, lag: int, fault: str
+    ) -> None:
+        net, other = model(), model()
+        one, two = (
+            Updater(make(net.parameters()), guard=GuardSettings(lag=lag)),
+            Updater(make(other.parameters())),
+        )
+        run(net, one, range(3))
+        run(other, two, range(3))
+        with pytest.raises(
+            NumericsError, match=r"^OPTIMIZER\.on_nonfinite = 'stop': an update is not finite"
+        ):
+            run_with(net, one, fault, {3}, range(3, 5))
+        assert equal(weights(net), weights(other))
+        assert same(one.optimizer.state_dict()["state"], two.optimizer.state_dict()["state"])
+        assert all(parameter.grad is None for parameter in net.parameters())
+        if lag:  # the position has moved past the update: nothing of it may be saved
+            with pytest.raises(NumericsError):
+                one.state_dict()
+        else:
+            assert one.state_dict()["skipped"] == 0
+
+
+@pytest.mark.parametrize("fault", ["loss NaN", "gradient infinite", "gradient NaN"])
+def test_without_the_guard_the_weights_are_lost(fault: str) -> None:
+    net = model()
+    updater = Updater(OPTIMIZERS["sgd"](net.parameters()), guard=GuardSettings("ignore"))
+    run_with(net, updater, fault, {2})
+    assert not all(tensor.isfinite().all() for tensor in weights(net))
+    assert updater.state_dict()["skipped"] == 0
+
+
+class TestWhatIsTold:
+    def told(self, fault: str, *, lag: int = 0, **options: Any) -> NonFinite:
+        net = model()
+        names = [name for name, _ in net.named_parameters()]
+        guard = GuardSettings("skip", names=names, lag=lag)
+        updater = Updater(OPTIMIZERS["sgd"](net.parameters()), guard=guard, **options)
+        told = run_with(net, updater, fault, {2}, range(4))
+        assert len(told) == 1
+        return told[0]
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"clip_norm": 1.0}, {"clip_value": 0.1}, {"clip_norm": 1.0, "clip_value": 0.1}],
+    )
+    def test_names_are_those_before_clipping_spreads_it(self, options: dict[str, float]) -> None:
+        for fault in ("gradient infinite", "gradient NaN"):
+            found = self.told(fault, **options)
+            assert found.gradients == ("2.bias",)
+            assert math.isfinite(found.loss)
+            assert found.in_row == 1
+
+    def test_a_loss_that_is_not_finite(self) -> None:
+        found = self.told("loss infinite, gradients finite")
+        assert (found.loss, found.gradients) == (math.inf, ())
+
+    def test_a_norm_that_overflows(self) -> None:
+        net = model()
+        guard = GuardSettings("skip")
+        updater = Updater(OPTIMIZERS["sgd"](net.parameters()), clip_norm=1.0, guard=guard)
+        told: list[NonFinite] = []
+        updater.backward(zero(net, 1e30))
+        updater.step(told.append)
+        assert [found.gradients for found in told] == [()]
+        assert equal(weights(net), weights(model()))
+
+    def test_with_a_lag_the_gradients_are_gone(self) -> None:
+        found = self.told("gradient infinite", lag=1)
+        assert found.gradients is None
+        assert math.isfinite(found.loss)
+
+    def test_parameters_without_a_name_are_numbered(self) -> None:
+        net = model()
+        told = run_with(net, skipping(OPTIMIZERS["sgd"], net), "gradient NaN", {0}, range(1))
+        assert told[0].gradients == ("parameter 3",)
+
+    def test_the_loss_of_every_micro_batch_counts(self) -> None:
+        net = model()
+        updater = skipping(OPTIMIZERS["sgd"], net)
+        told: list[NonFinite] = []
+        for factor in (1.0, math.inf, 1.0):
+            updater.backward(zero(net, 1.0) + factor, 1 / 3)
+        updater.step(told.append)
+        assert [found.loss for found in told] == [math.inf]
+        for factor in (3.0, 6.0, 9.0):
+            updater.backward(zero(net, 1.0) + factor, 1 / 3)
+        updater.step(told.append)
+        assert (len(told), updater.skipped, updater.skipped_in_row) == (1, 1, 0)
+
+
+class TestNorm:
+    def test_it_is_that_before_clipping(self) -> None:
+        net = model()
+        updater = Updater(OPTIMIZERS["sgd"](net.parameters()), clip_norm=0.01)
+        updater.backward(zero(net, 3.0))
+        updater.step()
+        assert updater.norm is not None
+        assert updater.norm.shape == ()
+        assert updater.norm.item() == pytest.approx(3.0 * math.sqrt(2))  # two entries
+        assert not updater.norm.requires_grad
+
+    @pytest.mark.parametrize("options", [{}, {"clip_value": 1.0}])
+    def test_nothing_computes_it(self, options: dict[str, float]) -> None:
+        updater = Updater(OPTIMIZERS["sgd"]((net := model()).parameters()), **options)
+        run(net, updater, range(1))
+        assert updater.norm is None
+
+    def test_with_a_scaler_it_is_unscaled(self) -> None:
+        net = model()
+        updater = TestScaler.updater(net, clip_norm=0.01)
+        updater.backward(zero(net, 3.0))
+        updater.step()
+        assert updater.norm is not None
+        assert updater.norm.item() == pytest.approx(3.0 * math.sqrt(2))
+
+
+class TestScalerStreak:
+    def updater(self, net: nn.Module, *, lag: int = 0, **options: Any) -> Updater:
+        return TestScaler.updater(net, guard=GuardSettings(skip_budget=3, lag=lag), **options)
+
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("clip_norm", [None, 0.1])
+    def test_it_is_counted_and_bounded(self, lag: int, clip_norm: float | None) -> None:
+        net = model()
+        updater = self.updater(net, lag=lag, clip_norm=clip_norm)
+        told = run_with(net, updater, "gradient infinite", {1, 2, 4}, range(6))
+        updater.resolve()
+        assert (updater.skipped, updater.skipped_in_row, len(told)) == (3, 0, 3)
+        assert [found.scale for found in told] == [2.0**9, 2.0**8, 2.0**7]
+        before = weights(net)
+        with pytest.raises(
+            NumericsError,
+            match=r"^OPTIMIZER\.skip_budget = 3: 4 updates in a row .* come down to 8",
+        ):
+            run_with(net, updater, "gradient NaN", range(9), range(9))
+        assert equal(weights(net), before)
+
+    def test_growth_is_no_skip(self) -> None:
+        net = model()
+        updater = self.updater(net)
+        run(net, updater)
+        assert updater.scaler is not None
+        assert updater.scaler.get_scale() == 2.0**13
+        assert updater.skipped == 0
+
+    def test_a_loss_that_is_no_number_is_no_overflow(self) -> None:
+        net = model()
+        updater = self.updater(net)
+        run(net, updater)
+        assert updater.scaler is not None
+        before, scale = weights(net), updater.scaler.get_scale()
+        inputs, targets = batch(0)
+        updater.backward(mse_loss(net(inputs * math.nan), targets))
+        with pytest.raises(NumericsError, match=r"'stop': an update is not finite \(loss nan"):
+            updater.step()
+        assert equal(before, weights(net))
+        assert (updater.scaler.get_scale(), updater.skipped) == (scale, 0)
+
+
+class Searching(torch.optim.SGD):
+    """Keeps what it has found among its options, and a mean in double precision."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["found"] = group.get("found", 1.0) * 0.9
+            for parameter in group["params"]:
+                kept = self.state[parameter].setdefault(
+                    "mean", torch.zeros_like(parameter, dtype=torch.float64)
+                )
+                kept.mul_(0.9).add_(parameter.grad)
+                parameter.data.sub_((group["found"] * group["lr"] * kept).to(parameter.dtype))
+
+
+def test_what_an_optimizer_keeps_among_its_options_and_in_other_types_goes_on() -> None:
+    def trained(numbers: range, updater: Updater, net: nn.Module) -> list[Tensor]:
+        for number in numbers:
+            inputs, targets = batch(number)
+            updater.schedule(0.0)
+            updater.backward(mse_loss(net(inputs), targets))
+            updater.step()
+        return weights(net)
+
+    def begun() -> tuple[nn.Module, Updater]:
+        net = model()
+        return net, Updater(Searching(net.parameters(), lr=0.1))
+
+    net, updater = begun()
+    whole = trained(range(6), updater, net)
+    net, updater = begun()
+    trained(range(3), updater, net)
+    state, (other, again) = updater.state_dict(), begun()
+    assert state["options"] == [{"found": pytest.approx(0.9**3)}]
+    other.load_state_dict(net.state_dict())
+    again.load_state_dict(state)
+    assert equal(trained(range(3, 6), again, other), whole)
+
+
+class TestBuffers:
+    @pytest.mark.parametrize("lag", [0, 1])
+    @pytest.mark.parametrize("guarded", [True, False])
+    def test_running_statistics_of_a_skipped_update_are_taken_back(
+        self, lag: int, *, guarded: bool
+    ) -> None:
+        def net() -> nn.Module:
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+
+        def train(net: nn.Module, numbers: list[int], *, lag: int) -> list[Tensor]:
+            buffers = list(net.buffers()) if guarded else []
+            guard = GuardSettings("skip", buffers=partial(list, buffers), lag=lag)
+            updater = Updater(OPTIMIZERS["sgd"](net.parameters()), guard=guard)
+            for number in numbers:
+                inputs, targets = batch(number)
+                updater.schedule(number / UPDATES)
+                updater.backward(mse_loss(net(inputs * (math.nan if number == 2 else 1)), targets))
+                updater.step()
+            return weights(net)
+
+        assert equal(train(net(), [0, 1, 2, 3], lag=lag), train(net(), [0, 1, 3], lag=0)) == guarded
+
+    def test_a_stop_takes_them_back_too(self) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+        updater = Updater(
+            OPTIMIZERS["sgd"](net.parameters()),
+            guard=GuardSettings("stop", buffers=lambda: list(net.buffers())),
+        )
+        before = [buffer.clone() for buffer in net.buffers()]
+        inputs, targets = batch(0)
+        updater.schedule(0.0)
+        updater.backward(mse_loss(net(inputs * math.nan), targets))
+        assert any(
+            buffer.is_floating_point() and bool(buffer.isnan().any()) for buffer in net.buffers()
+        )
+        with pytest.raises(NumericsError):
+            updater.step()
+        assert equal(before, list(net.buffers()))
+
+
+class TestCounts:
+    def test_they_are_saved(self) -> None:
+        net, other = model(), model()
+        one = skipping(OPTIMIZERS["sgd"], net)
+        run_with(net, one, "loss NaN", {1, 2}, range(3))
+        two = skipping(OPTIMIZERS["sgd"], other)
+        two.load_state_dict(decode(*encode(one.state_dict())))
+        assert (two.skipped, two.skipped_in_row) == (2, 2)
+
+    def test_a_state_without_them_loads(self) -> None:
+        net = model()
+        updater = skipping(OPTIMIZERS["sgd"], net)
+        run_with(net, updater, "loss NaN", {1}, range(2))
+        state = {
+            key: value
+            for key, value in updater.state_dict().items()
+            if not key.startswith("skipped")
+        }
+        updater.load_state_dict(state)
+        assert (updater.skipped, updater.skipped_in_row) == (0, 0)
+
+    def test_the_state_waits_for_the_last_verdict(self) -> None:
+        net = model()
+        updater = skipping(OPTIMIZERS["adamw"], net, lag=1)
+        told = run_with(net, updater, "loss NaN", {2}, range(3))
+        assert (len(told), updater.skipped) == (0, 0)
+        assert updater.state_dict()["skipped"] == 1
+        assert len(told) == 1
+
+
+@pytest.mark.parametrize(("name", "lag"), [("rmsprop", 1), ("sgd", 2)])
+def test_a_lag_that_the_optimizer_cannot_have_is_refused(name: str, lag: int) -> None:
+    with pytest.raises(ValueError, match=rf"^lag = {lag}: expected 0, or 1 with"):
+        skipping(OPTIMIZERS[name], model(), lag)
+
+
+def test_weights_that_get_a_gradient_late_have_a_clean_state() -> None:
+    """The first update of a weight is read at once, because fused SGD leaves a state that is gated
+    uninitialised."""
+
+    def train(bad: bool) -> tuple[list[Tensor], Any]:
+        weight, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        groups = [
+            {"params": [weight]},
+            {"params": [late]},
+        ]  # within a group fused SGD takes no weight that comes late
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, fused=True)
+        updater = Updater(optimizer, guard=GuardSettings("skip", lag=1))
+        for number in range(5):
+            loss = weight.sum() + (late.sum() if number >= 2 else 0)
+            if number == 2 and not bad:
+                continue
+            updater.backward(loss * (math.nan if number == 2 else 1))
+            updater.step()
+        return [weight, late], updater.state_dict()["optimizer"]
+
+    (one, kept), (two, other) = train(bad=True), train(bad=False)
+    assert equal(one, two)
+    assert same(kept, other)
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "waits"),
+    [("cpu", "stop", False), ("meta", "ignore", False), ("meta", "stop", True)],
+)
+def test_it_says_where_each_update_waits_for_the_device(
+    device: str, mode: Any, *, waits: bool
+) -> None:
+    """The device `meta` stands for one whose kernels run on their own."""
+    updater = Updater(
+        OPTIMIZERS["rmsprop"](model().to(device).parameters()), guard=GuardSettings(mode)
+    )
+    assert updater.waits == waits

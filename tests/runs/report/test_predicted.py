@@ -1,0 +1,75 @@
+"""Confusions and samples."""
+
+import numpy as np
+import pytest
+
+from phasetrain.runs.report.images import data_url
+from phasetrain.runs.report.predicted import confusion, predictions_section
+from phasetrain.runs.report.reading import RunRecord
+
+IMAGE = data_url(np.zeros((2, 2), np.uint8))
+SAMPLE = {"index": 7, "label": "cat", "prediction": "dog", "confidence": 0.75, "image": IMAGE}
+
+
+def section(**found: object) -> tuple[str, list[str]]:
+    run = RunRecord("a", "a", predictions={"test": {"updates": 1500, **found}})
+    return predictions_section(run), run.problems
+
+
+def test_a_matrix_with_its_share_by_row() -> None:
+    text, problems = section(classes=["cat", "dog"], confusion=[[3, 1], [0, 4]])
+    assert problems == []
+    assert "Confusion matrix: 7 of 8 right" in text
+    assert "after 1,500 updates" in text
+    assert 'title="cat taken for dog: 1, 25.0 %">1</td>' in text
+    assert 'title="dog taken for dog: 4, 100.0 %">4</td>' in text
+    assert "<td>cat</td><td>dog</td><td>1</td><td>25.0 %</td>" in text
+
+
+def test_many_classes_are_listed_and_not_drawn() -> None:
+    counts = np.eye(60, dtype=int) * 5
+    counts[3, 4] = 2
+    text, problems = section(
+        classes=[f"class {number}" for number in range(60)], confusion=counts.tolist()
+    )
+    assert problems == []
+    assert 'class="matrix"' not in text
+    assert "<td>class 3</td><td>class 4</td>" in text
+
+
+def test_samples() -> None:
+    right = SAMPLE | {"prediction": "cat", "image": None, "confidence": None}
+    text, problems = section(first=[right], mistakes=[SAMPLE])
+    assert problems == []
+    assert text.index("First samples") < text.index("Mistakes")
+    assert f'<img src="{IMAGE}" alt="sample 7">' in text
+    assert text.count("sample right") == text.count("sample wrong") == text.count("no image") == 1
+    assert "<b>dog</b> 75 %" in text
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"classes": ["a"], "confusion": [[1, 2], [3, 4]]},
+        {"classes": ["a", "b"], "confusion": [[1, 2], [3]]},
+        {"confusion": [[1]]},
+        {"first": [{}]},
+        {"first": 5},
+        {"updates": None},
+    ],
+)
+def test_what_cannot_be_read_is_told(found: dict[str, object]) -> None:
+    text, problems = section(**found)
+    assert text == ""
+    assert len(problems) == 1
+    assert "predictions.json: what stands for test cannot be read" in problems[0]
+
+
+def test_an_image_that_is_no_data_is_not_loaded() -> None:
+    text, _ = section(first=[SAMPLE | {"image": "https://example.org/x.png"}])
+    assert "example.org" not in text
+
+
+def test_nothing_was_kept() -> None:
+    assert section() == ("", [])
+    assert confusion({}) is None

@@ -1,0 +1,161 @@
+"""metrics.jsonl as a table."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phasetrain.errors import ConfigError
+from phasetrain.runs.history import (
+    Best,
+    History,
+    monitor_of,
+    read_history,
+    rows_of,
+    smaller_is_better,
+)
+
+
+def step(updates: int, loss: Any) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "updates": updates,
+        "phase": 0,
+        "split": "train",
+        "epoch": 0,
+        "step": updates,
+        "samples": 8 * updates,
+        "loss": loss,
+        "lr": 0.1,
+        "logs": {"part": 2.0},
+        "time": {"at": 1.0},
+    }
+
+
+def phase(updates: int, epoch: int, split: str = "test", **metrics: Any) -> dict[str, Any]:
+    return {
+        "kind": "phase",
+        "phase": 1,
+        "split": split,
+        "epoch": epoch,
+        "updates": updates,
+        "metrics": metrics,
+    }
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    records = [
+        step(1, 4.0), step(2, "nan"), phase(2, 0, "train", loss=3.0), phase(2, 0, accuracy=0.5, loss=2.0),
+        step(3, 1.0), step(4, 3.0), phase(4, 1, accuracy=0.4, loss=1.5), phase(6, 2, accuracy="nan", loss=1.7),
+    ]  # fmt: skip
+    text = "".join(f"{json.dumps(one)}\n" for one in records)
+    (tmp_path / "metrics.jsonl").write_text(
+        text + '[1]\n7\n{"kind": "step"}\n{"kind": "step", "upda'
+    )
+    return read_history(tmp_path)
+
+
+def test_rows(history: History) -> None:
+    assert len(history) == 8
+    assert history[0]["logs/part"] == 2.0
+    assert history[3]["test/accuracy"] == 0.5
+    assert math.isnan(history[1]["loss"])
+    assert [row["updates"] for row in history[4:6]] == [3, 4]
+    assert history.names == [
+        "loss",
+        "lr",
+        "logs/part",
+        "time/at",
+        "train/loss",
+        "test/accuracy",
+        "test/loss",
+    ]
+
+
+def test_scalars(history: History) -> None:
+    assert history.scalar("test/loss") == [(2, 2.0), (4, 1.5), (6, 1.7)]
+    with pytest.raises(ConfigError, match=r"'test/los': .* did you mean 'test/loss'\?"):
+        history.scalar("test/los")
+
+
+def test_smoothed_by_fvcore(history: History) -> None:
+    finite = History([row for row in history if row["updates"] != 2])
+    assert finite.smoothed("loss", 2, "mean") == [(1, 4.0), (3, 2.5), (4, 2.0)]
+    assert finite.smoothed("loss", 3) == [(1, 4.0), (3, 2.5), (4, 3.0)]
+    buffer = finite.buffer("loss")
+    assert (buffer.latest(), buffer.values()) == (3.0, [(4.0, 1), (1.0, 3), (3.0, 4)])
+    assert float(buffer.global_avg()) == pytest.approx(8 / 3)
+    with pytest.raises(ValueError, match="window = 0"):
+        finite.smoothed("loss", 0)
+
+
+def test_last_and_best(history: History) -> None:
+    assert history.last["test/loss"] == 1.7
+    assert history.best("test/accuracy") == Best("test/accuracy", 0.5, 0, 2)
+    assert history.best("-test/loss") == Best("test/loss", 1.5, 1, 4)
+    assert history.best() == Best("test/accuracy", 0.5, 0, 2)
+    assert history.best("test/recall") is None
+    assert History([]).best() is None
+
+
+def test_a_loss_alone_is_best_where_it_is_smallest() -> None:
+    rows = list(
+        rows_of(
+            b"\n".join(
+                json.dumps(phase(n, n, loss=value)).encode() for n, value in ((1, 2.0), (2, 3.0))
+            )
+        )
+    )
+    assert History(rows).best() == Best("test/loss", 2.0, 1, 1)
+    assert (smaller_is_better("test/top_loss"), smaller_is_better("test/accuracy")) == (True, False)
+
+
+NESTED = "[" * 100_000
+DAMAGED = [
+    NESTED,
+    '{"kind": {"a": 1}, "updates": 1, "test/loss": 1.0}',
+    '{"kind": "phase", "updates": 1, "split": "test", "epoch": null, "metrics": {"loss": 3.0, "error": null}}',
+    '{"kind": "phase", "updates": 2, "split": "test", "epoch": "x", "metrics": {"loss": 2.0}}',
+    f'{{"kind": "phase", "updates": 3, "split": "test", "epoch": 1, "metrics": {{"loss": 1{"0" * 400}}}}}',
+]
+
+
+def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join(DAMAGED))
+    found = read_history(tmp_path)
+    assert found.best("-test/loss") == Best("test/loss", 2.0, 0, 2)
+    assert (found.last, found.best()) == ({"test/loss": 2.0}, Best("test/loss", 2.0, 0, 2))
+    assert (found.scalar("test/loss"), found.names) == ([(1, 3.0), (2, 2.0)], ["test/loss"])
+    assert repr(found) == "History of 0 steps and 3 other rows; scalars: test/loss"
+
+
+def test_of_a_folder_without_a_run(tmp_path: Path) -> None:
+    assert list(read_history(tmp_path / "none")) == []
+
+
+def test_a_table_of_pandas(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = history.frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["test/loss"].dropna().tolist() == [2.0, 1.5, 1.7]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        history.frame()
+
+
+@pytest.mark.parametrize(
+    ("text", "monitor"),
+    [
+        ("A:\n  best:\n    monitor: no\nCHECKPOINT:\n  a: 2\n  best:\n    keep: 1\n    monitor: -test/x\n", "-test/x"),
+        ("CHECKPOINT:\n  best:\n    monitor: null\n", None),
+        ("CHECKPOINT: 3\nHOOKS:\n  best:\n    monitor: x\n", None),
+        ("\0\xff", None),
+    ],
+)  # fmt: skip
+def test_the_monitor_of_a_run(tmp_path: Path, text: str, monitor: str | None) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    assert monitor_of(tmp_path) == monitor

@@ -1,0 +1,133 @@
+"""steps.ledger: the bytes of a record, what is read back, and what counts as different."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from phasetrain.runs.ledger import (
+    FULL,
+    HEADER,
+    NORM,
+    RECORD_BYTES,
+    SAMPLED,
+    SKIPPED,
+    InvalidLedgerError,
+    Record,
+    different,
+    read,
+    rows,
+    written,
+)
+
+ONE = Record(
+    updates=7, phase=1, step=2, samples=64, flags=SAMPLED | NORM, ids=0x0123456789ABCDEF, content=5, weights=6,
+    loss=0.1, norm=2.5, lr=0.05,
+)  # fmt: skip
+
+
+def test_the_bytes_are_these_for_ever() -> None:
+    assert HEADER.hex() == "5048544c454447520100" + "00004c000000"
+    assert RECORD_BYTES == 76
+    assert ONE.encode().hex() == (
+        "0700000000000000"  # updates
+        "01000000" "02000000" "40000000" "06000000"  # phase, step, samples, flags
+        "efcdab8967452301" "0500000000000000" "0600000000000000"  # digests
+        "9a9999999999b93f" "0000000000000440" "9a9999999999a93f"  # loss, norm, lr
+        "19cd0744"
+    )  # fmt: skip
+
+
+def test_what_was_written_is_read_back() -> None:
+    records = [
+        replace(ONE, updates=number, loss=loss)
+        for number, loss in [(1, 0.1), (2, -0.0), (4, math.inf)]
+    ]
+    ledger = read(written(records))
+    assert dict(ledger) == {1: records[0], 2: records[1], 4: records[2]}
+    assert (ledger.last, ledger.torn, ledger.damaged) == (4, 0, ())
+    assert math.copysign(1, ledger[2].loss) == -1
+    assert 3 not in ledger
+    assert read(HEADER).last == 0
+
+
+def test_a_torn_record_at_the_end_is_left_out() -> None:
+    ledger = read(written([ONE, replace(ONE, updates=8)])[:-1])
+    assert (list(ledger), ledger.torn) == ([7], 75)
+
+
+@pytest.mark.parametrize("place", range(len(HEADER), len(HEADER) + RECORD_BYTES))
+def test_a_flipped_bit_leaves_its_record_out(place: int) -> None:
+    data = bytearray(written([ONE, replace(ONE, updates=8)]))
+    data[place] ^= 1 << (place % 8)
+    ledger = read(bytes(data))
+    assert (list(ledger), ledger.damaged) == ([8], (0,))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", HEADER[:-1], b"X" + HEADER[1:], HEADER[:8] + b"\x02" + HEADER[9:]]
+)
+def test_what_is_no_ledger_is_refused(data: bytes) -> None:
+    with pytest.raises(
+        InvalidLedgerError, match=r"steps\.ledger does not begin as a ledger of version 1 does"
+    ):
+        read(data)
+
+
+class TestDifferent:
+    def test_equal_records(self) -> None:
+        assert different(ONE, replace(ONE)) == []
+        assert (
+            different(replace(ONE, loss=math.nan), replace(ONE, loss=-math.nan)) == []
+        )  # no sign that means a thing
+        assert different(ONE, replace(ONE, phase=3, step=1)) == []  # where the plan cuts phases
+
+    @pytest.mark.parametrize(
+        ("change", "component"),
+        [
+            ({"samples": 63}, "samples"),
+            ({"ids": 1}, "samples"),
+            ({"content": 1}, "batch content"),
+            ({"lr": 0.05000000000000001}, "lr"),
+            ({"loss": 0.10000000000000002}, "loss"),
+            ({"norm": 2.5000000000000004}, "gradient norm"),
+            ({"flags": SAMPLED, "norm": 0.0}, "gradient norm"),
+            ({"weights": 7}, "weights"),
+            ({"flags": SAMPLED | NORM | SKIPPED}, "weights"),
+        ],
+    )
+    def test_one_component(self, change: dict[str, float], component: str) -> None:
+        assert different(ONE, replace(ONE, **change)) == [component]  # type: ignore[arg-type]
+
+    def test_they_come_in_the_order_of_cause_and_effect(self) -> None:
+        other = replace(ONE, weights=1, loss=1.0, ids=1, norm=1.0, lr=1.0, content=1)
+        assert different(ONE, other) == [
+            "samples",
+            "batch content",
+            "lr",
+            "loss",
+            "gradient norm",
+            "weights",
+        ]
+
+    def test_content_of_different_kinds_is_not_compared(self) -> None:
+        assert different(ONE, replace(ONE, flags=FULL | NORM, content=1)) == []
+        assert different(ONE, replace(ONE, flags=NORM, content=0)) == []
+
+
+def test_records_as_text() -> None:
+    assert ONE.told("samples") == "64 samples, 0123456789abcdef"
+    assert ONE.told("batch content") == "0000000000000005 of a part"
+    assert ONE.told("loss") == "0.1"
+    assert replace(ONE, flags=0).told("gradient norm") == "not computed"
+    assert replace(ONE, flags=0).told("batch content") is None
+    assert replace(ONE, flags=SKIPPED).told("weights") == "0000000000000006 skipped"
+
+
+def test_rows_as_they_stand_in_the_file() -> None:
+    found = rows(written([ONE, replace(ONE, updates=ONE.updates + 1, loss=0.5)]) + b"torn")
+    assert found["updates"].tolist() == [ONE.updates, ONE.updates + 1]
+    assert found["loss"].tolist() == [ONE.loss, 0.5]
+    assert len(rows(written([]))) == 0
+    with pytest.raises(InvalidLedgerError, match="does not begin as a ledger of version 1"):
+        rows(b"")

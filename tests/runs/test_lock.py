@@ -1,0 +1,259 @@
+"""One process at a time writes to a run folder, and a dead one is taken over: by its pid, its
+lease, or its job."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from phasetrain.errors import FolderInUseError
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner, process_age, process_start
+from phasetrain.runtime.storage import Storage
+from phasetrain.testing import MemoryHandler
+
+ELSEWHERE = Owner(host="elsewhere", pid=1, started=1, job=None, attempt=3, lease=0.0)
+
+HOLD = """
+import sys, time
+from phasetrain.runs.folder import RunFolder
+RunFolder(sys.argv[1]).open()
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+def opened(path: Path | str) -> RunFolder:
+    folder = RunFolder(str(path))
+    folder.open()
+    return folder
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+class TestFiles:
+    def test_within_one_process(self, tmp_path: Path) -> None:
+        first = opened(tmp_path)
+        with pytest.raises(FolderInUseError) as caught:
+            opened(tmp_path)
+        assert caught.value.exit_code == 4
+        assert str(caught.value) == (
+            f"RUN.dir = '{tmp_path}' is in use by process {os.getpid()} on {socket.gethostname()} (attempt 1); wait "
+            "for it to end, stop it, or give this run a folder of its own with RUN.dir=..."
+        )
+        assert names(tmp_path) == ["owner.json", "run.lock"]
+        first.close()
+        opened(tmp_path).close()
+
+    def test_across_processes_until_kill_9(self, tmp_path: Path) -> None:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "open\n"
+            with pytest.raises(FolderInUseError, match=f"is in use by process {holder.pid} on"):
+                opened(tmp_path)
+            assert names(tmp_path) == ["owner.json", "run.lock"]
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+            assert names(tmp_path) == ["owner.json", "run.lock"]
+            opened(tmp_path).close()
+            assert names(tmp_path) == []
+        finally:
+            holder.kill()
+            holder.communicate()
+
+    def test_a_forked_worker_does_not_hold_it(self, tmp_path: Path) -> None:
+        folder = opened(tmp_path)
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        folder.close()
+        try:
+            opened(tmp_path).close()
+        finally:
+            worker.kill()
+            worker.join()
+
+    @pytest.mark.parametrize(
+        ("age", "refused"), [(0.0, True), (2.9, True), (3.1, False), (-1.0, True)]
+    )
+    def test_an_owner_on_another_host_has_it_for_three_leases(
+        self, tmp_path: Path, age: float, refused: bool
+    ) -> None:
+        lease = time.time() - age * LEASE_SECONDS
+        (tmp_path / "owner.json").write_text(json.dumps(asdict(replace(ELSEWHERE, lease=lease))))
+        if refused:
+            with pytest.raises(
+                FolderInUseError, match=r"in use by process 1 on elsewhere \(attempt 3\)"
+            ):
+                opened(tmp_path)
+            assert json.loads((tmp_path / "owner.json").read_text())["host"] == "elsewhere"
+        else:
+            opened(tmp_path).close()
+
+    @pytest.mark.parametrize(
+        ("job", "attempt", "refused"),
+        [("77", 2, False), ("77", 9, True), ("78", 2, True), (None, 2, True)],
+    )
+    def test_a_later_attempt_of_the_same_job_takes_it_over(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        job: str | None,
+        attempt: int,
+        refused: bool,
+    ) -> None:
+        monkeypatch.setenv("SLURM_JOB_ID", "77")
+        (tmp_path / "status.json").write_text(json.dumps({"state": "running", "attempt": 2}))
+        owner = replace(ELSEWHERE, job=job, attempt=attempt, lease=time.time())
+        (tmp_path / "owner.json").write_text(json.dumps(asdict(owner)))
+        if refused:
+            with pytest.raises(FolderInUseError):
+                opened(tmp_path)
+        else:
+            folder = opened(tmp_path)
+            assert folder.attempt == 3
+            folder.close()
+
+    def test_another_process_that_got_the_pid_of_a_dead_owner(self, tmp_path: Path) -> None:
+        owner = replace(Owner.here(1), started=1)
+        (tmp_path / "owner.json").write_text(json.dumps(asdict(owner)))
+        opened(tmp_path).close()
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": "x"}', "3"])
+    def test_a_record_that_cannot_be_read_blocks_nobody(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "owner.json").write_text(text)
+        opened(tmp_path).close()
+
+
+class TestObjects:
+    """On an object store the record is all there is: no kernel drops a lock there."""
+
+    @pytest.fixture(autouse=True)
+    def empty(self) -> Iterator[None]:
+        MemoryHandler.objects.clear()
+        yield
+        MemoryHandler.objects.clear()
+
+    def put(self, owner: Owner) -> None:
+        MemoryHandler.objects["mem://run/owner.json"] = json.dumps(asdict(owner)).encode()
+
+    def test_it_is_taken_and_given_up(self) -> None:
+        folder = opened("mem://run")
+        assert list(MemoryHandler.objects) == ["mem://run/owner.json"]
+        with pytest.raises(
+            FolderInUseError, match=f"in use by process {os.getpid()} on {socket.gethostname()}"
+        ):
+            opened("mem://run")
+        folder.close()
+        assert MemoryHandler.objects == {}
+        opened("mem://run").close()
+
+    def test_a_living_process_of_this_host_has_it_and_a_dead_one_does_not(self) -> None:
+        holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        try:
+            owner = replace(
+                Owner.here(1), pid=holder.pid, started=process_start(holder.pid), lease=0.0
+            )
+            self.put(owner)
+            with pytest.raises(FolderInUseError, match=f"in use by process {holder.pid} on"):
+                opened("mem://run")
+            self.put(replace(owner, started=1))  # another process got the pid of a dead one
+            opened("mem://run").close()
+        finally:
+            holder.kill()
+            holder.communicate()
+        self.put(owner)
+        opened("mem://run").close()
+
+    @pytest.mark.parametrize(("age", "refused"), [(0.0, True), (2.9, True), (3.1, False)])
+    def test_an_owner_on_another_host_has_it_for_three_leases(
+        self, age: float, refused: bool
+    ) -> None:
+        self.put(replace(ELSEWHERE, lease=time.time() - age * LEASE_SECONDS))
+        if refused:
+            with pytest.raises(FolderInUseError) as caught:
+                opened("mem://run")
+            left = int(str(caught.value).partition("taken over in ")[2].split()[0])
+            assert abs(left - (3 - age) * LEASE_SECONDS) < 3
+        else:
+            opened("mem://run").close()
+
+    def test_a_later_attempt_of_the_same_job_takes_it_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SLURM_JOB_ID", "77")
+        MemoryHandler.objects["mem://run/status.json"] = b'{"state": "running", "attempt": 3}'
+        self.put(replace(ELSEWHERE, job="77", lease=time.time()))
+        folder = opened("mem://run")
+        assert folder.attempt == 4
+        folder.close()
+
+
+def test_somebody_who_writes_the_record_at_the_same_moment_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, lock = replace(ELSEWHERE, lease=time.time()), FolderLock(str(tmp_path), Storage())
+    real = Storage.replace_json
+
+    def overtaken(door: Storage, path: str, content: object, *, durable: bool = True) -> None:
+        real(door, path, content, durable=durable)
+        real(door, path, asdict(other), durable=durable)
+
+    monkeypatch.setattr(Storage, "replace_json", overtaken)
+    with pytest.raises(FolderInUseError, match="in use by process 1 on elsewhere"):
+        lock.take(Owner.here(1))
+    lock.release()
+    assert json.loads((tmp_path / "owner.json").read_text()) == asdict(other)
+    assert [
+        name for name in os.listdir("/proc/self/fd") if points_to(name, tmp_path / "run.lock")
+    ] == []
+
+
+def test_a_folder_that_was_taken_over_is_left_to_its_new_owner(tmp_path: Path) -> None:
+    lock, other = FolderLock(str(tmp_path), Storage()), replace(ELSEWHERE, lease=time.time())
+    lock.take(Owner.here(1))
+    lock.renew(Owner.here(1))
+    (tmp_path / "owner.json").write_text(json.dumps(asdict(other)))
+    with pytest.raises(FolderInUseError, match="in use by process 1 on elsewhere"):
+        lock.renew(Owner.here(1))
+    lock.release()
+    assert json.loads((tmp_path / "owner.json").read_text()) == asdict(other)
+
+
+def test_a_record_that_is_gone_or_torn_is_written_anew(tmp_path: Path) -> None:
+    lock = FolderLock(str(tmp_path), Storage())
+    lock.take(Owner.here(1))
+    for content in ("", "{"):
+        (tmp_path / "owner.json").write_text(content)
+        lock.renew(Owner.here(1))
+        assert json.loads((tmp_path / "owner.json").read_text())["pid"] == os.getpid()
+    lock.release()
+    assert names(tmp_path) == []
+
+
+def points_to(handle: str, path: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}") == str(path)  # noqa: PTH115
+    except OSError:
+        return False
+
+
+def test_the_age_of_a_process() -> None:
+    assert process_start(os.getpid()) == process_start(os.getpid()) != process_start(1)
+    assert process_start(2**22 + 1) is None
+    before = process_age()
+    assert 0 < before < 24 * 3600
+    assert process_age() >= before

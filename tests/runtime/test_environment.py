@@ -1,0 +1,151 @@
+"""What is known of where a run takes place, and that no secret is in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phasetrain.runtime.environment import (
+    REDACTED,
+    Redaction,
+    devices,
+    host,
+    installed,
+    source,
+    switches,
+    variables,
+)
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    return subprocess.run(
+        ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    top = tmp_path / "tree"
+    (top / "sub").mkdir(parents=True)
+    (top / "code.py").write_text("A = 1\nB = 2\n")
+    (top / ".gitignore").write_text("ignored.py\n")
+    git(top, "init", "-q")
+    git(top, "add", ".")
+    git(top, "commit", "-q", "-m", "one")
+    git(top, "remote", "add", "origin", "https://me:hunter22@host.org/a.git")
+    return top
+
+
+class TestSource:
+    def test_of_a_clean_tree(self, tree: Path) -> None:
+        found = source(tree / "sub", Redaction({}), diff="git.diff")
+        assert found is not None
+        assert found.diff == b""
+        assert found.facts == {
+            "folder": str(tree), "prefix": "sub/", "commit": git(tree, "rev-parse", "HEAD"), "branch": "main",
+            "remote": f"https://{REDACTED}@host.org/a.git", "changed": False, "untracked": [], "diff": None,
+            "diff_bytes": 0, "redacted": False,
+        }  # fmt: skip
+
+    def test_the_diff_makes_the_tree_of_the_run(self, tree: Path, tmp_path: Path) -> None:
+        git(tmp_path, "clone", "-q", str(tree), "clone")
+        (tree / "code.py").write_text("A = 1\nB = 3\n")
+        (tree / "new.py").write_text("C = 4\r\nno end")
+        (tree / "empty.py").touch()
+        (tree / "ignored.py").write_text("x")
+        (tree / "data.bin").write_bytes(b"\0" * 100)
+        (tree / "runs" / "one").mkdir(parents=True)
+        (tree / "runs" / "one" / "status.json").write_text("{}")
+        (tree / "runs" / "one" / "config.yaml").write_text("a: 1\n")
+        (tree / "mine").mkdir()
+        (tree / "mine" / "config.yaml").write_text("a: 1\n")
+        found = source(tree, Redaction({}), diff="git.diff", skip=tree / "mine")
+        assert found is not None
+        assert found.facts["untracked"] == ["data.bin", "empty.py", "new.py"]
+        assert (found.facts["changed"], found.facts["diff"]) == (True, "git.diff")
+        (tmp_path / "git.diff").write_bytes(found.diff)
+        git(tmp_path / "clone", "apply", "../git.diff")
+        for name in ("code.py", "new.py", "empty.py"):
+            assert (tmp_path / "clone" / name).read_bytes() == (tree / name).read_bytes()
+        assert not (tmp_path / "clone" / "data.bin").exists()
+
+    def test_secrets_in_the_source_are_taken_out(self, tree: Path) -> None:
+        (tree / "code.py").write_text(
+            'A = "https://me:pw123@host/x"\napi_key = "abcd1234efgh5678"\nB = "s3cr3t-value"\n'
+        )
+        found = source(tree, Redaction({"MY_TOKEN": "s3cr3t-value"}), diff="git.diff")
+        assert found is not None
+        assert found.facts["redacted"] is True
+        assert not any(secret in found.diff for secret in (b"pw123", b"abcd1234", b"s3cr3t"))
+        assert found.diff.count(REDACTED.encode()) == 3
+
+    def test_without_a_tree_or_without_git(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert source(tmp_path, Redaction({}), diff="git.diff") is None
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert source(tree, Redaction({}), diff="git.diff") is None
+
+    def test_a_tree_without_a_commit(self, tmp_path: Path) -> None:
+        git(tmp_path, "init", "-q")
+        assert source(tmp_path, Redaction({}), diff="git.diff") is None
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        ("text", "clean"),
+        [
+            ("postgres://user:pass@db/x", f"postgres://{REDACTED}@db/x"),
+            ("https://h/x?a=1&access_token=abc", f"https://h/x?a=1&access_token={REDACTED}"),
+            ("ghp_" + "a1" * 12, REDACTED),
+            ("password: 'correct-horse-1'", f"password: '{REDACTED}'"),
+            (
+                "tokens = 128, pad_token = '<pad>', https://h/x",
+                "tokens = 128, pad_token = '<pad>', https://h/x",
+            ),
+        ],
+    )
+    def test_in_texts(self, text: str, clean: str) -> None:
+        assert Redaction({}).text(text) == clean
+
+    def test_in_words_of_the_command_line(self) -> None:
+        words = [
+            "HOOKS.wandb.api_key=12",
+            "MODEL.max_tokens=3",
+            "+HOOKS.x.token='a b'",
+            "RUN.dir=x",
+        ]
+        expected = [
+            f"HOOKS.wandb.api_key={REDACTED}",
+            "MODEL.max_tokens=3",
+            f"+HOOKS.x.token={REDACTED}",
+            "RUN.dir=x",
+        ]
+        assert Redaction({}).words(words) == expected
+
+    def test_in_variables(self) -> None:
+        given = {
+            "OMP_NUM_THREADS": "2",
+            "HF_TOKEN": "hf_x",
+            "WANDB_API_KEY": "k",
+            "MY_PASSWORD": "long-enough",
+            "HOME": "/h",
+        }
+        given["WANDB_BASE_URL"] = "https://a:b@c/long-enough"
+        assert variables(given) == {
+            "HF_TOKEN": REDACTED, "OMP_NUM_THREADS": "2", "WANDB_API_KEY": REDACTED,
+            "WANDB_BASE_URL": f"https://{REDACTED}@c/{REDACTED}",
+        }  # fmt: skip
+
+
+def test_packages_and_machine() -> None:
+    found = installed(sys.path)
+    assert found["torch"].partition("+")[0] == "2.13.0" or found["torch"]
+    assert "pytest" in found
+    assert installed(["/no/such/folder"]) == {}
+    assert host()["cores"] == os.cpu_count()
+    assert devices("cpu") == []
+    assert switches(deterministic=True)["deterministic"] is True

@@ -1,0 +1,186 @@
+"""Seeds are hashed, generators are set at once, and what a run changes of the process is put
+back."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phasetrain.commands.cli import run
+from phasetrain.commands.setup import settle
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import on
+from phasetrain.runtime.machine import (
+    Machine,
+    check_threads,
+    generators_kept,
+    reseed,
+    reseed_all,
+    resolve_device,
+    seed_of,
+)
+from phasetrain.runtime.terminal import Terminal
+
+CPU = torch.device("cpu")
+
+
+class TestSeeds:
+    def test_literal_values_stay_as_they_are_for_ever(self) -> None:
+        assert seed_of(0) == 6987580337721894910
+        assert seed_of(0, "order", "train", 1) == 3605213561634440288
+
+    def test_they_are_not_added(self) -> None:
+        seeds = {seed_of(seed, "order", epoch) for seed in range(20) for epoch in range(20)}
+        assert len(seeds) == 400
+        assert all(0 <= seed < 2**64 for seed in seeds)
+
+    def test_purposes_do_not_run_together(self) -> None:
+        assert (
+            len(
+                {
+                    seed_of(0, "a", "b"),
+                    seed_of(0, "ab"),
+                    seed_of(0, "a, b"),
+                    seed_of(0, "a", 1),
+                    seed_of(0, "a1"),
+                }
+            )
+            == 5
+        )
+
+    def test_a_number_and_its_text_differ(self) -> None:
+        assert seed_of(0, 1) != seed_of(0, "1")
+
+    def test_reseed_is_manual_seed(self) -> None:
+        torch.manual_seed(2**63 + 5)
+        expected = torch.randn(3)
+        reseed(2**63 + 5)
+        assert torch.equal(torch.randn(3), expected)
+
+    def test_reseed_leaves_numpy_and_python_alone(self) -> None:
+        np.random.seed(1)
+        random.seed(1)
+        expected = np.random.random(), random.random()
+        np.random.seed(1)
+        random.seed(1)
+        reseed(5)
+        assert (np.random.random(), random.random()) == expected
+
+    def test_reseed_all(self) -> None:
+        def drawn(seed: int) -> tuple[float, float, float]:
+            reseed_all(seed)
+            return float(torch.rand(())), float(np.random.random()), random.random()
+
+        assert drawn(2**64 - 1) == drawn(2**64 - 1)
+        assert not set(drawn(0)) & set(drawn(1))
+
+
+class TestAutocast:
+    @pytest.mark.parametrize(
+        ("precision", "dtype"),
+        [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+    )
+    def test_types_of_activations(self, precision: Any, dtype: torch.dtype) -> None:
+        with Machine(CPU, precision).autocast():
+            assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+
+    def test_tests_may_have_another_precision(self, tmp_path: Path) -> None:
+        machine = Machine(CPU, "bf16", test_precision="fp32")
+        assert (machine.casts(), machine.casts(train=False)) == (True, False)
+        seen: dict[str, set[torch.dtype]] = {"train": set(), "test": set()}
+
+        @on("forward")
+        def look(run: Any, phase: Any, out: Any) -> None:
+            seen[phase.split].add(out.output.dtype)
+
+        words = [
+            "PHASES={epochs: 1, limit: {train: 2, test: 1}}",
+            "MACHINE.precision=bf16",
+            f"RUN.dir={tmp_path}",
+        ]
+        run(
+            [*words, "MACHINE.test_precision=fp32"],
+            hooks={"look": look},
+            terminal=Terminal(live=False),
+        )
+        assert seen == {"train": {torch.bfloat16}, "test": {torch.float32}}
+
+    def test_tf32_is_no_type_of_activations(self) -> None:
+        assert not Machine(CPU, "tf32").casts()
+
+
+class TestApplied:
+    def test_it_is_set_and_put_back(self) -> None:
+        threads = torch.get_num_threads()
+        with Machine(CPU, threads=threads + 1).applied():
+            assert torch.get_num_threads() == threads + 1
+            assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert torch.get_num_threads() == threads
+        assert not torch.are_deterministic_algorithms_enabled()
+
+    def test_it_is_put_back_after_an_error(self) -> None:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            with pytest.raises(ZeroDivisionError), Machine(CPU).applied():
+                _ = 1 / 0
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_nothing_is_set_unasked(self) -> None:
+        threads = torch.get_num_threads()
+        with Machine(CPU, deterministic=False).applied():
+            assert not torch.are_deterministic_algorithms_enabled()
+            assert torch.get_num_threads() == threads
+
+
+class TestThreads:
+    @pytest.mark.parametrize("threads", [None, 1, 256])
+    def test_what_a_machine_can_have(self, threads: int | None) -> None:
+        check_threads(threads)
+
+    def test_so_many_that_torch_would_crash(self) -> None:
+        with pytest.raises(
+            ConfigError,
+            match=r"^MACHINE\.threads = 100000: this machine has \d+ cores, and more than",
+        ):
+            check_threads(100_000)
+
+    def test_the_command_line_refuses_them_before_anything_is_made(self) -> None:
+        with pytest.raises(ConfigError, match=r"^MACHINE\.threads = 100000"):
+            settle(["MACHINE.threads=100000"])
+
+
+class TestDevice:
+    def test_cpu(self) -> None:
+        assert resolve_device("cpu") == CPU
+
+    def test_auto_is_what_is_there(self) -> None:
+        assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
+    def test_a_device_that_is_not_there(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            resolve_device("cuda")
+        assert str(caught.value) == (
+            "MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or cpu"
+        )
+
+    @pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is one here")
+    def test_mps_that_is_not_there(self) -> None:
+        with pytest.raises(ConfigError, match=r"^MACHINE\.device = 'mps'"):
+            resolve_device("mps")
+
+
+def test_generators_are_put_back() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    with generators_kept():
+        torch.rand(3), np.random.rand(), random.random()
+    after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    assert torch.equal(before[0], after[0])
+    assert np.array_equal(before[1], after[1])
+    assert before[2] == after[2]

@@ -1,0 +1,212 @@
+"""Plain text without a terminal, a live line with one."""
+
+import io
+import logging
+import re
+
+import pytest
+
+from phasetrain.runtime.live_view import Bar, View
+from phasetrain.runtime.terminal import Terminal, Verbosity, number, plain_table, seconds
+
+
+def logged(text: str, *values: object, level: int = logging.WARNING) -> logging.LogRecord:
+    return logging.LogRecord("phasetrain.x", level, "", 0, text, values, None)
+
+
+def plain() -> tuple[Terminal, io.StringIO]:
+    stream = io.StringIO()
+    return Terminal(stream, live=False), stream
+
+
+class TestPlain:
+    def test_lines(self) -> None:
+        terminal, stream = plain()
+        terminal.say("one [bold]\ntwo")
+        assert stream.getvalue() == "one [bold]\ntwo\n"
+
+    def test_a_table(self) -> None:
+        terminal, stream = plain()
+        terminal.table(
+            "results", ("metric", "value"), [("test/loss", "0.1000"), ("test/accuracy", "-12.5")]
+        )
+        assert stream.getvalue() == (
+            "results\nmetric          value\n-------------  ------\ntest/loss      0.1000\ntest/accuracy   -12.5\n"
+        )
+
+    def test_nothing_moves(self) -> None:
+        terminal, stream = plain()
+        terminal.watch(lambda: View((Bar("run", 5, 10),)))
+        terminal.end_watch()
+        assert stream.getvalue() == ""
+
+    def test_lines_with_a_word_before_each(self) -> None:
+        terminal, stream = plain()
+        terminal.pairs([("run", "digits"), ("weights", "sha256 0")])
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d run     digits\n\d\d:\d\d:\d\d weights sha256 0\n", stream.getvalue()
+        )
+
+    @pytest.mark.parametrize(
+        ("level", "text"),
+        [(logging.INFO, ""), (logging.WARNING, "warning: "), (logging.ERROR, "error: ")],
+    )
+    def test_logged_lines_have_the_time_and_the_level(self, level: int, text: str) -> None:
+        terminal, stream = plain()
+        record = logging.LogRecord("phasetrain.x", level, "", 0, "%d updates", (3,), None)
+        terminal.handler().handle(record)
+        assert re.fullmatch(rf"\d\d:\d\d:\d\d {text}3 updates\n", stream.getvalue())
+
+    @pytest.mark.parametrize(
+        ("verbosity", "shown"),
+        [
+            ("quiet", ["warning: w"]),
+            ("normal", ["i", "warning: w"]),
+            ("verbose", ["d", "i", "warning: w"]),
+        ],
+    )
+    def test_how_much_is_printed(self, verbosity: Verbosity, shown: list[str]) -> None:
+        terminal, stream = plain()
+        terminal.verbosity = verbosity
+        handler = terminal.handler()
+        for level, text in ((logging.DEBUG, "d"), (logging.INFO, "i"), (logging.WARNING, "w")):
+            handler.handle(logged(text, level=level))
+        assert [line[9:] for line in stream.getvalue().splitlines()] == shown
+
+    def test_what_is_for_the_log_alone_is_not_shown(self) -> None:
+        terminal, stream = plain()
+        terminal.handler().handle(
+            logging.LogRecord("phasetrain.shown", logging.INFO, "", 0, "in a table", (), None)
+        )
+        assert stream.getvalue() == ""
+
+    def test_a_quiet_terminal_prints_the_end(self) -> None:
+        terminal, stream = plain()
+        terminal.verbosity = "quiet"
+        terminal.pairs([("run", "digits")])
+        terminal.pairs([("end", "completed")], always=True)
+        assert [line[9:] for line in stream.getvalue().splitlines()] == ["end     completed"]
+
+    def test_a_stream_that_is_no_terminal(self) -> None:
+        assert not Terminal(io.StringIO()).live
+
+
+class TestWarnings:
+    def test_each_is_shown_once_and_counted(self) -> None:
+        terminal, stream = plain()
+        handler = terminal.handler()
+        for text in ("one", "one", "other", "one"):
+            handler.handle(logged(text))
+        assert [line[9:] for line in stream.getvalue().splitlines()] == [
+            "warning: one",
+            "warning: other",
+        ]
+        assert terminal.warnings.rows() == [("warned", "3 x one")]
+
+    def test_of_one_kind_a_few_are_shown(self) -> None:
+        terminal, stream = plain()
+        handler = terminal.handler()
+        for sample in range(9):
+            handler.handle(logged("sample %d cannot be read", sample))
+        lines = [line[9:] for line in stream.getvalue().splitlines()]
+        assert lines[:4] == [f"warning: sample {sample} cannot be read" for sample in range(4)]
+        assert lines[4:] == [
+            "warning: sample 4 cannot be read (further ones of this kind are counted, and stand in log.txt)"
+        ]
+        assert terminal.warnings.rows() == [("warned", "9 x sample 0 cannot be read")]
+
+    def test_errors_are_always_shown(self) -> None:
+        terminal, stream = plain()
+        for _ in range(2):
+            terminal.handler().handle(logged("broken", level=logging.ERROR))
+        assert stream.getvalue().count("error: broken") == 2
+
+    def test_many_kinds(self) -> None:
+        terminal, _ = plain()
+        for kind in range(7):
+            for _ in range(2):
+                terminal.handler().handle(logged(f"kind {kind}"))
+        rows = terminal.warnings.rows()
+        assert rows[0] == ("warned", "2 x kind 0")
+        assert rows[-1] == ("", "4 x others, 2 kinds; all stand in log.txt")
+        assert len(rows) == 6
+
+
+class Gone(io.StringIO):
+    """A stream whose reader has gone, such as a closed connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def write(self, text: str) -> int:
+        self.asked += 1
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_reader_that_has_gone_ends_nothing(live: bool) -> None:
+    stream = Gone()
+    terminal = Terminal(stream, live=live)
+    terminal.watch(lambda: View((Bar("run", 5, 10),)))
+    terminal.say("one")
+    asked = stream.asked
+    terminal.say("two")
+    terminal.table("results", ("a",), [("b",)])
+    terminal.end_watch()
+    assert stream.asked == asked == 1
+
+
+class TestLive:
+    def test_a_run(self) -> None:
+        stream = io.StringIO()
+        terminal = Terminal(stream, live=True)
+        terminal.watch(lambda: View((Bar("run", 5, 10),), ("loss 0.5",)))
+        terminal.say("epoch 1 [not markup]")
+        terminal.end_watch()
+        terminal.end_watch()
+        terminal.table("results", ("metric", "value"), [("loss", "0.1")])
+        assert "epoch 1 [not markup]" in stream.getvalue()
+        assert "0.1" in stream.getvalue()
+
+    def test_logged_lines_have_no_time(self) -> None:
+        stream = io.StringIO()
+        Terminal(stream, live=True).handler().handle(
+            logging.LogRecord("x", logging.INFO, "", 0, "hello", (), None)
+        )
+        assert stream.getvalue() == "hello\n"
+
+    def test_a_quiet_terminal_does_not_move(self) -> None:
+        stream = io.StringIO()
+        terminal = Terminal(stream, live=True, verbosity="quiet")
+        terminal.watch(lambda: View((Bar("run", 5, 10),)))
+        terminal.end_watch()
+        assert stream.getvalue() == ""
+
+
+def test_tables_of_nothing() -> None:
+    assert plain_table("none", ("a", "b"), []) == "none\na  b\n-  -"
+
+
+def test_numbers_stand_at_the_right_and_gaps_do_not_matter() -> None:
+    assert plain_table("t", ("a", "long"), [("x", "1"), ("y", ""), ("...", "...")]) == (
+        "t\na    long\n---  ----\nx       1\ny\n...   ..."
+    )
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [(0, "0.0 s"), (1.24, "1.2 s"), (59.94, "59.9 s"), (60, "1 min 00 s"), (185.4, "3 min 05 s"),
+     (3600, "1 h 00 min"), (59.97, "1 min 00 s"), (7805, "2 h 10 min"), (90_000, "25 h 00 min"), (700_000, "8 d 02 h")],
+)  # fmt: skip
+def test_seconds(duration: float, text: str) -> None:
+    assert seconds(duration) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.0000"), (0.99716, "0.9972"), (-2.5, "-2.5000"), (1e-5, "1e-05"), (123456.7, "1.235e+05"),
+     (float("nan"), "nan"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text

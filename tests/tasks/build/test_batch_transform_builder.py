@@ -1,0 +1,119 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from harness import train
+from torch import nn
+
+from phasetrain.distributed import Strategy, World
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.plan import Phase
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook, Run
+from phasetrain.losses import LOSSES
+from phasetrain.tasks import Position, Supervised
+from phasetrain.tasks.build.batch_transform_builder import check_takes_soft
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "loss", [LOSSES.build("cross_entropy"), nn.CrossEntropyLoss(weight=torch.ones(5)), nn.MSELoss()]
+)
+def test_losses_that_take_probabilities(loss: nn.Module) -> None:
+    check_takes_soft(loss, 5, CPU)
+
+
+@pytest.mark.parametrize("loss", [nn.MultiMarginLoss(), nn.NLLLoss()])
+def test_losses_that_take_classes_only(loss: nn.Module) -> None:
+    name = type(loss).__name__
+    with pytest.raises(
+        ConfigError,
+        match=rf"^DATA.TRAIN.batch_transforms and LOSS: {name} takes classes \(N,\) as targ",
+    ):
+        check_takes_soft(loss, 5, CPU)
+
+
+class Counting(nn.Module):
+    """Takes only mappings, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return output["scores"].sum() * target["class"].sum()  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_loss_of_other_outputs_is_left_to_the_first_step_and_none_is_touched() -> None:
+    loss = Counting()
+    check_takes_soft(loss, 5, CPU)
+    assert loss.calls == 0
+
+
+def test_a_run_is_refused_before_training(tmp_path: Path) -> None:
+    words = ("DATA.TRAIN.batch_transforms=[mixup]", "LOSS.name=MultiMarginLoss")
+    with pytest.raises(
+        ConfigError,
+        match=r"MultiMarginLoss takes classes \(N,\) as targets and not the probabilities",
+    ):
+        train(tmp_path, *words)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "DATA.TRAIN.batch_transforms=[mixip]",
+            r"DATA.TRAIN.batch_transforms\[0\] = 'mixip' .*did you mean 'mixup'",
+        ),
+        (
+            "DATA.TRAIN.batch_transforms=[{name: mixup, alhpa: 1}]",
+            r"batch_transforms\[0\].alhpa .* did you mean .*alpha",
+        ),
+        (
+            "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 0}]",
+            r"batch_transforms\[0\] .*alpha = 0: expected",
+        ),
+        ("DATA.TEST.batch_transforms=[mixup]", r"DATA.TEST.batch_transforms .*no such parameter"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(tmp_path, words)
+
+
+class Parted(Hook):
+    """Keeps what one micro-batch becomes at several positions, and on several processes."""
+
+    def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
+        parts, at = run.task.parts, Position("train", 3, 3, 0.0)
+        others = [
+            Supervised(replace(parts, strategy=Strategy(World(rank, 3)))) for rank in range(3)
+        ]
+        found = [
+            run.task.transformed(batch, at),
+            run.task.transformed(batch, at),
+            run.task.transformed(batch, at, 1),
+            run.task.transformed(batch, at._replace(updates=4)),
+            *(other.transformed(batch, at) for other in others),
+        ]
+        self.targets = [one.target for one in found]
+
+
+def test_what_is_drawn_is_a_function_of_update_micro_batch_and_process(tmp_path: Path) -> None:
+    hook = Parted()
+    words = (
+        "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 1}]",
+        "PHASES.updates=1",
+        "PHASES.epochs=null",
+    )
+    train(tmp_path, *words, "DATA.TEST=null", hooks={"parted": hook})
+    first, again, micro, later, *processes = hook.targets
+    assert torch.equal(first, again)
+    assert torch.equal(first, processes[0])
+    different = [first, micro, later, *processes[1:]]
+    assert len({tuple(target.flatten().tolist()) for target in different}) == 5

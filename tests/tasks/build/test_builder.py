@@ -1,0 +1,420 @@
+"""From sections to parts: facts fill what the config leaves open, and what does not fit is said
+with its key."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from phasetrain.commands.setup import settle
+from phasetrain.commands.train.train import digest_of
+from phasetrain.data import COLLATES, SAMPLERS, Reader
+from phasetrain.data.transforms.base import Pipeline
+from phasetrain.distributed import Strategy, World
+from phasetrain.engine.plan import Plan, Split
+from phasetrain.errors import ConfigError
+from phasetrain.losses import CrossEntropy
+from phasetrain.models import SmallCNN
+from phasetrain.models.prepare import Compiled
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Builder, Parts, SplitData, Supervised
+from phasetrain.testing.build import built as built_whole
+
+WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
+
+
+COUNTING = """
+import torch
+from torch import nn
+
+
+class Inner(nn.Linear):
+    as_tensor = True
+
+    def get_extra_state(self):
+        return torch.tensor(3) if self.as_tensor else {"calls": 3}
+
+
+class Counting(nn.Sequential):
+    def __init__(self, classes, as_tensor):
+        super().__init__()
+        self.add_module("flat", nn.Flatten())
+        self.add_module("inner", Inner(64, classes))
+        self.inner.as_tensor = as_tensor
+"""
+
+
+def builder(*words: str) -> Builder:
+    setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
+    return Builder(setup.config, setup.machine, World())
+
+
+def built(*words: str, train: bool = True) -> tuple[Parts, Plan, dict[str, SplitData]]:
+    setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
+    made = Builder(setup.config, setup.machine, World())
+    data = made.data()
+    plan = made.plan(data)
+    return made.parts(data, plan, train=train), plan, data
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        built(*words)
+    return str(caught.value)
+
+
+class TestData:
+    def test_splits(self) -> None:
+        made = builder("DATA.VALID={dataset: digits, batch_size: 10}", "DATA.TEST.drop_last=true")
+        data = made.data()
+        assert {name: split.length for name, split in data.items()} == {
+            "train": 1442,
+            "test": 355,
+            "valid": 355,
+        }
+        assert made.splits(data) == {
+            "train": Split("train", 1442, 64, drop_last=True),
+            "test": Split("test", 355, 256, drop_last=True),
+            "valid": Split("valid", 355, 10, drop_last=False),
+        }
+
+    def test_a_data_set_with_both_parts_gives_the_one_that_fits(self) -> None:
+        data = builder().data()
+        assert data["train"].fingerprint() != data["test"].fingerprint()
+        same = builder("DATA.TEST.split=train").data()
+        assert same["train"].fingerprint() == same["test"].fingerprint()
+
+    def test_the_shape_of_an_input_is_taken_after_the_transforms(self) -> None:
+        data = builder("DATA.TRAIN.transforms=[{name: center_crop, size: 6}]").data()
+        assert data["train"].facts["input_shape"] == (1, 6, 6)
+
+    def test_a_data_set_that_cannot_tell_has_name_and_length_for_a_fingerprint(self) -> None:
+        reader = Reader([0] * 7, Pipeline(), COLLATES["stack"](), seed=0)
+        split = SplitData(builder().config.DATA.TRAIN, reader, SAMPLERS["sequential"](), 7, {})
+        assert split.fingerprint() == "digits:7"
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["DATA.TRAIN={dataset: synthetic, noise: -1}", "DATA.TRAIN.transforms=[]"],
+                "DATA.TRAIN (data set 'synthetic'): seed = 0 must lie in [0, 2**64) and noise = -1 must not be ",
+            ),
+            (
+                ["DATA.TRAIN.transforms=[{name: random_erase, probability: 3}]"],
+                "DATA.TRAIN.transforms[0] (transform 'random_erase'): probability = 3",
+            ),
+            (
+                ["DATA.TRAIN.transforms=[flatten, {name: center_crop, size: 4}]"],
+                "DATA.TRAIN.transforms do not fit the inputs of the data set, of shape (1, 8, 8): CenterCrop takes",
+            ),
+        ],
+    )
+    def test_errors(self, words: list[str], message: str) -> None:
+        assert refused(*words).startswith(message)
+
+
+class TestParts:
+    def test_facts_fill_what_the_config_leaves_open(self) -> None:
+        parts, plan, _ = built()
+        assert parts.facts["MODEL.classes"] == 10
+        assert parts.facts["MODEL.input_shape"] == (1, 8, 8)
+        assert parts.model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+        assert plan.updates == 44
+
+    def test_the_config_comes_before_the_facts(self) -> None:
+        parts, _, _ = built("MODEL.classes=12")
+        assert "MODEL.classes" not in parts.facts
+        assert parts.model(torch.zeros(2, 1, 8, 8)).shape == (2, 12)
+
+    def test_weights_are_a_function_of_the_seed(self) -> None:
+        digests = [
+            digest_of(built(*words)[0].model)
+            for words in ([], ["DATA.TRAIN.batch_size=32"], ["RUN.seed=1"])
+        ]
+        assert digests[0] == digests[1] != digests[2]
+
+    def test_without_training_there_is_no_updater(self) -> None:
+        assert built(train=False)[0].updater is None
+
+    def test_meters_keep_their_labels(self) -> None:
+        parts, _, _ = built("METERS={top5: {name: accuracy, topk: 5}, accuracy: null, loss: {}}")
+        assert {label: type(meter).__name__ for label, meter in parts.meters.items()} == {
+            "top5": "Accuracy",
+            "loss": "MeanLoss",
+        }
+
+    def test_the_task(self) -> None:
+        made = builder()
+        data = made.data()
+        parts = made.parts(data, made.plan(data))
+        assert isinstance(made.task(parts), Supervised)
+
+    def test_micro_batches(self) -> None:
+        _, plan, _ = built("OPTIMIZER.accumulate=4")
+        parts, plan, _ = built("OPTIMIZER.accumulate=4")
+        [first, *_] = parts.loaders["train"].batches(plan.phases[0])
+        assert [batch.size for batch in first] == [16, 16, 16, 16]
+
+    def test_a_model_that_is_none(self) -> None:
+        assert refused("MODEL.name=builtins.dict") == (
+            "MODEL.name = 'builtins.dict' gave dict, expected a torch.nn.Module"
+        )
+
+    def test_a_model_whose_state_is_more_than_tensors(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "counting_mlp.py").write_text(COUNTING)
+        monkeypatch.syspath_prepend(tmp_path)
+        assert refused(
+            "MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=false"
+        ) == (
+            "MODEL.name = 'counting_mlp.Counting': inner._extra_state of its state is of type dict, and only tensors "
+            "are saved, averaged and compared; register a buffer in its place, or return a tensor from get_extra_state"
+        )
+        built("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=true")
+
+    def test_nothing_to_train(self) -> None:
+        assert (
+            refused("MODEL.name=torch.nn.Flatten")
+            == "MODEL.name = 'torch.nn.Flatten' has no parameter to train"
+        )
+
+
+class TestLoss:
+    def loss(self, *words: str) -> nn.Module:
+        return built(*words)[0].loss
+
+    def test_our_own(self) -> None:
+        made = self.loss("LOSS.label_smoothing=0.1")
+        assert isinstance(made, CrossEntropy)
+        assert made.label_smoothing == 0.1
+
+    def test_torchs_own_with_a_tensor(self) -> None:
+        made = self.loss("LOSS={name: CrossEntropyLoss, weight: [1, 2, 1, 1, 1, 1, 1, 1, 1, 1]}")
+        assert isinstance(made, nn.CrossEntropyLoss)
+        assert made.weight is not None
+        assert made.weight.tolist() == [1.0, 2.0] + [1.0] * 8
+
+    def test_a_function_of_output_and_target(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "losses_of_a_test.py").write_text(
+            "import torch\n"
+            "from phasetrain.losses import LOSSES\n"
+            "@LOSSES.register('scaled_for_a_test')\n"
+            "def scaled(output: torch.Tensor, target: torch.Tensor, factor: float = 1.0) -> torch.Tensor:\n"
+            "    return factor * torch.nn.functional.cross_entropy(output, target)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        words = ["RUN.imports=[losses_of_a_test]", "LOSS={name: scaled_for_a_test, factor: 3.0}"]
+        output, target = torch.randn(3, 4), torch.tensor([0, 1, 2])
+        expected = 3.0 * nn.functional.cross_entropy(output, target)
+        assert torch.equal(self.loss(*words)(output, target), expected)
+        assert self.loss(*words).state_dict() == {}
+
+    def test_parameters_of_a_loss_are_trained(self) -> None:
+        words = [
+            "LOSS={name: torch.nn.AdaptiveLogSoftmaxWithLoss, in_features: 10, n_classes: 10, cutoffs: [5]}"
+        ]
+        parts, _, _ = built(*words)
+        assert parts.updater is not None
+        ids = {id(parameter) for parameter in parts.updater.parameters}
+        assert {id(parameter) for parameter in parts.loss.parameters()} <= ids
+
+
+class TestOptimizer:
+    def test_ours_is_fused_and_scheduled(self) -> None:
+        parts, _, _ = built(
+            "OPTIMIZER={name: adamw, lr: 0.5}", "OPTIMIZER.SCHEDULES={lr: {name: linear}}"
+        )
+        assert parts.updater is not None
+        assert isinstance(parts.updater.optimizer, torch.optim.AdamW)
+        assert parts.updater.optimizer.param_groups[0]["fused"] is True
+        parts.updater.schedule(0.5)
+        assert parts.updater.lr == pytest.approx(0.25)
+
+    @pytest.mark.parametrize(
+        ("words", "fused"),
+        [
+            (["OPTIMIZER={name: SGD}"], True),
+            (["OPTIMIZER={name: SGD, foreach: true}"], False),
+            (["OPTIMIZER={name: Adam, fused: false}"], False),
+            (["OPTIMIZER={name: sgd}", "OPTIMIZER.scaler=grad"], False),
+        ],
+    )
+    def test_torchs_own_are_fused_unless_told_otherwise(
+        self, words: list[str], fused: bool
+    ) -> None:
+        parts, _, _ = built(*words, "OPTIMIZER.lr=0.1")
+        assert parts.updater is not None
+        assert parts.updater.optimizer.param_groups[0]["fused"] is fused
+
+    def test_fp16_gets_a_scaler(self) -> None:
+        for precision, scaled in (("fp16", True), ("bf16", False)):
+            updater = built(f"MACHINE.precision={precision}")[0].updater
+            assert updater is not None
+            assert (updater.scaler is not None) is scaled
+
+    def test_a_schedule_for_what_the_optimizer_does_not_have(self) -> None:
+        words = [
+            "OPTIMIZER={name: RMSprop, lr: 0.1}",
+            "OPTIMIZER.SCHEDULES={moment: {name: linear}}",
+        ]
+        assert "OPTIMIZER.SCHEDULES.moment" in refused(*words)
+
+    def test_a_value_that_it_refuses(self) -> None:
+        assert refused("OPTIMIZER={name: sgd, momentum: -1}").startswith(
+            "OPTIMIZER (optimizer 'sgd'): Invalid momentum value: -1"
+        )
+
+
+class TestLoaders:
+    def test_workers_write_their_stacks_into_the_run_folder_where_it_is_one_of_files(self) -> None:
+        found = {
+            folder: built(f"RUN.dir={folder}")[0].loaders for folder in ("some/run", "mem://run")
+        }
+        assert found["some/run"]["train"].settings.stacks == "some/run/stacks.txt"
+        assert found["mem://run"]["train"].settings.stacks is None
+
+    def test_what_is_put_up_with_is_counted_by_split_and_saved(self) -> None:
+        words = ("DATA.TRAIN.on_bad_sample=drop", "DATA.TRAIN.bad_sample_budget=7")
+        parts = built(*words)[0]
+        bad = parts.loaders["train"].bad
+        assert bad is not None
+        assert (bad.policy, bad.budget) == ("drop", 7)
+        assert [name for name in builder().task(parts).stateful() if name.startswith("data.")] == [
+            "data.train"
+        ]
+        assert not any(name.startswith("data.") for name in builder().task(built()[0]).stateful())
+
+
+class Witness(Strategy):
+    """Notes what a model is like when the strategy gets hold of it."""
+
+    def __init__(self) -> None:
+        super().__init__(World(0, 2))
+        self.seen: list[tuple[Any, ...]] = []
+
+    def look(self, event: str, module: nn.Module) -> None:
+        if not isinstance(module, SmallCNN):
+            return
+        parameters = list(module.parameters())
+        self.seen.append(
+            (
+                event,
+                parameters[0].device.type,
+                any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()),
+                sum(not parameter.requires_grad for parameter in parameters),
+                "forward" in vars(module.head),
+                module._compiled_call_impl is not None,
+            )
+        )
+
+    def prepare(self, model: nn.Module, loss: nn.Module) -> None:
+        self.look("prepare", model)
+        self.model = model
+
+    def optimizer(self, make: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        self.look("optimizer", self.model)
+        return super().optimizer(make, parameters)
+
+    def wrap(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+        self.look("wrap", module)
+        return nn.Sequential(module)
+
+
+class TestPrepare:
+    def test_the_order_is_device_sync_batch_norm_freezing_checkpointing_strategy_optimizer_wrapping_compilation(
+        self,
+    ) -> None:
+        witness = Witness()
+
+        class Own(Builder):
+            def build_strategy(self) -> Strategy:
+                return witness
+
+        model = "MODEL={name: small_cnn, width: 4, freeze: [features.0], ema: {}}"
+        words = (model, "DISTRIBUTED.sync_batch_norm=true", "MACHINE.compile=aot_eager")
+        setup = settle([*words, "MACHINE.activation_checkpointing=[head]", "MACHINE.device=cpu"])
+        made = Own(setup.config, setup.machine, World(0, 2))
+        data = made.data()
+        parts = made.parts(data, made.plan(data))
+
+        assert witness.seen == [
+            (event, "cpu", True, 1, True, False) for event in ("prepare", "optimizer", "wrap")
+        ]
+        assert isinstance(parts.network, Compiled)
+        assert isinstance(parts.network.network, nn.Sequential)
+        assert parts.network.network[0] is parts.model
+        assert isinstance(parts.model, SmallCNN)
+        mean = parts.averages["ema"].module
+        assert isinstance(mean, SmallCNN)
+        assert isinstance(mean.features[1], nn.SyncBatchNorm)
+
+    def test_one_process_has_nothing_to_synchronise(self) -> None:
+        parts = built("MODEL={name: small_cnn, width: 4}", "DISTRIBUTED.sync_batch_norm=true")[0]
+        assert not any(isinstance(part, nn.SyncBatchNorm) for part in parts.model.modules())
+
+    def test_a_test_alone_compiles_nothing_and_keeps_forward_as_it_is(self) -> None:
+        parts = built(
+            "MACHINE.compile=aot_eager",
+            "MACHINE.activation_checkpointing=['layers.1']",
+            train=False,
+        )[0]
+        assert parts.network is None
+        assert not any("forward" in vars(module) for module in parts.model.modules())
+
+    def test_a_strategy_that_cannot_round_gradients(self) -> None:
+        setup = settle([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
+        joined = World(0, 2, control=object())
+        with pytest.raises(
+            ConfigError,
+            match=r"^DISTRIBUTED\.communication = 'fp16' and DISTRIBUTED\.strategy = 'shard",
+        ):
+            Builder(setup.config, setup.machine, joined).build_strategy()
+
+
+class TestGroupsOfWeights:
+    RULES = "OPTIMIZER.groups=[{max_ndim: 1, weight_decay: 0.0}, {match: 'head.*', lr_scale: 2.0}]"
+
+    def built(self, *words: str) -> Parts:
+        overrides = [
+            "experiment=digits",
+            "MODEL.name=small_cnn",
+            "OPTIMIZER.name=adamw",
+            "OPTIMIZER.lr=0.01",
+            *words,
+        ]
+        return built_whole(overrides).task.parts
+
+    def test_rules_reach_the_optimizer_and_the_plan(self) -> None:
+        parts = self.built(
+            self.RULES, "OPTIMIZER.weight_decay=0.1", "OPTIMIZER.SCHEDULES={lr: {name: linear}}"
+        )
+        assert parts.updater is not None
+        groups = parts.updater.optimizer.param_groups
+        assert [(group["lr"], group["weight_decay"], len(group["params"])) for group in groups][
+            :2
+        ] == [
+            (0.01, 0.1, len(groups[0]["params"])),
+            (0.01, 0.0, len(groups[1]["params"])),
+        ]
+        assert {row[0] for row in parts.groups} >= {"defaults", "weight_decay 0"}
+        parts.updater.schedule(0.5)
+        assert [group["lr"] for group in groups][:2] == [0.005, 0.005]
+
+    def test_without_rules_there_is_one_group_and_no_table(self) -> None:
+        parts = self.built()
+        assert parts.updater is not None
+        assert (len(parts.updater.optimizer.param_groups), list(parts.groups)) == (1, [])
+
+    def test_an_option_that_the_optimizer_does_not_have_is_refused(self) -> None:
+        with pytest.raises(
+            ConfigError,
+            match=r"groups: weight_decy = 0.0 is no option .* did you mean 'weight_decay'\?",
+        ):
+            self.built("OPTIMIZER.groups=[{max_ndim: 1, weight_decy: 0.0}]")

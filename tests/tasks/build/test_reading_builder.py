@@ -1,0 +1,266 @@
+"""From a split's section to its order, its samples and its batches; runs with them resume
+exactly."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from phasetrain.engine.batch import Batch
+from phasetrain.errors import ConfigError
+from phasetrain.tasks.build.reading_builder import MOST_WORKERS, workers_of
+from phasetrain.testing import assert_exact_resume, assert_world_size_invariant
+from phasetrain.testing.build import Built, built
+
+LENGTH = ("PHASES.epochs=1",)
+NAMED = "DATA.TRAIN={dataset: reading_parts.Named, inputs: image, targets: label}"
+MODEL = ("MODEL={name: mlp, classes: 10, input_shape: [1, 8, 8]}",)
+MIXED = (
+    "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: digits, split: test}}}",
+    "DATA.TRAIN.sampler={name: proportional, proportions: {a: 1, b: 3}}",
+)
+
+
+def made(*words: str) -> Built:
+    return built([*LENGTH, *words])
+
+
+def first_batch(*words: str, split: str = "train") -> Batch:
+    found = made(*words)
+    phase = next(phase for phase in found.plan.phases if phase.split == split)
+    [batch] = next(iter(found.task.parts.loaders[split].batches(phase)))
+    return batch
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        made(*words)
+    return str(caught.value)
+
+
+class TestSubset:
+    def test_ids_are_those_of_the_data_set_and_the_plan_knows_how_many(self) -> None:
+        words = [
+            "DATA.TRAIN.subset={samples: 100, balanced: true, seed: 3}",
+            "DATA.TRAIN.batch_size=100",
+        ]
+        found = made(*words)
+        assert [phase.samples for phase in found.plan.phases if phase.is_train] == [100]
+        batch = first_batch(*words)
+        assert np.bincount(batch.target, minlength=10).tolist() == [10] * 10
+        assert int(batch.ids.max()) > 1000
+
+    def test_training_and_validation_from_one_list(self) -> None:
+        words = [
+            "DATA.TRAIN.subset={samples: 1200}",
+            "DATA.VALID={dataset: digits, split: train, batch_size: 242, subset: {skip: 1200}}",
+        ]
+        found = made("DATA.TRAIN.batch_size=1200", *words)
+        ids = {}
+        for phase in found.plan.phases[:2]:
+            assert phase.split in ("train", "test")
+        for split in ("train", "valid"):
+            phase = next(phase for phase in found.plan.phases if phase.split == split)
+            [batch] = next(iter(found.task.parts.loaders[split].batches(phase)))
+            ids[split] = set(batch.ids.tolist())
+        assert (len(ids["train"]), len(ids["valid"])) == (1200, 242)
+        assert not ids["train"] & ids["valid"]
+
+    def test_it_stands_before_any_sampler(self) -> None:
+        words = ["DATA.TRAIN.subset={samples: 40}", "DATA.TRAIN.batch_size=40"]
+        chosen = set(first_batch(*words).ids.tolist())
+        for sampler in (
+            "sequential",
+            "{name: repeated, times: 2}",
+            "{name: weighted, balanced: true}",
+            "stratified",
+        ):
+            assert set(first_batch(*words, f"DATA.TRAIN.sampler={sampler}").ids.tolist()) <= chosen
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["DATA.TRAIN.subset.samples=1443"],
+                "DATA.TRAIN.subset: samples = 1443 and skip = 0: the data set has 1442",
+            ),
+            (
+                ["DATA.TRAIN.subset.sample=3"],
+                "DATA.TRAIN.subset.sample = 3 (command line): no such key; did you mean ",
+            ),
+            (
+                ["DATA.TRAIN.subset=3"],
+                "DATA.TRAIN.subset = 3 (command line): expected keys below it: samples, seed, ",
+            ),
+            (
+                [
+                    MIXED[0],
+                    "DATA.TRAIN.subset.samples=9",
+                    "DATA.TRAIN.sampler={name: proportional, proportions: {a: 1}}",
+                ],
+                "DATA.TRAIN.sampler (sampler 'proportional'): it draws from the sources of a data set that has some",
+            ),
+        ],
+    )
+    def test_what_cannot_be(self, words: list[str], message: str) -> None:
+        assert refused(*words).startswith(message)
+
+
+class TestOrder:
+    def test_a_pass_of_another_length_is_what_the_plan_goes_over(self) -> None:
+        found = made("DATA.TRAIN.sampler={name: repeated, times: 2}", "DATA.TRAIN.batch_size=100")
+        train = next(phase for phase in found.plan.phases if phase.is_train)
+        assert (train.end, train.steps) == (2800, 28)
+
+    def test_an_endless_pass(self) -> None:
+        words = [
+            "DATA.TRAIN.sampler=infinite",
+            "PHASES.epochs=null",
+            "PHASES.updates=100",
+            "DATA.TRAIN.batch_size=64",
+        ]
+        found = made(*words)
+        assert [phase.steps for phase in found.plan.phases if phase.is_train] == [100]
+
+    def test_a_sampler_of_torchs_kind_gets_the_data(self) -> None:
+        first = first_batch("DATA.TRAIN.sampler={name: reading_parts.Backwards, step: 2}").ids
+        assert ((first[:-1] - first[1:]) % 1442 == 2).all()
+        some = first_batch(
+            "DATA.TRAIN.sampler=torch.utils.data.RandomSampler", "DATA.TRAIN.subset.samples=70"
+        )
+        assert len(set(some.ids.tolist())) == 64
+
+    def test_mixed_data(self) -> None:
+        ids = first_batch(*MIXED, "DATA.TRAIN.batch_size=100").ids
+        assert int((ids >= 1442).sum()) == 75
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["DATA.TRAIN.sampler=reading_parts.Counting"],
+                "DATA.TRAIN.sampler: Counting gives another order for the ",
+            ),
+            (
+                ["DATA.TRAIN.sampler=torch.utils.data.DistributedSampler"],
+                "DATA.TRAIN.sampler = 'torch.utils.data.DistributedSampler': it gives each process a share",
+            ),
+            (
+                ["DATA.TRAIN.sampler=weighted"],
+                "DATA.TRAIN.sampler (sampler 'weighted'): the data set (TensorSamples) does",
+            ),
+            (
+                ["DATA.TRAIN.sampler={name: stratified, source: 3}"],
+                "DATA.TRAIN.sampler.source = 3 (command line): the pro",
+            ),
+            (
+                [MIXED[0], "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}"],
+                "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c: no",
+            ),
+            (
+                ["DATA.TRAIN.sampler=builtins.int"],
+                "DATA.TRAIN.sampler gave int, expected a function of the number of ",
+            ),
+        ],
+    )
+    def test_what_cannot_be(self, words: list[str], message: str) -> None:
+        assert refused(*words).startswith(message)
+
+
+class TestSelection:
+    def test_by_name(self) -> None:
+        one, other = first_batch(NAMED, *MODEL), first_batch()
+        assert torch.equal(one.input, other.input)
+        assert torch.equal(one.target, other.target)
+
+    @pytest.mark.parametrize(
+        ("word", "target"),
+        [
+            ("targets=[]", None),
+            ("label_type=zero", [0] * 5),
+            ("label_type=sample_index", [0, 1, 2, 3, 4]),
+        ],
+    )
+    def test_targets_that_are_none_or_made(self, word: str, target: Any) -> None:
+        found = first_batch(f"DATA.TEST.{word}", "DATA.TEST.batch_size=5", split="test").target
+        assert (None if found is None else found.tolist()) == target
+
+    def test_a_contradiction_is_refused(self) -> None:
+        assert refused("DATA.TRAIN.targets=1", "DATA.TRAIN.label_type=zero").startswith(
+            "DATA.TRAIN.label_type = 'zero' and DATA.TRAIN.targets = 1: the target is either made or taken"
+        )
+
+
+@pytest.mark.parametrize(
+    ("collate", "scale"),
+    [
+        ("reading_parts.as_batch", 1.0),
+        ("{name: reading_parts.as_batch, scale: 5.0}", 5.0),
+        ("{name: reading_parts.scaled_by, scale: 2.0}", 2.0),
+        ("reading_parts.Sized", 3.0),
+    ],
+)
+def test_a_collate_function_by_its_dotted_path(collate: str, scale: float) -> None:
+    assert torch.equal(
+        first_batch(f"DATA.TRAIN.collate={collate}").input, first_batch().input * scale
+    )
+
+
+class TestWorkers:
+    def test_auto_is_none_for_data_in_memory_and_cores_but_one_otherwise(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one = made("DATA.TRAIN.workers=auto", NAMED, *MODEL).task.parts.loaders["train"]
+        whole = made("DATA.TRAIN.workers=auto").task.parts.loaders["train"]
+        assert whole.settings.workers == 0
+        found = []
+        for cores, processes in ((4, 1), (64, 1), (64, 16), (1, 1), (2, 4)):
+            monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+            found.append(workers_of("auto", one.reader))
+        assert found == [3, MOST_WORKERS, 3, 0, 0]
+        assert workers_of(5, one.reader) == 5
+
+    def test_another_word_is_refused(self) -> None:
+        assert "expected int >= 0 or 'auto'" in refused("DATA.TRAIN.workers=many")
+
+
+EXACT = {
+    "weighted": ("DATA.TRAIN.sampler={name: weighted, balanced: true, samples: 120}",),
+    "stratified": (
+        "DATA.TRAIN.sampler={name: stratified, classes_per_batch: 4}",
+        "DATA.TRAIN.subset.samples=700",
+    ),
+    "length_bucketed": (NAMED, *MODEL, "DATA.TRAIN.sampler={name: length_bucketed, pool: 2}"),
+    "proportional": MIXED,
+    "torch": ("DATA.TRAIN.sampler=reading_parts.Backwards",),
+    "repeated": ("DATA.TRAIN.sampler=repeated", "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_updates_get_the_same_samples_on_any_number_of_processes(name: str) -> None:
+    assert_world_size_invariant([*EXACT[name], "DATA.TRAIN.batch_size=24"], sizes=(1, 3))
+
+
+@pytest.mark.parametrize(
+    "name", ["length_bucketed", pytest.param("proportional", marks=pytest.mark.slow)]
+)
+def test_a_killed_run_goes_on_bit_for_bit(name: str) -> None:
+    assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"], steps=[2, 5], workers=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_a_killed_run_goes_on_bit_for_bit_with_workers(name: str) -> None:
+    assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"])
+
+
+def test_a_sampler_that_counts_its_passes_would_not_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: without the check at the start, the kit finds what it would do."""
+    monkeypatch.setattr(
+        "phasetrain.data.samplers.torch_sampler.np.array_equal", lambda one, other: True
+    )
+    with pytest.raises(AssertionError, match="batch"):
+        assert_exact_resume(["DATA.TRAIN.sampler=reading_parts.Counting"], steps=[4], workers=None)

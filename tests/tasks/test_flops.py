@@ -1,0 +1,91 @@
+"""Operations of a train step, counted without a trace in it, and what devices can make of them."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from harness import SMALL
+from torch import nn
+
+from phasetrain.commands.train.train import digest_of
+from phasetrain.errors import ConfigError
+from phasetrain.runtime.machine import Machine
+from phasetrain.tasks import Task
+from phasetrain.tasks.flops import PEAKS, device_name, peak_flops, train_flops
+from phasetrain.testing.build import Built, built
+
+
+def made(*words: str) -> Built:
+    return built([*SMALL, *words])
+
+
+def test_of_a_small_network_counted_by_hand() -> None:
+    one = made()
+    assert train_flops(one.task, one.plan) == {0: 3 * 18592 - 2 * 36 * 64}  # see test_inspection.py
+
+
+def test_of_each_stage() -> None:
+    larger = "{epochs: 1, DATA: {TRAIN: {transforms: [{name: resize, size: 16}]}}}"
+    one = made(f"PHASES.stages=[{{epochs: 1}}, {larger}]", "PHASES.epochs=null")
+    found = train_flops(one.task, one.plan)
+    assert found[0] == 51168
+    assert found[1] == 4 * (51168 - 3 * 160) + 3 * 160  # four times the places, but for the head
+
+
+def test_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = made()
+    before = digest_of(one.task.model)
+    train_flops(one.task, one.plan)
+    assert digest_of(one.task.model) == before
+    assert all(parameter.grad is None for parameter in one.task.model.parameters())
+    monkeypatch.setattr(Task, "unmoved", lambda task: nullcontext())
+    train_flops(one.task, one.plan)
+    assert digest_of(one.task.model) != before  # the pass does move running statistics
+
+
+def test_what_moved_is_put_back_after_an_error_too() -> None:
+    one = made()
+    before = digest_of(one.task.model)
+
+    def broken(module: nn.Module, args: object) -> None:
+        raise RuntimeError("cannot be counted")
+
+    handle = one.task.parts.model.get_submodule("head").register_forward_pre_hook(broken)
+    with pytest.raises(ConfigError, match="cannot be counted"):
+        train_flops(one.task, one.plan)
+    handle.remove()
+    assert digest_of(one.task.model) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA A100 80GB PCIe", "tf32", 156e12),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5e12),
+        ("NVIDIA H100 PCIe", "bf16", 756.5e12),
+        ("NVIDIA H200", "fp32", 67e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-PCIE-32GB", "fp32", 14e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2e12),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16", None),
+        ("NVIDIA A10G", "bf16", None),
+        ("cpu", "fp32", None),
+    ],
+)
+def test_peaks(name: str, precision: str, expected: float | None) -> None:
+    assert peak_flops(name, precision) == expected  # type: ignore[arg-type]
+
+
+def test_a_row_with_more_words_stands_before_one_with_fewer() -> None:
+    rows = list(PEAKS)
+    for at, row in enumerate(rows):
+        assert not any(set(earlier) < set(row) for earlier in rows[:at]), row
+
+
+def test_a_cpu_has_no_other_name() -> None:
+    assert device_name(Machine(torch.device("cpu"))) == "cpu"

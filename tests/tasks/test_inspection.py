@@ -1,0 +1,117 @@
+"""What a model is made of and what it takes, counted by hand."""
+
+import pytest
+from harness import SMALL
+from torch import nn
+
+from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.tasks import Position
+from phasetrain.tasks.inspection import (
+    ROWS,
+    ModuleRow,
+    bytes_told,
+    checkpoint_bytes,
+    flops_told,
+    inspect,
+    memory_estimate,
+    modules_of,
+    optimizer_bytes,
+    shown_modules,
+)
+from phasetrain.testing.build import Built, built
+
+WIDTH = 4
+
+
+def made(*words: str) -> Built:
+    return built([*SMALL, f"MODEL.width={WIDTH}", *words])
+
+
+def test_a_small_network_counted_by_hand() -> None:
+    one = made()
+    batch = next(iter(one.task.batches(one.plan.phases[0], 0)))[0]
+    found = inspect(one.task, one.plan.phases[0], batch)
+    rows = {row.name: row for row in found.modules}
+    assert rows["features.0"] == ModuleRow(
+        "features.0", "Conv2d", 36, 36, "(N, 4, 8, 8)", 24 * 256 * 4, 2 * 36 * 64
+    )
+    assert rows["head"] == ModuleRow("head", "Linear", 90, 90, "(N, 10)", 24 * 40, 2 * 80)
+    assert found.forward_flops == rows[""].flops == 2 * (36 * 64 + 288 * 16 + 576 * 4 + 80)
+    # A backward pass takes as much for the weights and as much for the inputs, which the first
+    # layer's has not.
+    assert found.train_flops == 3 * 18592 - 2 * 36 * 64
+    leaves = (
+        3 * (4 * 64) + 3 * (8 * 16) + 3 * (8 * 4) + 8 + 10
+    )  # values per sample: three blocks, dropout, head
+    assert found.activation_bytes == 24 * 4 * (leaves + 64)
+    assert all(parameter.grad is None for parameter in one.task.model.parameters())
+
+
+def test_what_is_frozen_is_not_counted_as_trained() -> None:
+    one = made("MODEL.freeze=['features.0']")
+    rows = {row.name: row for row in modules_of(one.task.parts.model)}
+    assert (rows["features.0"].parameters, rows["features.0"].trained) == (36, 0)
+    assert rows[""].trained == rows[""].parameters - 36
+    assert (rows["head"].output, rows["head"].flops) == (None, None)
+
+
+def test_memory() -> None:
+    for words, each in (
+        (["OPTIMIZER.momentum=0.0", "OPTIMIZER.nesterov=false"], 0),
+        (["OPTIMIZER.momentum=0.9"], 1),
+        (["OPTIMIZER={name: adamw}", "MODEL.ema={}"], 2),
+    ):
+        one = made(*words)
+        size = 4 * sum(p.numel() for p in one.task.model.parameters())
+        found = memory_estimate(one.task.parts)
+        assert (found["gradients"], found["optimizer"], found["activations"]) == (
+            size,
+            each * size,
+            None,
+        )
+        assert found["averages"] == (found["weights"] if "MODEL.ema={}" in words else 0)
+        phase, batches = one.plan.phases[0], next(iter(one.task.batches(one.plan.phases[0], 0)))
+        one.task.begin(phase, fresh=True)
+        one.task.train_step(batches, Position("train", 0, 0, 0.0, 24), Silent())
+        assert optimizer_bytes(one.task.parts) == pytest.approx(
+            each * size, rel=0.02
+        )  # and what it counts steps with
+
+
+def test_a_checkpoint_of_averages_is_larger() -> None:
+    assert checkpoint_bytes(made("MODEL.ema={}").task.parts) > 1.4 * checkpoint_bytes(
+        made().task.parts
+    )
+
+
+def test_large_models_are_shown_to_a_lesser_depth() -> None:
+    deep = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(12)))
+    rows = modules_of(deep)
+    assert len(rows) == 1 + 12 * 3
+    assert [row.name for row in shown_modules(rows)] == ["", *map(str, range(12))]
+    flat = modules_of(nn.Sequential(*(nn.ReLU() for _ in range(50))))
+    assert len(shown_modules(flat)) == ROWS
+
+
+def test_modules_that_are_not_called_are_left_empty() -> None:
+    rows = modules_of(nn.ModuleDict({"used": nn.Linear(2, 3), "none": nn.Identity()}))
+    assert [(row.name, row.parameters, row.output) for row in rows] == [
+        ("", 9, None),
+        ("used", 9, None),
+        ("none", 0, None),
+    ]
+
+
+def test_words() -> None:
+    assert [bytes_told(size) for size in (8424, 3.14e7, 2e9)] == [
+        "8,424 bytes",
+        "31.4 MB",
+        "2.0 GB",
+    ]
+    assert [flops_told(count) for count in (12, 1.5e3, 2e6, 4.1e9, 3e12)] == [
+        "12",
+        "1.5 k",
+        "2 M",
+        "4.1 G",
+        "3 T",
+    ]
