@@ -1,69 +1,150 @@
-"""The errors a person has to act on, each with the exit code that scripts see.
+"""Errors that a user has to act on, each with a stable code and the exit code of the process.
 
-Every message is a sentence with the `SECTION.key`, what was given, what is expected and what to do.
+Every message is a sentence with the `SECTION.key`, the value that was given, what is expected, and
+what to do. Programs and tests read `code` and `problems` instead of the sentence.
 """
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import ClassVar
+
+_KEY_AND_VALUE = re.compile(
+    r"(?P<key>[A-Z][A-Z_]*(?:\.[\w*@-]+|\[\d+\])*)"  # SECTION.key
+    r"(?: = (?P<given>.+?))?(?: \([^()]*\))?: "  # = value (layer that set it)
+    r"(?P<rest>.*)",
+    re.DOTALL,
+)
+_SUGGESTION = re.compile(r"did you mean (?P<suggestion>[^?]+)\?")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake, as programs read it.
+
+    Attributes:
+        code: stable identifier such as `config.unknown_key`.
+        message: the sentence for people.
+        key: `SECTION.key` that the sentence is about, or empty.
+        given: the value that was given, as written in YAML, or empty.
+        expected: what is expected instead.
+        suggestion: the key or value that was probably meant, or empty.
+    """
+
+    code: str
+    message: str
+    key: str = ""
+    given: str = ""
+    expected: str = ""
+    suggestion: str = ""
+
+    @classmethod
+    def from_message(cls, message: str, code: str) -> "Problem":
+        """Parse a message of the form `SECTION.key = value: sentence`."""
+        found = _KEY_AND_VALUE.match(message)
+        near = _SUGGESTION.search(message)
+        return cls(
+            code=code,
+            message=message,
+            key=found["key"] if found else "",
+            given=(found["given"] or "") if found else "",
+            expected=found["rest"] if found else message,
+            suggestion=near["suggestion"].strip("'") if near else "",
+        )
 
 
 class PhasetrainError(Exception):
-    """Base of all errors that end a run with a message instead of a traceback (exit code 1)."""
+    """Base of all errors that end a run with a message instead of a traceback (exit code 1).
+
+    Args:
+        message: a sentence of the form `SECTION.key = value: what is expected`.
+        code: stable identifier of the kind of mistake; the default is that of the class.
+        problems: the mistakes, if the error reports several.
+    """
 
     exit_code = 1
+    default_code: ClassVar[str] = "error"
+
+    def __init__(
+        self, message: str = "", *, code: str | None = None, problems: Iterable[Problem] = ()
+    ) -> None:
+        super().__init__(message)
+        self.code = code or self.default_code
+        self.problems = tuple(problems) or (Problem.from_message(message, self.code),)
+
+    @property
+    def key(self) -> str:
+        """The `SECTION.key` of the first problem, or empty."""
+        return self.problems[0].key
 
 
 class ConfigError(PhasetrainError, ValueError):
     """The config, a part named by it, or the command line cannot be used (exit code 2)."""
 
     exit_code = 2
+    default_code = "config.invalid"
 
 
 class ChangedError(PhasetrainError):
-    """Data, plan or a forbidden key is no longer what the checkpoint was made with (exit code
-    3)."""
+    """Data, plan or a forbidden key is no longer what the checkpoint was made with
+    (exit code 3)."""
 
     exit_code = 3
+    default_code = "resume.changed"
 
 
 class FolderInUseError(PhasetrainError):
     """Another process owns the run folder (exit code 4)."""
 
     exit_code = 4
+    default_code = "folder.in_use"
 
 
 class NoValidCheckpointError(PhasetrainError):
     """Checkpoints exist and not one of them can be read (exit code 5)."""
 
     exit_code = 5
+    default_code = "checkpoint.none_valid"
 
 
 class NoProgressError(PhasetrainError):
     """Several attempts in a row have ended without a new checkpoint (exit code 6)."""
 
     exit_code = 6
+    default_code = "run.no_progress"
 
 
 class SaveError(PhasetrainError):
     """A checkpoint could not be written; those before it are untouched (exit code 1)."""
+
+    default_code = "checkpoint.save_failed"
 
 
 class InvalidCheckpointError(PhasetrainError):
     """One checkpoint is torn, altered or of an unknown format; the one before it may still serve
     (exit code 1)."""
 
+    default_code = "checkpoint.invalid"
+
 
 class NumericsError(PhasetrainError):
     """A loss or a gradient is not finite, and the run must not go on with it (exit code 1)."""
+
+    default_code = "numerics.nonfinite"
 
 
 class OrderError(PhasetrainError):
     """The processes of a run do not make the same collective calls in the same order (exit code
     1)."""
 
+    default_code = "distributed.collective_order"
+
 
 class LaunchError(PhasetrainError):
     """The cluster did not take the job (exit code 1)."""
+
+    default_code = "launch.failed"
 
 
 class PeerError(PhasetrainError):
@@ -75,7 +156,7 @@ class PeerError(PhasetrainError):
         exit_code: of that process.
     """
 
-    exit_code = 1
+    default_code = "distributed.peer_failed"
 
     def __init__(self, reason: str, exit_code: int = 1) -> None:
         super().__init__(reason)

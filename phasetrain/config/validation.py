@@ -26,7 +26,7 @@ from phasetrain.config.schema import (
     part_pattern,
 )
 from phasetrain.config.suggestions import KnownPaths
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.errors import ConfigError, Problem, did_you_mean
 
 PLUGINS = "phasetrain"  # entry point group of installed packages that register parts
 
@@ -89,38 +89,30 @@ def check(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
     raise_all([*composed.problems, *_Checker(composed, slots, schema).problems()])
 
 
-def raise_all(problems: Sequence[str]) -> None:
+def raise_all(problems: Sequence[str | Problem]) -> None:
     """Raise one ConfigError that lists the problems, each once; nothing when there is none."""
     if problems:
         raise several(problems)
 
 
-class SeveralConfigError(ConfigError):
-    """Several mistakes in one report (exit code 2).
-
-    Attributes:
-        problems: a sentence for each.
-    """
-
-    problems: tuple[str, ...] = ()
-
-
-def several(problems: Sequence[str]) -> ConfigError:
+def several(problems: Sequence[str | Problem]) -> ConfigError:
     """Return one error that lists the problems, each once; there is at least one."""
-    listed = list(dict.fromkeys(problems))
-    if len(listed) == 1:
-        return ConfigError(listed[0])
-    numbered = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(listed, 1))
-    error = SeveralConfigError(f"{len(listed)} problems in the config:\n{numbered}")
-    error.problems = tuple(listed)
-    return error
+    found = [
+        one if isinstance(one, Problem) else Problem.from_message(one, ConfigError.default_code)
+        for one in problems
+    ]
+    unique = list({one.message: one for one in found}.values())
+    if len(unique) == 1:
+        return ConfigError(unique[0].message, code=unique[0].code, problems=unique)
+    numbered = "\n".join(f"  {number}. {one.message}" for number, one in enumerate(unique, 1))
+    return ConfigError(
+        f"{len(unique)} problems in the config:\n{numbered}", code=unique[0].code, problems=unique
+    )
 
 
 def problems_in(error: ConfigError) -> list[str]:
-    """Return the mistakes that an error tells of."""
-    if isinstance(error, SeveralConfigError):
-        return list(error.problems)
-    return [str(error)]
+    """Return the sentences of the mistakes that an error reports."""
+    return [problem.message for problem in error.problems]
 
 
 def found_by(*checks: Callable[[], object]) -> list[str]:

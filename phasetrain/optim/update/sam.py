@@ -121,7 +121,7 @@ class SharpnessAware:
             moves = torch._foreach_mul(gradients, torch._foreach_abs(weights))
         else:
             moves = tuple(gradients)
-        size = norm(moves)
+        size = norm(list(moves))
         if reads and not size.isfinite():
             if not any(
                 not_finite(grad) for grad in gradients
