@@ -1,7 +1,7 @@
-"""What watches a run: the events, in the order of the loop, and who hears them.
+"""The base class of hooks, the events in the order of the loop, and their dispatch.
 
     on_start                                  once, after a resume has restored the state
-    on_load                                   once, if the run goes on from a checkpoint
+    on_load                                   once, if the run resumes from a checkpoint
     for phase in plan:
         on_phase_start
         for batches in phase:
@@ -10,21 +10,21 @@
             on_update                           in train phases
             on_step                             the step is counted
             on_save                             if a checkpoint is about to be written
-            on_saved                            a checkpoint has been committed, which may be steps
-            after its on_save
+            on_saved                            a checkpoint was committed, perhaps steps later
         on_phase_end                          the phase is counted, its metrics are known
         on_save                               if a checkpoint is about to be written
     on_end                                    finished, or stopped between two steps
-    on_exception                              instead of on_end, when something was raised
-    close                                     at the very end, whatever has happened
+    on_exception                              instead of on_end, after an exception
+    close                                     at the very end, in every case
 
-Opening events (on_start, on_load, on_phase_start, on_batch) reach the hooks in the order of the
-keys under HOOKS, closing events in reverse order.
+Opening events (on_start, on_load, on_phase_start, on_batch) are called in the order of the keys
+under HOOKS, all other events in reverse order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -45,17 +45,17 @@ R = TypeVar("R")
 
 
 class Run(Protocol):
-    """What a hook sees of a run.
+    """A run as hooks see it.
 
     Attributes:
-        task: what is learned.
-        plan: every phase.
-        state: the position; hooks read it and never change it.
-        folder: the run folder; None for a run that leaves nothing behind.
-        world: the processes.
-        clock: where the wall time goes; its kind is `data` exactly between two steps.
-        consensus: what all processes do at the same step: stop, and for which reason, or save.
-        resumed_from: path of the checkpoint that this attempt goes on from, or empty.
+        task: the task that is trained.
+        plan: every phase of the run.
+        state: the position; read-only for hooks.
+        folder: the run folder; None for a run that writes nothing.
+        world: the processes of the run.
+        clock: accounts for wall time; its kind is `data` exactly between two steps.
+        consensus: makes all ranks stop or save at the same step.
+        resumed_from: path of the checkpoint this attempt resumed from, or empty.
     """
 
     task: Task
@@ -70,286 +70,237 @@ class Run(Protocol):
 
     @property
     def stopping(self) -> str:
-        """Why the run is about to stop, or empty."""
+        """The reason for the requested stop, or empty."""
         ...
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
-        """Ask the run to stop at the next step boundary; the first reason stands."""
+        """Request a stop at the next step boundary; the first reason is kept."""
         ...
 
 
 class Hook:
-    """Watches a run; override the events that matter. An event that nobody overrides costs nothing.
+    """Base class of hooks; override the events that matter. An event without override is free.
 
     Attributes:
-        main_only: run on the main process only.
-        shows_only: it shows or writes what happens and leaves the training alone, so a replay does
-            without it, and a run with it from Python is the run of its command.
-        single: at most one of its kind in a run, because two would write to the same place.
-        several_only: left out of a run of one process.
-        policy: what becomes of the run when the hook raises, unless `HOOKS.*.on_exception` says
-            otherwise. A mistake in the config (ConfigError) that is found at the start always ends
-            it.
+        main_only: call the hook on rank 0 only.
+        observe_only: the hook records or shows the run and never changes the training. A replay
+            leaves it out, and it does not count as a deviation from the config.
+        single: allow at most one hook of this class per run, because two would write to the same
+            file.
+        distributed_only: leave the hook out of runs with one process.
+        policy: effect of an exception in the hook, unless `HOOKS.*.on_exception` is set. A
+            ConfigError at the start of the run always ends it.
     """
 
     main_only: bool = True
-    shows_only: bool = False
+    observe_only: bool = False
     single: bool = False
-    several_only: bool = False
+    distributed_only: bool = False
     policy: OnException = "raise"
 
     def on_start(self, run: Run) -> None:
-        """The run is about to begin or to go on."""
+        """Called before the first step of this attempt."""
 
     def on_load(self, run: Run) -> None:
-        """The state of a checkpoint has been restored."""
+        """Called after the state of a checkpoint was restored."""
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """A phase begins, or goes on after a resume (then `run.state.step` is not 0)."""
+        """Called at the start of a phase; `run.state.step` is not 0 if the phase was resumed."""
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch | None:
-        """A micro-batch is about to be used; a batch that is returned takes its place."""
+        """Called before a micro-batch is used; a returned batch replaces it."""
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput | None:
-        """Model and loss have run; an output that is returned takes its place."""
+        """Called after the forward pass and the loss; a returned output replaces it."""
 
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """The gradient of a micro-batch has been added."""
+        """Called after the gradient of a micro-batch was added."""
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
-        """An update of `batches` was not made, because its loss or gradient was not finite; the
-        weights stand still.
+        """Called after an update was skipped because its loss or gradient was not finite.
 
-        A run that has to stop for it (`found.stops`) stops once all hooks have heard.
+        If the run has to stop for it (`found.stops`), it stops after all hooks were called.
         """
 
     def on_update(self, run: Run, phase: Phase) -> None:
-        """The weights have been updated, unless the update was skipped; the step is not yet
-        counted."""
+        """Called after an update or a skipped update; the step is not yet counted."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """A step is complete and counted; `out` holds no graph, no output and no target."""
+        """Called after a step was counted; `out` holds no graph, no output and no target."""
 
     def on_save(self, run: Run) -> None:
-        """A checkpoint is about to be written: flush what belongs to it."""
+        """Called before a checkpoint is written: flush everything that belongs to it."""
 
     def on_saved(self, run: Run) -> None:
-        """The checkpoint of the last `on_save` is committed: nothing before it will be done again.
+        """Called after the checkpoint of the last `on_save` was committed.
 
-        It is heard on processes that write, each at a moment of its own; make no collective call.
+        Only ranks that write files call it, each at a different moment: make no collective call.
         """
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """A phase is complete and counted."""
+        """Called after a phase is complete and counted."""
 
     def on_end(self, run: Run) -> None:
-        """The run is over: finished, or stopped (`run.stopping` says why)."""
+        """Called when the run has finished or stopped; `run.stopping` is the reason of a stop."""
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Something was raised; it will be raised again after all hooks have heard of it."""
+        """Called after an exception, which is raised again when all hooks were called."""
 
     def around(self, label: str, event: str, call: Callable[..., R]) -> Callable[..., R]:
-        """Return what is called in place of an event of any hook, its own ones too; for those that
-        time hooks.
+        """Wrap the call of an event of any hook, this one included; used to time hooks.
 
-        Asked once for each call, in their order, when the hooks of a run are put together; not for
-        `on_exception` and `close`. `label` is that of the hook, `event` without its `on_`; a call
-        takes the run and what else it hears.
+        Args:
+            label: label of the hook that is called.
+            event: name of the event without `on_`; `on_exception` and `close` are not wrapped.
+            call: takes the run and the arguments of the event.
         """
         return call
 
     def close(self) -> None:
-        """Release files and the like; called once at the very end, whatever has happened."""
+        """Release resources; called once at the very end, in every case."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to keep of the hook."""
+        """Return the state that a checkpoint has to keep."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; called before `on_start`."""
+        """Restore the state that `state_dict` returned; called before `on_start`."""
 
 
 HOOKS: Registry[Hook] = Registry("hook", "HOOKS")
 
 
 class Hooks:
-    """The hooks of a run, and for each event those that override it, found once.
+    """Calls the hooks of a run.
+
+    For each event, the hooks that override it are looked up once, so that an event without
+    override costs the loop nothing.
 
     Args:
         hooks: label -> hook, in the order of opening events.
-        world: hooks with `main_only` are left out on other processes than the main one, those with
-            `several_only` where there is one process.
+        world: the processes of the run; a rank leaves out the hooks that do not run on it.
     """
 
     def __init__(
         self, hooks: Mapping[str, Hook] = MappingProxyType({}), world: World | None = None
     ) -> None:
         world = world or World()
-        self.by_label = {
-            label: hook
-            for label, hook in hooks.items()
-            if (world.is_main or not hook.main_only) and not (world.is_alone and hook.several_only)
-        }
+        self.by_label = {label: hook for label, hook in hooks.items() if _runs_on(hook, world)}
+        _check_single_hooks(self.by_label)
+        # State of hooks that are in the checkpoint but not in this run: kept, so that a hook which
+        # is left out of one attempt continues in the next.
         self._absent: dict[str, Any] = {}
-        _refuse_second(self.by_label)
-        opening: Sequence[Hook] = list(self.by_label.values())
-        closing: Sequence[Hook] = opening[::-1]
-        base = Hook
-        self._guards = {
-            h: Guard(label, h.policy) for label, h in self.by_label.items() if h.policy != "raise"
-        }
         self._labels = {hook: label for label, hook in self.by_label.items()}
-        self._watchers = tuple(
-            h for h in self.by_label.values() if type(h).around is not base.around
-        )
-        safe = self._safe
-        begins = base.on_phase_start
-        ends = base.on_phase_end
-        back = base.on_backward
-        self._start = [
-            safe("start", h, h.on_start) for h in opening if type(h).on_start is not base.on_start
-        ]
-        self._load = [
-            safe("load", h, h.on_load) for h in opening if type(h).on_load is not base.on_load
-        ]
-        self._phase_start = [
-            safe("phase_start", h, h.on_phase_start)
-            for h in opening
-            if type(h).on_phase_start is not begins
-        ]
-        self._batch = [
-            safe("batch", h, h.on_batch) for h in opening if type(h).on_batch is not base.on_batch
-        ]
-        self._forward = [
-            safe("forward", h, h.on_forward)
-            for h in closing
-            if type(h).on_forward is not base.on_forward
-        ]
-        self._backward = [
-            safe("backward", h, h.on_backward) for h in closing if type(h).on_backward is not back
-        ]
-        self._skip = [
-            safe("skip", h, h.on_skip) for h in closing if type(h).on_skip is not base.on_skip
-        ]
-        self._update = [
-            safe("update", h, h.on_update)
-            for h in closing
-            if type(h).on_update is not base.on_update
-        ]
-        self._step = [
-            safe("step", h, h.on_step) for h in closing if type(h).on_step is not base.on_step
-        ]
-        self._save = [
-            safe("save", h, h.on_save) for h in closing if type(h).on_save is not base.on_save
-        ]
-        self._saved = [
-            safe("saved", h, h.on_saved) for h in closing if type(h).on_saved is not base.on_saved
-        ]
-        self._phase_end = [
-            safe("phase_end", h, h.on_phase_end)
-            for h in closing
-            if type(h).on_phase_end is not ends
-        ]
-        self._end = [safe("end", h, h.on_end) for h in closing if type(h).on_end is not base.on_end]
-        self._exception = [
-            h.on_exception for h in closing if type(h).on_exception is not base.on_exception
-        ]
+        self._guards = {
+            hook: Guard(label, hook.policy)
+            for label, hook in self.by_label.items()
+            if hook.policy != "raise"
+        }
+        self._wrapping = tuple(h for h in self.by_label.values() if _overrides(h, "around"))
+        opening = list(self.by_label.values())
+        closing = opening[::-1]
+        self._start = self._overriding("on_start", opening)
+        self._load = self._overriding("on_load", opening)
+        self._phase_start = self._overriding("on_phase_start", opening)
+        self._batch = self._overriding("on_batch", opening)
+        self._forward = self._overriding("on_forward", closing)
+        self._backward = self._overriding("on_backward", closing)
+        self._skip = self._overriding("on_skip", closing)
+        self._update = self._overriding("on_update", closing)
+        self._step = self._overriding("on_step", closing)
+        self._save = self._overriding("on_save", closing)
+        self._saved = self._overriding("on_saved", closing)
+        self._phase_end = self._overriding("on_phase_end", closing)
+        self._end = self._overriding("on_end", closing)
+        # Neither guarded nor wrapped: an error in it is added to the first one as a note.
+        self._exception = [h.on_exception for h in closing if _overrides(h, "on_exception")]
 
     def events(self, run: Run, phase: Phase) -> "PhaseEvents":
         """Return the events within the steps of a phase."""
         return PhaseEvents(run, phase)
 
     def on_start(self, run: Run) -> None:
-        """Tell every hook that the run begins."""
+        """Call `on_start` of all hooks."""
         for call in self._start:
             call(run)
 
     def on_load(self, run: Run) -> None:
-        """Tell every hook that a checkpoint was restored."""
+        """Call `on_load` of all hooks."""
         for call in self._load:
             call(run)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Tell every hook that a phase begins."""
+        """Call `on_phase_start` of all hooks."""
         for call in self._phase_start:
             call(run, phase)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
-        """Return the batch, or what hooks put in its place."""
+        """Return the batch, or its replacement by hooks."""
         for call in self._batch:
             batch = call(run, phase, batch) or batch
         return batch
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput:
-        """Return the output, or what hooks put in its place."""
+        """Return the output, or its replacement by hooks."""
         for call in self._forward:
             out = call(run, phase, out) or out
         return out
 
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Tell every hook that a gradient was added."""
+        """Call `on_backward` of all hooks."""
         for call in self._backward:
             call(run, phase, out)
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
-        """Tell every hook that an update was not made."""
+        """Call `on_skip` of all hooks."""
         for call in self._skip:
             call(run, phase, batches, found)
 
     def on_update(self, run: Run, phase: Phase) -> None:
-        """Tell every hook that the weights were updated."""
+        """Call `on_update` of all hooks."""
         for call in self._update:
             call(run, phase)
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Tell every hook that a step is complete."""
+        """Call `on_step` of all hooks."""
         for call in self._step:
             call(run, phase, out)
 
     def on_save(self, run: Run) -> None:
-        """Tell every hook that a checkpoint is about to be written."""
+        """Call `on_save` of all hooks."""
         for call in self._save:
             call(run)
 
     def on_saved(self, run: Run) -> None:
-        """Tell every hook that a checkpoint was committed."""
+        """Call `on_saved` of all hooks."""
         for call in self._saved:
             call(run)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Tell every hook that a phase is complete."""
+        """Call `on_phase_end` of all hooks."""
         for call in self._phase_end:
             call(run, phase, metrics)
 
     def on_end(self, run: Run) -> None:
-        """Tell every hook that the run is over."""
+        """Call `on_end` of all hooks."""
         for call in self._end:
             call(run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Tell every hook that something was raised; what a hook raises in turn is noted on
-        `error`."""
+        """Call `on_exception` of all hooks; an exception in one of them is noted on `error`."""
         for call in self._exception:
             try:
                 call(run, error)
-            except (Exception, Interrupted) as second:  # noqa: BLE001 - the first cause must reach the user
-                error.add_note(
-                    f"while hooks heard of it, {type(second).__name__} was raised: {second}"
-                )
+            except (Exception, Interrupted) as second:  # noqa: BLE001 - the user needs the first one
+                error.add_note(f"while hooks handled it, {type(second).__name__}: {second}")
 
     def close(self) -> None:
-        """Let every hook release what it holds, the last one first, even if one of them fails."""
+        """Close every hook, the last one first, even if one of them fails."""
         with ExitStack() as stack:
             for hook in self.by_label.values():
                 guard = self._guards.get(hook)
-                stack.callback(hook.close if guard is None else partial(guard.close, hook.close))
-
-    def _safe(self, event: str, hook: Hook, call: Callable[..., R]) -> Callable[..., R | None]:
-        guard = self._guards.get(hook)
-        found = call if guard is None else guard.around(call, at_start=event == "start")
-        for watcher in self._watchers:
-            found = watcher.around(self._labels[hook], event, found)
-        return found
+                close = hook.close if guard is None else partial(guard.close, hook.close)
+                stack.callback(close)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""
@@ -359,31 +310,57 @@ class Hooks:
         return {**self._absent, **present}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give every hook its state; that of a hook which is gone is kept for when it comes
-        back."""
+        """Restore the state of every hook; the state of hooks that are not in this run is kept."""
         self._absent = {label: kept for label, kept in state.items() if label not in self.by_label}
         for label, hook in self.by_label.items():
             if label in state:
                 hook.load_state_dict(state[label])
 
+    def _overriding(self, event: str, hooks: Sequence[Hook]) -> list[Callable[..., Any]]:
+        """Return the guarded and wrapped calls of an event, for the hooks that override it."""
+        calls: list[Callable[..., Any]] = []
+        for hook in hooks:
+            if not _overrides(hook, event):
+                continue
+            call = attrgetter(event)(hook)
+            guard = self._guards.get(hook)
+            if guard is not None:
+                call = guard.guard_call(call, at_start=event == "on_start")
+            for wrapping in self._wrapping:
+                call = wrapping.around(self._labels[hook], event.removeprefix("on_"), call)
+            calls.append(call)
+        return calls
 
-def _refuse_second(hooks: Mapping[str, Hook]) -> None:
+
+def _overrides(hook: Hook, name: str) -> bool:
+    return attrgetter(name)(type(hook)) is not attrgetter(name)(Hook)
+
+
+def _runs_on(hook: Hook, world: World) -> bool:
+    if hook.distributed_only and world.is_alone:
+        return False
+    return world.is_main or not hook.main_only
+
+
+def _check_single_hooks(hooks: Mapping[str, Hook]) -> None:
     seen: dict[type[Hook], str] = {}
     for label, hook in hooks.items():
-        if hook.single and type(hook) in seen:
+        kind = type(hook)
+        if hook.single and kind in seen:
             raise ConfigError(
-                f"HOOKS.{label} and HOOKS.{seen[type(hook)]} are both of the kind {type(hook).__name__} and would "
-                "write to the same place; leave one out"
+                f"HOOKS.{label} and HOOKS.{seen[kind]} are both {kind.__name__} hooks and would "
+                "write to the same file; remove one of them",
+                code="config.duplicate_hook",
             )
-        seen[type(hook)] = label
+        seen[kind] = label
 
 
 class PhaseEvents:
     """The events within a step, bound to a run and a phase.
 
     Args:
-        run: whose hooks are told.
-        phase: the phase under way.
+        run: the run whose hooks are called.
+        phase: the current phase.
     """
 
     def __init__(self, run: Run, phase: Phase) -> None:
@@ -392,37 +369,40 @@ class PhaseEvents:
         self._hooks = run.hooks
 
     def on_batch(self, batch: Batch) -> Batch:
-        """Return the batch, or what hooks put in its place."""
+        """Return the batch, or its replacement by hooks."""
         return self._hooks.on_batch(self._run, self._phase, batch)
 
     def on_forward(self, out: StepOutput) -> StepOutput:
-        """Return the output, or what hooks put in its place."""
+        """Return the output, or its replacement by hooks."""
         return self._hooks.on_forward(self._run, self._phase, out)
 
     def on_backward(self, out: StepOutput) -> None:
-        """Tell hooks that a gradient was added."""
+        """Call hooks after the gradient of a micro-batch was added."""
         self._hooks.on_backward(self._run, self._phase, out)
 
     def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """Tell hooks that an update was not made."""
+        """Call hooks after a skipped update."""
         self._hooks.on_skip(self._run, self._phase, batches, found)
 
     def on_update(self) -> None:
-        """Tell hooks that the weights were updated."""
+        """Call hooks after an update."""
         self._hooks.on_update(self._run, self._phase)
 
 
 def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
-    """Return a decorator that makes a hook of a function.
+    """Return a decorator that makes a hook out of a function.
 
     Args:
         event: name of the event without `on_`, such as `step` or `phase_end`.
-        every: call the function only while the number of updates is a multiple of this; a function
-            of the position, so that a resumed run calls it at the same moments.
+        every: call the function only if the number of updates is a multiple of this. It depends on
+            the position alone, so a resumed run calls the function at the same updates.
+
+    Raises:
+        ValueError: there is no such event, or `every` is below 1.
 
     Example:
         >>> @on("step", every=100)
-        ... def look(run, phase, out):
+        ... def print_loss(run, phase, out):
         ...     print(run.state.updates, out.loss)
     """
     name = f"on_{event}"
@@ -434,13 +414,14 @@ def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:
             f"on({event!r}, every={every}): events are {known}, and every is at least 1"
         )
 
-    def decorate(function: Callable[..., Any]) -> Hook:
+    def make_hook(function: Callable[..., Any]) -> Hook:
         def call(hook: Hook, run: Run, *args: Any) -> Any:
             if run.state.updates % every == 0:
                 return function(run, *args)
             return None
 
+        # The class is named after the function, because records of a run name a hook by its class.
         hook: Hook = type(function.__name__, (Hook,), {name: call, "__doc__": function.__doc__})()
         return hook
 
-    return decorate
+    return make_hook

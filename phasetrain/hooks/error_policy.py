@@ -1,4 +1,4 @@
-"""What becomes of a run when one of its hooks raises (`HOOKS.*.on_exception`)."""
+"""The effect of an exception in a hook (`HOOKS.*.on_exception`)."""
 
 import logging
 from collections.abc import Callable
@@ -11,23 +11,23 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 OnException = Literal["raise", "stop", "ignore"]
-"""The run ends with the error; it is saved and stops, to be started again; or the hook is warned of
-once and is told of the next event as if nothing had been."""
+"""`raise`: the run ends with the error. `stop`: the run saves and stops, and can be resumed.
+`ignore`: a warning is logged once, and the hook is called again at the next event."""
 
 
 class Stoppable(Protocol):
-    """A run, as far as it can be asked to stop."""
+    """A run that can be asked to stop."""
 
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
-        """Ask the run to stop at the next step boundary."""
+        """Request a stop at the next step boundary."""
         ...
 
 
 class Guard:
-    """Keeps a run going, or stops it in good order, when a hook of it raises.
+    """Catches the exceptions of one hook, and keeps the run going or stops it.
 
     Args:
-        label: of the hook.
+        label: label of the hook.
         policy: `stop` or `ignore`.
     """
 
@@ -36,42 +36,54 @@ class Guard:
         self._policy = policy
         self._failures = 0
 
-    def around(self, call: Callable[..., R], *, at_start: bool = False) -> Callable[..., R | None]:
-        """Return an event of the hook that lets no error out; at the start of a run mistakes in the
-        config."""
+    def guard_call(
+        self, call: Callable[..., R], *, at_start: bool = False
+    ) -> Callable[..., R | None]:
+        """Wrap an event of the hook so that it raises nothing.
+
+        Args:
+            call: the event.
+            at_start: let a ConfigError through, because nothing is lost before the first step.
+        """
 
         def guarded(run: Stoppable, *args: Any) -> R | None:
             try:
                 return call(run, *args)
-            except Exception as error:  # what to do about it is the policy
+            except Exception as error:
                 if at_start and isinstance(error, ConfigError):
                     raise
-                self._heard(error)
+                self._report_failure(error)
                 if self._policy == "stop":
-                    run.stop(
-                        f"HOOKS.{self._label}, which has failed ({_told(error)})", interrupted=True
-                    )
+                    reason = f"an error in HOOKS.{self._label} ({_format_error(error)})"
+                    run.stop(reason, interrupted=True)
                 return None
 
         return guarded
 
     def close(self, close: Callable[[], None]) -> None:
-        """Close the hook, and say how often it has failed."""
+        """Close the hook, and log the number of its failures."""
         try:
             close()
-        except Exception as error:  # noqa: BLE001 - what it watched is over
-            self._heard(error)
+        except Exception as error:  # noqa: BLE001 - the run is over, nothing is left to protect
+            self._report_failure(error)
         if self._failures > 1:
-            log.warning("HOOKS.%s has failed %d times", self._label, self._failures)
+            log.warning("HOOKS.%s failed %d times", self._label, self._failures)
 
-    def _heard(self, error: Exception) -> None:
+    def _report_failure(self, error: Exception) -> None:
         self._failures += 1
+        # A hook that fails at every step would flood the terminal: one warning, then debug lines.
         if self._failures == 1:
-            then = "the run goes on" if self._policy == "ignore" else "the run stops"
-            text = "HOOKS.%s has failed: %s; %s (on_exception = %r)"
-            log.warning(text, self._label, _told(error), then, self._policy)
-        log.debug("HOOKS.%s has failed", self._label, exc_info=error)
+            effect = "the run continues" if self._policy == "ignore" else "the run stops"
+            log.warning(
+                "HOOKS.%s failed: %s; %s (on_exception = %r)",
+                self._label,
+                _format_error(error),
+                effect,
+                self._policy,
+            )
+        log.debug("HOOKS.%s failed", self._label, exc_info=error)
 
 
-def _told(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
+    """Return type and message on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -88,7 +88,7 @@ class LedgerHook(Hook):
         deferred: keep copies until records are written; None: on every device but the CPU.
     """
 
-    shows_only = True
+    observe_only = True
     single = True
     main_only = False
 

@@ -27,7 +27,7 @@ class Metrics(Hook):
         every_updates: log a train step after each so many updates.
     """
 
-    shows_only = True
+    observe_only = True
     main_only = False  # how long a process waits for data is asked of all; the main one writes
     single = True
 

@@ -62,7 +62,7 @@ class Numerics(Hook):
         keep: steps to keep in a run; the first ones, as later ones may be their consequence.
     """
 
-    shows_only = True
+    observe_only = True
     single = True
     main_only = False
 

@@ -46,7 +46,7 @@ class Report(Hook):
         confusion: count confusions, for up to 200 classes.
     """
 
-    shows_only = True
+    observe_only = True
     main_only = False  # confusions are added up over all processes
     single = True
     policy: OnException = "ignore"

@@ -25,7 +25,7 @@ class Watchdog(Hook):
         seconds: how long a step, the wait for its batch included, may take.
     """
 
-    shows_only = True
+    observe_only = True
     main_only = False
     single = True
 

@@ -144,7 +144,7 @@ class TestWhatIsLookedAt:
     def test_every_hook_of_ours_that_writes_is_one_of_them(self) -> None:
         changing = {"early_stopping", "plateau", "reload_weights"}
         ours = {name for name in HOOKS if HOOKS[name].__module__.startswith("phasetrain.hooks.")}
-        assert {name for name in ours if not HOOKS[name].shows_only} == changing
+        assert {name for name in ours if not HOOKS[name].observe_only} == changing
 
     def test_hooks_of_ones_own_take_part(self, tmp_path: Path) -> None:
         class Noisy(Hook):

@@ -281,7 +281,7 @@ class TestErrors:
             engine({**hooks, "failing": Failing()}).run()
         assert events[-1] == "a.exception 0.1 1"
         assert vars(caught.value)["__notes__"] == [
-            "while hooks heard of it, ValueError was raised: second"
+            "while hooks handled it, ValueError: second"
         ]
 
     @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])

@@ -290,7 +290,7 @@ def _number(setup: Setup) -> int:
 
 
 def _taking_part(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
-    return {label: hook for label, hook in hooks.items() if not hook.shows_only}
+    return {label: hook for label, hook in hooks.items() if not hook.observe_only}
 
 
 @contextmanager

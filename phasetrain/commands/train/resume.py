@@ -321,7 +321,7 @@ def given_in_python(hooks: Mapping[str, Hook], loop: Callable[..., object] | Non
     lines = [
         f"hook {label!r} ({type(hook).__module__}.{type(hook).__qualname__}) is given in Python"
         for label, hook in hooks.items()
-        if not hook.shows_only
+        if not hook.observe_only
     ]
     if loop is not None:
         name = loop if isinstance(loop, FunctionType) else type(loop)

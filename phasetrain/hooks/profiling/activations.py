@@ -53,7 +53,7 @@ class Activations(Hook):
             each output.
     """
 
-    shows_only = True
+    observe_only = True
     single = True
 
     def __init__(

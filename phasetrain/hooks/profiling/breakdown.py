@@ -46,7 +46,7 @@ class Breakdown(Hook):
         hooks: tell the time of each hook by event, too.
     """
 
-    shows_only = True
+    observe_only = True
     main_only = False  # all processes count operations together, and each has a clock
     single = True
 

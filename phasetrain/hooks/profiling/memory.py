@@ -59,7 +59,7 @@ class Memory(Hook):
             `memory-attempt1.pickle` at the end, or when memory has run out.
     """
 
-    shows_only = True
+    observe_only = True
     single = True
     policy: OnException = "ignore"
 

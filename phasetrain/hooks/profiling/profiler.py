@@ -68,7 +68,7 @@ class Profiler(Hook):
             the device.
     """
 
-    shows_only = True
+    observe_only = True
     single = True
     policy: OnException = "ignore"
 

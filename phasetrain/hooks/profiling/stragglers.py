@@ -43,10 +43,10 @@ class Stragglers(Hook):
         repeat_updates: after how many updates a process may be told of again.
     """
 
-    shows_only = True
+    observe_only = True
     main_only = False
     single = True
-    several_only = True
+    distributed_only = True
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class ConsoleView(Hook):
             the loss is read at most twice a second.
     """
 
-    shows_only = True
+    observe_only = True
     single = True
 
     def __init__(

@@ -35,7 +35,7 @@ class NotebookProgress(Hook):
         show: takes the HTML; by default the output of the cell that runs.
     """
 
-    shows_only = True
+    observe_only = True
 
     def __init__(self, show: Show | None = None) -> None:
         self._show = show or in_cell()

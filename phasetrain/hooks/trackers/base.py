@@ -70,7 +70,7 @@ class Tracker(Hook):
             the device.
     """
 
-    shows_only = True
+    observe_only = True
     single = True
     policy = "ignore"
 

@@ -198,7 +198,7 @@ class TestWhatGoesWrong:
         text = (tmp_path / "log.txt").read_text()
         assert (
             text.count(
-                "HOOKS.profiler has failed: RuntimeError: another profiler of torch records in this"
+                "HOOKS.profiler failed: RuntimeError: another profiler of torch records in this"
             )
             == 1
         )

@@ -14,7 +14,8 @@ from harness import KillAfter, records, status
 
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import Hook, Record, remote
+from phasetrain.hooks import Hook, Record
+from phasetrain.hooks.trackers import spooled as remote
 from phasetrain.hooks.trackers.spooled import Remote, Sender, Spool, Target
 
 QUICK = ("HOOKS.report=null", "HOOKS.ledger=null")
@@ -326,11 +327,11 @@ class TestPolicy:
         assert train(tmp_path / "run", hooks={"broken": hook}).state == "finished"
         told = (tmp_path / "run" / "log.txt").read_text()
         assert (
-            "HOOKS.broken has failed: OSError: step 3; the run goes on (on_exception = 'ignore')"
+            "HOOKS.broken failed: OSError: step 3; the run continues (on_exception = 'ignore')"
             in told
         )
         assert (
-            "HOOKS.broken has failed 20 times" in told
+            "HOOKS.broken failed 20 times" in told
         )  # 21 steps of which two were well, and its end
         assert "step 4; the run goes on" not in told
         assert records(tmp_path / "run") == records(tmp_path / "whole")
@@ -340,7 +341,7 @@ class TestPolicy:
         hook.policy = "stop"
         result = train(tmp_path / "run", hooks={"broken": hook})
         assert (result.state, result.updates) == ("preempted", 3)
-        assert result.reason == "HOOKS.broken, which has failed (OSError: step 3)"
+        assert result.reason == "an error in HOOKS.broken (OSError: step 3)"
         assert status(tmp_path / "run")["state"] == "preempted"
         assert train(tmp_path / "run").state == "finished"
         train(tmp_path / "whole")
@@ -352,7 +353,7 @@ class TestPolicy:
             (tmp_path / name / "csv").parent.mkdir()
             (tmp_path / name / "csv").write_text("")
         assert train(tmp_path / "ignored", "HOOKS.csv={}").state == "finished"
-        assert "HOOKS.csv has failed: " in (tmp_path / "ignored" / "log.txt").read_text()
+        assert "HOOKS.csv failed: " in (tmp_path / "ignored" / "log.txt").read_text()
         with pytest.raises((OSError, ConfigError), match=r"csv|raised"):
             train(tmp_path / "raised", "HOOKS.csv.on_exception=raise")
 
