@@ -280,9 +280,7 @@ class TestErrors:
         with pytest.raises(RuntimeError, match=r"^first\n") as caught:
             engine({**hooks, "failing": Failing()}).run()
         assert events[-1] == "a.exception 0.1 1"
-        assert vars(caught.value)["__notes__"] == [
-            "while hooks handled it, ValueError: second"
-        ]
+        assert vars(caught.value)["__notes__"] == ["while hooks handled it, ValueError: second"]
 
     @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
     def test_close_is_always_called_last_hook_first(
