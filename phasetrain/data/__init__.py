@@ -2,23 +2,17 @@
 
 from phasetrain.data.bad_samples import BadSamples, OnBadSample, SampleError
 from phasetrain.data.datasets import DATASETS
+from phasetrain.data.datasets.streams import Stream, StreamDataset
 from phasetrain.data.loading.collate import COLLATES, Collate
 from phasetrain.data.loading.custom_loader import LOADERS, OwnLoader
 from phasetrain.data.loading.loader import LoaderSettings, PhaseLoader
 from phasetrain.data.loading.per_stage import StagedReader, StagedSampler
 from phasetrain.data.loading.reader import Reader
 from phasetrain.data.mixture import Mixed
+from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
 from phasetrain.data.samplers.named import Drawn
-from phasetrain.data.samplers.phase_sampler import (
-    SAMPLERS,
-    Draw,
-    Growing,
-    Order,
-    PhaseSampler,
-    Windowed,
-)
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, Order, PhaseSampler
 from phasetrain.data.samplers.source import Source
-from phasetrain.data.samplers.streams import Sharded, Stream, Streamed
 from phasetrain.data.transforms import TRANSFORMS
 
 __all__ = [
@@ -31,7 +25,7 @@ __all__ = [
     "Collate",
     "Draw",
     "Drawn",
-    "Growing",
+    "GrowingDataset",
     "LoaderSettings",
     "Mixed",
     "OnBadSample",
@@ -41,11 +35,11 @@ __all__ = [
     "PhaseSampler",
     "Reader",
     "SampleError",
-    "Sharded",
+    "ShardedDataset",
     "Source",
     "StagedReader",
     "StagedSampler",
     "Stream",
-    "Streamed",
-    "Windowed",
+    "StreamDataset",
+    "WindowedDataset",
 ]

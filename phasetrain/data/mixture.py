@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import MissingValueError
-from phasetrain.data.datasets.base import DATASETS, Described, Labelled, Samples
+from phasetrain.data.datasets.base import DATASETS
+from phasetrain.data.protocols import Described, Labelled, Mixture, Samples
 from phasetrain.data.samplers.epoch_stream import Computed, Passes, at_least
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Order, Pass
-from phasetrain.data.samplers.source import Source, Sourced
+from phasetrain.data.samplers.source import Source
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.machine import seed_of
 
@@ -187,7 +188,7 @@ def proportional(
             number or smaller than 1/10,000.
     """
     at_least("samples", samples)
-    if not isinstance(source.dataset, Sourced) or source.chosen is not None:
+    if not isinstance(source.dataset, Mixture) or source.chosen is not None:
         raise ValueError(
             "it draws from the sources of a data set that has some (`source_lengths`), such as mixed, as a whole, "
             "without `subset`"

@@ -14,7 +14,7 @@ from torch import Tensor
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets import Lines
 from phasetrain.data.datasets.lines import LineFiles
-from phasetrain.data.samplers.streams import Streamed
+from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import HOOKS, Hook, Run
@@ -115,7 +115,7 @@ class NotedLines(Lines):
         super().__init__(files, classes=classes)
         stream = _Noting(self.shards)
         stream.log = f"{log}-{os.environ.get('RANK', '0')}"
-        Streamed.__init__(self, stream)
+        StreamDataset.__init__(self, stream)
 
 
 def told(folder: Path) -> dict[tuple[int, int], list[int]]:

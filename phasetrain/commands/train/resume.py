@@ -19,7 +19,7 @@ from phasetrain.checkpoint import Loaded
 from phasetrain.commands.setup import Setup
 from phasetrain.config.changes import Change, differences
 from phasetrain.config.validation import shown
-from phasetrain.data import Growing
+from phasetrain.data import GrowingDataset
 from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.interleave import splice
 from phasetrain.engine.plan import Plan, Stage
@@ -159,7 +159,7 @@ def settled_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) ->
             continue
         line = f"DATA.{name.upper()}: the data has changed since {loaded.path}: its fingerprint was {then} and is {now}"
         dataset = split.reader.dataset
-        if isinstance(dataset, Growing) and not dataset.continues(then):
+        if isinstance(dataset, GrowingDataset) and not dataset.continues(then):
             raise ChangedError(
                 f"{line}; windows that were there before are gone or have changed, and those that are done are known "
                 "by their places: bring them back, let new ones come after them, or start anew with RUN.dir=..."

@@ -1,13 +1,6 @@
 """Data sets by name (`DATA.*.dataset`)."""
 
-from phasetrain.data.datasets.base import (
-    DATASETS,
-    Described,
-    Labelled,
-    Role,
-    Samples,
-    TensorSamples,
-)
+from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
 from phasetrain.data.datasets.digits import digits
 from phasetrain.data.datasets.huggingface import HuggingFace
 from phasetrain.data.datasets.idx import idx, read_idx
@@ -18,6 +11,7 @@ from phasetrain.data.datasets.text import IGNORED, ByteTokenizer, PackedTokens, 
 from phasetrain.data.datasets.torchvision import TorchvisionSamples, torchvision_dataset
 from phasetrain.data.datasets.webdataset import WebDataset
 from phasetrain.data.datasets.windows import Windows, windows
+from phasetrain.data.protocols import Described, Labelled, Samples
 
 __all__ = [
     "DATASETS",

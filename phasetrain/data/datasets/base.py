@@ -3,7 +3,7 @@ DATA.*)."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,41 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from phasetrain.config.registry import Registry
-
-
-class Samples(Protocol):
-    """A data set: anything with a length that gives `(input, target)` for an index."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-@runtime_checkable
-class Described(Protocol):
-    """A data set that knows facts about itself and can tell whether its content has changed."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """Return what other parts may ask for by name.
-
-        Keys, each left out where it does not apply: `classes` (int), `class_names` (tuple of str),
-        `input_shape` (tuple of int, `(C, H, W)` for images; only when all samples share it),
-        `channels` (int).
-        """
-
-    def fingerprint(self) -> str:
-        """Return a hex digest of the content, or of ordered names and sizes where reading all would
-        take long."""
-
-
-@runtime_checkable
-class Labelled(Protocol):
-    """A data set that knows the classes of its samples without reading their inputs."""
-
-    def labels(self) -> NDArray[np.int64]:
-        """Return the class of each sample, int64 `(N,)`."""
-        ...
-
+from phasetrain.data.protocols import Samples
 
 DATASETS: Registry[Samples] = Registry("data set", "DATA.*")
 

@@ -13,7 +13,7 @@ import torch
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.shards import Shard, indexed, matching
-from phasetrain.data.samplers.streams import Streamed
+from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.errors import did_you_mean
 
 STRIDE = 1024
@@ -49,7 +49,7 @@ class LineFiles:
 
 
 @DATASETS.register("lines")
-class Lines(Streamed):
+class Lines(StreamDataset):
     """A sample in each line of files, in the order of the files' names; with `sampler: lanes` they
     are read forward.
 

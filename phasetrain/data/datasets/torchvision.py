@@ -9,8 +9,9 @@ from typing import Any, get_type_hints
 from torch.utils.data import Dataset
 
 from phasetrain.config.registry import Factory, UnknownNameError
-from phasetrain.data.datasets.base import DATASETS, Samples
+from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.images import Mode, check_mode, pillow, pixels
+from phasetrain.data.protocols import Samples
 from phasetrain.errors import ConfigError
 
 LEFT_OUT = ("transform", "target_transform", "transforms")

@@ -19,7 +19,7 @@ from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.datasets.images import CHANNELS, EXTENSIONS, Mode, check_mode, decode, pillow
 from phasetrain.data.datasets.shards import Shard, indexed, matching
-from phasetrain.data.samplers.streams import Streamed
+from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.errors import PhasetrainError, did_you_mean
 
 STRIDE = 64
@@ -112,7 +112,7 @@ class TarFiles:
 
 
 @DATASETS.register("webdataset")
-class WebDataset(Streamed):
+class WebDataset(StreamDataset):
     """Samples in tar archives, in the order of the archives' names; with `sampler: lanes` they are
     read forward.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from phasetrain.data.datasets.base import DATASETS, Described, Samples
+from phasetrain.data.datasets.base import DATASETS
+from phasetrain.data.protocols import Described, Samples
 
 
 class Windows(Dataset[Any]):

@@ -130,24 +130,6 @@ class Draw(NamedTuple):
     stage: int = 0
 
 
-@runtime_checkable
-class Windowed(Protocol):
-    """A data set that comes in windows, such as hours or files: every pass goes over the samples of
-    one of them."""
-
-    window_lengths: Sequence[int]
-    """Samples of each window; those of the first come first in the data set."""
-
-
-@runtime_checkable
-class Growing(Protocol):
-    """A data set that may get more samples behind those that it has, while a run goes over it."""
-
-    def continues(self, fingerprint: str) -> bool:
-        """Tell whether it begins with the data that had this fingerprint."""
-        ...
-
-
 class PhaseSampler:
     """Draws of one process for the phases of one split.
 

@@ -2,45 +2,16 @@
 a few of them."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from phasetrain.data.datasets.base import Labelled
+from phasetrain.data.protocols import Labelled, Measured, Weighted
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import Order, Pass, pass_length
 from phasetrain.runtime.machine import seed_of
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """A data set that knows how long its samples are, without reading them."""
-
-    def lengths(self) -> Indices:
-        """Return the length of each sample (tokens, frames, ...), int64 `(N,)`."""
-        ...
-
-
-@runtime_checkable
-class Weighted(Protocol):
-    """A data set that says how often its samples are to be drawn."""
-
-    def weights(self) -> NDArray[np.float64]:
-        """Return a weight for each sample, not negative, `(N,)`."""
-        ...
-
-
-@runtime_checkable
-class Sourced(Protocol):
-    """A data set whose indices count through other data sets, one after the other.
-
-    Attributes:
-        source_lengths: label of each -> its number of samples.
-    """
-
-    source_lengths: Mapping[str, int]
 
 
 class View(Dataset[Any]):

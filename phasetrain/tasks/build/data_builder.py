@@ -16,7 +16,7 @@ from phasetrain.data import (
     Reader,
     StagedReader,
     StagedSampler,
-    Windowed,
+    WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Role, Samples
 from phasetrain.data.loading.custom_loader import Own
@@ -207,7 +207,7 @@ class DataBuilder(ReadingBuilder):
         if "input_shape" in known:
             shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
             known |= {} if shape is None else {"input_shape": shape}
-        windows = tuple(dataset.window_lengths) if isinstance(dataset, Windowed) else ()
+        windows = tuple(dataset.window_lengths) if isinstance(dataset, WindowedDataset) else ()
         if windows and isinstance(order, OwnLength):
             raise ConfigError(
                 f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one pass: take a sampler "

@@ -10,7 +10,16 @@ from torch.utils.data.distributed import DistributedSampler
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import parameters
-from phasetrain.data import COLLATES, LOADERS, SAMPLERS, Collate, Reader, Sharded, Source, Windowed
+from phasetrain.data import (
+    COLLATES,
+    LOADERS,
+    SAMPLERS,
+    Collate,
+    Reader,
+    ShardedDataset,
+    Source,
+    WindowedDataset,
+)
 from phasetrain.data.loading.custom_loader import Own
 from phasetrain.data.loading.fields import Selection
 from phasetrain.data.samplers.phase_sampler import BatchOrder, Order
@@ -36,7 +45,7 @@ class ReadingBuilder(Sections):
             chosen = chosen_of(Source(dataset), **section.subset)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{where}.subset: {error}") from error
-        if chosen is not None and isinstance(dataset, Windowed):
+        if chosen is not None and isinstance(dataset, WindowedDataset):
             raise ConfigError(
                 f"{where}.subset: data that comes in windows is taken whole; set PHASES.limit.windows"
             )
@@ -58,7 +67,7 @@ class ReadingBuilder(Sections):
             )
         takes = parameters(factory).keys()
         facts: dict[str, Any] = {"batch_size": section.batch_size, "source": source}
-        if isinstance(source.dataset, Sharded):
+        if isinstance(source.dataset, ShardedDataset):
             if source.chosen is not None and "shard_lengths" in takes:
                 raise ConfigError(
                     f"{where} = {name!r} reads whole shards, and {where[:-8]}.subset takes part of them"
@@ -67,7 +76,7 @@ class ReadingBuilder(Sections):
         if takes & {"data_source", "dataset"}:
             facts |= {"data_source": source.view, "dataset": source.view}
         order = as_order(self.named(SAMPLERS, section.sampler, where, facts), where)
-        if isinstance(source.dataset, Windowed) and "source" in takes:
+        if isinstance(source.dataset, WindowedDataset) and "source" in takes:
             raise ConfigError(
                 f"{where} = {name!r} orders the data set as a whole, which comes in windows; take shuffled or "
                 "sequential"

@@ -16,7 +16,7 @@ from PIL import Image
 from phasetrain.commands.cli import run
 from phasetrain.data.datasets import DATASETS, WebDataset
 from phasetrain.data.datasets import webdataset as module
-from phasetrain.data.samplers.streams import Sharded
+from phasetrain.data.protocols import ShardedDataset
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
@@ -64,7 +64,7 @@ def two(tmp_path: Path) -> str:
 
 def test_pictures_and_classes(two: str) -> None:
     data = WebDataset(two, classes=3)
-    assert (len(data), data.shard_lengths, isinstance(data, Sharded)) == (5, (3, 2), True)
+    assert (len(data), data.shard_lengths, isinstance(data, ShardedDataset)) == (5, (3, 2), True)
     pairs = [data[at] for at in range(5)]
     assert [target for _, target in pairs] == [0, 0, 0, 0, 0]
     assert [round(float(image[0, 0, 0]), 6) for image, _ in pairs] == [0.0, 0.2, 0.4, 0.6, 0.8]

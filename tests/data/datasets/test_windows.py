@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.commands.cli import run
-from phasetrain.data import DATASETS, Windowed
+from phasetrain.data import DATASETS, WindowedDataset
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows
 from phasetrain.errors import ChangedError, ConfigError
@@ -30,7 +30,7 @@ def numbers(*values: float) -> TensorSamples:
 
 def test_one_after_the_other() -> None:
     made = Windows([numbers(1, 2, 3), Empty(), numbers(4)])
-    assert isinstance(made, Windowed)
+    assert isinstance(made, WindowedDataset)
     assert (len(made), made.window_lengths) == (4, (3, 0, 1))
     assert [float(made[index][0]) for index in range(4)] == [1, 2, 3, 4]
     assert made.facts()["classes"] == 2

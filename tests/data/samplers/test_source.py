@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from phasetrain.data.datasets import TensorSamples, digits
+from phasetrain.data.samplers.lanes import Lanes
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, BatchOrder
 from phasetrain.data.samplers.source import Chosen, ChosenBatches, Source, chosen_of
-from phasetrain.data.samplers.streams import Lanes
 
 DIGITS = Source(digits())
 

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasetrain.data.datasets import Described
+from phasetrain.data.datasets.streams import StreamDataset
+from phasetrain.data.protocols import ShardedDataset
+from phasetrain.data.samplers.lanes import Lanes
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, BatchOrder, PhaseSampler
-from phasetrain.data.samplers.streams import Lanes, Sharded, Streamed
 from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
@@ -43,70 +45,70 @@ class Counted:
 
 class TestStreamed:
     def test_indices_count_through_the_shards(self) -> None:
-        samples = Streamed(Counted(3, 0, 2))
+        samples = StreamDataset(Counted(3, 0, 2))
         assert len(samples) == 5
         assert [samples[index] for index in range(5)] == [0, 1, 2, 200, 201]
-        assert isinstance(samples, Sharded)
+        assert isinstance(samples, ShardedDataset)
         assert isinstance(samples, Described)
         assert samples.shard_lengths == (3, 0, 2)
 
     def test_going_forward_opens_each_shard_once_and_reads_each_sample_once(self) -> None:
         stream = Counted(3, 2)
-        samples = Streamed(stream)
+        samples = StreamDataset(stream)
         assert [samples[index] for index in (0, 3, 1, 4, 2)] == [0, 100, 1, 101, 2]
         assert stream.opened == [(0, 0), (1, 0)]
         assert stream.read_samples == [0, 100, 1, 101, 2]
 
     def test_a_first_look_seeks(self) -> None:
         stream = Counted(50)
-        assert Streamed(stream)[40] == 40
+        assert StreamDataset(stream)[40] == 40
         assert (stream.opened, stream.read_samples) == ([(0, 40)], [40])
 
     def test_a_small_gap_is_passed_over_and_a_large_one_is_not(self) -> None:
         stream = Counted(50)
-        samples = Streamed(stream, skip=3)
+        samples = StreamDataset(stream, skip=3)
         assert [samples[index] for index in (0, 4, 9)] == [0, 4, 9]
         assert stream.opened == [(0, 0), (0, 9)]
         assert stream.read_samples == [0, 1, 2, 3, 4, 9]
 
     def test_going_back_opens_again(self) -> None:
         stream = Counted(5)
-        samples = Streamed(stream)
+        samples = StreamDataset(stream)
         assert [samples[index] for index in (3, 1, 2, 4)] == [3, 1, 2, 4]
         assert stream.opened == [(0, 3), (0, 1)]
 
     def test_two_places_of_one_shard_have_a_reader_each(self) -> None:
         stream = Counted(20)
-        samples = Streamed(stream, skip=4)
+        samples = StreamDataset(stream, skip=4)
         assert [samples[index] for index in (0, 10, 1, 11, 2, 12)] == [0, 10, 1, 11, 2, 12]
         assert stream.opened == [(0, 0), (0, 10)]
 
     def test_no_gap_reaches_over_the_end_of_a_shard(self) -> None:
         stream = Counted(2, 2)
-        samples = Streamed(stream)
+        samples = StreamDataset(stream)
         assert [samples[index] for index in (0, 3)] == [0, 101]
         assert stream.opened == [(0, 0), (1, 1)]
 
     def test_the_reader_used_longest_ago_is_closed(self) -> None:
         stream = Counted(9, 9, 9)
-        samples = Streamed(stream, readers=2)
+        samples = StreamDataset(stream, readers=2)
         assert [samples[index] for index in (0, 9, 1, 18, 2, 10)] == [0, 100, 1, 200, 2, 101]
         assert stream.opened == [(0, 0), (1, 0), (2, 0), (1, 1)]
 
     def test_a_bad_sample_is_told_and_the_next_one_is_read(self) -> None:
-        samples = Streamed(Counted(5, bad=[1]))
+        samples = StreamDataset(Counted(5, bad=[1]))
         with pytest.raises(ValueError, match="1 is torn"):
             samples[1]
         assert [samples[index] for index in (2, 3)] == [2, 3]
 
     def test_a_bad_sample_that_is_passed_over_harms_nobody(self) -> None:
         stream = Counted(5, bad=[1])
-        samples = Streamed(stream)
+        samples = StreamDataset(stream)
         assert [samples[index] for index in (0, 3)] == [0, 3]
         assert stream.opened == [(0, 0), (0, 3)]
 
     def test_a_shard_that_ends_early_is_named(self) -> None:
-        samples = Streamed(Counted(5, short=2))
+        samples = StreamDataset(Counted(5, short=2))
         with pytest.raises(
             ValueError, match=r"^shard 0 ends before its sample 3, and 5 samples were told of it$"
         ):
@@ -115,17 +117,17 @@ class TestStreamed:
     @pytest.mark.parametrize("index", [-1, 5])
     def test_an_index_outside_is_refused(self, index: int) -> None:
         with pytest.raises(IndexError, match=f"index {index} of 5 samples"):
-            Streamed(Counted(5))[index]
+            StreamDataset(Counted(5))[index]
 
     @pytest.mark.parametrize("lengths", [(), (0, 0), (3, -1)])
     def test_no_samples_and_negative_lengths_are_refused(self, lengths: tuple[int, ...]) -> None:
         with pytest.raises(
             ValueError, match=r"^shards of .* samples: expected some, and none below 0$"
         ):
-            Streamed(Counted(*lengths))
+            StreamDataset(Counted(*lengths))
 
     def test_readers_do_not_travel(self) -> None:
-        samples = Streamed(Counted(5))
+        samples = StreamDataset(Counted(5))
         assert samples[0] == 0
         other = pickle.loads(pickle.dumps(samples))
         assert (other[1], samples[1]) == (1, 1)
@@ -142,7 +144,7 @@ class TestStreamed:
                         yield byte[0]
 
         (tmp_path / "bytes").write_bytes(bytes(range(50)))
-        samples = Streamed(File(50))
+        samples = StreamDataset(File(50))
         assert samples[0] == 0
         if (pid := os.fork()) == 0:
             os._exit(int([samples[index] for index in range(1, 30)] != list(range(1, 30))))
@@ -150,8 +152,12 @@ class TestStreamed:
         assert samples[1] == 1
 
     def test_the_fingerprint_follows_the_lengths(self) -> None:
-        assert Streamed(Counted(3, 2)).fingerprint() == Streamed(Counted(3, 2)).fingerprint()
-        assert Streamed(Counted(3, 2)).fingerprint() != Streamed(Counted(2, 3)).fingerprint()
+        assert (
+            StreamDataset(Counted(3, 2)).fingerprint() == StreamDataset(Counted(3, 2)).fingerprint()
+        )
+        assert (
+            StreamDataset(Counted(3, 2)).fingerprint() != StreamDataset(Counted(2, 3)).fingerprint()
+        )
 
 
 def phases(length: int, batch_size: int) -> tuple[Phase, ...]:
@@ -230,7 +236,7 @@ class TestLanes:
         read = 0
         for share in shares(order, 120, size):
             stream = Counted(*(10,) * 12)
-            samples = Streamed(stream)
+            samples = StreamDataset(stream)
             for step in share:
                 for index in step:
                     assert samples[index] == 100 * (index // 10) + index % 10
@@ -246,7 +252,7 @@ class TestLanes:
         streams = []
         for share in shares(order, 120, 4):
             streams.append(stream := Counted(*(10,) * 12))
-            samples = Streamed(stream)
+            samples = StreamDataset(stream)
             assert [samples[index] for step in share for index in step]
         assert sorted(len(stream.read_samples) for stream in streams) == [38, 38, 38, 38]
 
@@ -270,7 +276,7 @@ class TestLanes:
 
     def test_resuming_seeks(self) -> None:
         stream = Counted(40, 40)
-        samples = Streamed(stream)
+        samples = StreamDataset(stream)
         for step in shares(Lanes(8, (40, 40), 2, shuffle=False), 80, 1, start=6)[0]:
             assert all(samples[index] == 100 * (index // 40) + index % 40 for index in step)
         assert stream.opened == [(0, 24), (1, 24)]
