@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from phasetrain.commands.setup import settle
-from phasetrain.distributed import Placement, joined
+from phasetrain.distributed import Placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hooks
@@ -124,7 +124,7 @@ def step_worker(repetitions: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
     rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     place = Placement(rank, 2, rank, address="127.0.0.1", port=port)
-    with joined(place, torch.device("cpu"), timeout_seconds=60) as world:
+    with join_process_group(place, torch.device("cpu"), timeout_seconds=60) as world:
         trials = {"bare": bare(world, UPDATES), "phasetrain": framework(world, UPDATES)}
         taken: dict[str, list[float]] = {name: [] for name in trials}
         for turn in range(repetitions + 2):

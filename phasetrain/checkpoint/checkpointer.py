@@ -32,7 +32,7 @@ from phasetrain.checkpoint.retention import PINNED, Retention
 from phasetrain.checkpoint.save_group import LEARNED, Crowd, Draft, Loaded
 from phasetrain.checkpoint.snapshot import Snapshot, has_nan
 from phasetrain.distributed import World
-from phasetrain.distributed.dtensors import is_ours, piece
+from phasetrain.distributed.dtensors import is_saved_here, local_shard
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError, SaveError
 from phasetrain.runtime.storage import FileRecord, Storage
@@ -111,10 +111,12 @@ class Checkpointer:
         pieces = None
         if self.crowd is not None:
             tensors = [
-                (name, one) for name, one in tensors if is_ours(one, is_main=self.crowd.rank == 0)
+                (name, one)
+                for name, one in tensors
+                if is_saved_here(one, is_main=self.crowd.rank == 0)
             ]
             pieces = dict(tensors)
-            tensors = [(name, piece(one)) for name, one in tensors]
+            tensors = [(name, local_shard(one)) for name, one in tensors]
         return Draft(state.state_dict(), self._snapshot.take(tensors), texts, facts, pieces)
 
     def write(
@@ -325,10 +327,10 @@ class Checkpointer:
         Every process takes part. Those after the first that is whole, or that is in one file, are
         left to `newest`.
         """
-        if world.is_alone:
+        if world.is_single_process:
             return
-        for saved in world.on_main(self._sharded):
-            problems = world.shared(self._problem(saved, world))
+        for saved in world.run_on_main(self._sharded):
+            problems = world.all_gather(self._problem(saved, world))
             problem = next(filter(None, problems), "")
             self._examined[f"{self.root}/{saved.name}"] = problem
             if not problem:

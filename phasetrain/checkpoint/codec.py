@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, tensors_in
-from phasetrain.distributed.dtensors import piece
+from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import InvalidCheckpointError
 
 DEPTH = 64
@@ -53,7 +53,7 @@ def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
 
     def put(value: Tensor, path: str) -> dict[str, str]:
         _check_tensor(value, path)
-        own = piece(value)
+        own = local_shard(value)
         same = (
             own.data_ptr(),
             own.dtype,

@@ -29,7 +29,7 @@ from phasetrain.commands.replay.replay import replay
 from phasetrain.commands.setup import Setup, settle, submitted
 from phasetrain.commands.test import evaluate
 from phasetrain.commands.train.train import Loop, Result, train
-from phasetrain.distributed import Placement, guarded, joined, placed
+from phasetrain.distributed import Placement, find_placement, guarded, join_process_group
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, PeerError, PhasetrainError
 from phasetrain.hooks import Hook
@@ -133,7 +133,7 @@ def run(
         >>> result = run(["PHASES.epochs=2", "RUN.dir=/tmp/two-epochs"])
         >>> result.metrics["test/accuracy"]
     """
-    place, clock = placed(os.environ), clock or Clock()
+    place, clock = find_placement(os.environ), clock or Clock()
     terminal = terminal or (Terminal() if place.rank == 0 else Terminal(io.StringIO(), live=False))
     with printed(terminal):
         setup = settle(overrides, config_dir=config_dir, terminal=terminal, place=place)
@@ -158,7 +158,9 @@ def run(
             return replay(setup, hooks)
         launched = "WORLD_SIZE" in os.environ
         with (
-            joined(place, setup.machine.device, timeout_seconds=timeout, alone=launched) as world,
+            join_process_group(
+                place, setup.machine.device, timeout_seconds=timeout, alone=launched
+            ) as world,
             guarded(world, timeout_seconds=timeout, debug=setup.config.DISTRIBUTED.debug),
         ):
             setup = replace(setup, world=world)
@@ -222,7 +224,7 @@ def told(error: PhasetrainError, environment: Mapping[str, str]) -> str:
     Where the main process is the one that is gone or stands still, process 1 tells.
     """
     try:
-        place = placed(environment)
+        place = find_placement(environment)
     except ConfigError:
         place = Placement()
     lost = str(error).startswith(("process 0 of", "one or more of the processes 0"))

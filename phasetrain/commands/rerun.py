@@ -23,7 +23,7 @@ from phasetrain.config.override_text import literal
 from phasetrain.config.schema import part_pattern
 from phasetrain.config.sources import EXPERIMENT
 from phasetrain.config.validation import shown
-from phasetrain.distributed import placed
+from phasetrain.distributed import find_placement
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
 from phasetrain.runtime.storage import Storage, open_storage
@@ -93,7 +93,7 @@ def repeat(
     _refuse_nothing(original)
     words = again(original, overrides)
     result = run(words, original.config_dir)
-    if placed(os.environ).rank:
+    if find_placement(os.environ).rank:
         return "", result.exit_code
     if result.state != "finished":
         return (
@@ -163,7 +163,7 @@ def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
         [*words, *overrides],
         config_dir=original.config_dir,
         terminal=Terminal(io.StringIO(), live=False),
-        place=placed(os.environ),
+        place=find_placement(os.environ),
     )
     if setup.config.RUN.engine != "train":
         raise ConfigError(
@@ -192,7 +192,7 @@ def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
             shown(change.old),
             shown(change.new),
         )
-    size = placed(os.environ).size
+    size = find_placement(os.environ).size
     if isinstance(processes, int) and processes != size:
         log.warning(
             "the original ran on %d processes, this is one of %d: equal bits are promised on as many only",

@@ -151,7 +151,7 @@ def agreed(setup: Setup, folder: RunFolder) -> Loaded:
         found.append(_checkpoint(setup, folder, checkpointer))
         return found[0].path
 
-    path = world.on_main(choose)
+    path = world.run_on_main(choose)
     if found:
         return found[0]
     return checkpointer.reached(path)

@@ -1,41 +1,41 @@
 """The processes of a run and how they share its work (section DISTRIBUTED)."""
 
-from phasetrain.distributed.buffers import Kept, buffers_of, fill_buffers, places
+from phasetrain.distributed.buffers import BufferSnapshot, buffer_lookup, find_buffers, load_buffers
 from phasetrain.distributed.collectives import (
     gather_rows,
     gather_with_gradient,
     log_once,
-    main_first,
+    rank_zero_first,
     reduce,
 )
 from phasetrain.distributed.consensus import Consensus
 from phasetrain.distributed.failures import Failures, is_lost_peer
-from phasetrain.distributed.group import joined
+from phasetrain.distributed.group import join_process_group
 from phasetrain.distributed.order import guarded
-from phasetrain.distributed.placement import Placement, placed
+from phasetrain.distributed.placement import Placement, find_placement
 from phasetrain.distributed.strategies import STRATEGIES, Mean, Ordered, Strategy
 from phasetrain.distributed.world import World
 
 __all__ = [
     "STRATEGIES",
+    "BufferSnapshot",
     "Consensus",
     "Failures",
-    "Kept",
     "Mean",
     "Ordered",
     "Placement",
     "Strategy",
     "World",
-    "buffers_of",
-    "fill_buffers",
+    "buffer_lookup",
+    "find_buffers",
+    "find_placement",
     "gather_rows",
     "gather_with_gradient",
     "guarded",
     "is_lost_peer",
-    "joined",
+    "join_process_group",
+    "load_buffers",
     "log_once",
-    "main_first",
-    "placed",
-    "places",
+    "rank_zero_first",
     "reduce",
 ]

@@ -11,7 +11,7 @@ Place = tuple[dict[str, Tensor | None], str]
 """The buffers of one module, and the name of one of them."""
 
 
-def places(*modules: nn.Module) -> list[Place]:
+def find_buffers(*modules: nn.Module) -> list[Place]:
     """Return where modules and their parts keep their buffers."""
     return [
         (part._buffers, name)
@@ -21,27 +21,27 @@ def places(*modules: nn.Module) -> list[Place]:
     ]
 
 
-def buffers_of(*modules: nn.Module) -> Callable[[], list[Tensor]]:
+def buffer_lookup(*modules: nn.Module) -> Callable[[], list[Tensor]]:
     """Return what looks the buffers of modules up."""
-    found = places(*modules)
+    found = find_buffers(*modules)
     return lambda: [buffer for buffers, name in found if (buffer := buffers.get(name)) is not None]
 
 
-def fill_buffers(module: nn.Module, values: Mapping[str, Any]) -> None:
+def load_buffers(module: nn.Module, values: Mapping[str, Any]) -> None:
     """Give a module buffers by their names, those among them that it has."""
     for name, buffer in module.named_buffers():
         if name in values:
             buffer.copy_(values[name])
 
 
-class Kept:
+class BufferSnapshot:
     """The buffers of modules as they are now, to be put back: the same tensors, with the same
     content."""
 
     def __init__(self, *modules: nn.Module) -> None:
         self._kept: list[tuple[dict[str, Any], str, Tensor, Tensor]] = [
             (buffers, name, buffer, buffer.detach().clone())
-            for buffers, name in places(*modules)
+            for buffers, name in find_buffers(*modules)
             if (buffer := buffers.get(name)) is not None
         ]
 

@@ -39,9 +39,9 @@ def gather_rows(world: World, value: Any, mask: Tensor | None = None) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(gather_rows(world, item, mask) for item in value)
     rows = value.detach() if mask is None else value.detach()[mask]
-    if world.is_alone:
+    if world.is_single_process:
         return rows
-    return torch.cat([part.to(rows.device) for part in world.shared(rows.cpu())])
+    return torch.cat([part.to(rows.device) for part in world.all_gather(rows.cpu())])
 
 
 def gather_with_gradient(world: World, value: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def gather_with_gradient(world: World, value: Tensor) -> Tensor:
     Returns:
         `(N * processes, ...)`, in the order of the processes.
     """
-    if world.is_alone:
+    if world.is_single_process:
         return value
     gathered: Tensor = _GatherRows.apply(value, world)  # type: ignore[no-untyped-call]
     return gathered
@@ -67,7 +67,7 @@ def gather_with_gradient(world: World, value: Tensor) -> Tensor:
 def reduce(world: World, value: Tensor, how: Reduction = "sum") -> Tensor:
     """Return a tensor reduced over all processes, entry by entry, without graph, on the device
     where it was."""
-    if world.is_alone:
+    if world.is_single_process:
         return value.detach()
     found = value.detach().clone()
     operation = {
@@ -83,7 +83,7 @@ def reduce(world: World, value: Tensor, how: Reduction = "sum") -> Tensor:
 
 
 @contextmanager
-def main_first(world: World, *, per_machine: bool = False) -> Iterator[None]:
+def rank_zero_first(world: World, *, per_machine: bool = False) -> Iterator[None]:
     """Let the main process go through a block before all others do: the first one fills a cache,
     say.
 
@@ -92,17 +92,17 @@ def main_first(world: World, *, per_machine: bool = False) -> Iterator[None]:
         per_machine: the first process of each machine goes first, for what lies on its own disk.
 
     Example:
-        >>> with main_first(run.world, per_machine=True):
+        >>> with rank_zero_first(run.world, per_machine=True):
         ...     unpack(archive, into="/local/cache")
     """
     first = world.local_rank == 0 if per_machine else world.is_main
     if not first:
-        world.shared(None)
+        world.all_gather(None)
     try:
         yield
     finally:
         if first:
-            world.shared(None)
+            world.all_gather(None)
 
 
 def log_once(world: World, line: str, *, per_machine: bool = False) -> None:

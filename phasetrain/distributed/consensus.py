@@ -46,7 +46,7 @@ class Consensus:
         if not self._reason[0]:
             self._reason = reason, interrupted
             self._wishes.add("stop")
-        if self._world.is_alone:
+        if self._world.is_single_process:
             self.stopping, self.interrupted = self._reason
 
     def ask_save(self, name: str) -> None:
@@ -72,13 +72,13 @@ class Consensus:
         none."""
         if not self.take("save"):
             return ""
-        found = next((name for name in self._world.shared(self._name) if name), "")
+        found = next((name for name in self._world.all_gather(self._name) if name), "")
         self._name = ""
         return found
 
     def ask(self, wish: Wish) -> None:
         """Ask for something else."""
-        (self._agreed if self._world.is_alone else self._wishes).add(wish)
+        (self._agreed if self._world.is_single_process else self._wishes).add(wish)
 
     def take(self, wish: Wish) -> bool:
         """Tell whether a wish is agreed on, which is then fulfilled."""
@@ -93,7 +93,7 @@ class Consensus:
         Args:
             wait: what is asked for now holds now; at the end of a phase.
         """
-        if self._world.is_alone or self.stopping:
+        if self._world.is_single_process or self.stopping:
             return bool(self.stopping)
         self._receive()
         if wait and not self.stopping:
@@ -119,5 +119,5 @@ class Consensus:
         }
         self._agreed |= agreed - {"stop"}
         if "stop" in agreed:
-            told = [reason for reason in self._world.shared(self._reason) if reason[0]]
+            told = [reason for reason in self._world.all_gather(self._reason) if reason[0]]
             self.stopping, self.interrupted = told[0]

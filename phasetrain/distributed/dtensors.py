@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_divided(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     """Tell whether a tensor is divided over processes."""
     if (
         "torch.distributed.tensor" not in sys.modules
@@ -21,27 +21,27 @@ def is_divided(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def piece(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return what this process has of a tensor, without graph: all of it, or its piece of one that
     is divided."""
-    if is_divided(tensor):
+    if is_dtensor(tensor):
         local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
         return local
     return tensor.detach()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return all of a tensor; where it is divided, every process takes part."""
-    if is_divided(tensor):
+    if is_dtensor(tensor):
         full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
         return full
     return tensor.detach()
 
 
-def is_ours(tensor: Tensor, *, is_main: bool) -> bool:
+def is_saved_here(tensor: Tensor, *, is_main: bool) -> bool:
     """Tell whether this process is the one that saves its piece of a tensor: of equal pieces one is
     enough."""
-    if not is_divided(tensor) or not tensor.numel():
+    if not is_dtensor(tensor) or not tensor.numel():
         return is_main
     mesh = tensor.device_mesh  # type: ignore[attr-defined]
     placements = tensor.placements  # type: ignore[attr-defined]
@@ -50,10 +50,10 @@ def is_ours(tensor: Tensor, *, is_main: bool) -> bool:
         for at, how in zip(mesh.get_coordinate(), placements, strict=True)
         if how.is_replicate()
     )
-    return first and piece(tensor).numel() > 0
+    return first and local_shard(tensor).numel() > 0
 
 
-def divided(own: Tensor, like: "DTensor") -> "DTensor":
+def shard_like(own: Tensor, like: "DTensor") -> "DTensor":
     """Return a tensor that is divided as another one, of which this process has the piece `own`, on
     any device."""
     from torch.distributed.tensor import DTensor
@@ -65,7 +65,7 @@ def divided(own: Tensor, like: "DTensor") -> "DTensor":
     )  # type: ignore[no-untyped-call]
 
 
-def cut(tensor: Tensor, like: "DTensor") -> Tensor:
+def slice_like(tensor: Tensor, like: "DTensor") -> Tensor:
     """Return the piece of a whole tensor that this process has where it is divided as another one
     of its shape."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

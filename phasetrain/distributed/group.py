@@ -31,7 +31,7 @@ was told before."""
 
 
 @contextmanager
-def joined(
+def join_process_group(
     place: Placement, device: torch.device, *, timeout_seconds: float, alone: bool = False
 ) -> Iterator[World]:
     """Join the processes of a run for as long as the context lasts.

@@ -139,7 +139,7 @@ def guarded(world: World, *, timeout_seconds: float, debug: bool = True) -> Iter
     Raises:
         OrderError: on all processes, with the place in the code of each.
     """
-    if world.is_alone or not debug:
+    if world.is_single_process or not debug:
         yield
         return
     from unittest.mock import patch  # puts methods in place of others and back again; rarely wanted

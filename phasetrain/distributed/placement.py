@@ -30,7 +30,7 @@ class Placement:
     attempt: int = 0
 
 
-def placed(environment: Mapping[str, str]) -> Placement:
+def find_placement(environment: Mapping[str, str]) -> Placement:
     """Return the place of this process: that of torchrun, that of a step of srun, or the only one.
 
     Raises:

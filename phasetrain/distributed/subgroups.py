@@ -26,7 +26,7 @@ def partition(world: World, over: int | str, where: str) -> list[list[int]]:
     if over is True or over == "global":
         return [ranks]
     if over == "node":
-        hosts = world.shared(socket.gethostname())
+        hosts = world.all_gather(socket.gethostname())
         return [[rank for rank in ranks if hosts[rank] == host] for host in dict.fromkeys(hosts)]
     size = int(over)
     if world.size % size:

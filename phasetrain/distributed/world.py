@@ -45,52 +45,52 @@ class World:
         return self.rank == 0
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_process(self) -> bool:
         """Whether the run has one process."""
         return self.size == 1
 
-    def share(self, start: int, stop: int) -> tuple[int, int]:
+    def shard(self, start: int, stop: int) -> tuple[int, int]:
         """Return this process's slice of the global batch [start, stop): contiguous, even to within
         one sample."""
         count = stop - start
         return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
 
-    def told(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Return the main process's value on every process."""
-        if self.is_alone:
+        if self.is_single_process:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self._control())
         return box[0]
 
-    def gathered(self, value: T) -> list[T] | None:
+    def gather(self, value: T) -> list[T] | None:
         """Return the values of all processes in the order of their numbers, on the main process;
         None on others."""
-        if self.is_alone:
+        if self.is_single_process:
             return [value]
         box: list[Any] | None = [None] * self.size if self.is_main else None
         dist.gather_object(value, box, dst=0, group=self._control())
         return box
 
-    def shared(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Return the values of all processes in the order of their numbers, on every process."""
-        if self.is_alone:
+        if self.is_single_process:
             return [value]
         box: list[Any] = [None] * self.size
         dist.all_gather_object(box, value, group=self._control())
         return box
 
-    def on_main(self, function: Callable[[], T]) -> T:
+    def run_on_main(self, function: Callable[[], T]) -> T:
         """Call a function on the main process, and return on every process what it returned there.
 
         Raises:
             PeerError: on other processes, where it raised on the main one; there, whatever it
                 raised.
         """
-        if self.is_alone:
+        if self.is_single_process:
             return function()
         if not self.is_main:
-            found, code, reason = self.told((None, 0, ""))
+            found, code, reason = self.broadcast((None, 0, ""))
             if reason:
                 raise PeerError(reason, code)
             return found  # type: ignore[return-value]
@@ -98,15 +98,15 @@ class World:
             found = function()
         except Exception as error:
             code = error.exit_code if isinstance(error, PhasetrainError) else 1
-            self.told((None, code, f"{type(error).__name__}: {error}"))
+            self.broadcast((None, code, f"{type(error).__name__}: {error}"))
             raise
-        self.told((found, 0, ""))
+        self.broadcast((found, 0, ""))
         return found
 
-    def total(self, count: Number) -> Number:
+    def all_reduce_sum(self, count: Number) -> Number:
         """Return the sum of a count over all processes; all give a whole number, or all one with
         decimals."""
-        if self.is_alone:
+        if self.is_single_process:
             return count
         sum_of_all = torch.tensor(
             count, dtype=torch.int64 if isinstance(count, int) else torch.float64
@@ -114,9 +114,9 @@ class World:
         dist.all_reduce(sum_of_all, group=self._control())
         return type(count)(sum_of_all)
 
-    def largest(self, value: float) -> float:
+    def all_reduce_max(self, value: float) -> float:
         """Return the largest of a number over all processes."""
-        if self.is_alone:
+        if self.is_single_process:
             return value
         found = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._control())

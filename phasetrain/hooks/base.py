@@ -337,7 +337,7 @@ def _overrides(hook: Hook, name: str) -> bool:
 
 
 def _runs_on(hook: Hook, world: World) -> bool:
-    if hook.distributed_only and world.is_alone:
+    if hook.distributed_only and world.is_single_process:
         return False
     return world.is_main or not hook.main_only
 

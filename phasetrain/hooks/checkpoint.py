@@ -132,7 +132,7 @@ class CheckpointHook(Hook):
             self._settle(run)
         if self.signals.stop:
             run.stop(self.signals.stop_name, interrupted=True)
-            if run.world.is_alone:
+            if run.world.is_single_process:
                 return
         every = self.settings.every_updates
         if self.signals.save:
@@ -176,7 +176,7 @@ class CheckpointHook(Hook):
         elif (
             self._monitor
             and self._monitor.split == phase.split
-            and run.world.on_main(lambda: self._is_best(score))
+            and run.world.run_on_main(lambda: self._is_best(score))
         ):
             self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)
 
@@ -187,7 +187,7 @@ class CheckpointHook(Hook):
         interrupted = run.consensus.interrupted
         if interrupted and grace is not None:
             self._settle(run)  # finishes the save under way, and tells how long one takes
-            if run.world.told(self._took > grace):
+            if run.world.broadcast(self._took > grace):
                 text = "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds is %g"
                 log.warning(text, self._took, grace)
                 return
@@ -196,7 +196,7 @@ class CheckpointHook(Hook):
             self.save(run, "signal" if interrupted else "end")
         self._settle(run)
         if asked and not interrupted:
-            run.world.on_main(lambda: self._see_saved(run))
+            run.world.run_on_main(lambda: self._see_saved(run))
         if self.settings.load_best and not interrupted:
             self._load_best(run)
 
@@ -205,7 +205,7 @@ class CheckpointHook(Hook):
         it up."""
         if isinstance(error, SystemExit):  # a second signal
             self._writing.cancel()
-        elif not run.world.is_alone:  # several do not all stand between the same two steps
+        elif not run.world.is_single_process:  # several do not all stand between the same two steps
             pass
         elif (
             isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data"
@@ -240,7 +240,7 @@ class CheckpointHook(Hook):
         """
         _refuse_lost(run)
         position = _position(run)
-        if run.world.told(position == self._saved_at and not name):
+        if run.world.broadcast(position == self._saved_at and not name):
             return
         before = run.clock.turn("save")
         self._settle(run)
@@ -269,7 +269,7 @@ class CheckpointHook(Hook):
             except TypeError as error:  # at the start all could be saved
                 trouble = f"the checkpoint at update {run.state.updates} could not be made: {error}"
         if run.task.divides:  # they write together or not at all
-            trouble = next(filter(None, run.world.shared(trouble)), "")
+            trouble = next(filter(None, run.world.all_gather(trouble)), "")
         if not trouble:
             return draft
         self._failed(run, SaveError(trouble))
@@ -364,7 +364,7 @@ class CheckpointHook(Hook):
                 return found[0].path
             return ""
 
-        path = run.world.on_main(choose)
+        path = run.world.run_on_main(choose)
         if not path:
             text = "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights stay"
             log.warning(text, checkpointer.retention.monitor)
@@ -375,7 +375,7 @@ class CheckpointHook(Hook):
         log.info(
             "the weights are those of %s, the best by %s", path, checkpointer.retention.monitor
         )
-        run.world.on_main(lambda: checkpointer.point_to_best(path))
+        run.world.run_on_main(lambda: checkpointer.point_to_best(path))
 
 
 def _refuse_lost(run: Run) -> None:

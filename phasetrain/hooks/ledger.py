@@ -211,7 +211,7 @@ class LedgerHook(Hook):
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Write what there is, for whoever looks for the cause."""
-        if not run.world.is_alone:  # several do not all hear of it at the same place
+        if not run.world.is_single_process:  # several do not all hear of it at the same place
             return
         with suppress(NumericsError):  # the one that is being raised, perhaps
             run.task.updater.resolve()
@@ -254,7 +254,7 @@ class LedgerHook(Hook):
         if not settled:
             run.task.updater.resolve()  # whether the last update was skipped is told by `on_skip`
         rows, self._rows = self._rows, []
-        records = run.world.gathered(list(self._read(rows)))
+        records = run.world.gather(list(self._read(rows)))
         if self._file is None or records is None:
             return
         self._file.write(b"".join(encoded(*together(same)) for same in zip(*records, strict=True)))

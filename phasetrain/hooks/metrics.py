@@ -75,7 +75,7 @@ class Metrics(Hook):
             self._since,
         )
         self._since = now, state.samples, waited
-        longest = run.world.largest(waited - before)
+        longest = run.world.all_reduce_max(waited - before)
         if self._file is None:
             return
         spent = {

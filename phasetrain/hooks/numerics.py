@@ -84,13 +84,13 @@ class Numerics(Hook):
             return
         name = folder_name(found.updates)
         folder = f"{run.folder.file(ROOT)}/{name}"
-        kept = run.world.told(self._kept(run.folder) if run.world.is_main else None)
+        kept = run.world.broadcast(self._kept(run.folder) if run.world.is_main else None)
         if kept is None:
             return
         is_there = name in kept  # the attempt before this one came here too
         if not is_there and len(kept) < self.keep:
             step = gathered(run, batches, found)
-            is_there = run.world.told(
+            is_there = run.world.broadcast(
                 step is not None and _written(run.folder.storage, folder, step)
             )
         if is_there:
@@ -116,7 +116,7 @@ def folder_name(updates: int) -> str:
 def gathered(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any] | None:
     """Return all that a step takes, on the main process; None on others, each of which takes
     part."""
-    shares = run.world.gathered(_share(batches))
+    shares = run.world.gather(_share(batches))
     task = run.task.whole_state()
     if shares is None:
         return None

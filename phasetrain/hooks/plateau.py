@@ -68,7 +68,7 @@ class Plateau(Hook):
         measured."""
         if phase.split != self.monitor.split:
             return
-        ended = self.patience.hear(run.world.told(self.monitor.found(phase, metrics)))
+        ended = self.patience.hear(run.world.broadcast(self.monitor.found(phase, metrics)))
         if self.resting:
             self.resting, self.patience.spent = self.resting - 1, 0
         elif ended:

@@ -138,12 +138,12 @@ class Report(Hook):
         if phase.is_train:
             return
         counts = self._counts
-        looked = all(run.world.shared(self._looks))
+        looked = all(run.world.all_gather(self._looks))
         self._looks = False
         self._counts = None
         if not looked:
             return
-        counted = all(run.world.shared(counts is not None))
+        counted = all(run.world.all_gather(counts is not None))
         whole = counts.of_all(run.world) if counted and counts is not None else None
         if not run.world.is_main or run.folder is None:
             return

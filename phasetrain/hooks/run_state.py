@@ -22,11 +22,11 @@ def state_of(run: Run) -> dict[str, Any]:
     bad samples met, buffers that differ from the main one's. Only those that do travel.
     """
     found = {"task": run.task.whole_state(), "hooks": run.hooks.state_dict()}
-    if run.world.is_alone:
+    if run.world.is_single_process:
         return found
     task = run.task.own_state()
-    known = run.world.told(_digests(task) if run.world.is_main else None)
-    own = run.world.gathered({"task": _without(task, known or {}), "hooks": found["hooks"]})
+    known = run.world.broadcast(_digests(task) if run.world.is_main else None)
+    own = run.world.gather({"task": _without(task, known or {}), "hooks": found["hooks"]})
     return found | {"processes": own if own is not None else []}
 
 

@@ -129,7 +129,7 @@ class ReloadWeights(Hook):
         model = run.task.parts.model
         own = model_tensors(model)
         values = dict[str, Tensor]()
-        taken = run.world.on_main(lambda: self._taken(run, own, values))
+        taken = run.world.run_on_main(lambda: self._taken(run, own, values))
         if taken is None:
             return
         self._last, digest, report = taken

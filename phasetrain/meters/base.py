@@ -111,7 +111,7 @@ class Meter(nn.Module, ABC):
     def of_all(self, world: World) -> "Meter":
         """Return a meter that has seen what those of all processes have; every process takes
         part."""
-        if world.is_alone:
+        if world.is_single_process:
             return self
         whole = deepcopy(self)
         for name, buffer in self.named_buffers():

@@ -123,11 +123,11 @@ class TorchMetric(Meter):
     def of_all(self, world: World) -> "Meter":
         """Return a meter that has seen what those of all processes have; every process takes
         part."""
-        if world.is_alone:
+        if world.is_single_process:
             return self
         whole = deepcopy(self)
         whole.merge(
-            world.shared({name: buffer.cpu().clone() for name, buffer in self.named_buffers()})
+            world.all_gather({name: buffer.cpu().clone() for name, buffer in self.named_buffers()})
         )
         return whole
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from phasetrain.distributed import places
+from phasetrain.distributed import find_buffers
 from phasetrain.errors import ConfigError, did_you_mean
 
 SHOWN = 12
@@ -221,7 +221,7 @@ class _Change(NamedTuple):
 def _noting(module: nn.Module, changed: list[_Change]) -> Iterator[None]:
     before = [
         (buffers, name, tensor, tensor._version, tensor.detach().clone())
-        for buffers, name in places(module)
+        for buffers, name in find_buffers(module)
         if (tensor := buffers[name]) is not None
     ]
     yield

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phasetrain.distributed import World
-from phasetrain.distributed.dtensors import piece
+from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import ConfigError, did_you_mean, nearest
 from phasetrain.models.sources import Content, Source, read
 from phasetrain.runtime.terminal import plain_table
@@ -148,7 +148,7 @@ def chosen(
         values.update(matching.values)
         return matching.report
 
-    return world.on_main(look), values
+    return world.run_on_main(look), values
 
 
 def sent(
@@ -162,7 +162,7 @@ def sent(
             value = values[name].to(like.dtype).contiguous()
         else:
             value = torch.empty(like.shape, dtype=like.dtype)
-        if not world.is_alone and value.numel():
+        if not world.is_single_process and value.numel():
             dist.broadcast(value.view(-1).view(torch.uint8), src=0, group=world.control)
         yield name, value
 
@@ -388,7 +388,7 @@ def _matching(pattern: str, names: Mapping[str, Any], otherwise: str) -> list[st
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     """Return what tied tensors have in common; one without memory is tied to nothing."""
-    own = piece(tensor)
+    own = local_shard(tensor)
     if own.numel():
         return (own.data_ptr(), tuple(tensor.shape))
     return (id(tensor),)

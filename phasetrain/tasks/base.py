@@ -13,7 +13,7 @@ from torch import nn
 
 from phasetrain.config.registry import Registry
 from phasetrain.data import SampleError
-from phasetrain.distributed import Kept, Strategy, World
+from phasetrain.distributed import BufferSnapshot, Strategy, World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
@@ -204,11 +204,11 @@ class Task(WholeState, Predicts):
         if self._weighs:
             return self._weighed_otherwise(batches, at)
         own = sum(batch.size for batch in batches)
-        if own and (self._world.is_alone or not at.samples):
+        if own and (self._world.is_single_process or not at.samples):
             return own
         loader = self.parts.loaders.get(at.split)
         drops = loader is not None and loader.bad is not None and loader.bad.policy == "drop"
-        total = self._world.total(own) if drops else at.samples
+        total = self._world.all_reduce_sum(own) if drops else at.samples
         if not total:
             raise SampleError(
                 f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves nothing of a step on any process, as none of "
@@ -221,7 +221,7 @@ class Task(WholeState, Predicts):
     def _weighed_otherwise(self, batches: list[Batch], at: Position) -> float:
         """Return the same for weights; their sum over all processes is agreed on once, for the loss
         to tell, too."""
-        self._counted = total = self._world.total(
+        self._counted = total = self._world.all_reduce_sum(
             sum(batch.weight or 0 for batch in self._with_weights(batches))
         )
         if not total:
@@ -267,7 +267,7 @@ class Task(WholeState, Predicts):
         That is buffers, and else what learns or accumulates.
         """
         modules = (self.parts.model, self.parts.loss, *self.parts.losses)
-        kept = Kept(*modules)
+        kept = BufferSnapshot(*modules)
         others = {name: part for name, part in self.stateful().items() if not is_ours(name)}
         states = {name: deepcopy(part.state_dict()) for name, part in others.items()}
         try:
@@ -408,7 +408,7 @@ def _skipped(
     found.step = at.step
     found.where = at.where
     own = [number for batch in batches for number in batch.ids.tolist()]
-    found.ids = tuple(number for ids in world.shared(own) for number in ids)
+    found.ids = tuple(number for ids in world.all_gather(own) for number in ids)
     events.on_skip(batches, found)
 
 

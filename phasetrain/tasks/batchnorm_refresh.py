@@ -50,7 +50,7 @@ def settle(
                 compute(batch, step)
             own.append((step, world.rank, micro, batch.size, found[0]))
     rows = sorted(
-        (row for rows in world.shared(own) for row in rows if row[3]), key=lambda row: row[:3]
+        (row for rows in world.all_gather(own) for row in rows if row[3]), key=lambda row: row[:3]
     )
     if rows:
         sizes = torch.tensor([row[3] for row in rows], dtype=torch.float64)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.distributed.dtensors import whole
+from phasetrain.distributed.dtensors import full_tensor
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import SoftTargets
@@ -131,7 +131,7 @@ def digest_of_weights(model: nn.Module) -> str:
     names."""
     digest = sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        flat = whole(tensor).cpu().contiguous()
+        flat = full_tensor(tensor).cpu().contiguous()
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
         digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     return digest.hexdigest()

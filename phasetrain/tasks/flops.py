@@ -93,7 +93,7 @@ def train_flops(task: Task, plan: Plan) -> dict[int, int]:
 def _counted(task: Task, phase: Phase) -> int:
     loader = task.parts.loaders[phase.data]
     batch = loader.read(next(iter(loader.sampler.steps(phase, 0)))[0])
-    if not all(task.parts.world.shared(batch.size)):
+    if not all(task.parts.world.all_gather(batch.size)):
         raise ValueError(f"a process has no sample in the first step of phase {phase.index}")
     with task.unmoved():
         task.reseed(Position(phase.split, 0, phase.first, 0.0))

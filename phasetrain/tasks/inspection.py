@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from phasetrain.distributed.dtensors import piece
+from phasetrain.distributed.dtensors import local_shard
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.tasks import Parts, Task
@@ -125,10 +125,12 @@ def memory_estimate(parts: Parts, inspection: Inspection | None = None) -> dict[
     Activations are those of one micro-batch, where one was looked at; what kernels need for
     themselves is not in it.
     """
-    trained = [piece(p) for p in parts.model.parameters() if p.requires_grad]
-    trained += [piece(p) for p in parts.loss.parameters() if p.requires_grad]
+    trained = [local_shard(p) for p in parts.model.parameters() if p.requires_grad]
+    trained += [local_shard(p) for p in parts.loss.parameters() if p.requires_grad]
     gradients = sum(map(_size, trained))
-    weights = sum(_size(piece(t)) for t in (*parts.model.parameters(), *parts.model.buffers()))
+    weights = sum(
+        _size(local_shard(t)) for t in (*parts.model.parameters(), *parts.model.buffers())
+    )
     found: dict[str, int | None] = {
         "weights": weights,
         "gradients": gradients,
@@ -156,7 +158,9 @@ def optimizer_bytes(parts: Parts) -> int:
             held = [one for one in known.values() if isinstance(one, Tensor)] if known else []
             each = 2 if "betas" in group else int(group.get("momentum", 1.0) != 0)
             total += (
-                sum(_size(piece(one)) for one in held) if held else each * _size(piece(parameter))
+                sum(_size(local_shard(one)) for one in held)
+                if held
+                else each * _size(local_shard(parameter))
             )
     return total
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from phasetrain.data import BadSamples
-from phasetrain.distributed import Strategy, fill_buffers
+from phasetrain.distributed import Strategy, load_buffers
 from phasetrain.errors import ChangedError
 from phasetrain.meters import Meter
 from phasetrain.tasks.parts import Stateful
@@ -86,7 +86,7 @@ class WholeState(ABC):
             if isinstance(part, Meter):
                 part.fill(own[name])
             elif isinstance(part, nn.Module):
-                fill_buffers(part, own[name])
+                load_buffers(part, own[name])
             else:
                 part.load_state_dict(own[name])
 

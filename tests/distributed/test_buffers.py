@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from phasetrain.distributed import Kept, buffers_of
+from phasetrain.distributed import BufferSnapshot, buffer_lookup
 
 
 class Assigning(nn.Module):
@@ -29,7 +29,7 @@ class Assigning(nn.Module):
 
 def test_a_buffer_in_another_place_is_found() -> None:
     module = Assigning()
-    look = buffers_of(module, nn.BatchNorm1d(2))
+    look = buffer_lookup(module, nn.BatchNorm1d(2))
     before = look()
     module(torch.tensor([11.0]))
     assert len(before) == len(look()) == 5
@@ -39,7 +39,7 @@ def test_a_buffer_in_another_place_is_found() -> None:
 
 def test_they_are_put_back_as_the_same_tensors() -> None:
     module = Assigning()
-    kept, mean = Kept(module), module.mean
+    kept, mean = BufferSnapshot(module), module.mean
     module(torch.tensor([11.0]))
     kept.restore()
     assert module.mean is mean

@@ -8,7 +8,7 @@ from phasetrain.distributed import (
     gather_rows,
     gather_with_gradient,
     log_once,
-    main_first,
+    rank_zero_first,
     reduce,
 )
 
@@ -25,7 +25,7 @@ def test_one_process_gets_its_own() -> None:
 
 def test_the_block_is_gone_through(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "phasetrain")
-    with main_first(World()):
+    with rank_zero_first(World()):
         log_once(World(), "a line")
     assert caplog.messages == ["a line"]
 

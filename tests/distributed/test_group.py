@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from processes import free_port
 
-from phasetrain.distributed import Placement, World, group, joined
+from phasetrain.distributed import Placement, World, group, join_process_group
 from phasetrain.distributed.group import _store, agreed_word
 from phasetrain.errors import PeerError
 
@@ -17,13 +17,13 @@ CPU = torch.device("cpu")
 
 
 def test_one_process_joins_nobody() -> None:
-    with joined(Placement(), CPU, timeout_seconds=1) as world:
+    with join_process_group(Placement(), CPU, timeout_seconds=1) as world:
         assert world == World()
         assert not dist.is_initialized()
 
 
 def test_one_process_makes_a_group_where_it_is_asked_to() -> None:
-    with joined(Placement(), CPU, timeout_seconds=10, alone=True) as world:
+    with join_process_group(Placement(), CPU, timeout_seconds=10, alone=True) as world:
         assert dist.is_initialized()
         assert (world.rank, world.size) == (0, 1)
     assert not dist.is_initialized()
@@ -33,7 +33,7 @@ def test_one_process_makes_a_group_where_it_is_asked_to() -> None:
 def test_nobody_comes(rank: int) -> None:
     place = Placement(rank=rank, size=2, address="127.0.0.1", port=free_port())
     began = time.monotonic()
-    with pytest.raises(PeerError) as caught, joined(place, CPU, timeout_seconds=0.3):
+    with pytest.raises(PeerError) as caught, join_process_group(place, CPU, timeout_seconds=0.3):
         pass
     assert time.monotonic() - began < 10
     told = f"process {rank} of 2 has not met the others at 127.0.0.1:{place.port} within "

@@ -46,7 +46,7 @@ def same(world: World) -> list[Any]:
     work = dist.all_reduce(late := torch.ones(1), async_op=True)
     dist.barrier()
     work.wait()
-    objects = world.shared(str(rank))
+    objects = world.all_gather(str(rank))
     return [
         summed.tolist(),
         first.tolist(),
@@ -54,7 +54,7 @@ def same(world: World) -> list[Any]:
         flat.tolist(),
         late.tolist(),
         objects,
-        world.told(rank),
+        world.broadcast(rank),
     ]
 
 
@@ -63,7 +63,7 @@ def other_call(world: World) -> None:
     if world.rank == 1:
         dist.all_reduce(torch.ones(3))
     else:
-        world.shared("x")
+        world.all_gather("x")
 
 
 def same_shape(world: World) -> list[float]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phasetrain.distributed import Placement, placed
+from phasetrain.distributed import Placement, find_placement
 from phasetrain.distributed.placement import first_host
 from phasetrain.errors import ConfigError
 
@@ -29,7 +29,7 @@ SRUN = {
 
 
 def test_alone() -> None:
-    assert placed({}) == Placement(
+    assert find_placement({}) == Placement(
         rank=0, size=1, local_rank=0, nodes=1, address="", port=0, hosted=False, attempt=0
     )
 
@@ -38,8 +38,8 @@ def test_of_torchrun() -> None:
     expected = Placement(
         rank=5, size=8, local_rank=1, nodes=2, address="node7", port=29500, hosted=True, attempt=3
     )  # fmt: skip
-    assert placed(TORCHRUN) == expected
-    assert placed({**SRUN, **TORCHRUN}) == expected  # torchrun that srun has started
+    assert find_placement(TORCHRUN) == expected
+    assert find_placement({**SRUN, **TORCHRUN}) == expected  # torchrun that srun has started
 
 
 def test_of_a_step_of_srun() -> None:
@@ -54,25 +54,28 @@ def test_of_a_step_of_srun() -> None:
         attempt=1,
     )
     assert expected.port == 10_000 + (4711 * 7 + 2) % 20_000
-    assert placed(SRUN) == expected
-    assert placed({**SRUN, "MASTER_ADDR": "login", "MASTER_PORT": "1234"}) == Placement(
+    assert find_placement(SRUN) == expected
+    assert find_placement({**SRUN, "MASTER_ADDR": "login", "MASTER_PORT": "1234"}) == Placement(
         rank=5, size=8, local_rank=1, nodes=2, address="login", port=1234, attempt=1
     )
 
 
 def test_steps_and_jobs_meet_at_ports_of_their_own() -> None:
     others = [{**SRUN, "SLURM_STEP_ID": "3"}, {**SRUN, "SLURM_JOB_ID": "4712"}]
-    assert [placed(one).port for one in others] == [22_980, 22_986]
+    assert [find_placement(one).port for one in others] == [22_980, 22_986]
 
 
 def test_the_nodes_of_a_job_stand_for_those_of_a_step() -> None:
     job = {**SRUN, "SLURM_JOB_NODELIST": "cpu3,gpu[1-2]"}
     del job["SLURM_STEP_NODELIST"]
-    assert placed(job).address == "cpu3"
+    assert find_placement(job).address == "cpu3"
 
 
 def test_a_batch_script_is_no_step() -> None:
-    assert placed({"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) == Placement()
+    assert (
+        find_placement({"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"})
+        == Placement()
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,5 +112,5 @@ def test_first_host(nodes: str, first: str) -> None:
 )
 def test_what_cannot_be_is_refused(environment: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        placed(environment)
+        find_placement(environment)
     assert told in str(caught.value)

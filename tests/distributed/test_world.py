@@ -11,7 +11,7 @@ from phasetrain.errors import ConfigError, PhasetrainError
 def test_alone() -> None:
     assert World() == World(rank=0, size=1)
     assert World().is_main
-    assert World().share(3, 10) == (3, 10)
+    assert World().shard(3, 10) == (3, 10)
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ def test_alone() -> None:
     ],
 )
 def test_shares(size: int, shares: list[tuple[int, int]]) -> None:
-    assert [World(rank, size).share(4, 14) for rank in range(size)] == shares
+    assert [World(rank, size).shard(4, 14) for rank in range(size)] == shares
     assert [World(rank, size).is_main for rank in range(size)] == [True] + [False] * (size - 1)
 
 
 def test_fewer_samples_than_processes_leave_some_without() -> None:
-    shares = [World(rank, 4).share(0, 2) for rank in range(4)]
+    shares = [World(rank, 4).shard(0, 2) for rank in range(4)]
     assert [end - begin for begin, end in shares] == [0, 1, 0, 1]
     assert shares[-1][1] == 2
 
@@ -36,12 +36,12 @@ def test_fewer_samples_than_processes_leave_some_without() -> None:
 def exchanged(world: World) -> list[object]:
     """Return what each kind of exchange gives."""
     return [
-        world.told(f"from {world.rank}"),
-        world.gathered(world.rank * 10),
-        world.shared((world.rank, "x" * world.rank)),
-        world.total(world.rank + 1),
-        world.largest(world.rank + 0.5),
-        world.on_main(lambda: world.rank + 7),
+        world.broadcast(f"from {world.rank}"),
+        world.gather(world.rank * 10),
+        world.all_gather((world.rank, "x" * world.rank)),
+        world.all_reduce_sum(world.rank + 1),
+        world.all_reduce_max(world.rank + 0.5),
+        world.run_on_main(lambda: world.rank + 7),
     ]
 
 
@@ -63,7 +63,7 @@ def refused(world: World) -> object:
         raise ConfigError("RUN.dir cannot be written")
 
     try:
-        world.on_main(fail)
+        world.run_on_main(fail)
     except PhasetrainError as error:
         return type(error).__name__, str(error), error.exit_code
     return None
@@ -76,7 +76,7 @@ def test_an_error_on_the_main_process_is_one_on_all() -> None:
 
 def broken(world: World) -> object:
     """Fail on the main process alone with an error that is none of ours."""
-    return world.on_main(lambda: 1 / 0)
+    return world.run_on_main(lambda: 1 / 0)
 
 
 def test_any_error_on_the_main_process_is_one_on_all() -> None:

@@ -7,7 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from phasetrain.distributed import gather_rows, gather_with_gradient, log_once, main_first, reduce
+from phasetrain.distributed import (
+    gather_rows,
+    gather_with_gradient,
+    log_once,
+    rank_zero_first,
+    reduce,
+)
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import HOOKS, Hook, Run
@@ -85,15 +91,13 @@ class Checks(Hook):
 
         assert run.folder is not None
         cache = Path(f"{run.folder.path}.cache")
-        with main_first(world):
+        with rank_zero_first(world):
             assert cache.exists() is not world.is_main
             cache.touch()
         log_once(world, "said once")
-        assert world.total(rank) == 3
-        assert world.told(f"from {rank}") == "from 0"
-        assert (
-            (world.gathered(rank) == [0, 1, 2]) if world.is_main else (world.gathered(rank) is None)
-        )
+        assert world.all_reduce_sum(rank) == 3
+        assert world.broadcast(f"from {rank}") == "from 0"
+        assert (world.gather(rank) == [0, 1, 2]) if world.is_main else (world.gather(rank) is None)
 
 
 @HOOKS.register("die_in_test")

@@ -1,4 +1,4 @@
-"""Calls a function on several processes that are joined into a world, for tests of what they tell
+"""Calls a function on several processes that are join_process_group into a world, for tests of what they tell
 each other."""
 
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from processes import free_port, meet_early
 
-from phasetrain.distributed import Placement, World, joined
+from phasetrain.distributed import Placement, World, join_process_group
 
 
 def together(
@@ -39,7 +39,9 @@ def _called(place: Placement, function: Callable[[World], Any], timeout_seconds:
     torch.set_num_threads(1)  # a pool of threads does not live on in a fork
     meet_early()
     try:
-        with joined(place, torch.device("cpu"), timeout_seconds=timeout_seconds) as world:
+        with join_process_group(
+            place, torch.device("cpu"), timeout_seconds=timeout_seconds
+        ) as world:
             return function(world)
     except BaseException as error:  # noqa: BLE001 - a fork must not go on with what its parent was about to do
         return f"{type(error).__name__}: {error}"

@@ -89,12 +89,12 @@ def test_a_part_of_another_shape() -> None:
 class Others(World):
     """The second of two processes, of which the main one has other running statistics."""
 
-    def told(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         assert value is None
         main: Any = Run(model=with_statistics(1.0))
         return _digests(Task.own_state(main))
 
-    def gathered(self, value: Any) -> Any:
+    def gather(self, value: Any) -> Any:
         self.__dict__["sent"] = value
 
 

@@ -102,20 +102,20 @@ class _Extraction:
         """Make what is missing and return the number of rows, of shards, and of shards that were
         there already."""
         count = ceil(self.split.length / self.section.rows_per_shard)
-        self.world.on_main(lambda: self.folder.begin(self._request()))
+        self.world.run_on_main(lambda: self.folder.begin(self._request()))
         own = {
             number: self.folder.kept(number)
             for number in range(self.world.rank, count, self.world.size)
         }
         made = dict(self._made([number for number, shard in own.items() if shard is None]))
         found: dict[int, Shard] = {}
-        for part in self.world.shared(
+        for part in self.world.all_gather(
             {number: made.get(number) or shard for number, shard in own.items()}
         ):
             found |= {number: shard for number, shard in part.items() if shard is not None}
         shards = [found[number] for number in sorted(found)]
-        self.world.on_main(lambda: self.folder.finish(shards, self._facts()))
-        computed = self.world.total(len(made))
+        self.world.run_on_main(lambda: self.folder.finish(shards, self._facts()))
+        computed = self.world.all_reduce_sum(len(made))
         return sum(shard.rows for shard in shards), len(shards), len(shards) - computed
 
     def _made(self, missing: list[int]) -> Iterator[tuple[int, Shard]]:

@@ -188,7 +188,7 @@ def prepared(
     asked = setup.config.RUN.rehearse
     if asked == "auto":
         asked = plans or (
-            fresh and setup.world.told(guessed_seconds(data, plan, parts) > LONG_SECONDS)
+            fresh and setup.world.broadcast(guessed_seconds(data, plan, parts) > LONG_SECONDS)
         )
     wanted = bool(asked and plan.phases)
     task = builder.task(parts)
@@ -218,10 +218,10 @@ def _checked(
     has room."""
     check_monitors(setup, plan, task.meters)
     if reads:
-        setup.world.on_main(lambda: check_data(data, task))
+        setup.world.run_on_main(lambda: check_data(data, task))
     if fresh:
-        setup.world.on_main(lambda: check_orders(task, plan))
-    setup.world.on_main(lambda: check_room(setup, folder, task.parts))
+        setup.world.run_on_main(lambda: check_orders(task, plan))
+    setup.world.run_on_main(lambda: check_room(setup, folder, task.parts))
 
 
 def guessed_seconds(data: Mapping[str, SplitData], plan: Plan, parts: Parts) -> float:
@@ -272,7 +272,7 @@ def rehearse(
     took = time.perf_counter() - began
     spent = {"rehearsal": took, "save": kept.save_seconds, "restore": kept.restore_seconds}
     spent["expected"] = expected_seconds(plan, seconds)
-    spent = {name: world.largest(value) for name, value in spent.items()}
+    spent = {name: world.all_reduce_max(value) for name, value in spent.items()}
     return Rehearsal(tuple(rows), inspection, kept.size, spent, _peaks(machine))
 
 

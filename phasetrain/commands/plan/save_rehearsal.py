@@ -55,7 +55,7 @@ def save_and_restore(
         SaveError, ConfigError: it cannot be written, or not be restored.
     """
     world = task.parts.world
-    path = world.told(folder.file(f"rehearsal.tmp-{uuid.uuid4().hex[:8]}"))
+    path = world.broadcast(folder.file(f"rehearsal.tmp-{uuid.uuid4().hex[:8]}"))
     run = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
     checkpointer = Checkpointer(path, folder.storage, say=log.warning)
     if task.divides:
@@ -71,7 +71,7 @@ def save_and_restore(
         restore(run, loaded)
         restored = time.perf_counter()
         _warn_of_differences(run, loaded)
-        world.shared(None)  # nobody reads there any more
+        world.all_gather(None)  # nobody reads there any more
     finally:
         if world.is_main:
             with suppress(OSError):  # what is left is swept at the next start
@@ -92,7 +92,7 @@ def _saved(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
         if saved is not None:
             size = sum(record.size for record in saved.manifest.files.values())
             found = f"{checkpointer.root}/{saved.name}", size
-    return run.world.told(found)
+    return run.world.broadcast(found)
 
 
 def _warn_of_differences(run: PhaseEngine, loaded: Loaded) -> None:

@@ -186,7 +186,7 @@ def same_everywhere(world: World, data: Mapping[str, SplitData]) -> None:
     """Refuse data that is not the same on all processes: they would not even make the same number
     of steps."""
     for name in data:
-        found = world.shared((data[name].length, data[name].fingerprint()))
+        found = world.all_gather((data[name].length, data[name].fingerprint()))
         for rank, other in enumerate(found):
             if other != found[0]:
                 raise ConfigError(

@@ -112,7 +112,7 @@ def _strategy(setup: Setup) -> str:
     section = setup.config.DISTRIBUTED
     if section.reduction == "ordered":
         return "ordered"
-    if setup.world.is_alone:
+    if setup.world.is_single_process:
         return "none"
     given = [
         f"{key}={shown(value)}" for key, value in section.items() if key not in DISTRIBUTED_KEYS

@@ -47,7 +47,7 @@ def opening(
     config = setup.config
     world = setup.world
     threads = machine.threads or torch.get_num_threads()
-    if world.is_alone:
+    if world.is_single_process:
         size = "1 process"
     else:
         size = f"{world.size} processes ({config.DISTRIBUTED.strategy})"

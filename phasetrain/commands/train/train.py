@@ -35,7 +35,7 @@ from phasetrain.commands.train.resume import (
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import ended, opening, stopped
 from phasetrain.data.loading.reader import reads_here
-from phasetrain.distributed.dtensors import whole
+from phasetrain.distributed.dtensors import full_tensor
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
@@ -105,17 +105,19 @@ def train(
     clock, world = clock or Clock(), setup.world
     folder = RunFolder(setup.config.RUN.dir, rank=world.rank)
     with Signals() as signals:
-        if world.is_alone:  # several processes leave a wait for data together or not at all
+        if (
+            world.is_single_process
+        ):  # several processes leave a wait for data together or not at all
             signals.reads = lambda frame: clock.kind == "data" and reads_here(frame)
         builder = Builder(setup.config, setup.machine, world, setup.stages)
         with all_at_once(setup):
             data = builder.data()
         same_everywhere(world, data)
         checkpointer = checkpointer_of(setup, folder)
-        done = world.on_main(lambda: _begun(setup, folder, checkpointer, data))
+        done = world.run_on_main(lambda: _begun(setup, folder, checkpointer, data))
         if done is not None:
             return done
-        folder.attempt = world.told(folder.attempt)
+        folder.attempt = world.broadcast(folder.attempt)
         try:
             with ExitStack() as stack:
                 stack.enter_context(logged(folder))
@@ -181,7 +183,7 @@ class _Training:
             parts, rehearsal = prepared(*known, fresh=loaded is None)
             own = hooks_of(setup)
         task = self.builder.task(parts)
-        world.on_main(lambda: self._begin(plan, parts, rehearsal))
+        world.run_on_main(lambda: self._begin(plan, parts, rehearsal))
         expected = None if rehearsal is None else rehearsal.time["expected"]
         setup.terminal.pairs(
             opening(setup, folder, machine, self.data, plan, task.model, estimate=expected)
@@ -201,7 +203,7 @@ class _Training:
             task, plan, state, Hooks(hooks, world), folder=folder, world=world, clock=self.clock
         )
         updates = state.updates
-        if world.is_alone:
+        if world.is_single_process:
             for loader in parts.loaders.values():
                 loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
         try:
@@ -213,7 +215,7 @@ class _Training:
                         loop(engine)
         finally:
             if world.is_main and (
-                world.is_alone or sys.exc_info()[0] is None
+                world.is_single_process or sys.exc_info()[0] is None
             ):  # a cause of failure comes first
                 self.attempt.show(setup.terminal, save.saves, state.updates - updates)
         return self._ended(engine, latest.metrics, *(save.best or ("", {})))
@@ -221,7 +223,7 @@ class _Training:
     def _stopped_before(self) -> bool:
         """Tell whether any process was asked to stop before the first step; then all of them
         were."""
-        asked = [one for one in self.setup.world.shared(self.signals.stop) if one]
+        asked = [one for one in self.setup.world.all_gather(self.signals.stop) if one]
         self.signals.stop = asked[0] if asked else 0
         return bool(asked)
 
@@ -246,7 +248,7 @@ class _Training:
             return ""
 
         checkpointer.examine(world)
-        path = world.on_main(choose)
+        path = world.run_on_main(choose)
         if world.is_main or not path:
             return found[0]
         return checkpointer.reached(path)
@@ -323,7 +325,7 @@ class _Training:
             seconds=sum(self.clock.seconds().values()),
         )
         if not state.finished:
-            alone = self.setup.world.is_alone  # several go by what they have agreed on
+            alone = self.setup.world.is_single_process  # several go by what they have agreed on
             if self.signals.stop and (alone or not engine.stopping):
                 reason = self.signals.stop_name
             else:
@@ -371,7 +373,7 @@ def digest_of_state(state: Mapping[str, Tensor]) -> str:
     takes part."""
     digest = sha256()
     for name, tensor in sorted(state.items()):
-        flat = whole(tensor).cpu().contiguous()
+        flat = full_tensor(tensor).cpu().contiguous()
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
         digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     return digest.hexdigest()

@@ -169,7 +169,7 @@ class PhaseSampler:
     def in_step(self) -> bool:
         """Whether others make the same number of draws for each step, so that none of them may be
         left out."""
-        return self._fixed or not self._world.is_alone
+        return self._fixed or not self._world.is_single_process
 
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:
         """Yield the draws of each step of `phase` from step `start` on.
@@ -203,15 +203,15 @@ class PhaseSampler:
                 )
                 for at in range(begin, end, self._micro)
             ]
-            if self._fixed or not self._world.is_alone:
+            if self._fixed or not self._world.is_single_process:
                 draws += self._fill(phase, first, samples, len(draws), indices)
             yield draws
 
     def _share(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
         """Return this process's slice of a batch."""
         if not self._fixed:
-            return self._world.share(first, first + samples)
-        begin, end = self._world.share(first, first + batch_size)
+            return self._world.shard(first, first + samples)
+        begin, end = self._world.shard(first, first + batch_size)
         return min(begin, first + samples), min(end, first + samples)
 
     def _fill(

@@ -81,7 +81,7 @@ class DataParallel(Spreading):
             return module
         devices = [device_of(module)] if device_of(module).type == "cuda" else None
         wrapped = DistributedDataParallel(module, device_ids=devices, **self._options)
-        if self._communication != "none" and not self.world.is_alone:
+        if self._communication != "none" and not self.world.is_single_process:
             wrapped.register_comm_hook(None, COMMUNICATION[self._communication])
         self._wrapped.append(wrapped)
         return wrapped

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from phasetrain.distributed.dtensors import cut, divided, is_divided, piece
+from phasetrain.distributed.dtensors import is_dtensor, local_shard, shard_like, slice_like
 from phasetrain.distributed.strategies.base import (
     _NOTHING,
     STRATEGIES,
@@ -184,7 +184,9 @@ class FullyShard(Spreading):
         Raises:
             ConfigError: it is not known to treat each entry of a weight for itself.
         """
-        pairs = [[(one, nn.Parameter(piece(one))) for one in group["params"]] for group in groups]
+        pairs = [
+            [(one, nn.Parameter(local_shard(one))) for one in group["params"]] for group in groups
+        ]
         self._pairs = [pair for group in pairs for pair in group]
         made = make(
             [
@@ -217,12 +219,12 @@ class FullyShard(Spreading):
     def collect(self) -> None:
         """Give the pieces the gradients that the backward pass has left with the weights."""
         for one, own in self._pairs:
-            local = piece(one)
+            local = local_shard(one)
             if (
                 own.data_ptr() != local.data_ptr()
             ):  # torch pins memory for an offload at the first forward pass
                 own.data = local
-            own.grad = None if one.grad is None else piece(one.grad)
+            own.grad = None if one.grad is None else local_shard(one.grad)
             one.grad = None
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
@@ -256,7 +258,7 @@ class FullyShard(Spreading):
     ) -> dict[str, Any]:
         one, own = pair
         return {
-            name: divided(value, one)  # type: ignore[arg-type]
+            name: shard_like(value, one)  # type: ignore[arg-type]
             if isinstance(value, Tensor) and value.shape == own.shape
             else value
             for name, value in kept.items()
@@ -266,7 +268,7 @@ class FullyShard(Spreading):
         """Return this process's pieces of a state in which they may be divided, or whole."""
         return {
             number: {
-                name: piece(_like(value, self._pairs[int(number)][0]))
+                name: local_shard(_like(value, self._pairs[int(number)][0]))
                 if isinstance(value, Tensor)
                 else value
                 for name, value in kept.items()
@@ -296,17 +298,17 @@ def _fits(saved: Any, like: Any) -> bool:
     return (
         isinstance(saved, Tensor)
         and isinstance(like, Tensor)
-        and is_divided(like)
+        and is_dtensor(like)
         and saved.shape == like.shape
     )
 
 
 def _empty(saved: Tensor, like: Any) -> Tensor:
-    return divided(torch.empty_like(piece(like), dtype=saved.dtype), like)
+    return shard_like(torch.empty_like(local_shard(like), dtype=saved.dtype), like)
 
 
 def _like(value: Any, like: Any) -> Any:
     """Return a value divided as `like` is, where it is whole and of the same shape."""
-    if not _fits(value, like) or is_divided(value):
+    if not _fits(value, like) or is_dtensor(value):
         return value
-    return divided(cut(value, like).to(piece(like).device), like)
+    return shard_like(slice_like(value, like).to(local_shard(like).device), like)

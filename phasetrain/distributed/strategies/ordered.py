@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from phasetrain.distributed.buffers import buffers_of
+from phasetrain.distributed.buffers import buffer_lookup
 from phasetrain.distributed.strategies.base import Mean, Strategy
 from phasetrain.distributed.world import World
 
@@ -37,7 +37,7 @@ class Ordered(Strategy):
         super().__init__(world)
         self._own = shards // world.size
         self._modules: tuple[nn.Module, ...] = ()
-        self._buffers = buffers_of()
+        self._buffers = buffer_lookup()
         self._parameters: list[nn.Parameter] = []
         self._tree = Tree()
         self._before: list[Tensor] = []
@@ -46,7 +46,7 @@ class Ordered(Strategy):
     def prepare(self, model: nn.Module, loss: nn.Module) -> None:
         """Note what gradients and running statistics belong to."""
         self._modules = (model, loss)
-        self._buffers = buffers_of(model, loss)
+        self._buffers = buffer_lookup(model, loss)
         self._parameters = [
             p for module in self._modules for p in module.parameters() if p.requires_grad
         ]

@@ -35,7 +35,7 @@ class ShardedState(Strategy):
             parameter: number for number, parameter in enumerate(self._parameters)
         }
         own = {numbers[parameter]: _on_cpu(state) for parameter, state in self._inner.state.items()}
-        parts = self.world.gathered(own)
+        parts = self.world.gather(own)
         if parts is None:
             return {}
         whole = {number: state for part in parts for number, state in part.items()}

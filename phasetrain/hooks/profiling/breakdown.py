@@ -168,7 +168,7 @@ class Breakdown(Hook):
         try:
             self._per_sample = train_flops(run.task, run.plan)
         except Exception as error:  # the first step will tell, unless it is the counter that fails
-            if not run.world.is_alone:  # others may wait for this process
+            if not run.world.is_single_process:  # others may wait for this process
                 error.add_note(
                     "(while operations were counted; HOOKS.breakdown.flops=false goes without)"
                 )

@@ -75,7 +75,7 @@ class Stragglers(Hook):
 
     def on_start(self, run: Run) -> None:
         """Hear where the processes are."""
-        self._hosts = run.world.gathered(socket.gethostname())
+        self._hosts = run.world.gather(socket.gethostname())
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """What lies between phases is no part of a step."""
@@ -107,7 +107,7 @@ class Stragglers(Hook):
         mine = Pace(median(self._data), median(self._forward)) if self._data else None
         self._data.clear()
         self._forward.clear()
-        found = run.world.gathered(mine)
+        found = run.world.gather(mine)
         if found is None or self._hosts is None:
             return
         paces = [pace for pace in found if pace is not None]

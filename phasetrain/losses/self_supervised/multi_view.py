@@ -72,11 +72,11 @@ def of_all(world: World, rows: Tensor, *, equal: bool) -> tuple[Tensor, int]:
         equal: N is the same on all processes, and gradients come back. Otherwise N may be 0, and
             there is no graph.
     """
-    if world.is_alone:
+    if world.is_single_process:
         return rows, 0
     if equal:
         return gather_with_gradient(world, rows), world.rank * len(rows)
-    return gather_rows(world, rows), sum(world.shared(len(rows))[: world.rank])
+    return gather_rows(world, rows), sum(world.all_gather(len(rows))[: world.rank])
 
 
 @torch.no_grad()

@@ -126,7 +126,7 @@ class SwAV(nn.Module):
         length = self.queue.shape[1]
         counted = torch.ones_like(scores[:, :1])
         if self.training and length and self._updates >= self.queue_updates:
-            begin, end = self._world.share(0, length)  # each process sees to its share of the queue
+            begin, end = self._world.shard(0, length)  # each process sees to its share of the queue
             scores = torch.cat([scores, self.queue[view, begin:end].to(scores) @ prototypes])
             there = torch.arange(begin, end, device=scores.device)[:, None] < self.filled
             counted = torch.cat([counted, there.to(counted)])

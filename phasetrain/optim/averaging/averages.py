@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from phasetrain.distributed import places
-from phasetrain.distributed.dtensors import is_divided, piece
+from phasetrain.distributed import find_buffers
+from phasetrain.distributed.dtensors import is_dtensor, local_shard
 from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import EMASettings, Settings, SWASettings
 from phasetrain.optim.schedules.curves import TOLERANCE
@@ -63,8 +63,8 @@ class Average(ABC):
         self._copied = [
             pair for pair in pairs if not (pair[0].is_floating_point() or pair[0].is_complex())
         ]
-        self._divided = any(is_divided(one) for one, _ in pairs)
-        both = zip(places(module), places(model), strict=True)
+        self._divided = any(is_dtensor(one) for one, _ in pairs)
+        both = zip(find_buffers(module), find_buffers(model), strict=True)
         self._buffers = [(own, buffers, name) for (own, _), (buffers, name) in both]
 
     @abstractmethod
@@ -89,7 +89,8 @@ class Average(ABC):
         copied = list(self._copied)
         if self._divided:  # looked up each time: torch may put the pieces elsewhere
             averaged, copied = (
-                [(piece(own), piece(now)) for own, now in pairs] for pairs in (averaged, copied)
+                [(local_shard(own), local_shard(now)) for own, now in pairs]
+                for pairs in (averaged, copied)
             )
         for own, buffers, name in self._buffers:
             before = own.get(name)

@@ -409,7 +409,7 @@ class Updater:
             n for n, p in enumerate(self.parameters) if p.grad is not None and not_finite(p.grad)
         ]
         if self.strategy.shards:
-            bad = sorted({n for one in self.strategy.world.shared(bad) for n in one})
+            bad = sorted({n for one in self.strategy.world.all_gather(bad) for n in one})
         return tuple(names[n] if n < len(names) else f"parameter {n}" for n in bad[:NAMES])
 
     def _scale(self, scaler: GradScaler) -> Tensor:

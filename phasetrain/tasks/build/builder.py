@@ -183,7 +183,7 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         model.to(self.machine.device)
         loss.to(self.machine.device)
         over = self.config.DISTRIBUTED.sync_batch_norm
-        if over and not self.world.is_alone:
+        if over and not self.world.is_single_process:
             group = subgroup(self.world, partition(self.world, over, "DISTRIBUTED.sync_batch_norm"))
             model, loss = synchronized(model, group), synchronized(loss, group)
         if train:

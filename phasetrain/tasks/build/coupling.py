@@ -45,12 +45,12 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
                 f"{train.micro_batch_size}) computes a batch in parts, which is another loss; set "
                 "OPTIMIZER.accumulate=1 and a DATA.TRAIN.batch_size that fits, or take more processes"
             )
-        if not world.is_alone and not train.drop_last:
+        if not world.is_single_process and not train.drop_last:
             raise ConfigError(
                 f"{name} over {world.size} processes, and DATA.TRAIN.drop_last = false can leave them a last batch "
                 "with unequal shares; set DATA.TRAIN.drop_last=true"
             )
-        if not world.is_alone and train.on_bad_sample == "drop":
+        if not world.is_single_process and train.on_bad_sample == "drop":
             raise ConfigError(
                 f"{name} over {world.size} processes, and DATA.TRAIN.on_bad_sample = 'drop' can leave them unequal "
                 "shares; set DATA.TRAIN.on_bad_sample=substitute"

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import parameters
-from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World, buffers_of
+from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World, buffer_lookup
 from phasetrain.errors import ConfigError
 from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, Several, Updater
 from phasetrain.optim.groups import apart, weights_of
@@ -129,7 +129,7 @@ class OptimizerBuilder(WeightsBuilder):
                 section.on_nonfinite,
                 section.skip_budget,
                 names=[weight.name for group in groups for weight in group.weights],
-                buffers=buffers_of(model, loss),
+                buffers=buffer_lookup(model, loss),
             ),
             strategy=strategy,
             sam=sam_settings(section.sam) if section.sam is not None else None,
@@ -186,11 +186,11 @@ class OptimizerBuilder(WeightsBuilder):
         rows = "an embedding with sparse=True"
         pieces = f"DISTRIBUTED.strategy = {distributed.strategy!r}" if strategy.shards else ""
         ordered = "DISTRIBUTED.reduction = 'ordered'" if isinstance(strategy, Ordered) else ""
-        if distributed.communication == "none" or self.world.is_alone:
+        if distributed.communication == "none" or self.world.is_single_process:
             sends = ""
         else:
             sends = distributed.communication
-        if self.machine.device.type == "cuda" and not self.world.is_alone:
+        if self.machine.device.type == "cuda" and not self.world.is_single_process:
             nccl = "several processes on CUDA"
         else:
             nccl = ""

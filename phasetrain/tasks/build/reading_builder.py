@@ -97,7 +97,7 @@ class ReadingBuilder(Sections):
             return None
         name = section.loader if isinstance(section.loader, str) else section.loader["name"]
         takes = parameters(LOADERS.find(name, f"{where}.loader")).keys()
-        if "dataset" not in takes or not (self.world.is_alone or "rank" in takes):
+        if "dataset" not in takes or not (self.world.is_single_process or "rank" in takes):
             raise ConfigError(
                 f"{where}.loader = {name!r}: it is called with the data set (`dataset`), `batch_size`, `seed`, "
                 "`processes` and `rank` as far as it asks for them; let it take `dataset`, and `rank` where there "

@@ -1,14 +1,16 @@
-"""What tests of strategies share: a group that this process alone has joined."""
+"""What tests of strategies share: a group that this process alone has join_process_group."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from phasetrain.distributed import Placement, World, joined
+from phasetrain.distributed import Placement, World, join_process_group
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with joined(Placement(), torch.device("cpu"), timeout_seconds=30, alone=True) as world:
+    with join_process_group(
+        Placement(), torch.device("cpu"), timeout_seconds=30, alone=True
+    ) as world:
         yield world

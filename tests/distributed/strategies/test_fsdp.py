@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from phasetrain.distributed import World
-from phasetrain.distributed.dtensors import is_divided, is_ours, piece, whole
+from phasetrain.distributed.dtensors import full_tensor, is_dtensor, is_saved_here, local_shard
 from phasetrain.distributed.strategies import FullyShard
 from phasetrain.errors import ConfigError
 
@@ -25,12 +25,12 @@ def test_weights_are_divided_and_all_there(strategy: FullyShard) -> None:
     network = model()
     strategy.prepare(network, nn.CrossEntropyLoss())
 
-    assert all(is_divided(parameter) for parameter in network.parameters())
-    assert {name: whole(one).tolist() for name, one in network.state_dict().items()} == {
+    assert all(is_dtensor(parameter) for parameter in network.parameters())
+    assert {name: full_tensor(one).tolist() for name, one in network.state_dict().items()} == {
         name: one.tolist() for name, one in model().state_dict().items()
     }
-    assert not is_divided(torch.ones(2))
-    assert [is_ours(torch.ones(2), is_main=main) for main in (True, False)] == [True, False]
+    assert not is_dtensor(torch.ones(2))
+    assert [is_saved_here(torch.ones(2), is_main=main) for main in (True, False)] == [True, False]
 
 
 def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
@@ -53,9 +53,9 @@ def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
             optimizer.step()
     assert norms[network].item() == pytest.approx(norms[plain].item(), rel=1e-6)
     for own, expected in zip(network.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(piece(own), expected.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(local_shard(own), expected.detach(), rtol=1e-6, atol=1e-6)
     state = strategy.optimizer_state(made)
-    assert all(is_divided(kept["momentum_buffer"]) for kept in state.values())
+    assert all(is_dtensor(kept["momentum_buffer"]) for kept in state.values())
     assert strategy.own_optimizer_state(state)[0]["momentum_buffer"].shape == (5, 3)
 
 
@@ -67,7 +67,7 @@ def test_whole_weights_are_loaded_into_pieces(strategy: FullyShard) -> None:
         network, {name: torch.full_like(one, 3.0) for name, one in model().state_dict().items()}
     )
 
-    assert {value for one in network.parameters() for value in piece(one).unique().tolist()} == {
+    assert {value for one in network.parameters() for value in local_shard(one).unique().tolist()} == {
         3.0
     }
 

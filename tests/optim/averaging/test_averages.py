@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from phasetrain.distributed import buffers_of
+from phasetrain.distributed import buffer_lookup
 from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import EMASettings, SWASettings
 from phasetrain.optim.averaging.averages import EMA, SWA, copy_of, noting, set_statistics
@@ -169,7 +169,7 @@ class TestAnUpdateThatWasNotMade:
         updater = Updater(
             torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
             scaler=GradScaler("cpu", init_scale=2.0**16) if scaled else None,
-            guard=GuardSettings("skip", buffers=buffers_of(model), lag=int(late)),
+            guard=GuardSettings("skip", buffers=buffer_lookup(model), lag=int(late)),
         )
         average, moves = ema(model, decay=0.5, warmup=False), []
         for updates in range(1, 6):
