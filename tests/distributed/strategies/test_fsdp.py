@@ -67,9 +67,9 @@ def test_whole_weights_are_loaded_into_pieces(strategy: FullyShard) -> None:
         network, {name: torch.full_like(one, 3.0) for name, one in model().state_dict().items()}
     )
 
-    assert {value for one in network.parameters() for value in local_shard(one).unique().tolist()} == {
-        3.0
-    }
+    assert {
+        value for one in network.parameters() for value in local_shard(one).unique().tolist()
+    } == {3.0}
 
 
 @pytest.mark.parametrize(
