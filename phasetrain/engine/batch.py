@@ -95,11 +95,11 @@ class StepOutput:
     logs: dict[str, Any] = field(default_factory=dict)
 
 
-def finished(out: StepOutput | None) -> StepOutput:
-    """Return the output of a step that a loop of one's own was to hand over.
+def require_output(out: StepOutput | None) -> StepOutput:
+    """Return the output that a custom loop passed to `engine.finish`.
 
     Raises:
-        RuntimeError: it did not.
+        RuntimeError: the loop did not call it.
     """
     if out is None:
         raise RuntimeError(

@@ -1,104 +1,36 @@
 """The phase engine: the one loop that interleaves train and test phases."""
 
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
-from typing import Any, Generic, Protocol
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Generic
 from weakref import WeakSet
 
 from typing_extensions import TypeVar
 
 from phasetrain.distributed import Consensus, World
-from phasetrain.engine.batch import Batch, StepOutput, finished
+from phasetrain.engine.batch import Batch, StepOutput, require_output
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import Position, RunState
+from phasetrain.engine.protocols import EngineHooks, PhaseTask
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Interrupted
-
-
-class PhaseTask(Protocol):
-    """A task as the engine uses it; see `phasetrain.tasks.Task`."""
-
-    def begin(self, phase: Phase, *, fresh: bool) -> None:
-        """Prepare for a phase; `fresh` if none of its steps is complete."""
-        ...
-
-    def batches(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each step of a phase, from step `start` on."""
-        ...
-
-    def train_step(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:
-        """Make one update from the micro-batches of a step."""
-        ...
-
-    def test_step(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:
-        """Evaluate the micro-batches of a step."""
-        ...
-
-    def measure(self, phase: Phase) -> dict[str, float]:
-        """Return the metrics of a phase by label."""
-        ...
-
-    def close(self) -> None:
-        """Release what the task holds."""
-        ...
-
-
-class EngineHooks(Protocol):
-    """The hooks of a run as the engine calls them; see `phasetrain.hooks.Hooks`."""
-
-    def events(self, run: Any, phase: Phase) -> Any:
-        """Return the events within the steps of a phase."""
-        ...
-
-    def on_start(self, run: Any) -> None:
-        """Call the hooks at the start of the run."""
-        ...
-
-    def on_load(self, run: Any) -> None:
-        """Call the hooks after a checkpoint was restored."""
-        ...
-
-    def on_phase_start(self, run: Any, phase: Phase) -> None:
-        """Call the hooks at the start of a phase."""
-        ...
-
-    def on_step(self, run: Any, phase: Phase, out: StepOutput) -> None:
-        """Call the hooks after a complete step."""
-        ...
-
-    def on_phase_end(self, run: Any, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Call the hooks after a complete phase."""
-        ...
-
-    def on_end(self, run: Any) -> None:
-        """Call the hooks at the end of the run."""
-        ...
-
-    def on_exception(self, run: Any, error: BaseException) -> None:
-        """Call the hooks after an exception."""
-        ...
-
-    def close(self) -> None:
-        """Release what the hooks hold."""
-        ...
-
 
 TaskType = TypeVar("TaskType", bound=PhaseTask, default=Any)
 HooksType = TypeVar("HooksType", bound=EngineHooks, default=Any)
 
 
 class PhaseEngine(Generic[TaskType, HooksType]):
-    """Runs the phases of a plan from a position on.
+    """Runs the phases of a plan, starting at any position.
 
     Args:
-        task: what is learned.
-        plan: every phase.
-        state: the position to start from; moved forward as steps and phases complete.
-        hooks: the hooks to call; see `phasetrain.hooks.base` for the events.
-        folder, world, clock: where hooks write, the processes, and what adds up where the time
-            goes.
+        task: computes train and test steps.
+        plan: all phases of the run.
+        state: position to start from; advanced as steps and phases complete.
+        hooks: hooks to call; `phasetrain.hooks.base` lists the events.
+        folder: run folder that hooks write to.
+        world: ranks of the run.
+        clock: adds up how the wall time is spent.
     """
 
     def __init__(
@@ -121,40 +53,51 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.hooks = hooks
         self.consensus = Consensus(self.world)
         self.resumed_from = ""
+        self._events: Any = None
         self._out: StepOutput | None = None
         self._open: WeakSet[Generator[list[Batch], None, None]] = WeakSet()
 
     def run(self) -> RunState:
-        """Run what is left of the plan and return the position reached."""
-        deque(self._train_batches(own_loop=False), maxlen=0)
+        """Run the rest of the plan and return the position reached."""
+        with self._session():
+            for batches in self._train_steps():
+                self.finish(self.compute(batches))
         return self.state
 
     def steps(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each train step, for a loop of one's own.
+        """Yield the micro-batches of each train step, for a custom training loop.
 
-        The caller computes, updates and hands the result over with `finish`; all else happens
-        between two batches. A loop left after `finish` is saved there; left anywhere else, it goes
-        back to its last checkpoint.
+        The caller computes the update and passes the result to `finish`; tests, hooks and
+        checkpoints run between two batches. Leaving the loop right after `finish` saves the
+        position; leaving it anywhere else rolls the run back to its last checkpoint.
 
         Example:
             >>> for batches in engine.steps():
-            ...     engine.finish(task.train_step(batches, engine.position(), engine.events()))
+            ...     engine.finish(engine.compute(batches))
         """
-        self._open.add(steps := self._train_batches(own_loop=True))
+        steps = self._own_steps()
+        self._open.add(steps)
         return steps
 
+    def compute(self, batches: list[Batch]) -> StepOutput:
+        """Run the task's train step on the micro-batches of the current step."""
+        out: StepOutput = self.task.train_step(batches, self.position(), self._events)
+        return out
+
+    def finish(self, out: StepOutput) -> None:
+        """Set the output of the current step; call it before the next batch is requested."""
+        self._out = out
+
     def close(self) -> None:
-        """Leave a loop over `steps` that somebody still holds open."""
+        """Close every loop over `steps` that is still open."""
         for steps in list(self._open):
             steps.close()
 
-    def finish(self, out: StepOutput) -> None:
-        """Hand over the output of the step under way, before the next batch is asked for."""
-        self._out = out
-
     def stop(self, reason: str, *, interrupted: bool = False) -> None:
-        """Stop at the next step boundary: for now if `interrupted`, else for good; the first reason
-        stands."""
+        """Stop at the next step boundary: to be resumed if `interrupted`, else for good.
+
+        Only the first reason counts.
+        """
         self.consensus.ask_stop(reason, interrupted=interrupted)
 
     @property
@@ -162,78 +105,70 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         """Why the run stops, or empty."""
         return self.consensus.stopping
 
-    def run_phase(self, phase: Phase, *, own_loop: bool = False) -> Iterator[list[Batch]]:
-        """Run what is left of a phase; with `own_loop`, its train batches are yielded instead of
-        computed."""
+    def position(self) -> Position:
+        """Return the position of the current step."""
+        state = self.state
+        phase = self.plan.phases[state.phase]
+        return Position(phase.split, state.updates, phase.first + state.step, *self.plan.at(state))
+
+    def events(self) -> Any:
+        """Return the events of the current phase, for `Task.train_step`."""
+        return self._events
+
+    def run_phase(self, phase: Phase) -> Iterator[list[Batch]]:
+        """Run the rest of a phase; the caller computes each train step that is yielded."""
         task = self.task
         state = self.state
         clock = self.clock
-        events = self.hooks.events(self, phase)
+        self._events = self.hooks.events(self, phase)
         task.begin(phase, fresh=state.step == 0)
         self.hooks.on_phase_start(self, phase)
         try:
             clock.turn("data")
-            for batches in task.batches(phase, state.step):  # the sampler's start iteration
+            for batches in task.batches(phase, state.step):  # starts reading at this step
                 clock.step(state.updates, is_train=phase.is_train)
                 self._out = None
-                if own_loop and phase.is_train:
+                if phase.is_train:
                     yield batches
                 else:
-                    compute = task.train_step if phase.is_train else task.test_step
-                    self._out = compute(batches, self.position(), events)
-                state.finish_step(phase)
-                self.hooks.on_step(self, phase, finished(self._out))
+                    self.finish(task.test_step(batches, self.position(), self._events))
+                state.finish_step(phase)  # before the hooks, so that they only save complete steps
+                self.hooks.on_step(self, phase, require_output(self._out))
                 clock.turn("data")
                 if self.consensus.turn():
                     return
             clock.turn("train" if phase.is_train else "test")
-        except Interrupted as asked:  # while it waited for a batch
-            self.stop(str(asked), interrupted=True)
+        except Interrupted as signal:  # raised only while the loader waits for a batch
+            self.stop(str(signal), interrupted=True)
             return
         metrics = task.measure(phase)
         state.finish_phase()
         self.hooks.on_phase_end(self, phase, metrics)
         self.consensus.turn(wait=True)
 
-    def _leave(self, error: GeneratorExit) -> None:
-        self.consensus.stopping = "the loop was left"
-        self.consensus.interrupted = True
-        if (
-            self._out is None
-        ):  # perhaps in the midst of a step: whether the weights have its update is unknown
-            self.hooks.on_exception(self, error)
-        else:
-            self.state.finish_step(phase := self.plan.phases[self.state.phase])
-            self.hooks.on_step(self, phase, self._out)
-            self.hooks.on_end(self)
-
-    def position(self) -> Position:
-        """Return where the step under way stands."""
+    def _train_steps(self) -> Iterator[list[Batch]]:
         state = self.state
-        phase = self.plan.phases[self.state.phase]
-        return Position(phase.split, state.updates, phase.first + state.step, *self.plan.at(state))
+        while state.phase < len(self.plan.phases) and not self.stopping and not state.finished:
+            yield from self.run_phase(self.plan.phases[state.phase])
 
-    def events(self) -> Any:
-        """Return the events of the current phase, for `Task.train_step`."""
-        return self.hooks.events(self, self.plan.phases[self.state.phase])
+    def _own_steps(self) -> Generator[list[Batch], None, None]:
+        with self._session():
+            yield from self._train_steps()
 
-    def _train_batches(self, *, own_loop: bool) -> Generator[list[Batch], None, None]:
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        """Call the hooks at the start and at the end of the run, whichever way it ends."""
         try:
             self.hooks.on_start(self)
             if self.resumed_from:
                 self.hooks.on_load(self)
-            while (
-                self.state.phase < len(self.plan.phases)
-                and not self.stopping
-                and not self.state.finished
-            ):
-                yield from self.run_phase(self.plan.phases[self.state.phase], own_loop=own_loop)
+            yield
             if not self.consensus.interrupted and not self.state.finished:
                 self.state.finished = self.stopping or "completed"
             self.clock.turn("end")
             self.hooks.on_end(self)
-        except GeneratorExit as error:  # the loop over `steps` was left
-            self._leave(error)
+        except GeneratorExit as error:  # the caller left its loop over `steps`
+            self._leave_loop(error)
             raise
         except BaseException as error:
             self.hooks.on_exception(self, error)
@@ -241,3 +176,16 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         finally:
             with closing(self.task):
                 self.hooks.close()
+
+    def _leave_loop(self, error: GeneratorExit) -> None:
+        self.consensus.stopping = "the loop was left"
+        self.consensus.interrupted = True
+        if self._out is None:
+            # The step may be half done: whether the weights contain its update is unknown, so
+            # nothing may be saved here.
+            self.hooks.on_exception(self, error)
+            return
+        phase = self.plan.phases[self.state.phase]
+        self.state.finish_step(phase)
+        self.hooks.on_step(self, phase, self._out)
+        self.hooks.on_end(self)

@@ -1,0 +1,76 @@
+"""The interfaces through which the engine uses tasks and hooks."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
+from phasetrain.engine.position import Position
+
+
+class PhaseTask(Protocol):
+    """A task as the engine uses it; see `phasetrain.tasks.Task`."""
+
+    def begin(self, phase: Phase, *, fresh: bool) -> None:
+        """Prepare for a phase; `fresh` if none of its steps is complete."""
+        ...
+
+    def batches(self, phase: Phase, start: int) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each step of a phase, from step `start` on."""
+        ...
+
+    def train_step(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:
+        """Make one update from the micro-batches of a step."""
+        ...
+
+    def test_step(self, batches: list[Batch], at: Position, events: Any) -> StepOutput:
+        """Evaluate the micro-batches of a step."""
+        ...
+
+    def measure(self, phase: Phase) -> dict[str, float]:
+        """Return the metrics of a phase by label."""
+        ...
+
+    def close(self) -> None:
+        """Release what the task holds."""
+        ...
+
+
+class EngineHooks(Protocol):
+    """The hooks of a run as the engine calls them; see `phasetrain.hooks.Hooks`."""
+
+    def events(self, run: Any, phase: Phase) -> Any:
+        """Return the events within the steps of a phase."""
+        ...
+
+    def on_start(self, run: Any) -> None:
+        """Call the hooks at the start of the run."""
+        ...
+
+    def on_load(self, run: Any) -> None:
+        """Call the hooks after a checkpoint was restored."""
+        ...
+
+    def on_phase_start(self, run: Any, phase: Phase) -> None:
+        """Call the hooks at the start of a phase."""
+        ...
+
+    def on_step(self, run: Any, phase: Phase, out: StepOutput) -> None:
+        """Call the hooks after a complete step."""
+        ...
+
+    def on_phase_end(self, run: Any, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Call the hooks after a complete phase."""
+        ...
+
+    def on_end(self, run: Any) -> None:
+        """Call the hooks at the end of the run."""
+        ...
+
+    def on_exception(self, run: Any, error: BaseException) -> None:
+        """Call the hooks after an exception."""
+        ...
+
+    def close(self) -> None:
+        """Release what the hooks hold."""
+        ...
