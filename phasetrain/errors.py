@@ -163,6 +163,19 @@ class PeerError(PhasetrainError):
         self.exit_code = exit_code
 
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Check whether an error reports that memory is exhausted.
+
+    `torch.OutOfMemoryError` exists for some devices only; the CPU allocator raises a plain
+    RuntimeError, so the text decides.
+    """
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY)
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the nearest of `known`, or an empty string when nothing is
     near."""

@@ -22,7 +22,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import RunState
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.hooks import Hook, Hooks, Run
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder
@@ -352,7 +352,7 @@ def _samples_per_second(setup: Setup, size: int) -> float:
             watch,
         )
     except (RuntimeError, MemoryError, ConfigError) as error:
-        if not any(map(_is_memory, _causes(error))):
+        if not any(map(is_out_of_memory, _causes(error))):
             raise
         raise _TooLargeError(
             f"{size} samples do not fit into the memory of {setup.machine.device}"
@@ -369,16 +369,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def _is_memory(error: BaseException) -> bool:
-    """Tell whether an error says that there is no memory left; torch has a type for it on some
-    devices only."""
-    told = str(error).lower()
-    texts = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        text in told for text in texts
-    )
 
 
 def _lr_line(setup: Setup, lr: float | None) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.engine.batch import entry
+from phasetrain.errors import is_out_of_memory
 from phasetrain.losses.base import LOSSES, LoggingLoss
 from phasetrain.losses.shape_checks import check_pair
 
@@ -87,6 +88,8 @@ class WeightedSum(LoggingLoss):
             check_pair(loss, output, target)
             found = loss(output, target)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ValueError(f"{where}: {error}") from error
         if not isinstance(found, Tensor) or found.ndim:
             raise ValueError(

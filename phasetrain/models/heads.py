@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from phasetrain.config.registry import Registry
-from phasetrain.errors import did_you_mean
+from phasetrain.errors import did_you_mean, is_out_of_memory
 from phasetrain.models.base import MODELS, check_sizes
 from phasetrain.models.trunk_heads import MakeModel
 
@@ -202,6 +202,8 @@ def _width(module: nn.Module, shape: Sequence[int], where: str) -> int:
     try:
         found = module.eval()(torch.zeros(*shape))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(
             f"{where} does not take samples of shape {tuple(shape[1:])}: {error}"
         ) from error

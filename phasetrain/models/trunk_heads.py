@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from phasetrain.engine.batch import entry
-from phasetrain.errors import did_you_mean
+from phasetrain.errors import did_you_mean, is_out_of_memory
 from phasetrain.models.base import MODELS
 
 MakeModel = Callable[[Mapping[str, Any], str, Mapping[str, Any]], nn.Module]
@@ -146,6 +146,8 @@ class TrunkHeads(nn.Module):
             with torch.no_grad():
                 features = self._features(torch.zeros(2, *input_shape), list(self._wiring))
         except (RuntimeError, IndexError, TypeError, KeyError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ValueError(
                 f"the trunk, after trunk.cut, does not take images of shape {tuple(input_shape)}: {error}"
             ) from error

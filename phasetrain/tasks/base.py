@@ -23,6 +23,7 @@ from phasetrain.optim import NonFinite, Updater
 from phasetrain.runtime.machine import mixed, reseed, seed_of
 from phasetrain.tasks.batchnorm_refresh import settle
 from phasetrain.tasks.inference import Predicts
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, Stateful, StepEvents
 from phasetrain.tasks.state import WholeState, is_ours
 
@@ -386,7 +387,8 @@ class Task(WholeState, Predicts):
             try:
                 choice = self.parts.choices.get(label)
                 meter.update(out if choice is None else choice(out))
-            except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            except MISFITS as error:
+                raise_unless_misfit(error)
                 several = isinstance(out.output, Mapping) and (
                     choice is None or choice.output is None
                 )

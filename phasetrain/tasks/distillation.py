@@ -14,6 +14,7 @@ from phasetrain.losses import SoftTargets
 from phasetrain.models.sources import sources_of
 from phasetrain.models.weights import start_from
 from phasetrain.tasks.base import TASKS
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, Stateful
 from phasetrain.tasks.supervised import Supervised
 
@@ -121,7 +122,8 @@ class Distillation(Supervised):
     def _soft_loss(self, teacher: Teacher, output: Any, batch: Batch) -> Tensor:
         try:
             found: Tensor = self.soft(output, teacher(batch.input))
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except (*MISFITS, AttributeError) as error:
+            raise_unless_misfit(error)
             raise ConfigError(f"{TEACHER} ({type(teacher.model).__name__}): {error}") from error
         return found
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from phasetrain.engine.batch import mapped
 from phasetrain.errors import ConfigError
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 
 
@@ -51,9 +52,8 @@ class Predicts:
         device = self.parts.machine.device
         try:
             return model(mapped(tensors, lambda one: one[part].to(device)))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            if isinstance(error, ConfigError | torch.OutOfMemoryError):
-                raise
+        except MISFITS as error:
+            raise_unless_misfit(error)
             raise ConfigError(
                 f"MODEL: {type(model).__name__} does not take these inputs: {error}"
             ) from error

@@ -12,18 +12,17 @@ from torch.nn.functional import normalize
 from phasetrain.data import Reader
 from phasetrain.data.loading.per_stage import StagedReader
 from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
-from phasetrain.distributed import Ordered, is_lost_peer
+from phasetrain.distributed import Ordered
 from phasetrain.engine.batch import Batch, StepOutput, mapped
 from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import Position
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.losses import Advancing, Holding, Taught
 from phasetrain.meters import Meter
 from phasetrain.models import Embedding
 from phasetrain.tasks.base import TASKS, Task
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, Stateful, StepEvents
-
-MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 @TASKS.register("self_supervised")
@@ -116,7 +115,7 @@ class SelfSupervised(Task):
             embeddings = [_precise(embedding) for embedding in self.model(views)]
             targets = self._taught(views)
         except (*MISFITS, AttributeError) as error:
-            _pass_on(error)
+            raise_unless_misfit(error)
             raise ConfigError(
                 f"MODEL: {type(self.parts.model).__name__} does not take a list of views {_shapes(views)}: {error}; "
                 "MODEL.name=trunk_head makes a model for views of a trunk and a head"
@@ -130,7 +129,7 @@ class SelfSupervised(Task):
             with torch.autocast(self._device.type, enabled=False):
                 loss = self.loss(embeddings, targets)
         except MISFITS as error:
-            _pass_on(error)
+            raise_unless_misfit(error)
             raise ConfigError(
                 f"LOSS: {type(self.parts.loss).__name__} does not take embeddings {_shapes(embeddings)}: {error}"
             ) from error
@@ -270,19 +269,14 @@ def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
     views = [torch.zeros(2, 2, device=device), torch.zeros(2, 2, device=device)]
     try:
         deepcopy(meter).update(StepOutput(torch.zeros((), device=device), 2, 2, views, None))
-    except (*MISFITS, AttributeError, ConfigError) as error:
+    except (*MISFITS, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ConfigError(
             f"METERS.{label} needs scores and targets, and TASK.name = 'self_supervised' has embeddings of views and "
             f"no targets ({type(error).__name__}: {error}); take METERS.loss, and measure features with a probe "
             "afterwards"
         ) from error
-
-
-def _pass_on(error: Exception) -> None:
-    """Raise again what is no misfit: a worker or another process that has gone shows in whatever
-    line comes next."""
-    if isinstance(error, ConfigError) or "DataLoader worker" in str(error) or is_lost_peer(error):
-        raise error
 
 
 def _shapes(views: Sequence[Any]) -> str:

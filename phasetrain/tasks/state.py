@@ -8,7 +8,7 @@ from torch import nn
 
 from phasetrain.data import BadSamples
 from phasetrain.distributed import Strategy, load_buffers
-from phasetrain.errors import ChangedError
+from phasetrain.errors import ChangedError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.tasks.parts import Stateful
 
@@ -118,6 +118,8 @@ def _load(parts: Mapping[str, Stateful], learned: Mapping[str, Any], strategy: S
             else:
                 part.load_state_dict(learned[name])
         except (RuntimeError, ValueError, KeyError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ChangedError(f"the state of {name!r} does not fit this run: {error}") from error
 
 

@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phasetrain.distributed import is_lost_peer
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import FromModel, WeightedSum, count_of
 from phasetrain.losses.shape_checks import check_pair
 from phasetrain.tasks.base import TASKS, Task
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
-
-MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 @TASKS.register("supervised")
@@ -66,7 +64,7 @@ class Supervised(Task):
                 return self.model(batch.input, batch.target)
             return self.model(batch.input)
         except MISFITS as error:
-            _pass_on(error)
+            raise_unless_misfit(error)
             raise ConfigError(
                 f"MODEL: {_described(self.parts.model)} does not take the input {_shape(batch.input)} of samples "
                 f"{_first(batch)}: {error}"
@@ -85,7 +83,7 @@ class Supervised(Task):
             if not self._checked:
                 self._check_mean(loss)
         except MISFITS as error:
-            _pass_on(error)
+            raise_unless_misfit(error)
             raise ConfigError(self._misfit(output, batch, error)) from error
         found: Tensor = loss
         return found
@@ -153,14 +151,6 @@ class Supervised(Task):
             f"{split}: sample {sample} has label {label}, and the model gives {classes} classes, so labels go from 0 "
             f"to {classes - 1}; set MODEL.classes to the number of classes, or mend the labels"
         )
-
-
-def _pass_on(error: Exception) -> None:
-    """Raise again what is no misfit: memory is full, or a worker or process has gone, which any
-    next line may show."""
-    known = isinstance(error, ConfigError | torch.OutOfMemoryError)
-    if known or "DataLoader worker" in str(error) or is_lost_peer(error):
-        raise error
 
 
 def _described(module: torch.nn.Module) -> str:

@@ -28,6 +28,7 @@ from phasetrain.models.layers import Layers
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mixed, reseed, seed_of
 from phasetrain.tasks import Builder, SplitData
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ NONE = "none"
 
 NOT_READ = ("batch_size", "micro_batch_size", "sampler", "drop_last", "batch_transforms")
 """Keys of a split that do not matter here, or stand for themselves."""
-
-MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 def extract(setup: Setup) -> Result:
@@ -151,8 +150,7 @@ class _Extraction:
             with self.setup.machine.autocast(train=False):
                 output = self.model(moved.input)
         except MISFITS as error:
-            if isinstance(error, ConfigError):
-                raise
+            raise_unless_misfit(error)
             raise ConfigError(
                 f"MODEL: {type(self.model).__name__} does not take the input of samples "
                 f"{batch.ids[:3].tolist()} of DATA.{self.name.upper()}: {error}"

@@ -31,7 +31,7 @@ from phasetrain.data import OwnLoader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.engine.position import RunState
-from phasetrain.errors import ConfigError, NumericsError
+from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
 from phasetrain.optim import NonFinite
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import Machine, generators_kept
@@ -54,8 +54,6 @@ FLOPS: Mapping[str, float] = MappingProxyType({"cpu": 1e10, "cuda": 1e13})
 
 SLOWLY = 1e-6
 """Factor of all learning rates, so that weights stay about what they are at the start."""
-
-MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class Silent:
@@ -417,7 +415,7 @@ def _named(what: str) -> Iterator[None]:
         note = (
             f"(in the rehearsal of {what}, before the first step; RUN.rehearse=false goes without)"
         )
-        if any(text in str(error).lower() for text in MEMORY) or isinstance(error, MemoryError):
+        if is_out_of_memory(error):
             raise ConfigError(
                 f"DATA.TRAIN.micro_batch_size: {what} does not fit into memory: {error}. Take smaller micro-batches "
                 "(RUN.engine=find_batch_size finds the largest), MACHINE.activation_checkpointing, or a smaller model "

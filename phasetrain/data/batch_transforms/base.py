@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phasetrain.config.registry import Registry
 from phasetrain.engine.batch import Batch
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.runtime.machine import mixed
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
@@ -63,6 +63,8 @@ class PairPipeline:
             try:
                 batch = transform(batch, random)
             except MISFITS as error:
+                if is_out_of_memory(error):
+                    raise
                 name = type(transform).__name__
                 raise ConfigError(
                     f"DATA.TRAIN.batch_transforms[{number}] ({name}): {error}"

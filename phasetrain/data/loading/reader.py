@@ -23,6 +23,7 @@ from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
 from phasetrain.engine.batch import Batch
+from phasetrain.errors import is_out_of_memory
 from phasetrain.runtime.machine import mixed, reseed_all, seed_of
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
@@ -104,6 +105,8 @@ class Reader(Dataset[Batch]):
             if not self._plain:
                 inputs = self.pipeline(inputs, self.keys(draw))
         except MISFITS as error:
+            if is_out_of_memory(error):
+                raise
             raise SampleError(_no_batch(draw.split, draw.indices.tolist(), error)) from error
         if not self._given:
             targets = self.selection.of_batch(targets, ids)
@@ -160,6 +163,8 @@ class Reader(Dataset[Batch]):
         try:
             inputs, targets = self._collate(samples)
         except MISFITS as error:
+            if is_out_of_memory(error):
+                raise
             raise SampleError(_no_batch(draw.split, ids, error)) from error
         return Batch(inputs, targets, torch.tensor(ids), len(samples), bad=bad)
 

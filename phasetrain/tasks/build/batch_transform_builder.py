@@ -10,9 +10,9 @@ from torch import nn
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairPipeline
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.sections import Sections
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 WHERE = "DATA.TRAIN.batch_transforms"
-MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
 
 
 class PairBuilder(Sections):
@@ -77,6 +77,7 @@ def _refusal(loss: nn.Module, scores: torch.Tensor, target: torch.Tensor) -> str
     try:
         found = deepcopy(loss)(scores, target)
     except MISFITS as error:
+        raise_unless_misfit(error)
         return str(error).strip().partition("\n")[0] or type(error).__name__
     if isinstance(found, torch.Tensor) and found.ndim == 0:
         return ""

@@ -32,6 +32,7 @@ from phasetrain.optim.schedules.durations import UNITS
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks.build.reading_builder import ReadingBuilder, workers_of
 from phasetrain.tasks.build.sections import DATA_KEYS, rest
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 """Functions of a `phasetrain.engine.plan.Progress` that tell whether to test there."""
@@ -326,7 +327,8 @@ def _facts(dataset: Samples, where: str) -> dict[str, Any]:
 def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:
     try:
         return pipeline.shape_after(shape)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+    except MISFITS as error:
+        raise_unless_misfit(error)
         raise ConfigError(
             f"{where} do not fit the inputs of the data set, of shape {shape}: {error}"
         ) from error

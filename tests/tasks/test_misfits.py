@@ -1,0 +1,104 @@
+"""Exhausted memory is not blamed on the config; a misfit of shapes is."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from phasetrain.commands.plan.rehearsal import Silent
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.errors import ConfigError, is_out_of_memory
+from phasetrain.meters import Meter
+from phasetrain.tasks import Position, Task
+from phasetrain.tasks.misfits import raise_unless_misfit
+from phasetrain.testing.build import built
+
+CUDA_TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB"
+CPU_TEXT = "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory"
+MEMORY = [torch.OutOfMemoryError(CUDA_TEXT), RuntimeError(CPU_TEXT), MemoryError()]
+AT = Position("train", 0, 0, 0.0, 16)
+
+
+@pytest.fixture(params=MEMORY, ids=["cuda", "cpu", "python"])
+def error(request: pytest.FixtureRequest) -> Exception:
+    made: Exception = request.param
+    return made
+
+
+def train(words: list[str], **broken: Any) -> None:
+    """Run a train step of a task of which one part raises an error."""
+    made = built(["DATA.TRAIN.batch_size=16", "DATA.TEST.batch_size=16", *words])
+    task = made.task
+    task.begin(made.plan.phases[0], fresh=True)
+    for name, part in broken.items():
+        setattr(task, name, part)
+    (batch,) = next(iter(task.batches(made.plan.phases[0], 0)))
+    task.train_step([batch], AT, Silent())
+
+
+class Raising(nn.Module):
+    """Raises an error instead of computing."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, *inputs: Any) -> Any:
+        raise self.error
+
+
+class RaisingMeter(Meter):
+    """Raises an error instead of measuring."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def update(self, out: StepOutput) -> None:
+        raise self.error
+
+    def compute(self) -> float:
+        return 0.0
+
+
+def test_memory_is_recognised_by_type_and_by_text(error: Exception) -> None:
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize("experiment", ["digits", "digits_simclr"])
+@pytest.mark.parametrize("part", ["model", "loss"])
+def test_exhausted_memory_in_a_train_step_is_no_config_error(
+    experiment: str, part: str, error: Exception
+) -> None:
+    with pytest.raises(type(error)) as caught:
+        train([f"experiment={experiment}"], **{part: Raising(error)})
+    assert caught.value is error
+
+
+def test_exhausted_memory_in_a_meter_is_no_config_error(error: Exception) -> None:
+    task = built(["DATA.TRAIN.batch_size=16"]).task
+    task.meters = {"broken": RaisingMeter(error)}
+    with pytest.raises(type(error)) as caught:
+        show(task)
+    assert caught.value is error
+
+
+def test_a_meter_that_does_not_fit_is_a_config_error() -> None:
+    task = built(["DATA.TRAIN.batch_size=16"]).task
+    task.meters = {"broken": RaisingMeter(ValueError("wrong shape"))}
+    with pytest.raises(ConfigError) as caught:
+        show(task)
+    assert caught.value.key == "METERS.broken"
+
+
+def show(task: Task) -> None:
+    batch = Batch(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64), torch.arange(2), 2)
+    task.train_step([batch], AT, Silent())
+
+
+def test_a_misfit_is_left_to_the_caller() -> None:
+    raise_unless_misfit(RuntimeError("shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        raise_unless_misfit(RuntimeError("DataLoader worker (pid 1) exited unexpectedly"))
