@@ -395,3 +395,14 @@ class TestErrors:
             match=r"^MODEL: SmallCNN does not take the input of samples \[0, 1, 2\] of DATA.TE",
         ):
             extract(trained, tmp_path, "EXTRACT.splits=[test]", "DATA.TEST.transforms=[flatten]")
+
+
+def test_exhausted_memory_is_no_config_error(tmp_path: Path) -> None:
+    words = [
+        "RUN.engine=extract",
+        "RUN.checkpoint=none",
+        "MODEL.name=find_parts.Greedy",
+        "MODEL.limit=4",
+    ]
+    with pytest.raises(torch.OutOfMemoryError):
+        run([*words, f"RUN.dir={tmp_path}"], terminal=Terminal(io.StringIO(), live=False))
