@@ -10,6 +10,7 @@ from phasetrain.checkpoint.save_group import Loaded
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
 from phasetrain.models.sources import FORMATS, Content, Source
 from phasetrain.models.sources.files import flat
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def chosen(source: Source, storage: Storage) -> Loaded:
         raise source.refused(f"none of its checkpoints can be used: {error}") from error
     if loaded is None:
         raise source.refused(
-            f"the folder holds no checkpoint; it holds {', '.join(names[:10]) or 'nothing'}"
+            f"the folder holds no checkpoint; it holds {join_first(names, 10, empty='nothing')}"
         )
     return loaded
 

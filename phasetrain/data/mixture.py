@@ -18,6 +18,7 @@ from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Order, Pass
 from phasetrain.data.samplers.source import Source
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.format import shorten
 from phasetrain.runtime.machine import seed_of
 
 PERIOD = 10_000
@@ -111,8 +112,8 @@ class Mixed(Dataset[Any]):
             for key in ("classes", "class_names"):
                 if facts.get(key) != first.get(key):
                     raise ValueError(
-                        f"{key} of {label!r} are {_short(facts.get(key))}, and those of {self._labels[0]!r} are "
-                        f"{_short(first.get(key))}; mixed data sets number the same classes"
+                        f"{key} of {label!r} are {shorten(str(facts.get(key)), 60)}, and those of {self._labels[0]!r} are "
+                        f"{shorten(str(first.get(key)), 60)}; mixed data sets number the same classes"
                     )
         return {
             key: value
@@ -331,10 +332,3 @@ def turns_of(shares: Sequence[int]) -> Indices:
         turns.append(int(np.argmin(left)))
         had[turns[-1]] += 1
     return np.array(turns, dtype=np.int64)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    if len(text) <= 60:
-        return text
-    return f"{text[:57]}..."

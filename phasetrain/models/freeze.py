@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.format import join_first
 
 SHOWN = 12
 """Names that an error lists."""
@@ -210,8 +211,7 @@ def _around(name: str) -> Iterator[str]:
 def _nothing(where: str, pattern: str, modules: Sequence[str], parameters: Sequence[str]) -> str:
     near = did_you_mean(pattern.rstrip(".*"), [*modules, *parameters])
     outer = list(dict.fromkeys(name.split(".")[0] for name in parameters))
-    more = ", ..." if len(outer) > SHOWN else ""
     return (
         f"{where} = [{pattern}]: no module with parameters and no parameter of the model has such a name{near or '.'} "
-        f"It begins with one of {', '.join(outer[:SHOWN])}{more}"
+        f"It begins with one of {join_first(outer, SHOWN)}"
     )

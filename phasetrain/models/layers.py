@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.format import join_first
 
 Pool = Literal["none", "mean", "first"]
 """What is kept of an output with more than one place: all of it, the mean over places, or the first
@@ -50,7 +51,7 @@ class Layers:
                 known = [known for known in self._modules if known]
                 raise ConfigError(
                     f"{where}[{number}] = {name!r}: the model has no such module{did_you_mean(name, known) or '.'} It "
-                    f"has {_some(known)}"
+                    f"has {join_first(known, 12)}"
                 )
         self.names = tuple(dict.fromkeys(names))
         self._handles: list[RemovableHandle] = []
@@ -114,7 +115,3 @@ def pooled(output: Tensor, pool: Pool, what: str) -> Tensor:
     if output.ndim == 3:
         return output.mean(1)
     return output.flatten(2).mean(2)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:12]) + (f", ... ({len(names)})" if len(names) > 12 else "")

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from phasetrain.distributed import find_buffers
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.format import join_first
 
 SHOWN = 12
 """Modules that an error lists."""
@@ -273,8 +274,7 @@ def _inside(name: str, chosen: Sequence[str]) -> bool:
 def _no_module(what: str, rule: str, modules: Mapping[str, nn.Module]) -> str:
     classes = list(dict.fromkeys(type(module).__name__ for module in modules.values()))
     near = did_you_mean(rule, [*modules, *classes])
-    more = ", ..." if len(modules) > SHOWN else ""
     return (
         f"{what}: no module of the model has such a name or class{near or '.'} Names: "
-        f"{', '.join(list(modules)[:SHOWN])}{more}; classes: {', '.join(classes)}"
+        f"{join_first(modules, SHOWN)}; classes: {', '.join(classes)}"
     )

@@ -16,6 +16,7 @@ from phasetrain.distributed import World
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import ConfigError, did_you_mean, nearest
 from phasetrain.models.sources import Content, Source, read
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.terminal import plain_table
 
 log = logging.getLogger(__name__)
@@ -279,11 +280,10 @@ class Matching:
 
     def _left(self, missing: Sequence[str]) -> str:
         where = self._sources[-1].where
-        names = [f"{name} {self.report.shapes[name]}{self._near(name)}" for name in missing[:SHOWN]]
-        more = f", and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        names = [f"{name} {self.report.shapes[name]}{self._near(name)}" for name in missing]
         return (
             f"{self._sources[0].where.partition('[')[0]}: {len(missing)} of {len(self._own)} tensors of the model have "
-            f"no source: {', '.join(names)}{more}. {_advice(where, missing, list(self.report.unexpected))}Keep initial "
+            f"no source: {join_first(names, SHOWN)}. {_advice(where, missing, list(self.report.unexpected))}Keep initial "
             f"values where they are meant to be kept, with {where}.reinit=[{_pattern(missing)}], or wherever there is "
             f"no source, with {where}.strict=false"
         )
@@ -297,18 +297,17 @@ class Matching:
     def _nothing_fits(self, source: Source, names: Mapping[str, str]) -> str:
         advice = _advice(source.where, list(self._own), list(names))
         return (
-            f"nothing of it fits: the model has {_some(self._own)}, and it has, after {source.where}.rename and its "
-            f"like, {_some(names)}. {advice}See {source.where}.prefix_remove, prefix_add and rename"
+            f"nothing of it fits: the model has {join_first(self._own, SHOWN)}, and it has, after {source.where}.rename and its "
+            f"like, {join_first(names, SHOWN)}. {advice}See {source.where}.prefix_remove, prefix_add and rename"
         )
 
     def _mismatched(self, source: Source, mismatched: Mapping[str, str]) -> str:
         pairs = [
             f"{name}: {has} in the source, {self.report.shapes[name]} in the model"
-            for name, has in list(mismatched.items())[:SHOWN]
+            for name, has in mismatched.items()
         ]
-        more = f"; and {len(mismatched) - SHOWN} more" if len(mismatched) > SHOWN else ""
         return (
-            f"{'; '.join(pairs)}{more}. Keep the model's initial values there with "
+            f"{join_first(pairs, SHOWN)}. Keep the model's initial values there with "
             f"{source.where}.reinit=[{_pattern(list(mismatched))}], or wherever shapes differ, with "
             f"{source.where}.skip_mismatched=true"
         )
@@ -336,7 +335,7 @@ def _renamed(source: Source, names: Sequence[str], own: Mapping[str, Tensor]) ->
     if source.prefix_remove and not any(name.startswith(source.prefix_remove) for name in names):
         raise ConfigError(
             f"{source.where}.prefix_remove = {source.prefix_remove!r}: no name in {source.path!r} begins so; it has "
-            f"{_some(names)}"
+            f"{join_first(names, SHOWN)}"
         )
     found = {name: name.removeprefix(source.prefix_remove) for name in names}
     for number, (pattern, replacement) in enumerate(source.rename):
@@ -347,7 +346,7 @@ def _renamed(source: Source, names: Sequence[str], own: Mapping[str, Tensor]) ->
             raise ConfigError(f"{what}: the replacement cannot be used: {error}") from error
         if not any(re.search(pattern, new) for new in found.values()):
             raise ConfigError(
-                f"{what}: it finds nothing; the names in {source.path!r} are {_some(found.values())}"
+                f"{what}: it finds nothing; the names in {source.path!r} are {join_first(found.values(), SHOWN)}"
             )
         found = changed
     for prefix in WRAPPED:
@@ -381,7 +380,7 @@ def _matching(pattern: str, names: Mapping[str, Any], otherwise: str) -> list[st
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:
         raise ConfigError(
-            f"{otherwise}{did_you_mean(pattern, names) or '.'} There are {_some(names)}"
+            f"{otherwise}{did_you_mean(pattern, names) or '.'} There are {join_first(names, SHOWN)}"
         )
     return found
 
@@ -414,11 +413,3 @@ def _pattern(names: Sequence[str]) -> str:
     """Return a pattern, or two, that an error offers for some names."""
     parents = sorted({f"{name.rpartition('.')[0]}.*" if "." in name else name for name in names})
     return ", ".join(parents[:2]) + (", ..." if len(parents) > 2 else "")
-
-
-def _some(names: Any) -> str:
-    listed = [str(name) for name in names]
-    return (
-        ", ".join(listed[:SHOWN]) + (f", ... ({len(listed)})" if len(listed) > SHOWN else "")
-        or "nothing"
-    )

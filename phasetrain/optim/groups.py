@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.runtime.format import join_first
 
 SELECTORS = ("match", "types", "max_ndim")
 """Keys of a rule that choose weights; all others but `lr_scale` are options of the optimizer."""
@@ -158,9 +159,7 @@ def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
             for key, value in group.options.items()
         )
-        names = ", ".join(weight.name for weight in group.weights[:3]) + (
-            ", ..." if len(group.weights) > 3 else ""
-        )
+        names = join_first((weight.name for weight in group.weights), 3)
         options = ", ".join(part for part in (options or "defaults", group.note) if part)
         yield options, str(len(group.weights)), f"{group.entries:,}", names
 

@@ -257,27 +257,5 @@ def plain_table(title: str, head: Sequence[str], rows: Rows) -> str:
     return "\n".join([title, lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def seconds(duration: float) -> str:
-    """Return a duration as a person says it: `1.2 s`, `3 min 05 s`, `2 h 10 min`, `3 d 04 h`."""
-    if duration < 59.95:
-        return f"{duration:.1f} s"
-    minutes, rest = divmod(round(duration), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, of_day = divmod(hours, 24)
-    if days >= 2:
-        return f"{days} d {of_day:02d} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s"
-
-
-def number(value: float) -> str:
-    """Return a metric as a person reads it: four digits behind the point where its size allows
-    it."""
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.4f}"
-    return f"{value:.4g}"
-
-
 def _numeric(rows: Rows, column: int) -> bool:
     return all(row[column][:1] in "0123456789-." for row in rows)

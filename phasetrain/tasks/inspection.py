@@ -190,22 +190,6 @@ def shown_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     return found[:ROWS]
 
 
-def bytes_told(size: float) -> str:
-    """Return a number of bytes as a person says it: `8,424 bytes`, `31.4 MB`."""
-    for unit, each in (("GB", 1e9), ("MB", 1e6)):
-        if size >= each:
-            return f"{size / each:.1f} {unit}"
-    return f"{size:,.0f} bytes"
-
-
-def flops_told(count: float) -> str:
-    """Return a number of floating-point operations as a person says it: `12.3 M`."""
-    for unit, each in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= each:
-            return f"{count / each:.3g} {unit}"
-    return f"{count:.0f}"
-
-
 class _Notes:
     """What modules give in a forward pass, and how many operations are counted meanwhile."""
 

@@ -10,6 +10,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import FromModel, WeightedSum, count_of
 from phasetrain.losses.shape_checks import check_pair
+from phasetrain.runtime.format import join_first
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
@@ -168,5 +169,4 @@ def _shape(value: Any) -> str:
 
 
 def _first(batch: Batch) -> str:
-    ids = batch.ids[:3].tolist()
-    return ", ".join(map(str, ids)) + (", ..." if batch.size > 3 else "")
+    return join_first(batch.ids.tolist(), 3)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from phasetrain.checkpoint import decode, encode
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks import Stateful
 from phasetrain.testing.compare import differences
@@ -105,5 +106,4 @@ def _same(one: Any, other: Any, otherwise: str) -> None:
     found = differences(one, other, "state")
     if found:
         names = [path.removeprefix("state.") for path in found]
-        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise AssertionError(f"{otherwise}: {', '.join(names[:SHOWN])}{more}")
+        raise AssertionError(f"{otherwise}: {join_first(names, SHOWN)}")

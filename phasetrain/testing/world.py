@@ -9,6 +9,7 @@ from typing import Any
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.plan import Phase
+from phasetrain.runtime.format import join_first
 from phasetrain.testing.build import Built, built
 from phasetrain.testing.compare import differences
 
@@ -103,12 +104,12 @@ def _same(one: list[Sample], other: list[Sample], when: str) -> None:
     others = [sample["id"] for sample in other]
     if sorted(ids) != sorted(others):
         raise AssertionError(
-            f"{when}: other samples, {_few(others)} instead of {_few(ids)}. Usual cause: the sampler or the data set "
+            f"{when}: other samples, {join_first(others, 6)} instead of {join_first(ids, 6)}. Usual cause: the sampler or the data set "
             "looks at the rank, or draws from a generator of its own instead of the seed that it is given"
         )
     if ids != others:
         raise AssertionError(
-            f"{when}: the same samples in another order, {_few(others)} instead of {_few(ids)}"
+            f"{when}: the same samples in another order, {join_first(others, 6)} instead of {join_first(ids, 6)}"
         )
     for left, right in zip(one, other, strict=True):
         for path in differences(left, right, f"sample {left['id']}"):
@@ -116,10 +117,6 @@ def _same(one: list[Sample], other: list[Sample], when: str) -> None:
                 f"{when}: {path} has another content. Usual cause: a transform or the collate function looks at the "
                 "other samples of a batch (its mean, its longest), at the rank, or draws from a generator of its own"
             )
-
-
-def _few(ids: list[int]) -> str:
-    return ", ".join(map(str, ids[:6])) + (", ..." if len(ids) > 6 else "")
 
 
 @contextmanager

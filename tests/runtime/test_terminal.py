@@ -7,7 +7,7 @@ import re
 import pytest
 
 from phasetrain.runtime.live_view import Bar, View
-from phasetrain.runtime.terminal import Terminal, Verbosity, number, plain_table, seconds
+from phasetrain.runtime.terminal import Terminal, Verbosity, plain_table
 
 
 def logged(text: str, *values: object, level: int = logging.WARNING) -> logging.LogRecord:
@@ -192,21 +192,3 @@ def test_numbers_stand_at_the_right_and_gaps_do_not_matter() -> None:
     assert plain_table("t", ("a", "long"), [("x", "1"), ("y", ""), ("...", "...")]) == (
         "t\na    long\n---  ----\nx       1\ny\n...   ..."
     )
-
-
-@pytest.mark.parametrize(
-    ("duration", "text"),
-    [(0, "0.0 s"), (1.24, "1.2 s"), (59.94, "59.9 s"), (60, "1 min 00 s"), (185.4, "3 min 05 s"),
-     (3600, "1 h 00 min"), (59.97, "1 min 00 s"), (7805, "2 h 10 min"), (90_000, "25 h 00 min"), (700_000, "8 d 02 h")],
-)  # fmt: skip
-def test_seconds(duration: float, text: str) -> None:
-    assert seconds(duration) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0.0000"), (0.99716, "0.9972"), (-2.5, "-2.5000"), (1e-5, "1e-05"), (123456.7, "1.235e+05"),
-     (float("nan"), "nan"), (float("inf"), "inf")],
-)  # fmt: skip
-def test_numbers(value: float, text: str) -> None:
-    assert number(value) == text

@@ -9,9 +9,7 @@ from phasetrain.tasks import Position
 from phasetrain.tasks.inspection import (
     ROWS,
     ModuleRow,
-    bytes_told,
     checkpoint_bytes,
-    flops_told,
     inspect,
     memory_estimate,
     modules_of,
@@ -99,19 +97,4 @@ def test_modules_that_are_not_called_are_left_empty() -> None:
         ("", 9, None),
         ("used", 9, None),
         ("none", 0, None),
-    ]
-
-
-def test_words() -> None:
-    assert [bytes_told(size) for size in (8424, 3.14e7, 2e9)] == [
-        "8,424 bytes",
-        "31.4 MB",
-        "2.0 GB",
-    ]
-    assert [flops_told(count) for count in (12, 1.5e3, 2e6, 4.1e9, 3e12)] == [
-        "12",
-        "1.5 k",
-        "2 M",
-        "4.1 G",
-        "3 T",
     ]

@@ -54,7 +54,7 @@ class TestMisfits:
     def test_an_input_that_the_model_does_not_take(self) -> None:
         found = self.message(nn.Linear(5, 2), nn.CrossEntropyLoss(), batch(CLASSES))
         assert found.startswith(
-            "MODEL: Linear does not take the input (4, 3) float32 of samples 40, 41, 42, ...: mat1 and mat2 shapes"
+            "MODEL: Linear does not take the input (4, 3) float32 of samples 40, 41, 42 and 1 more: mat1 and mat2 shapes"
         )
 
     def test_nested_inputs_are_shown(self) -> None:

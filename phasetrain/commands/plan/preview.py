@@ -18,13 +18,11 @@ from phasetrain.config.stages import OWN
 from phasetrain.config.validation import shown
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.terminal import seconds
+from phasetrain.runtime.format import format_bytes, format_duration, format_si
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.inspection import (
     ModuleRow,
-    bytes_told,
     checkpoint_bytes,
-    flops_told,
     memory_estimate,
     modules_of,
     shown_modules,
@@ -180,8 +178,8 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
             f"{row.parameters:,}",
             "all" if row.trained == row.parameters else f"{row.trained:,}",
             row.output or "",
-            bytes_told(row.output_bytes) if row.output else "",
-            "" if row.flops is None else flops_told(row.flops),
+            format_bytes(row.output_bytes) if row.output else "",
+            "" if row.flops is None else format_si(row.flops),
         )
         for row in shown_modules([ModuleRow(**row) for row in content["modules"]])
     ]
@@ -190,14 +188,14 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     line = f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them trained"
     if inspection is not None:
         line += (
-            f"; flops per sample: {flops_told(inspection['forward_flops'])} forward, "
-            f"{flops_told(inspection['train_flops'])} with the backward pass"
+            f"; flops per sample: {format_si(inspection['forward_flops'])} forward, "
+            f"{format_si(inspection['train_flops'])} with the backward pass"
         )
     setup.terminal.say(line)
     held = ", ".join(
-        f"{name} {bytes_told(size)}" for name, size in memory.items() if size and name != "total"
+        f"{name} {format_bytes(size)}" for name, size in memory.items() if size and name != "total"
     )
-    setup.terminal.say(f"memory of a process about {bytes_told(memory['total'])}: {held}")
+    setup.terminal.say(f"memory of a process about {format_bytes(memory['total'])}: {held}")
 
 
 def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
@@ -224,7 +222,7 @@ def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     saves = content["checkpoints"]
     about = "about " if content["rehearsal"] is None else ""
     free = RunFolder(setup.config.RUN.dir).free()
-    room = "" if free is None else f"; {bytes_told(free)} are free"
+    room = "" if free is None else f"; {format_bytes(free)} are free"
     setup.terminal.say(
         f"{len(saves['at'])} checkpoints to come of {about}{saves['bytes_each']:,} bytes each, "
         f"the newest {saves['kept']} are kept{room}"
@@ -237,8 +235,8 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
     time = rehearsal["time"]
     names = "; ".join(kind["name"] for kind in rehearsal["kinds"])
     setup.terminal.say(
-        f"rehearsed in {seconds(time['rehearsal'])}: {names}. A save took {seconds(time['save'])}, a restore "
-        f"{seconds(time['restore'])}; the run will take about {seconds(time['expected'])}"
+        f"rehearsed in {format_duration(time['rehearsal'])}: {names}. A save took {format_duration(time['save'])}, a restore "
+        f"{format_duration(time['restore'])}; the run will take about {format_duration(time['expected'])}"
     )
 
 

@@ -21,6 +21,7 @@ from phasetrain.errors import ChangedError, ConfigError, InvalidCheckpointError,
 from phasetrain.hooks.ledger import tensors
 from phasetrain.hooks.numerics import StepDump, read_dump
 from phasetrain.optim import NonFinite
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import Builder, Task
@@ -89,11 +90,16 @@ def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
     same = equal != "DIFFERENT" and not seen.made
     rows = [
         ("loss", repr(then), repr(now), equal),
-        ("samples with such inputs", "-", _listed(seen.inputs), ""),
+        ("samples with such inputs", "-", join_first(seen.inputs, SHOWN), ""),
         ("first module with such outputs", "-", seen.outputs[0] if seen.outputs else "none", ""),
-        ("modules with such outputs after it", "-", _listed(seen.outputs[1:]), ""),
+        ("modules with such outputs after it", "-", join_first(seen.outputs[1:], SHOWN), ""),
         ("first gradient in backward", "-", seen.gradients[0] if seen.gradients else "none", ""),
-        ("gradients", _listed(dump.found.gradients or ()), _listed(seen.gradients), ""),
+        (
+            "gradients",
+            join_first(dump.found.gradients or (), SHOWN),
+            join_first(seen.gradients, SHOWN),
+            "",
+        ),
         ("first operation in backward", "-", function or "not looked for", ""),
     ]
     setup.terminal.table(
@@ -272,9 +278,3 @@ def _finite(value: Any) -> bool:
     return all(
         bool(tensor.isfinite().all()) for tensor in tensors(value) if tensor.is_floating_point()
     )
-
-
-def _listed(items: Sequence[object]) -> str:
-    if items:
-        return ", ".join(map(str, items[:SHOWN])) + (", ..." if len(items) > SHOWN else "")
-    return "none"

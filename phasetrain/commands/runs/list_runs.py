@@ -25,7 +25,8 @@ from phasetrain.runs.history import (
     smaller_is_better,
 )
 from phasetrain.runs.lock import LEASE_SECONDS
-from phasetrain.runtime.terminal import plain_table, seconds
+from phasetrain.runtime.format import format_duration
+from phasetrain.runtime.terminal import plain_table
 
 SILENT_SECONDS = 3 * LEASE_SECONDS
 """A running run without a heartbeat for so long has been killed."""
@@ -98,8 +99,8 @@ class Summary:
         progress = f"{self.updates}/{self.planned}" if self.planned else str(self.updates or "-")
         share = f"{100 * min(1.0, self.updates / self.planned):.0f} %" if self.planned else ""
         best = "-" if self.best is None else f"{self.metric} {self.best:.4g} at {self.best_updates}"
-        left = "-" if self.left_seconds is None else seconds(self.left_seconds)
-        seen = f"{seconds(max(0.0, now - self.seen))} ago" if self.seen else "-"
+        left = "-" if self.left_seconds is None else format_duration(self.left_seconds)
+        seen = f"{format_duration(max(0.0, now - self.seen))} ago" if self.seen else "-"
         error = self.error.strip().splitlines()[0] if self.error.strip() else ""
         name = os.path.relpath(self.folder, root)
         attempt = str(self.attempt or "-")

@@ -14,7 +14,7 @@ from phasetrain.commands.runs.list_runs import summary
 from phasetrain.commands.sweep.jobs import Record, records
 from phasetrain.commands.sweep.override_text import digest
 from phasetrain.runs.history import smaller_is_better
-from phasetrain.runtime.terminal import number, seconds
+from phasetrain.runtime.format import format_duration, format_metric
 
 DROPPED = ("updates", "at update", "last", "time", "folder", "state")
 """Columns that a narrow table goes without, the first ones first."""
@@ -171,11 +171,11 @@ class Results:
         progress = f"{one.updates}/{one.planned}" if one.planned else "-"
         return [
             *(_told(one.swept.get(key, "-")) for key in self.keys),
-            "-" if one.best is None else number(one.best),
+            "-" if one.best is None else format_metric(one.best),
             str(one.best_updates) if one.best is not None else "-",
-            "-" if one.last is None else number(one.last),
+            "-" if one.last is None else format_metric(one.last),
             progress,
-            seconds(one.seconds) if one.seconds else "-",
+            format_duration(one.seconds) if one.seconds else "-",
             one.state,
             one.name,
         ]

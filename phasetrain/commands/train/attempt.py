@@ -13,9 +13,10 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoProgressError, PhasetrainError
 from phasetrain.runs.folder import RunFolder, count
 from phasetrain.runtime.clock import KINDS, Clock, goodput, young_interval
+from phasetrain.runtime.format import format_duration
 from phasetrain.runtime.live_view import print_again, print_to
 from phasetrain.runtime.storage import LogFile
-from phasetrain.runtime.terminal import Terminal, plain_table, seconds
+from phasetrain.runtime.terminal import Terminal, plain_table
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class Attempt:
         found = count if self._broken else "one interruption a day"
         return (
             f"a checkpoint holds the training up for {1000 * stall:.1f} ms: with {found}, one every "
-            f"{seconds(interval)}, or {max(1, round(interval / per_update)):,} updates, loses the least time (Young)"
+            f"{format_duration(interval)}, or {max(1, round(interval / per_update)):,} updates, loses the least time (Young)"
         )
 
     def _all(self, spent: Mapping[str, float]) -> dict[str, float]:
@@ -217,7 +218,7 @@ def _told(spent: Mapping[str, float]) -> str:
         for kind in others
         if total and spent[kind] / total >= 0.01
     )
-    return f"{seconds(total)}, {100 * goodput(spent):.0f} % in steps (goodput); {', '.join(shares)}".rstrip(
+    return f"{format_duration(total)}, {100 * goodput(spent):.0f} % in steps (goodput); {', '.join(shares)}".rstrip(
         "; "
     )
 
@@ -226,7 +227,7 @@ def _row(name: str, spent: Mapping[str, float]) -> tuple[str, ...]:
     total = sum(spent.values())
     return (
         name,
-        *(seconds(spent[kind]) for kind in KINDS),
-        seconds(total),
+        *(format_duration(spent[kind]) for kind in KINDS),
+        format_duration(total),
         f"{100 * goodput(spent):.0f} %",
     )

@@ -12,8 +12,9 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.format import format_duration, join_first
 from phasetrain.runtime.machine import Machine
-from phasetrain.runtime.terminal import Pairs, seconds
+from phasetrain.runtime.terminal import Pairs
 from phasetrain.tasks import SplitData
 
 LENGTHS = ("epochs", "updates", "samples")
@@ -65,7 +66,7 @@ def opening(
         "" if trained == total else f", {trained:,} of them trained"
     )
     length = f"{plan.epochs:,} epochs, {plan.updates:,} updates: {timeline(plan)}"
-    expected = "" if estimate is None else f"; about {seconds(estimate)}"
+    expected = "" if estimate is None else f"; about {format_duration(estimate)}"
     return [
         (
             "run",
@@ -119,10 +120,7 @@ def timeline(plan: Plan) -> str:
         count = len(list(same))
         inside = ", ".join(_told(unit))
         parts.append(f"{count} x ({inside})" if count > 1 else inside)
-    more = len(parts) - PARTS
-    if parts:
-        return ", ".join(parts[:PARTS]) + (f", and {more} more" if more > 0 else "")
-    return "nothing"
+    return join_first(parts, PARTS, empty="nothing")
 
 
 def _units(plan: Plan) -> Iterator[tuple[tuple[str, int], ...]]:

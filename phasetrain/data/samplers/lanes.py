@@ -6,6 +6,7 @@ import numpy as np
 
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Order, Pass
+from phasetrain.runtime.format import join_first
 
 
 @SAMPLERS.register("lanes")
@@ -45,7 +46,7 @@ def lanes(
         numbers = [n for n in fitting if n < lanes][-1:] + [n for n in fitting if n > lanes][:1]
         raise ValueError(
             f"lanes = {lanes} and batch_size = {batch_size}: every batch takes equally many samples from each lane; "
-            f"nearest batch sizes that work: {_listed(near)}; nearest lanes: {_listed(numbers)}"
+            f"nearest batch sizes that work: {join_first(near, 6)}; nearest lanes: {join_first(numbers, 6)}"
         )
     return Lanes(batch_size, shard_lengths, lanes, shuffle=shuffle)
 
@@ -135,7 +136,3 @@ class _LanesPass:
 
     def _begin(self, lane: Indices) -> Indices:
         return lane * (self._batches * self._piece) + self._rest * lane // self._lanes
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))

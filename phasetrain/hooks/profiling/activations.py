@@ -19,6 +19,7 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.models.prepare import Compiled
+from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
 
@@ -187,10 +188,9 @@ def chosen(
         if not fits:
             classes = list(dict.fromkeys(type(module).__name__ for module in modules.values()))
             near = did_you_mean(rule, [*modules, *classes])
-            more = ", ..." if len(modules) > SHOWN else ""
             raise ConfigError(
                 f"{where} = [{rule}]: no module of the model has such a name or class{near or '.'} Names: "
-                f"{', '.join(list(modules)[:SHOWN])}{more}; classes: {', '.join(classes)}"
+                f"{join_first(modules, SHOWN)}; classes: {', '.join(classes)}"
             )
         inner = [name for name in fits if name in innermost]
         found.update(inner if inner and any(sign in rule for sign in "*?[") else fits)

@@ -11,9 +11,9 @@ from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.hooks.profiling.timing import OUTSIDE, PARTS, Spent, StepTimes, cuda_clock
+from phasetrain.runtime.format import format_si
 from phasetrain.runtime.terminal import Terminal, plain_table
 from phasetrain.tasks.flops import device_name, peak_flops, train_flops
-from phasetrain.tasks.inspection import flops_told
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Breakdown(Hook):
                     share = f", {100 * rates['mfu']:.1f} % of the peak of {self._device} (MFU)"
                 else:
                     share = ""
-                told = f"{flops_told(rates['flops_per_second'])}FLOP/s in {split} steps{share}"
+                told = f"{format_si(rates['flops_per_second'])}FLOP/s in {split} steps{share}"
                 self.terminal.pairs([("flops", told)])
         if self._per_sample and not any(spent.flops for spent in self._times.spent.values()):
             self._note = (

@@ -21,6 +21,7 @@ from phasetrain.hooks.profiling.resource_usage import (
     resident_bytes,
 )
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.format import format_bytes
 from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
@@ -198,5 +199,5 @@ def _shown(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if name.endswith("_bytes"):
-        return f"{value / 2**20:,.0f} MiB"
+        return format_bytes(value)
     return f"{value:.0f}"

@@ -18,8 +18,9 @@ from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.progress.eta import Pace
 from phasetrain.hooks.progress.phase_lines import PhaseLines
+from phasetrain.runtime.format import format_bytes, format_duration, format_metric
 from phasetrain.runtime.live_view import Bar, View
-from phasetrain.runtime.terminal import SHOWN, Terminal, number, seconds
+from phasetrain.runtime.terminal import SHOWN, Terminal
 
 TOLD_AFTER = 0.5
 """Seconds of timed training after which the time that is left is told for the first time."""
@@ -122,7 +123,12 @@ class ConsoleView(Hook):
         if self._latest and self.terminal.verbosity == "verbose":
             ordered = sorted(self._latest.items(), key=lambda item: item[0][0] == TRAIN)
             rows = [
-                (f"{split}/{name}", number(value), str(at), *(map(_shown, self._best[split, name])))
+                (
+                    f"{split}/{name}",
+                    format_metric(value),
+                    str(at),
+                    *(map(_shown, self._best[split, name])),
+                )
                 for (split, name), (value, at) in ordered
             ]
             self.terminal.table(
@@ -177,11 +183,13 @@ class ConsoleView(Hook):
             else:
                 form = "%H:%M" if left[1] < 86_400 else "%Y-%m-%d %H:%M"
             until = time.strftime(form, time.localtime(time.time() + left[1]))
-            self.terminal.pairs([("time", f"about {seconds(left[1])} to go, until {until}")])
+            self.terminal.pairs(
+                [("time", f"about {format_duration(left[1])} to go, until {until}")]
+            )
 
     def _note(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Take note of loss and learning rate; without a terminal, print a line of progress."""
-        self._loss = number(float(out.loss))
+        self._loss = format_metric(float(out.loss))
         self._lr = f"{run.task.updater.lr:.3g}"
         if not self.terminal.live:
             self._spoke = time.perf_counter()
@@ -209,7 +217,7 @@ class ConsoleView(Hook):
         found = None if self._pace is None else self._pace.left(run.state.step)
         if found is None:
             return ("", "")
-        return (seconds(found[0]), seconds(found[1]))
+        return (format_duration(found[0]), format_duration(found[1]))
 
     def _view(self, run: Run) -> View:
         state = run.state
@@ -229,7 +237,8 @@ class ConsoleView(Hook):
     def _found(self) -> list[tuple[str, str]]:
         tested = [key for key in self._best if key[0] != TRAIN] or list(self._best)
         named = [
-            f"{split}/{name} {number(self._best[split, name][0])}" for split, name in tested[:NAMED]
+            f"{split}/{name} {format_metric(self._best[split, name][0])}"
+            for split, name in tested[:NAMED]
         ]
         ats = [self._best[key][1] for key in tested[:NAMED]]
         told = [f"{name} (update {at})" for name, at in zip(named, ats, strict=True)]
@@ -244,12 +253,12 @@ def memory(device: torch.device) -> str:
     """Return the memory of this process: what torch holds of a CUDA device, else what is in the
     machine's memory."""
     if device.type == "cuda":
-        return f"{torch.cuda.memory_reserved(device) / 2**30:.1f} GiB on the device"
+        return f"{format_bytes(torch.cuda.memory_reserved(device))} on the device"
     with suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-        return f"{pages * os.sysconf('SC_PAGE_SIZE') / 2**20:,.0f} MiB"
+        return format_bytes(pages * os.sysconf("SC_PAGE_SIZE"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, bytes on macOS
-    return f"{peak / (2**20 if sys.platform == 'darwin' else 2**10):,.0f} MiB at most"
+    return f"{format_bytes(peak * (1 if sys.platform == 'darwin' else 2**10))} at most"
 
 
 def _is_better(run: Run, name: str, value: float, than: float) -> bool:
@@ -269,4 +278,4 @@ def _is_better(run: Run, name: str, value: float, than: float) -> bool:
 def _shown(value: float | int) -> str:
     if isinstance(value, int):
         return str(value)
-    return number(value)
+    return format_metric(value)

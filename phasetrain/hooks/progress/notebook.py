@@ -9,7 +9,7 @@ from typing import Any
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
-from phasetrain.runtime.terminal import seconds
+from phasetrain.runtime.format import format_duration
 
 EVERY_SECONDS = 0.5
 """How often the bar moves; reading the loss for it waits for the device."""
@@ -58,14 +58,14 @@ class NotebookProgress(Hook):
             left = (run.plan.updates - run.state.updates) * (now - self._began) / max(1, done)
             self._draw(
                 run,
-                f"epoch {phase.epoch + 1}/{run.plan.epochs}, loss {float(out.loss):.4f}, {seconds(left)} left",
+                f"epoch {phase.epoch + 1}/{run.plan.epochs}, loss {float(out.loss):.4f}, {format_duration(left)} left",
             )
 
     def on_end(self, run: Run) -> None:
         """Say that it has ended."""
         self._draw(
             run,
-            f"{run.state.finished or 'stopped'} after {seconds(time.perf_counter() - self._began)}",
+            f"{run.state.finished or 'stopped'} after {format_duration(time.perf_counter() - self._began)}",
         )
 
     def _draw(self, run: Run, text: str) -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from phasetrain.engine.plan import Phase
-from phasetrain.runtime.terminal import SHOWN, Terminal, number, seconds
+from phasetrain.runtime.format import format_duration, format_metric
+from phasetrain.runtime.terminal import SHOWN, Terminal
 
 LONG = 30.0
 """Seconds after which a phase gets its own line at once, where no live line shows it meanwhile."""
@@ -45,7 +46,7 @@ class PhaseLines:
     def add(self, phase: Phase, metrics: Mapping[str, float], taken: float) -> None:
         """Take over a phase that is complete."""
         found = "".join(f"{name} {value:.4f}  " for name, value in metrics.items())
-        text = f"epoch {phase.epoch + 1}/{self.epochs}  {phase.split:<5}  {found}({seconds(taken)})"
+        text = f"epoch {phase.epoch + 1}/{self.epochs}  {phase.split:<5}  {found}({format_duration(taken)})"
         SHOWN.info(text)
         if self.terminal.verbosity == "verbose":
             self.terminal.line(text)
@@ -98,7 +99,7 @@ class PhaseLines:
             " ".join(
                 (
                     ended.phase.split,
-                    *(f"{name} {number(value)}" for name, value in ended.metrics.items()),
+                    *(f"{name} {format_metric(value)}" for name, value in ended.metrics.items()),
                 )
             )
             for ended in waiting
@@ -119,7 +120,8 @@ class PhaseLines:
         cells = _cells(waiting)
         epoch = f"{waiting[0].phase.epoch + 1}/{self.epochs}".rjust(self._first)
         values = (
-            (number(cells[name]) if name in cells else "").rjust(_width(name)) for name in columns
+            (format_metric(cells[name]) if name in cells else "").rjust(_width(name))
+            for name in columns
         )
         return GAP.join((epoch, *values, _taken(waiting).rjust(8)))
 
@@ -141,4 +143,4 @@ def _width(name: str) -> int:
 
 
 def _taken(waiting: list[Ended]) -> str:
-    return seconds(sum(ended.taken for ended in waiting))
+    return format_duration(sum(ended.taken for ended in waiting))

@@ -11,6 +11,7 @@ from typing import Any
 from phasetrain.errors import did_you_mean
 from phasetrain.models.sources.base import FORMATS, Content, Source
 from phasetrain.models.sources.files import flat, read_file
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 
 WRAPPERS: Mapping[str, Sequence[str]] = MappingProxyType(
@@ -57,7 +58,7 @@ def _recognised(source: Source, storage: Storage) -> str:
         return "huggingface"
     raise source.refused(
         f"the folder is neither a run, a checkpoint, nor one with {' or '.join(WHOLE)}; it holds "
-        f"{', '.join(names[:10])}"
+        f"{join_first(names, 10)}"
     )
 
 
@@ -141,7 +142,7 @@ def _pieces(source: Source, storage: Storage, names: Sequence[str]) -> list[str]
         if (index := f"{whole}.index.json") in names:
             return _listed(source, storage, index, names)
     raise source.refused(
-        f"the folder has no {' or '.join(WHOLE)}; it holds {', '.join(names[:10])}"
+        f"the folder has no {' or '.join(WHOLE)}; it holds {join_first(names, 10)}"
     )
 
 
@@ -155,7 +156,7 @@ def _listed(source: Source, storage: Storage, index: str, names: Sequence[str]) 
         file for file in files if file not in names
     ]:  # so each is a plain name in this very folder
         raise source.refused(
-            f"{index} names {', '.join(map(repr, absent[:3]))}, which the folder does not hold"
+            f"{index} names {join_first(map(repr, absent), 3)}, which the folder does not hold"
         )
     return files
 
@@ -207,5 +208,4 @@ def _below(source: Source, loaded: Any, key: str) -> Any:
 def _keys(node: Any) -> str:
     if not isinstance(node, Mapping):
         return f"no keys, but {type(node).__name__}"
-    names = [str(key) for key in node]
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return join_first(node, 10)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from phasetrain.errors import NumericsError
+from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class NonFinite:
     def __str__(self) -> str:
         """Return update, loss, gradients and samples as the beginning of a sentence."""
         update = f"update {self.updates}" if self.updates else "an update"
-        samples = f"; samples {_listed(self.ids, IDS)}" if self.ids else ""
+        samples = f"; samples {join_first(self.ids, IDS)}" if self.ids else ""
         return f"{update} is not finite (loss {self.loss!r}; {self._gradients()}{samples})"
 
     def _gradients(self) -> str:
@@ -365,7 +366,3 @@ class Buffers:
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         now = [tensor.detach() if tensor.requires_grad else tensor for tensor in self._now()]
         return list(zip(now, self._kept, strict=False))
-
-
-def _listed(items: Sequence[int], most: int) -> str:
-    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")

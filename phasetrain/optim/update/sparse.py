@@ -1,12 +1,13 @@
 """Gradients of which only some rows are there, as those of `nn.Embedding(sparse=True)`."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError
 from phasetrain.optim.groups import Group
+from phasetrain.runtime.format import join_first
 
 TAKE_SPARSE = frozenset({"SGD", "Adagrad", "SparseAdam"})
 """Optimizers of torch that take sparse gradients, without their fused kernels."""
@@ -70,28 +71,24 @@ def check_sparse(
     whole = [weight.name for weight in weights if id(weight.parameter) not in sparse]
     if kind == "SparseAdam" and ours and whole:
         raise ConfigError(
-            f"{where}.name = 'SparseAdam': it takes sparse gradients only, and those of {_some(whole)} are dense; give "
+            f"{where}.name = 'SparseAdam': it takes sparse gradients only, and those of {join_first(whole, 3)} are dense; give "
             "these to another optimizer, by OPTIMIZER.others, or make their embedding sparse"
         )
     if not rows or not ours:
         return
     if kind not in TAKE_SPARSE:
         raise ConfigError(
-            f"{where}.name: {kind} takes no sparse gradients, as those of {_some(rows)} are; give these to SparseAdam, "
+            f"{where}.name: {kind} takes no sparse gradients, as those of {join_first(rows, 3)} are; give these to SparseAdam, "
             f"as in OPTIMIZER.others={{rows: {{name: SparseAdam, match: {rows[0]!r}}}}}, or take an embedding without "
             "sparse=True"
         )
     if any(group.get("momentum") for group in optimizer.param_groups):
         raise ConfigError(
-            f"{where}.momentum: the gradients of {_some(rows)} are sparse, and their velocity would be so, which "
+            f"{where}.momentum: the gradients of {join_first(rows, 3)} are sparse, and their velocity would be so, which "
             "grows with each update; give these weights to SparseAdam by OPTIMIZER.others, or set momentum 0 for them"
         )
     if any(group.get("weight_decay") for group in optimizer.param_groups):
         raise ConfigError(
-            f"{where}.weight_decay: the gradients of {_some(rows)} are sparse, and a decay of all rows would make them "
+            f"{where}.weight_decay: the gradients of {join_first(rows, 3)} are sparse, and a decay of all rows would make them "
             "dense; give these weights to SparseAdam by OPTIMIZER.others, or set weight_decay 0 for them"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -14,6 +14,7 @@ from phasetrain.optim.averaging.average_settings import EMASettings, settings_of
 from phasetrain.optim.averaging.averages import EMA, SWA, Average, copy_of
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
+from phasetrain.runtime.format import join_first
 from phasetrain.tasks.build.sections import Sections
 
 
@@ -145,8 +146,8 @@ def still(model: nn.Module) -> list[tuple[str, str, str, str]]:
     """Return a row for the table of groups with the parameters that no optimizer has; nothing where
     there are none."""
     found = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
-    names = ", ".join(name for name, _ in found[:3]) + (", ..." if len(found) > 3 else "")
     if found:
+        names = join_first((name for name, _ in found), 3)
         return [("frozen", str(len(found)), f"{sum(one.numel() for _, one in found):,}", names)]
     return []
 

@@ -143,7 +143,7 @@ def test_what_is_printed(tmp_path: Path) -> None:
     _, text = planned(
         tmp_path, "PHASES.epochs=1", "RUN.rehearse=false", "CHECKPOINT.every_updates=9"
     )
-    text = re.sub(r"; [\d.]+ [GM]B are free", "; room is free", text)
+    text = re.sub(r"; [\d.,]+ [GM]iB are free", "; room is free", text)
     assert text.endswith(
         "1 epochs, 5 updates, 120 samples\n"
         "phase  split  epoch  steps  samples  updates before  lr at start\n"

@@ -111,7 +111,7 @@ class TestNonFinite:
     def test_as_words(self) -> None:
         found = NonFinite(math.nan, ("fc.weight", "fc.bias"), 1, updates=12, ids=(5, 1, 7, 2, 9, 4))
         assert str(found) == (
-            "update 12 is not finite (loss nan; gradients of fc.weight, fc.bias; samples 5, 1, 7, 2, 9, ...)"
+            "update 12 is not finite (loss nan; gradients of fc.weight, fc.bias; samples 5, 1, 7, 2, 9 and 1 more)"
         )
 
     @pytest.mark.parametrize(
