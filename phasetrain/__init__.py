@@ -19,9 +19,7 @@ def __getattr__(name: str) -> Any:
     """Import the Python API at its first use, because importing torch takes a second."""
     if name not in __all__:
         raise AttributeError(f"module 'phasetrain' has no attribute {name!r}")
-    from phasetrain.commands import api
+    from phasetrain.commands.api import RunResult, load, run
     from phasetrain.runs.history import History
 
-    if name == "History":
-        return History
-    return getattr(api, name)
+    return {"History": History, "RunResult": RunResult, "load": load, "run": run}[name]

@@ -135,8 +135,8 @@ class NumericsError(PhasetrainError):
 
 
 class OrderError(PhasetrainError):
-    """The processes of a run do not make the same collective calls in the same order (exit code
-    1)."""
+    """The processes of a run do not make the same collective calls in the same order
+    (exit code 1)."""
 
     default_code = "distributed.collective_order"
 
@@ -148,8 +148,8 @@ class LaunchError(PhasetrainError):
 
 
 class PeerError(PhasetrainError):
-    """Another process of the run has failed; this one ends with the code of that one, or without
-    one (exit code 1).
+    """Another rank of the run has failed; this one ends with that rank's exit code, or, if the
+    rank left none, with 1 (exit code 1).
 
     Args:
         reason: which process, and why.

@@ -11,7 +11,7 @@ from harness import SMALL, newest, status
 from processes import Launcher
 from screens import Screen, on_terminal
 
-from phasetrain import live
+from phasetrain.runtime import live_view
 from phasetrain.commands.cli import main, run
 from phasetrain.runtime.live_view import Bar, View
 from phasetrain.runtime.terminal import Terminal
@@ -115,7 +115,7 @@ def test_a_run_whose_terminal_is_made_narrower(tmp_path: Path) -> None:
 
 def drawn() -> int:
     """Draw for a moment, then print a table, as a run does."""
-    live.REFRESHES = 8  # of this fork
+    live_view.REFRESHES = 8  # of this fork
     terminal = Terminal()
     terminal.watch(
         lambda: View(
