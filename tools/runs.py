@@ -50,15 +50,18 @@ def main() -> int:
             found = diff(flags.a, flags.b)
             print(found.report(), flush=True)
             return 0 if found.equal else 1
-        from phasetrain import follow, runs
+        from phasetrain.commands.runs import follow, list_runs
 
         if flags.command == "follow":
             return follow.watch(flags.run)
         if flags.command == "compare":
-            print(runs.compare(flags.a, flags.b), flush=True)
+            print(list_runs.compare(flags.a, flags.b), flush=True)
             return 0
-        found = runs.listed(flags.folder)
-        print(runs.as_json(found) if flags.json else runs.table(found, flags.folder), flush=True)
+        found = list_runs.listed(flags.folder)
+        print(
+            list_runs.as_json(found) if flags.json else list_runs.table(found, flags.folder),
+            flush=True,
+        )
     except PhasetrainError as error:
         print(error, file=sys.stderr)
         return 2

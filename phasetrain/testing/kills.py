@@ -50,6 +50,6 @@ def run_quietly(
     config_dir: str | None = None,
     loop: Loop = PhaseEngine.run,
 ) -> Result:
-    """Do what `phasetrain.run.run` does, and print nothing."""
+    """Do what `phasetrain.commands.cli.run` does, and print nothing."""
     terminal = Terminal(io.StringIO(), live=False)
     return run(overrides, config_dir=config_dir, hooks=hooks, loop=loop, terminal=terminal)

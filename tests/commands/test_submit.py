@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain import launch
+from phasetrain.commands import submit
 from phasetrain.commands.cli import main, recorded_failure, told
 from phasetrain.commands.setup import settle
 from phasetrain.commands.submit import Training, environment, words
@@ -281,7 +281,7 @@ class TestTraining:
 
     @pytest.fixture(autouse=True)
     def _a_task(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(launch, "SECOND_SIGNAL_SECONDS", 0.0)
+        monkeypatch.setattr(submit, "SECOND_SIGNAL_SECONDS", 0.0)
         for key, value in {"EXECUTOR": "local", "LOCAL_NTASKS": "2", "LOCAL_JOB_ID": "321"}.items():
             monkeypatch.setenv(f"SUBMITIT_{key}", value)
 

@@ -20,7 +20,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook, Run
-from phasetrain.optim import averaging
+from phasetrain.optim.averaging import averages
 from phasetrain.testing import assert_exact_resume, differences
 
 EMA = "MODEL.ema={decay: 0.9}"
@@ -196,9 +196,9 @@ def test_an_update_that_is_skipped_leaves_the_mean_as_it_was(
 
 
 def test_one_that_is_not_gated_would_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = averaging.EMA.update
+    real = averages.EMA.update
     monkeypatch.setattr(
-        averaging.EMA, "update", lambda self, updates, withheld=False: real(self, updates)
+        averages.EMA, "update", lambda self, updates, withheld=False: real(self, updates)
     )
     watch = Watch()
     train(

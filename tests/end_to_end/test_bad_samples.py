@@ -282,7 +282,7 @@ def test_a_count_that_is_not_saved_is_seen(unbroken: Path, policy: str, tmp_path
 
 
 def test_a_substitute_that_is_not_a_function_of_the_draw_is_seen(tmp_path: Path) -> None:
-    from phasetrain.data import reader
+    from phasetrain.data.loading import reader
 
     overrides = (*FAULTY, "DATA.TRAIN.on_bad_sample=substitute")
     train(tmp_path / "unbroken", *overrides)

@@ -16,8 +16,8 @@ import pytest
 from failpoints import Failpoint
 from failpoints import refused as refusal
 
-from phasetrain import folder as module
 from phasetrain.errors import ConfigError
+from phasetrain.runs import folder as module
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.lock import Owner
 from phasetrain.runtime.storage import Storage

@@ -13,7 +13,7 @@ import pytest
 from harness import train
 from run_folders import write
 
-from phasetrain import runs
+from phasetrain.commands.runs import list_runs as runs
 from phasetrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

@@ -19,7 +19,8 @@ from harness import SMALL, KillAfter, die, records, train
 from phasetrain.commands.cli import run
 from phasetrain.commands.runs.diff import diff
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import HOOKS, Hook, Memory, usage
+from phasetrain.hooks import HOOKS, Hook, Memory
+from phasetrain.hooks.profiling import resource_usage
 from phasetrain.hooks.profiling.resource_usage import (
     Gpu,
     allocator_bytes,
@@ -164,7 +165,7 @@ class TestWhereItCannot:
         assert json.loads(objects["mem://weighed/memory.json"])["attempts"]["1"]["updates"] == 5
 
     def test_ask_linux(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(usage, "PROC", tmp_path / "none")
+        monkeypatch.setattr(resource_usage, "PROC", tmp_path / "none")
         text = told(tmp_path / "run", "HOOKS.memory={}", "PHASES.epochs=1")
         assert "HOOKS.memory: rss is left out: there is no /proc/self/status here" in text
         assert lines(tmp_path / "run")[0]["time"].keys() == {"at"}

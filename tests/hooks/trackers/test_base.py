@@ -15,7 +15,7 @@ from harness import KillAfter, records, status
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Record
-from phasetrain.hooks.trackers import spooled as remote
+from phasetrain.hooks.trackers import spooled
 from phasetrain.hooks.trackers.spooled import Remote, Sender, Spool, Target
 
 QUICK = ("HOOKS.report=null", "HOOKS.ledger=null")
@@ -215,8 +215,8 @@ class TestFailing:
                 if self.sent == 2:
                     raise ConnectionError("in the middle")
 
-        monkeypatch.setattr(remote, "AT_ONCE", 5)
-        monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
+        monkeypatch.setattr(spooled, "AT_ONCE", 5)
+        monkeypatch.setattr(spooled, "FIRST_DELAY", 0.01)
         made = [Record("step", "train", 0, 0, n, n, n, {"loss": 1.0}, 0.0) for n in range(1, 21)]
         (tmp_path / "spool").write_text(
             "".join(f"{json.dumps(line)}\n" for line in [{}, *(r.to_json() for r in made)])
