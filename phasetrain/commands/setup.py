@@ -5,13 +5,21 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose import Composed, compose
 from phasetrain.config.derive import Derived, derive
 from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
+from phasetrain.config.sections import (
+    HeadSection,
+    HookSection,
+    MeterSection,
+    OtherOptimizerSection,
+    TeacherSection,
+    TrunkSection,
+    WeightedLossSection,
+)
 from phasetrain.config.stages import staged
 from phasetrain.config.validation import Slot, check, found_by, load_plugins, raise_all, run_imports
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
@@ -21,31 +29,16 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import HOOKS
 from phasetrain.hooks.monitor import first_metric
 from phasetrain.losses import LOSSES
-from phasetrain.losses.weighted_sum import KEYS as LOSS_KEYS
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS
 from phasetrain.models.sources import sources_of
-from phasetrain.models.trunk_heads import HEAD_KEYS, TRUNK_KEYS
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.optim.averaging.average_settings import settings_of
 from phasetrain.runtime.machine import Machine, check_threads, resolve_device
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS, Builder
-from phasetrain.tasks.build.sections import METER_KEYS
 
 log = logging.getLogger(__name__)
-
-OTHER = MappingProxyType(
-    {
-        "lr": "float >= 0",
-        "match": "str or list of str",
-        "types": "str or list of str",
-        "max_ndim": "int >= 0",
-        "groups": "list of mapping",
-        "SCHEDULES": "mapping",
-    }
-)
-"""Keys of an entry of OPTIMIZER.others that are no parameters of the optimizer."""
 
 ORDER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source", "dataset"})
 """What the program passes to samplers."""
@@ -53,19 +46,16 @@ ORDER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source",
 LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
 """Parameters of losses that no config sets."""
 
-TEACHER = MappingProxyType({"weights": "str or mapping or list"})
-"""Keys of TASK.teacher that are no parameters of the model."""
-
 LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 """What the program passes to a user's own loader."""
 
 SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
-    Slot("TASK.teacher", MODELS, own=TEACHER, only=("TASK.name", "distillation")),
+    Slot("TASK.teacher", MODELS, own=TeacherSection, only=("TASK.name", "distillation")),
     Slot("MODEL", MODELS, provided=frozenset({"make_model"})),
-    Slot("MODEL.trunk", MODELS, own=TRUNK_KEYS, only=("MODEL.name", "trunk_heads")),
-    Slot("MODEL.heads.*", MODELS, own=HEAD_KEYS, only=("MODEL.name", "trunk_heads")),
-    Slot("MODEL.trunk", MODELS, own=TRUNK_KEYS, only=("MODEL.name", "trunk_head")),
+    Slot("MODEL.trunk", MODELS, own=TrunkSection, only=("MODEL.name", "trunk_heads")),
+    Slot("MODEL.heads.*", MODELS, own=HeadSection, only=("MODEL.name", "trunk_heads")),
+    Slot("MODEL.trunk", MODELS, own=TrunkSection, only=("MODEL.name", "trunk_head")),
     Slot("MODEL.head", HEADS, provided=frozenset({"features"}), only=("MODEL.name", "trunk_head")),
     Slot(
         "MODEL.predictor",
@@ -79,15 +69,15 @@ SLOTS = (
         LOSSES,
         label_is_name=True,
         provided=LOSS_FACTS,
-        own=LOSS_KEYS,
+        own=WeightedLossSection,
         only=("LOSS.name", "weighted_sum"),
     ),
-    Slot(
-        "METERS.*", METERS, label_is_name=True, own=dict.fromkeys(METER_KEYS, "str or int or null")
-    ),
+    Slot("METERS.*", METERS, label_is_name=True, own=MeterSection),
     Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
     Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
-    Slot("OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"}), own=OTHER),
+    Slot(
+        "OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"}), own=OtherOptimizerSection
+    ),
     Slot("OPTIMIZER.others.*.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
     Slot("OPTIMIZER.scaler", SCALERS),
     Slot("DATA.*", DATASETS, key="dataset"),
@@ -107,7 +97,7 @@ SLOTS = (
         HOOKS,
         label_is_name=True,
         provided=frozenset({"terminal", "hparams"}),
-        own={"on_exception": "'raise' or 'stop' or 'ignore'"},
+        own=HookSection,
     ),
 )
 """Every place in the config where a name chooses a part."""

@@ -8,7 +8,8 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from phasetrain.config.layers import leaves
-from phasetrain.config.schema import PARTS, WORDS, Resume, Schema, part_pattern
+from phasetrain.config.schema import PARTS, WORDS, Schema, part_pattern
+from phasetrain.config.sections import Resume
 
 
 class _Absent(Enum):

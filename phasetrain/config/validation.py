@@ -6,13 +6,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
-from phasetrain.config.annotations import described, fits
 from phasetrain.config.compose import Composed
 from phasetrain.config.layers import leaves, lookup
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
@@ -21,11 +20,12 @@ from phasetrain.config.schema import (
     LABELLED,
     WORDS,
     Schema,
-    ValueType,
     is_split,
     part_pattern,
 )
+from phasetrain.config.sections.keys import Key, section_keys
 from phasetrain.config.suggestions import KnownPaths
+from phasetrain.config.value_types import describe_type, fits
 from phasetrain.errors import ConfigError, Problem, did_you_mean
 
 PLUGINS = "phasetrain"  # entry point group of installed packages that register parts
@@ -41,8 +41,7 @@ class Slot:
         key: the key that holds the name.
         label_is_name: the label is the name where none is given.
         provided: parameters that the program passes itself and a config must not set.
-        own: keys of the place that are no parameters of the part -> their types, as in
-            defaults.yaml.
+        own: section whose fields are the keys of the place that are not parameters of the part.
         only: a key, and the value with which there is such a place; None: there always is.
     """
 
@@ -51,8 +50,13 @@ class Slot:
     key: str = "name"
     label_is_name: bool = False
     provided: frozenset[str] = frozenset()
-    own: Mapping[str, str] = field(default_factory=dict)
+    own: type | None = None
     only: tuple[str, str] | None = None
+
+    @property
+    def own_keys(self) -> Mapping[str, Key]:
+        """Keys of the place by name, without the parameters of the part."""
+        return section_keys(self.own, self.path) if self.own is not None else {}
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class _Checker:
                 *(
                     f"{part.path}.{name}"
                     for part in parts
-                    for name in (*part.takes, *part.slot.own)
+                    for name in (*part.takes, *part.slot.own_keys)
                 ),
             ]
         )
@@ -258,22 +262,23 @@ class _Checker:
         )
 
     def _parameters(self, part: _Part) -> None:
+        own = part.slot.own_keys
         for key, value in part.given.items():
             here = f"{part.path}.{key}"
             if key == part.slot.key or self._schema.key(here) is not None or "." in key:
                 continue
             if self._schema.children(here):  # a group of the section's own keys
                 continue
-            if key in part.slot.own:
-                if not ValueType.parse(part.slot.own[key]).fits(value):
-                    self._report(here, value, f"expected {part.slot.own[key]}")
+            if key in own:
+                if not own[key].type.fits(value):
+                    self._report(here, value, f"expected {own[key].type.text}")
             elif key in part.slot.provided:
                 self._report(here, value, "the program passes this one itself; leave it out")
             elif part.free and key == "params":
                 if not isinstance(value, Mapping):
                     self._report(here, value, "expected a mapping")
             elif key not in part.takes:
-                takes = ", ".join([*part.takes, *part.slot.own]) or "no parameters"
+                takes = ", ".join([*part.takes, *own]) or "no parameters"
                 more = f"{takes}, and others in one mapping `params`" if part.free else takes
                 self._unknown.append(
                     _Unknown(
@@ -281,7 +286,7 @@ class _Checker:
                     )
                 )
             elif not _accepts(part.takes[key], part.types, value):
-                self._report(here, value, f"expected {described(part.types[key])}")
+                self._report(here, value, f"expected {describe_type(part.types[key])}")
 
     def _options_of_schedules(self, parts: Sequence[_Part]) -> None:
         optimizer = next((part for part in parts if part.path == "OPTIMIZER"), None)

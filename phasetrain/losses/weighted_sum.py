@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,12 +11,6 @@ from phasetrain.engine.batch import entry
 from phasetrain.errors import is_out_of_memory
 from phasetrain.losses.base import LOSSES, LoggingLoss
 from phasetrain.losses.shape_checks import check_pair
-
-KEYS: Mapping[str, str] = MappingProxyType(
-    {"weight": "float", "output": "str or int or null", "target": "str or int or null"}
-)
-"""Keys of an entry of LOSS.losses that are the sum's own, with their types; all others are
-parameters of the loss."""
 
 
 @LOSSES.register("weighted_sum")

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from phasetrain.config.sections import HeadSection, part_parameters
 from phasetrain.engine.batch import entry
 from phasetrain.errors import did_you_mean, is_out_of_memory
 from phasetrain.models.base import MODELS
@@ -16,14 +16,6 @@ from phasetrain.models.base import MODELS
 MakeModel = Callable[[Mapping[str, Any], str, Mapping[str, Any]], nn.Module]
 """Makes a model of its name and parameters, of where in the config they stand, and of facts beside
 those of the run."""
-
-TRUNK_KEYS: Mapping[str, str] = MappingProxyType({"cut": "str or null"})
-"""Keys of MODEL.trunk that are not parameters of the model that it names, with their types."""
-
-HEAD_KEYS: Mapping[str, str] = MappingProxyType(
-    {"from": "str or null", "input": "str or null", "pool": "int >= 1 or null", "detach": "bool"}
-)
-"""The same of an entry of MODEL.heads."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,7 @@ class TrunkHeads(nn.Module):
         shapes = self._shapes(input_shape)
         self.heads = nn.ModuleDict()
         for label, section in heads.items():
-            own = {key: one for key, one in section.items() if key not in HEAD_KEYS}
+            own = part_parameters(HeadSection, section)
             shape = shapes[label]
             facts = {"input_shape": shape} | ({"channels": shape[0]} if len(shape) == 3 else {})
             self.heads[label] = make_model(own, f"MODEL.heads.{label}", facts)

@@ -1,97 +1,37 @@
-import pytest
-from omegaconf import OmegaConf
+"""Keys by dotted path: definitions, defaults and classes for resume."""
 
-from phasetrain.config.schema import Schema, ValueType, default_schema, matches, part_pattern
+from dataclasses import dataclass
+
+import pytest
+
+from phasetrain.config.schema import Schema, default_schema, matches, part_pattern
+from phasetrain.config.sections.keys import group, key
 
 SCHEMA = default_schema()
 
-TINY = """\
-RUN:
-  seed: 0   # int >= 0 | forbidden | the seed
 
-DATA:
-  TRAIN:
-    batch_size: 64  # int >= 1 | adjustable | samples
-  TEST:             # a split
-    workers: 0      # int >= 0 | free | processes
-    collate: stack  # str or mapping | forbidden | how
-"""
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    size: int = key(3, "size in pixels", resume="adjustable", ge=1)
 
 
-@pytest.mark.parametrize("path", sorted(SCHEMA.keys))
-def test_each_default_fits_its_own_type_and_has_a_class_and_a_meaning(path: str) -> None:
-    key = SCHEMA.keys[path]
-    assert key.type.fits(key.default)
-    assert key.resume in ("forbidden", "adjustable", "free")
-    assert len(key.meaning) > 3
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    RUN: Inner = group(Inner)
+    METERS: dict = key({}, "label -> meter", resume="forbidden")
 
 
-def test_every_leaf_of_the_defaults_is_a_key() -> None:
-    def leaves(node: dict, path: str = "") -> set[str]:
-        found = set()
-        for name, value in node.items():
-            here = f"{path}.{name}" if path else name
-            found |= leaves(value, here) if isinstance(value, dict) and value else {here}
-        return found
-
-    assert leaves(SCHEMA.defaults) == set(SCHEMA.keys)
-    assert len(SCHEMA.keys) > 40
-
-
-def test_reads_the_three_columns() -> None:
-    key = Schema(TINY).keys["DATA.TRAIN.batch_size"]
-    assert (key.type.text, key.resume, key.meaning, key.default) == (
+def test_keys_come_from_the_fields_of_the_sections() -> None:
+    schema = Schema(Root)
+    assert schema.sections == ("RUN", "METERS")
+    assert schema.defaults == {"RUN": {"size": 3}, "METERS": {}}
+    found = schema.keys["RUN.size"]
+    assert (found.type.text, found.resume, found.meaning, found.default) == (
         "int >= 1",
         "adjustable",
-        "samples",
-        64,
+        "size in pixels",
+        3,
     )
-
-
-def test_defaults_are_read_as_omegaconf_reads_numbers() -> None:
-    schema = Schema("A:\n  eps: 1e-3  # float > 0 | free | small\n")
-    assert schema.keys["A.eps"].default == 0.001
-    assert schema.defaults == OmegaConf.to_container(OmegaConf.create({"A": {"eps": 0.001}}))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            "  lr: 0.1",
-            "line 2: A.lr needs `# type | forbidden or adjustable or free | meaning`, not ''",
-        ),
-        ("  lr: 0.1  # float | sometimes | rate", "line 2: A.lr needs"),
-        ("  lr: 0.1  # float | free |", "line 2: A.lr needs"),
-        ("  lr: 0.1  # flaot | free | rate", "line 2: A.lr: 'flaot' is no type; known: int, float"),
-        ("  lr: 0.1  # int | free | rate", "line 2: A.lr = 0.1 is not int"),
-        ("  - 3", "line 2: expected `key: value"),
-    ],
-)
-def test_a_key_without_a_valid_comment_is_refused(line: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        Schema(f"A:\n{line}\n")
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "good", "bad"),
-    [
-        ("int >= 1", [1, 2], [0, True, 1.0, "1", None]),
-        ("float > 0 or null", [0.5, 1, None], [0, False, "1e-3", float("nan")]),
-        ("float >= 0 and < 1", [0, 0.999], [1, -0.1]),
-        ("bool", [True, False], [0, 1, "true"]),
-        ("str", ["", "a"], [None, 1]),
-        ("'auto' or 'cpu'", ["auto", "cpu"], ["cuda", 0]),
-        ("list of str", [[], ["a"], ("a",)], ["a", [1], [None]]),
-        ("list", [[], [1]], ["a", {}]),
-        ("mapping", [{}, {"a": 1}], [[], None]),
-    ],
-)
-def test_value_types(text: str, good: list, bad: list) -> None:
-    kind = ValueType.parse(text)
-    assert [value for value in good if not kind.fits(value)] == []
-    assert [value for value in bad if kind.fits(value)] == []
 
 
 def test_problem_names_the_type() -> None:

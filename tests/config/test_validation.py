@@ -1,12 +1,14 @@
 import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from phasetrain.config.compose import compose
 from phasetrain.config.schema import default_schema
+from phasetrain.config.sections.keys import key
 from phasetrain.config.validation import Slot, check, load_plugins, raise_all, run_imports, shown
 from phasetrain.errors import ConfigError
 
@@ -205,10 +207,10 @@ def test_names_of_parts(slots: list[Slot], override: str, key: str, message: str
         ("MODEL.width=3.5", "MODEL.width = 3.5 (command line): expected int"),
         ("MODEL.width=true", "MODEL.width = true (command line): expected int"),
         ("MODEL.width=null", "MODEL.width = null (command line): expected int"),
-        ("OPTIMIZER.SCHEDULES.lr.warmup=[1]", "expected float or a text"),
+        ("OPTIMIZER.SCHEDULES.lr.warmup=[1]", "expected float or str"),
         (
             "MODEL={name: mlp, hidden: [a]}",
-            "MODEL.hidden = ['a'] (command line): expected a list of int",
+            "MODEL.hidden = ['a'] (command line): expected list of int",
         ),
         (
             "DATA.TEST=3",
@@ -337,6 +339,16 @@ def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
     assert min(times) < 0.12, "seconds of CPU"
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeterKeys:
+    output: str | None = key(None, "output to measure", resume="forbidden")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossKeys:
+    weight: float = key(1.0, "factor", resume="forbidden")
+
+
 class TestKeysBesideAPart:
     def slots(self, slots: list[Slot]) -> list[Slot]:
         places = [slot for slot in slots if slot.path not in ("METERS.*", "LOSS")]
@@ -344,7 +356,7 @@ class TestKeysBesideAPart:
             next(slot.registry for slot in slots if slot.path == path)
             for path in ("METERS.*", "LOSS")
         )
-        own = {"output": "str or null"}
+        own = MeterKeys
         return [
             *places,
             Slot("LOSS", losses),
@@ -352,7 +364,7 @@ class TestKeysBesideAPart:
                 "LOSS.of.*",
                 losses,
                 label_is_name=True,
-                own={"weight": "float"},
+                own=LossKeys,
                 only=("LOSS.name", "focal"),
             ),
             Slot("METERS.*", meters, label_is_name=True, own=own),

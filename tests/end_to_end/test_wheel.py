@@ -74,7 +74,6 @@ def unpacked(wheel: Path) -> Path:
 def test_it_holds_what_is_not_code(unpacked: Path) -> None:
     for name in (
         "py.typed",
-        "config/defaults.yaml",
         "configs/experiment/digits.yaml",
         "configs/MODEL/small_cnn.yaml",
         "data/datasets/digits-images.idx.gz",
@@ -102,7 +101,7 @@ def test_it_holds_every_module_and_config_and_no_test(unpacked: Path) -> None:
         for path in unpacked.rglob("*")
         if path.suffix in (".py", ".yaml")
     }
-    assert held == expected | {"phasetrain/configs/__init__.py", "phasetrain/config/defaults.yaml"}
+    assert held == expected | {"phasetrain/configs/__init__.py"}
 
 
 @pytest.mark.slow

@@ -1,90 +1,64 @@
-"""Every key of defaults.yaml is described, and the builder and the file agree on which keys a
-section has."""
+"""Every key is defined completely, and sections keep their naming rules."""
 
-from importlib import resources
-from typing import Any
+from typing import get_args
 
 import pytest
-from omegaconf import OmegaConf
 
-from phasetrain.config.schema import Schema, default_schema
-from phasetrain.tasks.build.sections import DATA_KEYS, MODEL_KEYS, OPTIMIZER_KEYS, TRAIN_KEYS
-
-RESUME = {"forbidden", "adjustable", "free"}
-
-
-def leaves(node: Any, path: str = "") -> list[str]:
-    """Return the dotted paths of all values that are no filled mapping."""
-    if not isinstance(node, dict) or not node:
-        return [path]
-    return [
-        leaf
-        for key, value in node.items()
-        for leaf in leaves(value, f"{path}.{key}" if path else key)
-    ]
-
-
-def own_keys(schema: Schema, section: str) -> set[str]:
-    """Return the keys that defaults.yaml writes directly below a section."""
-    return set(schema.children(section))
-
-
-def test_every_key_has_type_class_and_meaning() -> None:
-    schema = default_schema()
-    text = resources.files("phasetrain.config").joinpath("defaults.yaml").read_text("utf-8")
-    assert set(schema.keys) == set(leaves(OmegaConf.to_container(OmegaConf.create(text))))
-    for key in schema.keys.values():
-        assert key.type.fits(key.default), key.path
-        assert key.resume in RESUME, key.path
-        assert len(key.meaning) > 3, key.path
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "b: 1",
-        "b: 1  # int",
-        "b: 1  # int | free",
-        "b: 1  # int | free |",
-        "b: 1  # int | maybe | a number",
-        "b: x  # int | free | a number",
-    ],
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.schema import default_schema
+from phasetrain.config.sections import (
+    Config,
+    Resume,
+    TestSplitSection,
+    TrainSplitSection,
+    own_keys,
+    read_section,
 )
-def test_a_key_without_them_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="line 2"):
-        Schema(f"A:\n  {line}\n")
+
+SCHEMA = default_schema()
+
+
+def leaves(node: dict, path: str = "") -> set[str]:
+    """Return the dotted paths of all values that are not filled mappings."""
+    found = set()
+    for name, value in node.items():
+        here = f"{path}.{name}" if path else name
+        found |= leaves(value, here) if isinstance(value, dict) and value else {here}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SCHEMA.keys))
+def test_key_has_a_fitting_default_a_class_and_a_meaning(path: str) -> None:
+    key = SCHEMA.keys[path]
+    assert key.type.fits(key.default)
+    assert key.resume in get_args(Resume)
+    assert len(key.meaning) > 3
+
+
+def test_every_leaf_of_the_defaults_is_a_key() -> None:
+    assert leaves(SCHEMA.defaults) == set(SCHEMA.keys)
+    assert len(SCHEMA.keys) > 150
 
 
 def test_sections_are_upper_case_and_keys_lower_case() -> None:
-    for path, key in default_schema().keys.items():
+    for path, key in SCHEMA.keys.items():
         section, *names = path.split(".")
         assert section.isupper(), path
         labelled = key.type.text == "mapping"  # label -> part: a section below the section
         assert all(name.islower() or labelled or name in ("TRAIN", "TEST") for name in names), path
 
 
-@pytest.mark.parametrize(
-    ("section", "keys"),
-    [
-        ("DATA.TRAIN", DATA_KEYS),
-        ("DATA.TEST", DATA_KEYS - TRAIN_KEYS),
-        ("MODEL", MODEL_KEYS),
-        ("OPTIMIZER", OPTIMIZER_KEYS),
-    ],
-)
-def test_the_builder_takes_out_just_the_keys_of_the_section(
-    section: str, keys: frozenset[str]
-) -> None:
-    assert own_keys(default_schema(), section) == keys
-
-
 @pytest.mark.parametrize("section", ["LOSS", "TASK"])
-def test_other_sections_have_only_a_name(section: str) -> None:
-    assert own_keys(default_schema(), section) == {"name"}
+def test_section_of_a_part_alone_has_only_a_name(section: str) -> None:
+    assert set(SCHEMA.children(section)) == {"name"}
 
 
-def test_a_key_that_the_builder_does_not_know_is_seen() -> None:
-    schema = Schema(
-        "OPTIMIZER:\n  name: sgd  # str | free | name\n  power: 1  # int | free | not taken out\n"
+def test_only_the_training_split_has_batch_transforms() -> None:
+    assert own_keys(TrainSplitSection) - own_keys(TestSplitSection) == {"batch_transforms"}
+
+
+def test_typed_sections_have_the_defaults_of_the_schema() -> None:
+    assert read_section(Config, AttrDict(SCHEMA.defaults)) == read_section(Config, {})
+    assert (
+        read_section(Config, {}).CHECKPOINT.keep_last == SCHEMA.defaults["CHECKPOINT"]["keep_last"]
     )
-    assert own_keys(schema, "OPTIMIZER") != OPTIMIZER_KEYS

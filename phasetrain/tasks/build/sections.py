@@ -5,75 +5,31 @@ from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
+from phasetrain.config.sections import (
+    DistributedSection,
+    MeterSection,
+    ModelSection,
+    OptimizerSection,
+    TrainSplitSection,
+    own_keys,
+)
 from phasetrain.distributed import World
 from phasetrain.runtime.machine import Machine
 
-DATA_KEYS = frozenset(
-    {
-        "dataset",
-        "batch_size",
-        "micro_batch_size",
-        "workers",
-        "drop_last",
-        "sampler",
-        "transforms",
-        "collate",
-    }
-    | {
-        "prefetch",
-        "start_method",
-        "timeout_seconds",
-        "pin_memory",
-        "on_bad_sample",
-        "bad_sample_budget",
-    }
-    | {"batch_transforms", "subset", "inputs", "targets", "label_type", "prefetch_to_device"}
-    | {"loader", "fast_forward"}
-)
-"""Keys of a split that are the section's own; all others are parameters of the data set."""
+DATA_KEYS = own_keys(TrainSplitSection)
+"""Keys of a split that are not parameters of the dataset."""
 
-TRAIN_KEYS = frozenset({"batch_transforms"})
-"""Those of them that only DATA.TRAIN has."""
+DISTRIBUTED_KEYS = own_keys(DistributedSection)
+"""Keys of DISTRIBUTED that are not parameters of the strategy."""
 
-DISTRIBUTED_KEYS = frozenset(
-    {
-        "strategy",
-        "reduction",
-        "virtual_shards",
-        "sync_batch_norm",
-        "communication",
-        "timeout_seconds",
-        "debug",
-    }
-)
-"""Keys of DISTRIBUTED that are the section's own; all others are parameters of the strategy."""
+METER_KEYS = own_keys(MeterSection)
+"""Keys of an entry of METERS that are not parameters of the meter."""
 
-METER_KEYS = frozenset({"output", "target"})
-"""Keys of a label of METERS that are the section's own: which of several outputs and targets the
-meter looks at."""
+MODEL_KEYS = own_keys(ModelSection)
+"""Keys of MODEL that are not parameters of the model."""
 
-MODEL_KEYS = frozenset({"name", "weights", "freeze", "freeze_updates", "ema", "swa"})
-"""Keys of MODEL that are the section's own; all others are parameters of the model."""
-
-OPTIMIZER_KEYS = frozenset(
-    {
-        "name",
-        "lr",
-        "auto_lr_scaling",
-        "groups",
-        "layer_decay",
-        "others",
-        "sam",
-        "accumulate",
-        "clip_norm",
-        "clip_value",
-        "scaler",
-        "on_nonfinite",
-        "skip_budget",
-        "SCHEDULES",
-    }
-)
-"""Keys of OPTIMIZER that are the section's own; all others are parameters of the optimizer."""
+OPTIMIZER_KEYS = own_keys(OptimizerSection)
+"""Keys of OPTIMIZER that are not parameters of the optimizer."""
 
 
 class Sections:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional
 import pytest
 import torch
 
-from phasetrain.config.annotations import described, fits
+from phasetrain.config.value_types import ValueType, describe_type, fits
 
 
 class Other: ...
@@ -47,18 +47,50 @@ def test_fits(annotation: Any, good: list, bad: list) -> None:
     [
         (int, "int"),
         (float | None, "float or null"),
-        (str, "a text"),
-        (bool, "true or false"),
+        (str, "str"),
+        (bool, "bool"),
         (Literal[20, "a"], "20 or 'a'"),
-        (list[float], "a list of float"),
-        (list, "a list"),
-        (tuple[float, float], "a list of 2: float, float"),
-        (tuple[int, ...], "a list of int"),
-        (dict[str, int], "a mapping to int"),
-        (Mapping, "a mapping"),
+        (list[float], "list of float"),
+        (list, "list"),
+        (tuple[float, float], "list of 2: float, float"),
+        (tuple[int, ...], "list of int"),
+        (dict[str, int], "mapping to int"),
+        (Mapping, "mapping"),
         (torch.Tensor | None, "numbers or null"),
-        (Path, "a path"),
+        (Path, "path"),
     ],
 )
-def test_described(annotation: Any, words: str) -> None:
-    assert described(annotation) == words
+def test_types_in_words(annotation: Any, words: str) -> None:
+    assert describe_type(annotation) == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "good", "bad"),
+    [
+        (ValueType(int, {"ge": 1}), "int >= 1", [1, 2], [0, True, 1.0, "1", None]),
+        (
+            ValueType(float | None, {"gt": 0}),
+            "float > 0 or null",
+            [0.5, 1, None],
+            [0, False, "1e-3", float("nan"), float("inf")],
+        ),
+        (
+            ValueType(float, {"ge": 0, "lt": 1}),
+            "float >= 0 and < 1",
+            [0, 0.999],
+            [1, -0.1],
+        ),
+        (
+            ValueType(bool | int | Literal["node"], {"ge": 2}),
+            "bool or int >= 2 or 'node'",
+            [True, 2, "node"],
+            [1, "nodes", None],
+        ),
+        (ValueType(tuple[str, ...]), "list of str", [[], ["a"], ("a",)], ["a", [1], [None]]),
+        (ValueType(Mapping[str, Any]), "mapping", [{}, {"a": 1}], [[], None]),
+    ],
+)
+def test_bounds_hold_for_numbers_only(kind: ValueType, text: str, good: list, bad: list) -> None:
+    assert kind.text == text
+    assert [value for value in good if not kind.fits(value)] == []
+    assert [value for value in bad if kind.fits(value)] == []

@@ -1,0 +1,99 @@
+"""The sections of the config: one dataclass per section, in which each key is defined once.
+
+Validation, defaults, classes for resume, `--help`, the reference and the typed sections that code
+reads are all derived from these definitions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phasetrain.config.sections.checkpoint import CheckpointSection
+from phasetrain.config.sections.data import DataSection, TestSplitSection, TrainSplitSection
+from phasetrain.config.sections.distributed import DistributedSection
+from phasetrain.config.sections.engines import ExtractSection, FindSection
+from phasetrain.config.sections.hooks import HookSection, HooksSection
+from phasetrain.config.sections.keys import (
+    Key,
+    Resume,
+    group,
+    key,
+    own_keys,
+    part_parameters,
+    read_section,
+)
+from phasetrain.config.sections.launch import LaunchSection
+from phasetrain.config.sections.machine import MachineSection
+from phasetrain.config.sections.model import (
+    HeadSection,
+    LossSection,
+    MeterSection,
+    ModelSection,
+    TaskSection,
+    TeacherSection,
+    TrunkSection,
+    WeightedLossSection,
+)
+from phasetrain.config.sections.optimizer import OptimizerSection, OtherOptimizerSection
+from phasetrain.config.sections.phases import PhasesSection
+from phasetrain.config.sections.run import RunSection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All sections, in the order of the reference."""
+
+    RUN: RunSection = group(RunSection)
+    DATA: DataSection = group(DataSection)
+    TASK: TaskSection = group(TaskSection)
+    MODEL: ModelSection = group(ModelSection)
+    LOSS: LossSection = group(LossSection)
+    METERS: Mapping[str, Any] = key(
+        {},
+        "label -> parameters of a meter; `name` defaults to the label; null removes a meter",
+        resume="forbidden",
+    )
+    OPTIMIZER: OptimizerSection = group(OptimizerSection)
+    PHASES: PhasesSection = group(PhasesSection)
+    EXTRACT: ExtractSection = group(ExtractSection)
+    FIND: FindSection = group(FindSection)
+    CHECKPOINT: CheckpointSection = group(CheckpointSection)
+    MACHINE: MachineSection = group(MachineSection)
+    DISTRIBUTED: DistributedSection = group(DistributedSection)
+    LAUNCH: LaunchSection = group(LaunchSection)
+    HOOKS: HooksSection = group(HooksSection)
+
+
+__all__ = [
+    "CheckpointSection",
+    "Config",
+    "DataSection",
+    "DistributedSection",
+    "ExtractSection",
+    "FindSection",
+    "HeadSection",
+    "HookSection",
+    "HooksSection",
+    "Key",
+    "LaunchSection",
+    "LossSection",
+    "MachineSection",
+    "MeterSection",
+    "ModelSection",
+    "OptimizerSection",
+    "OtherOptimizerSection",
+    "PhasesSection",
+    "Resume",
+    "RunSection",
+    "TaskSection",
+    "TeacherSection",
+    "TestSplitSection",
+    "TrainSplitSection",
+    "TrunkSection",
+    "WeightedLossSection",
+    "group",
+    "key",
+    "own_keys",
+    "part_parameters",
+    "read_section",
+]

@@ -1,0 +1,92 @@
+"""Section CHECKPOINT: when checkpoints are saved, and which ones are kept."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from phasetrain.config.sections.keys import group, key
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepEverySection:
+    """Checkpoints that are never deleted. A checkpoint NAME is not deleted either while there is a
+    file NAME.pinned next to it."""
+
+    updates: int | None = key(
+        None, "keep checkpoints at multiples of this number of updates", resume="free", ge=1
+    )
+    epochs: int | None = key(
+        None, "keep checkpoints at the end of every n-th epoch", resume="free", ge=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestSection:
+    """Checkpoints that are kept for the metrics of their weights. They are saved right after the
+    phase that measured the metric."""
+
+    monitor: str | None = key(
+        None,
+        "`split/metric`, such as test/accuracy, with a leading minus sign if lower is better: "
+        "-test/loss; auto: the first metric of the first test split",
+        resume="free",
+    )
+    keep: int = key(1, "number of best checkpoints to keep", resume="free", ge=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSection:
+    """When checkpoints are saved, and which ones are kept."""
+
+    every_updates: int | None = key(None, "updates between saves", resume="free", ge=1)
+    every_epochs: int | None = key(
+        1,
+        "epochs between saves, each at the end of the epoch's last train phase",
+        resume="free",
+        ge=1,
+    )
+    every_minutes: float | None = key(None, "minutes between saves", resume="free", gt=0)
+    at_end: bool = key(
+        True,
+        "save at the end of the run; otherwise a finished run looks like a killed one",
+        resume="free",
+    )
+    on_exception: bool = key(
+        True,
+        "save if an exception is raised between two steps, for example by an unreadable sample",
+        resume="free",
+    )
+    background: bool = key(
+        True,
+        "write in the background, from a copy in memory of the same size as the checkpoint",
+        resume="free",
+    )
+    on_save_error: Literal["continue", "stop"] = key(
+        "continue",
+        "what to do after a failed save: continue training and count it, or stop the run",
+        resume="free",
+    )
+    grace_seconds: float | None = key(
+        None,
+        "skip the save on a stop signal if the last save took longer than this; null: always save",
+        resume="free",
+        gt=0,
+    )
+    keep_last: int = key(
+        3,
+        "newest checkpoints to keep; older ones are deleted after a newer one is committed",
+        resume="free",
+        ge=2,
+    )
+    keep_every: KeepEverySection = group(KeepEverySection)
+    best: BestSection = group(BestSection)
+    load_best: bool = key(
+        False,
+        "load the best weights by best.monitor (null: auto) into the model once the run has finished "
+        "and its last state is saved; the result and `weights sha256` refer to them",
+        resume="free",
+    )
+    verify: Literal["full", "size", "off"] = key(
+        "full",
+        "what to verify before a checkpoint is loaded: digests, file sizes, or nothing",
+        resume="free",
+    )

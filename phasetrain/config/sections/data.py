@@ -1,0 +1,187 @@
+"""Section DATA: DATA.TRAIN, and any number of test splits with upper-case names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phasetrain.config.sections.keys import group, key
+
+PartOrName = str | Mapping[str, Any]
+Fields = str | int | tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetSection:
+    """A subset of the dataset: a slice of the sample list, which is shuffled once. Subsets with the
+    same seed and different `skip` can be made disjoint."""
+
+    samples: int | None = key(
+        None,
+        "number of samples; null: all that remain, or with `balanced` the largest equal number per "
+        "class",
+        resume="forbidden",
+        ge=1,
+    )
+    seed: int = key(
+        0, "seed of the shuffled list, independent of RUN.seed", resume="forbidden", ge=0
+    )
+    balanced: bool = key(
+        False, "take the same number of samples from each class", resume="forbidden"
+    )
+    skip: int = key(0, "samples to skip at the start of the list", resume="forbidden", ge=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSection:
+    """Keys that DATA.TRAIN and the test splits have in common."""
+
+    dataset: str = key(
+        "digits",
+        "name of a dataset, or a dotted path; its parameters are given next to it",
+        resume="forbidden",
+    )
+    batch_size: int = key(256, "samples per step, over all ranks", resume="forbidden", ge=1)
+    micro_batch_size: int | None = key(
+        None,
+        "samples per forward pass on each rank; null: batch_size",
+        resume="forbidden",
+        ge=1,
+    )
+    inputs: Fields = key(
+        None,
+        "fields of a sample that the model gets: a name, an index into a tuple, or several; null: "
+        "the first of a pair",
+        resume="forbidden",
+    )
+    targets: Fields = key(
+        None,
+        "fields of a sample that the loss gets, as for `inputs`; []: none; null: the second of a "
+        "pair",
+        resume="forbidden",
+    )
+    label_type: Literal["given", "sample_index", "zero"] = key(
+        "given",
+        "the target: as given by the dataset, the index of the sample, or 0",
+        resume="forbidden",
+    )
+    subset: SubsetSection = group(SubsetSection)
+    workers: int | Literal["auto"] = key(
+        0,
+        "data loading processes per rank; 0: load in the main process; auto: number of cores minus "
+        "one, at most 8, and 0 for data in memory",
+        resume="free",
+        ge=0,
+    )
+    drop_last: bool = key(
+        False, "drop the last batch of an epoch if it is not full", resume="forbidden"
+    )
+    sampler: PartOrName = key(
+        "sequential",
+        "order of the samples in an epoch: `shuffled`, `sequential`, `lanes` (for files that are "
+        "read sequentially), `weighted`, `stratified` and others, or a custom or torch sampler",
+        resume="forbidden",
+    )
+    transforms: tuple[Any, ...] = key(
+        [],
+        "transforms of the input, in order; each a name, or a mapping with `name` and parameters",
+        resume="forbidden",
+    )
+    collate: PartOrName = key(
+        "stack",
+        "how samples are collated if the dataset does not return whole batches: `stack`, `pad`, "
+        "`list`, or a dotted path",
+        resume="forbidden",
+    )
+    loader: PartOrName | None = key(
+        None,
+        "custom loader: a dotted path to a callable that returns an iterable of whole batches, "
+        "such as torchdata.stateful_dataloader.StatefulDataLoader",
+        resume="forbidden",
+    )
+    fast_forward: bool = key(
+        False,
+        "on resume, replay the epoch from its start if the custom loader cannot save its position",
+        resume="free",
+    )
+    prefetch: int = key(2, "batches that each worker loads in advance", resume="free", ge=1)
+    start_method: Literal["fork", "spawn", "forkserver"] | None = key(
+        None, "start method of the workers; null: torch's default", resume="free"
+    )
+    timeout_seconds: float = key(
+        0,
+        "seconds to wait for a batch from a worker before the run fails; 0: no timeout",
+        resume="free",
+        ge=0,
+    )
+    pin_memory: bool = key(
+        False,
+        "copy batches to page-locked memory, for faster transfer to CUDA devices",
+        resume="free",
+    )
+    prefetch_to_device: bool = key(
+        False,
+        "copy the next step's batches to the CUDA device on a separate stream during the current "
+        "step; needs memory for one more step, and pays off with pin_memory",
+        resume="free",
+    )
+    on_bad_sample: Literal["raise", "substitute", "drop"] = key(
+        "raise",
+        "what to do with an unreadable sample: fail, use another sample in its place, or leave it "
+        "out",
+        resume="adjustable",
+    )
+    bad_sample_budget: int = key(
+        100,
+        "maximum number of distinct unreadable samples before the run fails",
+        resume="free",
+        ge=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSplitSection(SplitSection):
+    """The training data."""
+
+    batch_size: int = key(
+        64,
+        "samples per update, over all ranks and micro-batches",
+        resume="adjustable",
+        ge=1,
+    )
+    micro_batch_size: int | None = key(
+        None,
+        "samples per forward pass on each rank; null: derived from OPTIMIZER.accumulate",
+        resume="forbidden",
+        ge=1,
+    )
+    drop_last: bool = key(
+        True, "drop the last batch of an epoch if it is not full", resume="forbidden"
+    )
+    sampler: PartOrName = key(
+        "shuffled",
+        "order of the samples in an epoch: `shuffled`, `sequential`, `lanes` (for files that are "
+        "read sequentially), `weighted`, `stratified` and others, or a custom or torch sampler",
+        resume="forbidden",
+    )
+    batch_transforms: tuple[Any, ...] = key(
+        [],
+        "transforms of the inputs and targets of a micro-batch on the device, such as `mixup` and "
+        "`cutmix`; each a name, or a mapping with `name` and parameters",
+        resume="forbidden",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestSplitSection(SplitSection):
+    """A test split; DATA.TEST=null trains without tests. Every other upper-case key of DATA is
+    another test split with the same keys."""
+
+    __test__ = False  # pytest would otherwise collect the class, because of its name
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection:
+    """Training data and test splits."""
+
+    TRAIN: TrainSplitSection = group(TrainSplitSection)
+    TEST: TestSplitSection = group(TestSplitSection)

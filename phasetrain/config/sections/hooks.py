@@ -1,0 +1,50 @@
+"""Section HOOKS: label -> parameters of a hook."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phasetrain.config.sections.keys import key
+
+
+@dataclass(frozen=True, kw_only=True)
+class HooksSection:
+    """Label -> parameters of a hook. `name` defaults to the label; null removes a hook. Hooks are
+    called in the order of the keys."""
+
+    console: Mapping[str, Any] = key(
+        {}, "shows live progress on a terminal, and plain lines elsewhere", resume="free"
+    )
+    ledger: Mapping[str, Any] = key(
+        {},
+        "writes steps.ledger, with which replay and comparison find where runs diverge",
+        resume="free",
+    )
+    metrics: Mapping[str, Any] = key({}, "writes metrics.jsonl", resume="free")
+    numerics: Mapping[str, Any] = key(
+        {}, "dumps the first few steps with a nonfinite loss or gradient", resume="free"
+    )
+    report: Mapping[str, Any] = key(
+        {},
+        "writes report.html at the end of the run, with confusion matrices and samples of the last "
+        "tests",
+        resume="free",
+    )
+    stragglers: Mapping[str, Any] = key(
+        {}, "warns about a rank that all others wait for; inactive with one rank", resume="free"
+    )
+    watchdog: Mapping[str, Any] = key(
+        {}, "writes the stack of every thread if no step completes for a long time", resume="free"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookSection:
+    """Keys of an entry of HOOKS next to the parameters of the hook."""
+
+    on_exception: Literal["raise", "stop", "ignore"] = key(
+        "raise",
+        "what to do if the hook raises an exception: fail, stop the run at the next step boundary, or "
+        "log it and continue",
+        resume="free",
+    )

@@ -1,0 +1,132 @@
+"""How a key of the config is defined: once, as a field of the dataclass of its section."""
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
+
+from phasetrain.config.value_types import ValueType
+
+Resume = Literal["forbidden", "adjustable", "free"]
+"""What happens if the value differs from the one in the checkpoint that a run resumes from.
+
+forbidden: the resume is rejected, since it would not be the same run;
+adjustable: the resume needs RUN.allow=[KEY], and the change is printed and recorded;
+free: the trajectory does not depend on the key.
+"""
+
+S = TypeVar("S")
+
+
+class Bounds(TypedDict, total=False):
+    """Bounds of a number: at least (ge), above (gt), at most (le), below (lt)."""
+
+    ge: float
+    gt: float
+    le: float
+    lt: float
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the config.
+
+    Attributes:
+        path: dotted path, such as `DATA.TRAIN.batch_size`.
+        type: type and bounds of its values.
+        resume: what happens on resume if its value has changed.
+        meaning: one sentence with the unit.
+        default: default value, made of plain lists and dicts.
+        fields: dataclass of the keys below it if the value is a mapping with known keys.
+    """
+
+    path: str
+    type: ValueType
+    resume: Resume
+    meaning: str
+    default: Any
+    fields: Any = None
+
+
+def key(
+    default: Any,
+    meaning: str,
+    *,
+    resume: Resume,
+    fields: type | None = None,
+    **bounds: Unpack[Bounds],
+) -> Any:
+    """Return the dataclass field of a key; its name and type are those of the field.
+
+    Args:
+        default: value unless the config gives one.
+        meaning: one sentence with the unit, for the reference and `--help`.
+        resume: what happens on resume if the value has changed.
+        fields: dataclass of the keys below if the value is a mapping with known keys.
+        bounds: bounds of numbers (`ge=1`).
+    """
+    metadata = {
+        "default": default,
+        "meaning": meaning,
+        "resume": resume,
+        "fields": fields,
+        "bounds": bounds,
+    }
+    if isinstance(default, list):
+        return field(default=tuple(default), metadata=metadata)
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def group(kind: type[S], meaning: str = "") -> S:
+    """Return the dataclass field of a group of keys, which are the fields of `kind`."""
+    made: S = field(default_factory=kind, metadata={"group": kind, "meaning": meaning})
+    return made
+
+
+def key_name(definition: "Field[Any]") -> str:
+    """Return the name of a key in YAML: that of its field (`from_` for the Python keyword)."""
+    return definition.name.removesuffix("_")
+
+
+def own_keys(section: type) -> frozenset[str]:
+    """Return the names of a section's own keys; all others are parameters of the part it names."""
+    return frozenset(key_name(definition) for definition in fields(section))
+
+
+def define_key(definition: "Field[Any]", path: str) -> Key:
+    """Return the key at `path` that a field of a section defines."""
+    about = definition.metadata
+    return Key(
+        path,
+        ValueType(definition.type, about["bounds"]),
+        about["resume"],
+        about["meaning"],
+        about["default"],
+        about["fields"],
+    )
+
+
+def section_keys(section: Any, path: str) -> Mapping[str, Key]:
+    """Return name -> key of the fields of a section without groups, at a dotted path."""
+    found = {key_name(definition): definition for definition in fields(section)}
+    return {name: define_key(one, f"{path}.{name}") for name, one in found.items()}
+
+
+def read_section(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Return a section of a checked config as its dataclass; keys that it lacks have their default,
+    and parameters of the part that the section names are left out."""
+    read: dict[str, Any] = {}
+    for definition in fields(kind):  # type: ignore[arg-type]
+        name = key_name(definition)
+        if name not in values:
+            continue
+        below = definition.metadata.get("group")
+        read[definition.name] = values[name] if below is None else read_section(below, values[name])
+    return kind(**read)
+
+
+def part_parameters(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the part that a section names: all but the section's own keys."""
+    own = own_keys(kind)
+    return {name: value for name, value in values.items() if name not in own}

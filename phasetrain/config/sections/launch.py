@@ -1,0 +1,58 @@
+"""Section LAUNCH: submitting the run as a job."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phasetrain.config.sections.keys import key
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSection:
+    """Submission of the run as a job."""
+
+    cluster: Literal["slurm", "local", "debug"] | None = key(
+        None,
+        "where the run submits itself: SLURM, or a job on this machine; debug and null: run in this "
+        "process",
+        resume="free",
+    )
+    nodes: int = key(1, "number of nodes", resume="free", ge=1)
+    processes: int = key(1, "processes per node; with CUDA one per GPU", resume="free", ge=1)
+    cpus: int | None = key(
+        None, "cores per process; null: the cluster's default", resume="free", ge=1
+    )
+    gpus: int | None = key(
+        None,
+        "GPUs per node; null: the cluster's default, and for a local job all of this machine",
+        resume="free",
+        ge=0,
+    )
+    memory: float | None = key(
+        None, "memory per node in GB; null: the cluster's default", resume="free", gt=0
+    )
+    partition: str | None = key(None, "SLURM partition", resume="free")
+    account: str | None = key(None, "SLURM account", resume="free")
+    qos: str | None = key(None, "SLURM quality of service", resume="free")
+    minutes: int = key(60, "time limit of one attempt in minutes", resume="free", ge=1)
+    lead_seconds: int = key(
+        120,
+        "seconds before the time limit at which the run is asked to save and stop",
+        resume="free",
+        ge=1,
+    )
+    requeues: int = key(
+        3,
+        "maximum number of restarts after the time limit; preemptions do not count",
+        resume="free",
+        ge=0,
+    )
+    parameters: Mapping[str, Any] = key(
+        {},
+        "further SLURM parameters of submitit, such as constraint, exclude, comment, setup (commands "
+        "before srun), additional_parameters",
+        resume="free",
+    )
+    folder: str | None = key(
+        None, "folder for the logs of the job; null: launch/ in the run folder", resume="free"
+    )

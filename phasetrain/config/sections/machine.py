@@ -1,0 +1,62 @@
+"""Section MACHINE: device, precision, determinism and compilation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from phasetrain.config.sections.keys import key
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileSection:
+    """Arguments of torch.compile."""
+
+    backend: str = key("inductor", "name of the backend", resume="forbidden")
+    mode: str | None = key(None, "mode of the backend", resume="forbidden")
+    fullgraph: bool = key(False, "fail on graph breaks", resume="forbidden")
+    options: Mapping[str, Any] = key(
+        {}, "options of the backend, instead of `mode`", resume="forbidden"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSection:
+    """Device, precision, determinism and compilation."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = key(
+        "auto", "auto: cuda if available, else cpu", resume="free"
+    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "apex"] = key(
+        "fp32",
+        "autocast type of the forward pass in training; weights stay fp32. tf32: matrix products on "
+        "CUDA at reduced precision; apex: fp16",
+        resume="forbidden",
+    )
+    test_precision: Literal["fp32", "bf16", "fp16"] | None = key(
+        None, "autocast type of the forward pass in tests; null: as in training", resume="forbidden"
+    )
+    threads: int | None = key(
+        None,
+        "CPU threads of torch in the main process; null: torch's default, or on resume the number in "
+        "the checkpoint",
+        resume="free",
+        ge=1,
+    )
+    deterministic: bool = key(
+        True,
+        "use deterministic kernels only; otherwise identical runs may differ in the last bits",
+        resume="forbidden",
+    )
+    compile: str | Mapping[str, Any] | None = key(
+        None,
+        "torch.compile of the model in training: a backend such as `inductor`, or a mapping with "
+        "`backend`, `mode`, `fullgraph`, `options`",
+        resume="forbidden",
+        fields=CompileSection,
+    )
+    activation_checkpointing: tuple[str, ...] = key(
+        [],
+        "names (with `*`) or classes of modules whose activations are recomputed in the backward "
+        "pass instead of stored, which saves memory and costs time",
+        resume="free",
+    )

@@ -1,0 +1,172 @@
+"""Sections TASK, MODEL, LOSS and METERS."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phasetrain.config.sections.keys import key
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSection:
+    """What is learned."""
+
+    name: str = key(
+        "supervised",
+        "name of a task, which computes the loss and the metrics of a batch",
+        resume="forbidden",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EMASection:
+    """Exponential moving average of the weights (Polyak and Juditsky 1992)."""
+
+    decay: float = key(
+        0.999, "weight of the previous average in each update of it", resume="forbidden", ge=0, lt=1
+    )
+    warmup: bool = key(
+        True,
+        "start with a smaller decay: min(decay, (1 + t) / (10 + t)) after t updates of the average",
+        resume="forbidden",
+    )
+    every: int = key(1, "optimizer updates between updates of it", resume="forbidden", ge=1)
+    test: bool = key(True, "test the average next to the trained weights", resume="forbidden")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWASection:
+    """Stochastic weight averaging (Izmailov et al. 2018, arXiv:1803.05407): the mean of the weights
+    at several moments late in the run."""
+
+    start: float | str = key(
+        0.75,
+        "when to start averaging: a fraction of the run, or a duration such as '5 epochs'",
+        resume="forbidden",
+    )
+    every: float | str = key("1 epochs", "duration between two samples", resume="forbidden")
+    batches: int = key(
+        50,
+        "training batches for recomputing batch norm statistics before each test",
+        resume="forbidden",
+        ge=1,
+    )
+    test: bool = key(True, "test the average next to the trained weights", resume="forbidden")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    """The model, its initial weights, and averages of its weights."""
+
+    name: str = key(
+        "mlp",
+        "name of a model, or a dotted path to a torch.nn.Module or a function that returns one",
+        resume="forbidden",
+    )
+    weights: str | Mapping[str, Any] | tuple[Any, ...] | None = key(
+        None,
+        "weights to initialize from: the path of a file, a checkpoint or a run, a mapping with "
+        "`path` and renaming rules, or a list, in which later entries win; ignored on resume",
+        resume="forbidden",
+    )
+    freeze: tuple[str, ...] = key(
+        [],
+        "patterns for names of frozen modules or parameters: no gradient, no weight decay, modules "
+        "in eval mode",
+        resume="forbidden",
+    )
+    freeze_updates: tuple[Any, ...] = key(
+        [],
+        "rules for freezing at the start of the run: `match` (patterns as in `freeze`) and `for` (a "
+        'number of updates, or a duration such as "2 epochs")',
+        resume="forbidden",
+    )
+    ema: Mapping[str, Any] | None = key(
+        None,
+        "exponential moving average of the weights, tested as `test@ema`: `decay` (0.999), "
+        "`warmup` (true), `every` (1 update), `test` (true)",
+        resume="forbidden",
+    )
+    swa: Mapping[str, Any] | None = key(
+        None,
+        "mean of the weights late in the run, tested as `test@swa`: `start` (0.75 of the run), "
+        '`every` ("1 epochs"), `batches` for batch norm (50), `test` (true)',
+        resume="forbidden",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherSection:
+    """Keys of TASK.teacher next to the parameters of the model."""
+
+    weights: str | Mapping[str, Any] | tuple[Any, ...] | None = key(
+        None, "weights of the teacher, as for MODEL.weights", resume="forbidden"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkSection:
+    """Keys of MODEL.trunk next to the parameters of the model."""
+
+    cut: str | None = key(
+        None, "name of the last module of the trunk; null: the whole model", resume="forbidden"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSection:
+    """Keys of an entry of MODEL.heads next to the parameters of the model."""
+
+    from_: str | None = key(
+        None,
+        "name of the trunk's module whose output the head gets; null: the output of the trunk",
+        resume="forbidden",
+    )
+    input: str | None = key(
+        None, "entry of the inputs that the trunk gets; null: all of them", resume="forbidden"
+    )
+    pool: int | None = key(
+        None,
+        "size to which feature maps are average-pooled before the head",
+        resume="forbidden",
+        ge=1,
+    )
+    detach: bool = key(
+        False, "do not propagate the head's gradient into the trunk", resume="forbidden"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSection:
+    """The loss."""
+
+    name: str = key(
+        "cross_entropy",
+        "name of a loss, the class name of a loss in torch.nn, or a dotted path",
+        resume="forbidden",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeterSection:
+    """Keys of an entry of METERS next to the parameters of the meter."""
+
+    output: str | int | None = key(
+        None, "entry of a mapping or list of outputs that it measures", resume="forbidden"
+    )
+    target: str | int | None = key(
+        None, "entry of a mapping or list of targets that it measures", resume="forbidden"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedLossSection(MeterSection):
+    """Keys of an entry of LOSS.losses next to the parameters of the loss."""
+
+    output: str | int | None = key(
+        None, "entry of a mapping or list of outputs that the loss gets", resume="forbidden"
+    )
+    target: str | int | None = key(
+        None, "entry of a mapping or list of targets that the loss gets", resume="forbidden"
+    )
+    weight: float = key(1.0, "factor of the loss in the sum", resume="forbidden")

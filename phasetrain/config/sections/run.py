@@ -1,0 +1,81 @@
+"""Section RUN: what to do, where, and whether to resume."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from phasetrain.config.sections.keys import key
+
+Engine = Literal["train", "test", "extract", "plan", "replay", "find_lr", "find_batch_size"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    """What to do, where, and whether to resume."""
+
+    name: str | None = key(
+        None,
+        "prefix of the default folder name; null: the name of the experiment",
+        resume="free",
+    )
+    dir: str | None = key(
+        None,
+        "run folder; null: runs/{RUN.name}-{digest of the keys that affect the trajectory}",
+        resume="free",
+    )
+    engine: Engine = key(
+        "train",
+        "what to do: train with tests in between, test a checkpoint, extract features from it, "
+        "print the plan, replay one past update, or search for a learning rate or batch size",
+        resume="free",
+    )
+    verbosity: Literal["quiet", "normal", "verbose"] = key(
+        "normal",
+        "what is printed. quiet: warnings and the result; normal: also a line per epoch; "
+        "verbose: everything in log.txt",
+        resume="free",
+    )
+    seed: int = key(
+        0, "seed from which all random streams of the run are derived", resume="forbidden", ge=0
+    )
+    resume: Literal["auto", "must", "never"] = key(
+        "auto",
+        "auto: resume if there is a checkpoint; must: fail without one; never: fail with one",
+        resume="free",
+    )
+    checkpoint: str = key(
+        "latest",
+        "checkpoint for RUN.engine=test and extract: `latest`, `best` (by "
+        "CHECKPOINT.best.monitor), a name given by a hook, or the path of a checkpoint folder; "
+        "extract also takes `none`: weights from MODEL.weights or randomly initialized",
+        resume="free",
+    )
+    step: int | None = key(
+        None,
+        "number of the update to replay with RUN.engine=replay, as in metrics.jsonl",
+        resume="free",
+        ge=1,
+    )
+    imports: tuple[str, ...] = key(
+        [],
+        "modules to import before the config is checked, so that they can register parts",
+        resume="free",
+    )
+    allow: tuple[str, ...] = key(
+        [],
+        "changes to accept on resume: names of adjustable keys, `data` (the data has changed), "
+        "`no_valid` (start from scratch if no checkpoint can be read)",
+        resume="free",
+    )
+    rehearse: Literal["auto"] | bool = key(
+        "auto",
+        "before the first step, try one batch of each kind of phase, a save and a restore; auto: "
+        "if the run is expected to take more than about a minute, and with RUN.engine=plan",
+        resume="free",
+    )
+    give_up_after: int | None = key(
+        5,
+        "number of consecutive attempts without a new checkpoint after which the run refuses to "
+        "start (exit code 6); null: no limit",
+        resume="free",
+        ge=1,
+    )
