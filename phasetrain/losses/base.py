@@ -1,7 +1,7 @@
 """The registry of losses (section LOSS).
 
-A loss is a torch.nn.Module, called as `loss(output, target)` with what the model returned and the
-target of the batch; it returns the mean over the samples of the batch (or over its tokens), a
+A loss is a torch.nn.Module called as `loss(output, target)` with the output of the model and the
+target of the batch. It returns the mean over the samples of the batch (or over its tokens), a
 scalar with a graph.
 """
 
@@ -15,29 +15,31 @@ from phasetrain.config.registry import Factory, Registry
 
 
 class LoggingLoss(nn.Module):
-    """A loss of several parts.
+    """A loss with several terms, each logged by name.
 
     Attributes:
-        logs: name -> value of each part in the last call, a scalar without graph. They are logged
-            as `loss_NAME`.
+        logs: name -> value of each term in the last call, a scalar without a graph, logged as
+            `loss_NAME`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.logs: dict[str, Tensor] = {}
 
-    def taken(self) -> dict[str, Tensor]:
-        """Return the parts of the last call by the names of their logs, and forget them."""
-        found, self.logs = {f"loss_{name}": value for name, value in self.logs.items()}, {}
-        return found
+    def pop_logs(self) -> dict[str, Tensor]:
+        """Return the terms of the last call under their log names, and clear them."""
+        logs = {f"loss_{name}": value for name, value in self.logs.items()}
+        # Cleared so that a step that does not call this loss does not log the values again.
+        self.logs = {}
+        return logs
 
 
 class FunctionLoss(nn.Module):
-    """A plain function `loss(output, target, ...)` as a module.
+    """A plain function `loss(output, target, ...)` wrapped as a module.
 
     Args:
-        function: returns the mean over the batch.
-        params: its other parameters.
+        function: function that returns the mean loss over the batch.
+        params: its remaining parameters.
     """
 
     def __init__(self, function: Callable[..., Any], params: Mapping[str, Any]) -> None:
@@ -46,18 +48,18 @@ class FunctionLoss(nn.Module):
         self._params = dict(params)
 
     def forward(self, output: Any, target: Any) -> Tensor:
-        """Return what the function returns."""
+        """Return the value of the function."""
         found: Tensor = self._function(output, target, **self._params)
         return found
 
 
-def _losses_of_torch() -> Mapping[str, Factory[nn.Module]]:
-    classes = {
-        name: found
-        for name, found in vars(nn).items()
-        if isclass(found) and issubclass(found, nn.Module)
+def _list_torch_losses() -> Mapping[str, Factory[nn.Module]]:
+    # torch has no public base class for losses, so they are recognised by their names.
+    return {
+        name: value
+        for name, value in vars(nn).items()
+        if name.endswith("Loss") and isclass(value) and issubclass(value, nn.Module)
     }
-    return {name: found for name, found in classes.items() if name.endswith("Loss")}
 
 
-LOSSES: Registry[nn.Module] = Registry("loss", "LOSS", library=_losses_of_torch)
+LOSSES: Registry[nn.Module] = Registry("loss", "LOSS", library=_list_torch_losses)

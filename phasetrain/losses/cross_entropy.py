@@ -8,21 +8,21 @@ from phasetrain.losses.base import LOSSES
 
 @LOSSES.register("cross_entropy")
 class CrossEntropy(nn.Module):
-    """Mean cross entropy, in nats, of scores `(N, C)` before softmax against classes `(N,)` or
-    probabilities `(N, C)`.
+    """Mean cross entropy, in nats, of logits `(N, C)` against classes `(N,)` or probabilities `(N,
+    C)`.
 
     Args:
-        label_smoothing: share of the target probability spread evenly over all classes, in [0, 1)
-            (Szegedy et al. 2015, arXiv:1512.00567).
+        label_smoothing: fraction of the target probability spread evenly over all classes, in [0,
+            1) (Szegedy et al. 2015, arXiv:1512.00567).
 
     Raises:
-        ValueError: a label smoothing outside [0, 1).
+        ValueError: `label_smoothing` is outside [0, 1).
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing = {label_smoothing}: expected a share in [0, 1)")
+            raise ValueError(f"label_smoothing = {label_smoothing}: expected a fraction in [0, 1)")
         self.label_smoothing = label_smoothing
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a student learns from the scores of a teacher."""
+"""Knowledge distillation: a student learns from the logits of a teacher."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -8,17 +8,16 @@ from phasetrain.losses.base import LOSSES
 
 @LOSSES.register("soft_targets")
 class SoftTargets(nn.Module):
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)) in nats, the mean over samples.
+    """T^2 KL(softmax(teacher / T) || softmax(student / T)) in nats, averaged over samples.
 
-    From Hinton, Vinyals and Dean 2015, arXiv:1503.02531, section 2. Both are scores before softmax,
-    `(N, C)` or `(..., C)`. With the factor T^2 gradients keep their size when the temperature T
-    changes.
+    From Hinton, Vinyals and Dean 2015, arXiv:1503.02531, section 2. Both are logits, `(N, C)` or
+    `(..., C)`. The factor T^2 keeps the size of the gradients when the temperature T changes.
 
     Args:
-        temperature: T; the higher, the more small scores count.
+        temperature: T; a higher temperature gives small logits more weight.
 
     Raises:
-        ValueError: a temperature that is not above 0; on a call: other shapes.
+        ValueError: the temperature is not positive; on a call: the shapes differ.
     """
 
     def __init__(self, temperature: float = 4.0) -> None:
@@ -28,14 +27,15 @@ class SoftTargets(nn.Module):
         self.temperature = temperature
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean over samples, a scalar; `target` is what the teacher gives."""
+        """Return the mean over samples, a scalar; `target` is the output of the teacher."""
         if output.shape != target.shape:
             raise ValueError(
-                f"the teacher gives {tuple(target.shape)}, the student {tuple(output.shape)}; both have to tell the "
-                "same classes apart"
+                f"the teacher returns {tuple(target.shape)}, the student {tuple(output.shape)}; "
+                "both need the same classes"
             )
         student = functional.log_softmax(output / self.temperature, dim=-1).flatten(0, -2)
         teacher = functional.log_softmax(target / self.temperature, dim=-1).flatten(0, -2)
+        # Leading dimensions are flattened because "batchmean" divides by the first dimension only.
         return self.temperature**2 * functional.kl_div(
             student, teacher, reduction="batchmean", log_target=True
         )

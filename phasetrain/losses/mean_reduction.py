@@ -1,4 +1,4 @@
-"""What a mean of torch's losses is taken over, where that is not the samples."""
+"""The denominator of a loss of torch whose mean is not taken over samples."""
 
 from collections.abc import Callable
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor, nn
 
 IGNORED = -100
-"""Target that torch's cross entropy leaves out unless told otherwise."""
+"""Default `ignore_index` of torch's cross entropy."""
 
 Count = Callable[[Tensor], float]
-"""Returns for the targets of a micro-batch what its mean loss is divided by."""
+"""Maps the targets of a micro-batch to the denominator of its mean loss."""
 
 
-def count_of(loss: nn.Module) -> Count | None:
-    """Return what counts the targets that a loss takes its mean over; None where those are the
+def find_target_counter(loss: nn.Module) -> Count | None:
+    """Return the function that counts the targets a loss averages over; None if it averages over
     samples.
 
-    Torch's cross entropy leaves out targets of `ignore_index`, and with weights of classes divides
-    by their sum.
+    Torch's cross entropy skips targets equal to `ignore_index`, and divides by the sum of the class
+    weights if it has any.
     """
     if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return None
@@ -26,20 +26,19 @@ def count_of(loss: nn.Module) -> Count | None:
     if weight is None and ignored == IGNORED:
         return None
 
-    def count(target: Tensor) -> float:
-        if (
-            target.is_floating_point()
-        ):  # probabilities: torch divides by the number of samples and places
+    def count_targets(target: Tensor) -> float:
+        # Targets that are probabilities: torch divides by the number of samples and positions.
+        if target.is_floating_point():
             return float(target.numel() // target.shape[1] if target.ndim > 1 else 1)
         counted = target[target != ignored]
-        return float(
-            len(counted) if weight is None else weight.cpu()[counted.cpu()].sum(dtype=torch.float64)
-        )
+        if weight is None:
+            return float(len(counted))
+        # float64, because the denominators of all micro-batches of an update are summed.
+        return float(weight.cpu()[counted.cpu()].sum(dtype=torch.float64))
 
-    return count
+    return count_targets
 
 
-def counts_otherwise(loss: nn.Module) -> bool:
-    """Tell whether a part of a loss, not the loss itself, takes its mean over something else than
-    samples."""
-    return any(count_of(part) is not None for part in loss.modules() if part is not loss)
+def has_nested_target_counter(loss: nn.Module) -> bool:
+    """Return whether a submodule of a loss averages over something else than samples."""
+    return any(find_target_counter(part) is not None for part in loss.modules() if part is not loss)

@@ -1,5 +1,4 @@
-"""Whether an output and a target are what a loss takes, where torch would not say it, or not in
-these words."""
+"""Checks that an output and a target fit a loss, for cases in which torch is silent or obscure."""
 
 from typing import Any
 
@@ -8,40 +7,44 @@ from torch import Tensor, nn
 from phasetrain.losses.cross_entropy import CrossEntropy
 
 COMPARE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
-"""Losses of torch that pair every output with every target where shapes differ, and only warn of
-it."""
+"""Losses of torch that broadcast outputs against targets if shapes differ, with just a warning."""
 
 
 def check_pair(loss: nn.Module, output: Any, target: Any) -> None:
-    """Refuse an output and a target of which torch would make something else than is meant, or an
-    obscure error.
+    """Reject an output and a target that torch would misinterpret or fail on with an obscure error.
 
     Raises:
         ValueError: the reason, and what to do.
     """
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
-    numbers = target.is_floating_point()
-    same = output.shape == target.shape
+    same_shape = output.shape == target.shape
+    is_float = target.is_floating_point()
     if isinstance(loss, COMPARE):
-        if not same:
-            raise ValueError("the shapes differ, so every output would be paired with every target")
-        if not numbers:
-            raise ValueError(
-                "the targets are whole numbers, and the loss compares decimal ones; give them as float32"
-            )
-    if isinstance(loss, nn.BCEWithLogitsLoss | nn.BCELoss) and same and not numbers:
+        _check_regression(same_shape=same_shape, is_float=is_float)
+    elif isinstance(loss, nn.BCEWithLogitsLoss | nn.BCELoss):
+        if same_shape and not is_float:
+            raise ValueError("the labels are integers; the loss takes float32, 0.0 or 1.0")
+    elif isinstance(loss, nn.CrossEntropyLoss | CrossEntropy):
+        _check_classification(output, same_shape=same_shape, is_float=is_float)
+
+
+def _check_regression(*, same_shape: bool, is_float: bool) -> None:
+    if not same_shape:
+        raise ValueError("the shapes differ, so every output would be paired with every target")
+    if not is_float:
+        raise ValueError("the targets are integers; the loss compares floats: use float32 targets")
+
+
+def _check_classification(output: Tensor, *, same_shape: bool, is_float: bool) -> None:
+    # Equal shapes with floats are class probabilities, which torch supports.
+    if same_shape and output.ndim > 1 and not is_float:
         raise ValueError(
-            "the labels are whole numbers, and the loss takes them as float32, 0.0 or 1.0"
+            "there are several labels per sample, and the loss takes one class; for multi-label "
+            "targets use LOSS.name=BCEWithLogitsLoss and float32 targets"
         )
-    if isinstance(loss, nn.CrossEntropyLoss | CrossEntropy):
-        if same and output.ndim > 1 and not numbers:
-            raise ValueError(
-                "there are several labels per sample, and the loss takes one class; for many labels take "
-                "LOSS.name=BCEWithLogitsLoss and targets of float32"
-            )
-        if numbers and not same:
-            raise ValueError(
-                "classes are whole numbers (N,), and the targets are decimal ones; for regression take "
-                "LOSS.name=MSELoss and as many outputs as targets"
-            )
+    if is_float and not same_shape:
+        raise ValueError(
+            "classes are integers (N,), and the targets are floats; for regression use "
+            "LOSS.name=MSELoss and as many outputs as targets"
+        )

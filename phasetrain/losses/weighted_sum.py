@@ -15,22 +15,20 @@ from phasetrain.losses.shape_checks import check_pair
 
 @LOSSES.register("weighted_sum")
 class WeightedSum(LoggingLoss):
-    """The sum over losses of `weight` times the loss, each logged without its weight under its
-    label.
+    """The sum over losses of `weight` times the loss; each is logged unweighted under its label.
 
     Args:
-        losses: label -> `name` of a loss, which is the label unless given, its parameters, and
-            `weight` = 1, `output` and `target`: which entry the loss takes of a mapping or a list
-            of outputs and of targets; without them it takes all of it.
-        make_loss: fact; makes a loss of its name and parameters, and of where in the config they
-            stand.
+        losses: label -> parameters of a loss, with its `name` (the label by default), `weight` (1
+            by default), and `output` and `target`: the entry of a mapping or list of outputs or
+            targets that the loss takes (everything by default).
+        make_loss: fact; builds a loss from its section of the config and the path of that section.
 
     Attributes:
-        weights: label -> weight; no state, so they may be set at any time.
+        weights: label -> weight; not part of the state, so they may be set at any time.
 
     Raises:
-        ValueError: no losses, or a weight that is no finite number; on a call: an entry that is not
-            there, or an output and a target that do not fit a loss, which is named.
+        ValueError: there are no losses, or a weight is not a finite number; on a call: an entry is
+            missing, or an output and a target do not fit the named loss.
     """
 
     def __init__(
@@ -41,14 +39,14 @@ class WeightedSum(LoggingLoss):
         super().__init__()
         if not losses:
             raise ValueError(
-                "losses: expected at least one, such as losses: {class: {name: cross_entropy}}"
+                "losses = {}: expected at least one, such as losses: {class: {name: cross_entropy}}"
             )
         self.weights: dict[str, float] = {}
         self.losses = nn.ModuleDict()
         self._entries: dict[str, tuple[str | int | None, str | int | None]] = {}
         for label, given in losses.items():
             section = {"name": label, **(given or {})}
-            self.weights[label] = _weight(label, section.pop("weight", 1.0))
+            self.weights[label] = _check_weight(label, section.pop("weight", 1.0))
             self._entries[label] = section.pop("output", None), section.pop("target", None)
             self.losses[label] = make_loss(section, f"LOSS.losses.{label}")
         self._checked = False
@@ -58,9 +56,9 @@ class WeightedSum(LoggingLoss):
         terms = []
         self.logs = {}
         for label, loss in self.losses.items():
-            found = self._one(label, loss, output, target)
-            terms.append(self.weights[label] * found)
-            self.logs[label] = found.detach()
+            value = self._compute_term(label, loss, output, target)
+            terms.append(self.weights[label] * value)
+            self.logs[label] = value.detach()
             if isinstance(loss, LoggingLoss):
                 self.logs |= {f"{label}_{name}": value for name, value in loss.logs.items()}
         self._checked = True
@@ -68,30 +66,30 @@ class WeightedSum(LoggingLoss):
             return torch.stack(terms).sum()
         return terms[0]
 
-    def _one(self, label: str, loss: nn.Module, output: Any, target: Any) -> Tensor:
-        where, (output_key, target_key) = f"LOSS.losses.{label}", self._entries[label]
-        output, target = (
-            entry(output, output_key, f"{where}.output"),
-            entry(target, target_key, f"{where}.target"),
-        )
+    def _compute_term(self, label: str, loss: nn.Module, output: Any, target: Any) -> Tensor:
+        where = f"LOSS.losses.{label}"
+        output_key, target_key = self._entries[label]
+        output = entry(output, output_key, f"{where}.output")
+        target = entry(target, target_key, f"{where}.target")
+        # Checked in the first call only: later batches have the same form, and checks cost time.
         if self._checked:
-            found: Tensor = loss(output, target)
-            return found
+            value: Tensor = loss(output, target)
+            return value
         try:
             check_pair(loss, output, target)
-            found = loss(output, target)
+            value = loss(output, target)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if is_out_of_memory(error):
                 raise
             raise ValueError(f"{where}: {error}") from error
-        if not isinstance(found, Tensor) or found.ndim:
+        if not isinstance(value, Tensor) or value.ndim:
             raise ValueError(
                 f"{where}: expected a loss that is a scalar tensor, the mean over the batch"
             )
-        return found
+        return value
 
 
-def _weight(label: str, weight: Any) -> float:
+def _check_weight(label: str, weight: Any) -> float:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight):
         raise ValueError(f"losses.{label}.weight = {weight!r}: expected a finite number")
     return float(weight)

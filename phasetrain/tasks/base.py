@@ -370,7 +370,7 @@ class Task(WholeState, Predicts):
             with self.parts.machine.autocast(train=self._trains):
                 out = self.forward(batch)
         if self._logged is not None:
-            out.logs = self._logged.taken() | out.logs
+            out.logs = self._logged.pop_logs() | out.logs
         return out
 
     def _measured(self, out: StepOutput) -> StepOutput:

@@ -17,7 +17,7 @@ from phasetrain.engine.batch import Batch, StepOutput, mapped
 from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError, is_out_of_memory
-from phasetrain.losses import Advancing, Holding, Taught
+from phasetrain.losses import FreezingLoss, ScheduledLoss, TeacherLoss
 from phasetrain.meters import Meter
 from phasetrain.models import Embedding
 from phasetrain.tasks.base import TASKS, Task
@@ -73,8 +73,8 @@ class SelfSupervised(Task):
         self._momentum = momentum
         self._momentum_end = momentum_end
         self._teacher_views = teacher_views
-        self._advancing = [part for part in parts.loss.modules() if isinstance(part, Advancing)]
-        self._holding = [part for part in parts.loss.modules() if isinstance(part, Holding)]
+        self._advancing = [part for part in parts.loss.modules() if isinstance(part, ScheduledLoss)]
+        self._holding = [part for part in parts.loss.modules() if isinstance(part, FreezingLoss)]
         self._check_parts()
         self.teacher = None if momentum is None else self._new_teacher()
 
@@ -104,7 +104,7 @@ class SelfSupervised(Task):
     ) -> StepOutput:
         """Update the weights, but for those that the loss holds still."""
         for part in self._holding:
-            for parameter in part.held():
+            for parameter in part.frozen_parameters():
                 parameter.grad = None
         return super().update(outputs, used, at, events)
 
@@ -200,12 +200,18 @@ class SelfSupervised(Task):
 
     def _check_parts(self) -> None:
         loss = type(self.parts.loss).__name__
-        taught = [part for part in self.parts.loss.modules() if isinstance(part, Taught)]
-        if any(part.taught for part in taught) and self._momentum is None:
+        teacher_losses = [
+            part for part in self.parts.loss.modules() if isinstance(part, TeacherLoss)
+        ]
+        if any(part.uses_teacher for part in teacher_losses) and self._momentum is None:
             raise ConfigError(
                 f"TASK.momentum = null: the loss {loss} compares with a teacher; set TASK.momentum, such as 0.99"
             )
-        if taught and not any(part.taught for part in taught) and self._momentum is not None:
+        if (
+            teacher_losses
+            and not any(part.uses_teacher for part in teacher_losses)
+            and self._momentum is not None
+        ):
             raise ConfigError(
                 f"TASK.momentum = {self._momentum}: the loss {loss} has no use for a teacher; leave it out"
             )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
-from phasetrain.losses import FromModel, WeightedSum, count_of
+from phasetrain.losses import FromModel, WeightedSum, find_target_counter
 from phasetrain.losses.shape_checks import check_pair
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks.base import TASKS, Task
@@ -35,12 +35,12 @@ class Supervised(Task):
         from_model = [one for one in parts.loss.modules() if isinstance(one, FromModel)]
         self._with_target = any(one.with_target for one in from_model)
         self._needs_target = self._with_target or not isinstance(parts.loss, FromModel)
-        self._count = count_of(parts.loss)
+        self._count = find_target_counter(parts.loss)
         self._weighs = self._count is not None or type(self).weight_of is not Supervised.weight_of
 
     def weight_of(self, batch: Batch) -> float:
         """Return the number of samples, or what the loss divides by: see
-        `phasetrain.losses.count_of`."""
+        `phasetrain.losses.find_target_counter`."""
         if self._count is None or not batch.size:
             return batch.size
         return self._count(batch.target)

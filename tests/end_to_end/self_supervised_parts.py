@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from phasetrain.distributed import World
 from phasetrain.hooks import HOOKS, Hook, Run
 from phasetrain.losses import DINO, LOSSES, BarlowTwins, MoCo, SimCLR, SwAV
+from phasetrain.losses.self_supervised.swav import build_swav
 from phasetrain.tasks import TASKS, SelfSupervised
 from phasetrain.tasks.parts import Stateful
 
@@ -40,7 +41,7 @@ def losses(world: World) -> dict[str, nn.Module]:
         "simclr": SimCLR(0.2, world),
         "moco": MoCo(SIZE, ROWS, 30, 0.3, world),
         "barlow_twins": BarlowTwins(0.01, world=world),
-        "swav": SwAV(SIZE, ROWS, 6, queue=20, queue_updates=1, world=world),
+        "swav": build_swav(SIZE, ROWS, 6, queue=20, queue_updates=1, world=world),
         "dino": DINO(SIZE, world=world),
     }
     return {name: loss.double() for name, loss in made.items()}

@@ -8,7 +8,7 @@ import torch
 from phasetrain.losses import SoftTargets
 
 
-def test_the_formula() -> None:
+def test_loss_equals_the_formula() -> None:
     student, teacher = (
         torch.tensor([[1.0, 3.0], [0.0, 0.0]]),
         torch.tensor([[2.0, -2.0], [0.0, 4.0]]),
@@ -34,14 +34,14 @@ def test_equal_scores_have_nothing_to_teach() -> None:
     assert float(SoftTargets()(scores, scores + 7)) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_mean_is_over_all_places() -> None:
+def test_mean_is_over_all_positions() -> None:
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(2, 3, 4, generator=generator) for _ in range(2))
     whole = SoftTargets()(student, teacher)
     torch.testing.assert_close(whole, SoftTargets()(student.reshape(6, 4), teacher.reshape(6, 4)))
 
 
-def test_at_high_temperatures_it_is_half_the_mean_square_of_centred_scores_times_classes() -> None:
+def test_high_temperature_limit_is_half_the_mean_square_of_centred_logits_times_classes() -> None:
     generator = torch.Generator().manual_seed(1)
     student, teacher = (
         torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2)
@@ -55,8 +55,8 @@ def test_at_high_temperatures_it_is_half_the_mean_square_of_centred_scores_times
     )
 
 
-def test_mistakes() -> None:
-    with pytest.raises(ValueError, match=r"temperature = 0: expected more than 0"):
+def test_invalid_temperature_and_shapes_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"temperature = 0:"):
         SoftTargets(0)
-    with pytest.raises(ValueError, match=r"the teacher gives \(2, 3\), the student \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
         SoftTargets()(torch.zeros(2, 4), torch.zeros(2, 3))

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.losses import count_of, counts_otherwise
+from phasetrain.losses import find_target_counter, has_nested_target_counter
 from phasetrain.testing.build import built
 
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
@@ -18,8 +18,10 @@ WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
         (WEIGHTED, torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]), 2.0),
     ],
 )
-def test_what_the_mean_is_divided_by(loss: nn.Module, target: Tensor, count: float) -> None:
-    found = count_of(loss)
+def test_counter_returns_the_denominator_of_torch(
+    loss: nn.Module, target: Tensor, count: float
+) -> None:
+    found = find_target_counter(loss)
     assert found is not None
     assert found(target) == count
 
@@ -27,12 +29,12 @@ def test_what_the_mean_is_divided_by(loss: nn.Module, target: Tensor, count: flo
 @pytest.mark.parametrize(
     "loss", [nn.CrossEntropyLoss(), nn.MSELoss(), nn.CrossEntropyLoss(label_smoothing=0.1)]
 )
-def test_those_over_samples(loss: nn.Module) -> None:
-    assert count_of(loss) is None
-    assert not counts_otherwise(loss)
+def test_losses_over_samples_have_no_counter(loss: nn.Module) -> None:
+    assert find_target_counter(loss) is None
+    assert not has_nested_target_counter(loss)
 
 
-def test_one_inside_another_goes_with_whole_batches_alone() -> None:
+def test_nested_counter_is_rejected_with_accumulation() -> None:
     words = ["LOSS={name: weighted_sum, losses: {a: {name: CrossEntropyLoss, ignore_index: 3}}}"]
     built(words)
     with pytest.raises(ConfigError, match=r"a part of it leaves targets out or weighs classes"):
@@ -40,7 +42,7 @@ def test_one_inside_another_goes_with_whole_batches_alone() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_a_sum_is_refused(reduction: str) -> None:
+def test_reduction_other_than_mean_is_rejected(reduction: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"LOSS\.reduction = '{reduction}': an update weighs means over samples"
     ):

@@ -20,14 +20,14 @@ LABELS = torch.tensor([[0, 1, 1]] * 4)
             torch.zeros(4),
             "every output would be paired with every target",
         ),
-        (nn.L1Loss(), torch.zeros(4), CLASSES, "the targets are whole numbers"),
-        (nn.BCEWithLogitsLoss(), SCORES, LABELS, "takes them as float32"),
+        (nn.L1Loss(), torch.zeros(4), CLASSES, "targets are integers"),
+        (nn.BCEWithLogitsLoss(), SCORES, LABELS, "float32"),
         (nn.CrossEntropyLoss(), SCORES, LABELS, "several labels per sample"),
         (CrossEntropy(), SCORES, LABELS, r"LOSS\.name=BCEWithLogitsLoss"),
-        (CrossEntropy(), SCORES, CLASSES.float(), "for regression take LOSS.name=MSELoss"),
+        (CrossEntropy(), SCORES, CLASSES.float(), r"LOSS\.name=MSELoss"),
     ],
 )
-def test_refused(loss: nn.Module, output: Tensor, target: Tensor, message: str) -> None:
+def test_misfit_is_rejected(loss: nn.Module, output: Tensor, target: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_pair(loss, output, target)
 
@@ -42,5 +42,5 @@ def test_refused(loss: nn.Module, output: Tensor, target: Tensor, message: str) 
         (nn.MSELoss(), {"a": SCORES}, SCORES),
     ],
 )
-def test_taken(loss: nn.Module, output: Tensor, target: Tensor) -> None:
+def test_fitting_pair_is_accepted(loss: nn.Module, output: Tensor, target: Tensor) -> None:
     check_pair(loss, output, target)

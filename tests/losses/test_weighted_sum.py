@@ -22,25 +22,25 @@ def made(**losses: Any) -> WeightedSum:
     return WeightedSum(losses, make)
 
 
-def test_the_sum_and_its_parts() -> None:
+def test_sum_is_weighted_and_terms_are_logged() -> None:
     loss = made(near={"name": "MSELoss", "weight": 0.5}, far={"name": "L1Loss", "weight": 3})
     found = loss(A, B)
     assert float(found) == 0.5 * 6.5 + 3 * 2.5
-    assert {name: float(value) for name, value in loss.taken().items()} == {
+    assert {name: float(value) for name, value in loss.pop_logs().items()} == {
         "loss_near": 6.5,
         "loss_far": 2.5,
     }
-    assert loss.taken() == {}
+    assert loss.pop_logs() == {}
 
 
-def test_the_label_is_the_name_and_the_weight_one() -> None:
+def test_defaults_are_label_as_name_and_weight_one() -> None:
     scores, classes = torch.zeros(3, 4), torch.tensor([0, 1, 2])
     assert float(made(cross_entropy={})(scores, classes)) == pytest.approx(1.3862944)
     smooth = made(cross_entropy={"label_smoothing": 0.5})
     assert smooth.losses["cross_entropy"].label_smoothing == 0.5
 
 
-def test_entries_of_outputs_and_targets() -> None:
+def test_each_loss_gets_its_entries_of_output_and_target() -> None:
     outputs, targets = {"x": A, "y": B}, [B, A]
     loss = made(
         one={"name": "L1Loss", "output": "x", "target": 0},
@@ -50,7 +50,7 @@ def test_entries_of_outputs_and_targets() -> None:
     assert float(loss(outputs, targets)) == 2.5 + 0.0 + 2.5
 
 
-def test_the_gradient_is_that_of_the_weighted_sum() -> None:
+def test_gradient_equals_the_gradient_of_the_weighted_sum() -> None:
     value = torch.tensor([1.0, 2.0], requires_grad=True)
     loss = made(near={"name": "MSELoss", "weight": 2.0}, far={"name": "L1Loss", "weight": -1.0})
     loss(value, B).backward()
@@ -59,7 +59,7 @@ def test_the_gradient_is_that_of_the_weighted_sum() -> None:
     assert not loss.logs["near"].requires_grad
 
 
-def test_weights_may_change_and_are_no_state() -> None:
+def test_weights_may_change_and_are_not_saved() -> None:
     loss = made(near={"name": "MSELoss"}, far={"name": "L1Loss"})
     loss.weights["far"] = 0.0
     assert float(loss(A, B)) == 6.5
@@ -81,7 +81,7 @@ def test_the_state_of_a_loss_is_kept_under_its_label() -> None:
     assert float(loss(A, B).detach()) == 5.0
 
 
-def test_a_sum_in_a_sum() -> None:
+def test_sums_can_be_nested() -> None:
     def nested(section: Mapping[str, Any], where: str) -> nn.Module:
         return (
             made(deep={"name": "L1Loss", "weight": 4.0})
@@ -91,7 +91,7 @@ def test_a_sum_in_a_sum() -> None:
 
     loss = WeightedSum({"inner": {"weight": 0.5}}, nested)
     assert float(loss(A, B)) == 5.0
-    assert {name: float(value) for name, value in loss.taken().items()} == {
+    assert {name: float(value) for name, value in loss.pop_logs().items()} == {
         "loss_inner": 10.0,
         "loss_inner_deep": 2.5,
     }
@@ -101,15 +101,15 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("losses", "message"),
         [
-            ({}, "losses: expected at least one"),
+            ({}, "losses = {}:"),
             (
                 {"a": {"name": "L1Loss", "weight": "2"}},
-                r"losses\.a\.weight = '2': expected a finite number",
+                r"losses\.a\.weight = .2.:",
             ),
             ({"a": {"name": "L1Loss", "weight": float("inf")}}, r"losses\.a\.weight = inf"),
         ],
     )
-    def test_when_it_is_made(self, losses: Any, message: str) -> None:
+    def test_invalid_losses_are_rejected_when_built(self, losses: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             made(**losses)
 
@@ -120,14 +120,14 @@ class TestMistakes:
                 {"output": "z"},
                 {"x": A, "y": B},
                 B,
-                r"LOSS\.losses\.a\.output = 'z': no such entry; there are x, y",
+                r"LOSS\.losses\.a\.output = .z.:",
             ),
             ({"output": "xs"}, {"x": A}, B, "did you mean 'x'"),
             (
                 {"target": 2},
                 A,
                 [A, B],
-                r"LOSS\.losses\.a\.target = 2: no such entry; there are 2, numbered from 0",
+                r"LOSS\.losses\.a\.target = 2:",
             ),
             (
                 {"target": "x"},
@@ -144,6 +144,8 @@ class TestMistakes:
             ),
         ],
     )
-    def test_on_a_call(self, section: Any, output: Any, target: Any, message: str) -> None:
+    def test_misfit_is_rejected_when_called(
+        self, section: Any, output: Any, target: Any, message: str
+    ) -> None:
         with pytest.raises(ValueError, match=message):
             made(a={"name": "MSELoss", **section})(output, target)

@@ -1,4 +1,4 @@
-"""Self-distillation with a centred and sharpened teacher (DINO)."""
+"""DINO: self-distillation with a centred and sharpened teacher."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from torch.nn.functional import log_softmax, softmax
 from phasetrain.distributed import World, reduce
 from phasetrain.losses.base import LOSSES
 from phasetrain.losses.self_supervised.multi_view import (
+    check_fraction,
     check_positive,
-    check_share,
-    pairs_with_teacher,
+    pair_views_with_teacher,
 )
 
 
@@ -20,32 +20,33 @@ class DINO(nn.Module):
     """Cross entropy with the teacher's distribution (Caron et al. 2021, arXiv:2104.14294, equations
     1 to 4).
 
-    For scores s of a view and the teacher's scores z of another one, with the centre c, the term is
+    For the logits s of a view and the teacher's logits z of another one, with the centre c, the
+    term is
 
-        -sum_k softmax_k((z - c) / teacher_temperature) log softmax_k(s / student_temperature),
+            -sum_k softmax_k((z - c) / teacher_temperature) log softmax_k(s / student_temperature),
 
     and the loss is the mean over samples and over all pairs of different views. After each training
-    batch the centre moves to the mean of the teacher's scores over views and processes: c = m c +
+    batch the centre moves towards the mean of the teacher's logits over views and ranks: c = m c +
     (1 - m) mean.
 
     Args:
-        dimensions: fact; K, the number of scores.
-        student_temperature: of the student's distribution.
-        teacher_temperature: of the teacher's, from `warmup` on.
-        warmup_temperature: the teacher's at the start, from where it goes there linearly.
-        warmup: share of the training that this takes, in [0, 1].
+        dimensions: fact; K, the number of logits.
+        student_temperature: temperature of the student's distribution.
+        teacher_temperature: temperature of the teacher's distribution after the warm-up.
+        warmup_temperature: the teacher's temperature at the start; it changes linearly.
+        warmup: fraction of the training that the change takes, in [0, 1].
         center_momentum: m.
-        world: fact; the processes.
+        world: fact; the ranks of the run.
 
     Attributes:
-        center: `(K,)`, the same on all processes.
+        center: `(K,)`, the same on all ranks.
 
     Raises:
-        ValueError: a temperature that is not above 0, a share or momentum outside [0, 1].
+        ValueError: a temperature is not positive, or a fraction or momentum is outside [0, 1].
     """
 
     coupled = True
-    taught = True
+    uses_teacher = True
     center: Tensor
 
     def __init__(
@@ -63,7 +64,7 @@ class DINO(nn.Module):
             student_temperature=student_temperature, teacher_temperature=teacher_temperature
         )
         check_positive(warmup_temperature=warmup_temperature)
-        check_share(warmup=warmup, center_momentum=center_momentum)
+        check_fraction(warmup=warmup, center_momentum=center_momentum)
         self.student_temperature = student_temperature
         self.center_momentum = center_momentum
         self._first = warmup_temperature
@@ -75,26 +76,27 @@ class DINO(nn.Module):
 
     def advance(self, where: float, updates: int) -> None:
         """Set the teacher's temperature for a progress in [0, 1)."""
-        share = 1.0 if where >= self._warmup else where / self._warmup
-        self.teacher_temperature = self._first + share * (self._last - self._first)
+        # The comparison comes first so that a warm-up of 0 does not divide by 0.
+        fraction = 1.0 if where >= self._warmup else where / self._warmup
+        self.teacher_temperature = self._first + fraction * (self._last - self._first)
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the mean over the samples of this process, a scalar, of views and targets
-        `(N, K)`."""
-        pairs = pairs_with_teacher(views, targets)
+        """Return the mean over the samples of this rank, a scalar, of views and targets `(N, K)`."""
+        pairs = pair_views_with_teacher(views, targets)
         teacher = [target.detach() for target in targets or ()]
-        taught = [
+        probabilities = [
             softmax((target - self.center) / self.teacher_temperature, dim=1) for target in teacher
         ]
         logs = [log_softmax(view / self.student_temperature, dim=1) for view in views]
-        losses = [-(taught[target] * logs[view]).sum() for view, target in pairs]
+        losses = [-(probabilities[target] * logs[view]).sum() for view, target in pairs]
+        # After the loss: the batch is centred by the batches before it, as in the paper.
         if self.training:
-            self._recenter(torch.stack(teacher))
+            self._update_center(torch.stack(teacher))
         return torch.stack(losses).mean() / max(len(views[0]), 1)
 
     @torch.no_grad()
-    def _recenter(self, scores: Tensor) -> None:
-        """Move the centre by scores `(views, N, K)`, with as many samples on every process."""
+    def _update_center(self, scores: Tensor) -> None:
+        """Move the centre towards the mean of logits `(views, N, K)`; N is the same on every rank."""
         mean = reduce(self._world, scores.sum(dim=(0, 1))) / (
             scores.shape[0] * scores.shape[1] * self._world.size
         )

@@ -1,4 +1,4 @@
-"""Contrast of a view with a queue of keys that a momentum encoder has made (MoCo)."""
+"""MoCo: contrast a view with a queue of keys made by a momentum encoder."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from phasetrain.distributed import World
 from phasetrain.losses.base import LOSSES
 from phasetrain.losses.self_supervised.multi_view import (
     check_positive,
-    enqueue,
-    of_all,
-    pairs_with_teacher,
+    enqueue_rows,
+    gather_embeddings,
+    pair_views_with_teacher,
 )
 
 
@@ -20,31 +20,31 @@ from phasetrain.losses.self_supervised.multi_view import (
 class MoCo(nn.Module):
     """Contrast with a queue of keys (He et al. 2020, arXiv:1911.05722, equation 1).
 
-    For a query q, the normalised embedding of a view, its key k, the teacher's of another view of
-    the same sample, and the keys n_j of samples before, the term is
+    For a query q (the normalised embedding of a view), its key k (the teacher's embedding of
+    another view of the same sample) and the keys n_j of earlier samples, the term is
 
-        -log exp(q k / t) / (exp(q k / t) + sum_j exp(q n_j / t)),
+            -log exp(q k / t) / (exp(q k / t) + sum_j exp(q n_j / t)),
 
     and the loss is the mean over samples and over all pairs of different views. After each training
-    batch the keys of all processes take the place of the oldest ones.
+    batch the keys of all ranks replace the oldest ones.
 
     Args:
         dimensions: fact; D, the size of an embedding.
-        batch_size: fact; samples of an update over all processes.
-        queue: keys in the queue, at least those of one batch.
+        batch_size: fact; samples per update over all ranks.
+        queue: number of keys in the queue, at least one batch.
         temperature: t.
-        world: fact; the processes.
+        world: fact; the ranks of the run.
 
     Attributes:
-        queue: `(queue, D)`, random directions at first; the same on all processes.
-        place: number of the oldest key, 0-d.
+        queue: `(queue, D)`, initially random directions; the same on all ranks.
+        place: index of the oldest key, 0-d.
 
     Raises:
-        ValueError: a queue that is shorter than a batch, a size or temperature that is not above 0.
+        ValueError: the queue is shorter than a batch, or a size or temperature is not positive.
     """
 
     coupled = True
-    taught = True
+    uses_teacher = True
     queue: Tensor
     place: Tensor
 
@@ -60,7 +60,7 @@ class MoCo(nn.Module):
         check_positive(dimensions=dimensions, temperature=temperature)
         if queue < batch_size:
             raise ValueError(
-                f"queue = {queue}: a batch has {batch_size} samples, and the queue takes at least as many"
+                f"queue = {queue}: expected at least {batch_size}, the samples of a batch"
             )
         self.temperature = temperature
         self._world = world or World()
@@ -68,20 +68,25 @@ class MoCo(nn.Module):
         self.register_buffer("place", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the mean over the samples of this process, a scalar, of views and targets
-        `(N, D)`."""
-        pairs = pairs_with_teacher(views, targets)
+        """Return the mean over the samples of this rank, a scalar, of views and targets `(N, D)`."""
+        pairs = pair_views_with_teacher(views, targets)
         queries = [normalize(view, dim=1) for view in views]
         keys = [normalize(target.detach(), dim=1) for target in targets or ()]
-        before = self.queue.to(queries[0], copy=True)  # the backward pass needs it as it is now
-        losses = [self._contrast(queries[view], keys[taught], before) for view, taught in pairs]
+        # A copy, because the backward pass needs the queue as it was before this batch is enqueued.
+        negatives = self.queue.to(queries[0], copy=True)
+        losses = [
+            self._compute_contrast(queries[view], keys[other], negatives) for view, other in pairs
+        ]
         if self.training:
             for key in keys:
-                enqueue(self.queue, self.place, of_all(self._world, key, equal=True)[0])
+                enqueue_rows(
+                    self.queue, self.place, gather_embeddings(self._world, key, equal=True)[0]
+                )
         return torch.stack(losses).mean()
 
-    def _contrast(self, queries: Tensor, keys: Tensor, before: Tensor) -> Tensor:
-        alike = (queries * keys).sum(dim=1, keepdim=True)
-        logits = torch.cat([alike, queries @ before.T], dim=1) / self.temperature
-        first = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
-        return cross_entropy(logits, first, reduction="sum") / max(len(queries), 1)
+    def _compute_contrast(self, queries: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
+        positives = (queries * keys).sum(dim=1, keepdim=True)
+        logits = torch.cat([positives, queries @ negatives.T], dim=1) / self.temperature
+        # The positive is column 0 of every row.
+        target = torch.zeros(len(queries), dtype=torch.int64, device=queries.device)
+        return cross_entropy(logits, target, reduction="sum") / max(len(queries), 1)

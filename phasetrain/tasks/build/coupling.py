@@ -7,13 +7,13 @@ from torch import nn
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
-from phasetrain.losses import Coupled, counts_otherwise
+from phasetrain.losses import CoupledLoss, has_nested_target_counter
 
 
 def is_coupled(loss: nn.Module) -> bool:
     """Tell whether a loss, or a part of it, says that its samples depend on each other, see
-    `Coupled`."""
-    return any(isinstance(part, Coupled) and part.coupled for part in loss.modules())
+    `CoupledLoss`."""
+    return any(isinstance(part, CoupledLoss) and part.coupled for part in loss.modules())
 
 
 def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
@@ -64,7 +64,7 @@ def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
     Raises:
         ConfigError: accumulation or several processes, with such a loss inside another one.
     """
-    if not counts_otherwise(loss):
+    if not has_nested_target_counter(loss):
         return
     pieces = max(world.size, *(config.OPTIMIZER.accumulate or 1 for config in configs))
     if pieces > 1:

@@ -6,7 +6,7 @@ import torch
 from phasetrain.losses import BYOL
 
 
-def test_it_is_the_formula() -> None:
+def test_loss_equals_the_formula() -> None:
     views = list(
         torch.randn(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     )
@@ -21,7 +21,7 @@ def test_it_is_the_formula() -> None:
     assert BYOL()(views, targets).item() == pytest.approx(float(sum(terms) / len(terms)), abs=1e-12)
 
 
-def test_its_bounds() -> None:
+def test_loss_is_between_zero_and_four() -> None:
     one = torch.tensor([[1.0, 2.0]])
     assert BYOL()([one, one], [one, one]).item() == pytest.approx(0, abs=1e-6)
     assert BYOL()([one, one], [-one, -one]).item() == pytest.approx(4, abs=1e-6)
@@ -38,7 +38,7 @@ def test_parts_of_a_batch_add_up_to_the_whole() -> None:
     assert not BYOL.coupled
 
 
-def test_no_gradient_reaches_the_teacher_and_no_sample_is_a_loss_of_zero() -> None:
+def test_teacher_gets_no_gradient_and_empty_batch_has_loss_zero() -> None:
     taught = torch.ones(2, 3, requires_grad=True)
     loss = BYOL()([torch.ones(2, 3, requires_grad=True)] * 2, [taught])
     loss.backward()  # type: ignore[no-untyped-call]

@@ -24,7 +24,7 @@ def direct(query: Tensor, key: Tensor, queue: Tensor, temperature: float) -> Ten
     return torch.stack(terms).mean()
 
 
-def test_it_is_the_formula_and_no_gradient_reaches_the_keys() -> None:
+def test_loss_equals_the_formula_and_keys_get_no_gradient() -> None:
     loss = MoCo(3, queue=7, temperature=0.3).double()
     queue = loss.queue.clone()
     views = [rows(4, seed).requires_grad_() for seed in (1, 2)]
@@ -38,7 +38,7 @@ def test_it_is_the_formula_and_no_gradient_reaches_the_keys() -> None:
     assert torch.autograd.grad(loss(views, keys), keys, allow_unused=True) == (None, None)
 
 
-def test_the_oldest_keys_are_replaced_round_and_round() -> None:
+def test_oldest_keys_are_replaced_first() -> None:
     loss = MoCo(3, queue=5).double()
     before = loss.queue.clone()
     keys = [rows(2, 3), rows(2, 4)]
@@ -53,19 +53,19 @@ def test_the_oldest_keys_are_replaced_round_and_round() -> None:
     assert loss.place.item() == 3
 
 
-def test_a_batch_that_is_longer_than_the_queue_is_refused() -> None:
-    with pytest.raises(ValueError, match="the queue has 3 rows, and a batch 4; set LOSS"):
+def test_batch_longer_than_the_queue_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"LOSS\.queue = 3: .* 4 rows"):
         MoCo(3, queue=3).double()([rows(4, 1), rows(4, 2)], [rows(4, 3), rows(4, 4)])
 
 
-def test_a_test_leaves_the_queue_alone() -> None:
+def test_queue_is_unchanged_in_eval_mode() -> None:
     loss = MoCo(3, queue=5).double().eval()
     before = loss.queue.clone()
     loss([rows(2, 1), rows(2, 2)], [rows(2, 3), rows(2, 4)])
     assert torch.equal(loss.queue, before)
 
 
-def test_the_queue_is_state_and_drawn_from_the_seed() -> None:
+def test_queue_is_state_and_depends_on_the_seed() -> None:
     torch.manual_seed(0)
     one = MoCo(3, queue=5)
     torch.manual_seed(0)
@@ -74,8 +74,8 @@ def test_the_queue_is_state_and_drawn_from_the_seed() -> None:
     torch.testing.assert_close(one.queue.norm(dim=1), torch.ones(5))
 
 
-def test_what_it_refuses() -> None:
-    with pytest.raises(ValueError, match="queue = 5: a batch has 8 samples"):
+def test_short_queue_and_missing_teacher_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"queue = 5: .* 8"):
         MoCo(3, batch_size=8, queue=5)
-    with pytest.raises(ValueError, match="it compares with a teacher, and there is none"):
+    with pytest.raises(ValueError, match=r"TASK\.name=self_supervised"):
         MoCo(3, queue=5)([rows(2, 1), rows(2, 2)], None)

@@ -31,7 +31,7 @@ def direct(one: Tensor, other: Tensor, temperature: float) -> Tensor:
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5])
-def test_it_is_the_formula(temperature: float) -> None:
+def test_loss_equals_the_formula(temperature: float) -> None:
     one, other = views()
     expected = direct(one, other, temperature)
     found = SimCLR(temperature)([one, other])
@@ -41,14 +41,14 @@ def test_it_is_the_formula(temperature: float) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=0)
 
 
-def test_of_more_views_it_is_the_mean_over_pairs() -> None:
+def test_more_views_give_the_mean_over_pairs() -> None:
     first, second, third = views(3)
     pairs = [(first, second), (first, third), (second, third)]
     expected = sum(direct(one, other, 0.2).item() for one, other in pairs) / 3
     assert SimCLR(0.2)([first, second, third]).item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_equal_views_of_opposite_samples() -> None:
+def test_equal_views_of_opposite_samples_have_a_known_loss() -> None:
     view = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     expected = math.log(
         1 + 2 * math.exp(-2 / 0.5)
@@ -56,21 +56,21 @@ def test_equal_views_of_opposite_samples() -> None:
     assert SimCLR(0.5)([view, view]).item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_no_sample_of_this_process_is_a_loss_of_zero() -> None:
+def test_rank_without_samples_has_loss_zero() -> None:
     assert SimCLR().eval()([torch.zeros(0, 4), torch.zeros(0, 4)]).item() == 0
 
 
 @pytest.mark.parametrize(
     "given", [[torch.ones(2, 3)], torch.ones(2, 3), [torch.ones(2, 3), torch.ones(3, 3)]]
 )
-def test_what_is_no_list_of_views_is_refused(given: list[Tensor]) -> None:
+def test_input_other_than_a_list_of_views_is_rejected(given: list[Tensor]) -> None:
     with pytest.raises(ValueError, match="at least two views of the same N samples"):
         SimCLR()(given)
 
 
-def test_it_says_what_it_is() -> None:
+def test_loss_is_coupled_and_has_no_teacher() -> None:
     loss = LOSSES.build("simclr", {"temperature": 0.3})
     assert isinstance(loss, SimCLR)
-    assert (loss.coupled, loss.taught) == (True, False)
-    with pytest.raises(ValueError, match="temperature = 0: expected more than 0"):
+    assert (loss.coupled, loss.uses_teacher) == (True, False)
+    with pytest.raises(ValueError, match="temperature = 0:"):
         SimCLR(0)

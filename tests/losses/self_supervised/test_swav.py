@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.distributed import World
-from phasetrain.losses import SwAV
-from phasetrain.losses.self_supervised.swav import sinkhorn
+from phasetrain.losses.self_supervised.swav import balance_codes, build_swav
 
 
 def rows(count: int, seed: int, size: int = 3) -> Tensor:
@@ -54,8 +53,8 @@ NO_QUEUE = [torch.zeros(0, 3, dtype=torch.float64)] * 2
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_it_is_the_formula(count: int) -> None:
-    loss = SwAV(3, prototypes=5).double()
+def test_loss_equals_the_formula(count: int) -> None:
+    loss = build_swav(3, prototypes=5).double()
     views = [rows(6, seed) for seed in range(count)]
     assert loss(views).item() == pytest.approx(
         direct(views, loss.prototypes.detach(), NO_QUEUE), abs=1e-12
@@ -64,15 +63,15 @@ def test_it_is_the_formula(count: int) -> None:
 
 def test_codes_use_all_prototypes_equally() -> None:
     scores = unit(rows(8, 1, 4)) @ unit(rows(4, 2, 4)).T
-    codes = sinkhorn(
+    codes = balance_codes(
         World(), scores, torch.ones(8, 1, dtype=torch.float64), epsilon=0.5, iterations=50
     )
     torch.testing.assert_close(codes.sum(dim=1), torch.ones(8, dtype=torch.float64))
     torch.testing.assert_close(codes.sum(dim=0), torch.full((4,), 2.0, dtype=torch.float64))
 
 
-def test_the_queue_takes_part_once_it_may_and_only_where_it_is_filled() -> None:
-    loss = SwAV(3, batch_size=2, prototypes=4, queue=5, queue_updates=1).double()
+def test_queue_is_used_after_its_start_and_only_filled_rows_count() -> None:
+    loss = build_swav(3, batch_size=2, prototypes=4, queue=5, queue_updates=1).double()
     prototypes, batches = (
         loss.prototypes.detach(),
         [[rows(2, 10 * n), rows(2, 10 * n + 1)] for n in range(4)],
@@ -88,30 +87,30 @@ def test_the_queue_takes_part_once_it_may_and_only_where_it_is_filled() -> None:
     assert (loss.filled.item(), loss.place.item()) == (5, 3)
 
 
-def test_prototypes_are_held_for_the_first_updates() -> None:
-    loss = SwAV(3, prototypes=4, frozen_updates=2)
-    held = []
+def test_prototypes_are_frozen_for_the_first_updates() -> None:
+    loss = build_swav(3, prototypes=4, frozen_updates=2)
+    frozen = []
     for updates in range(4):
         loss.advance(0.0, updates)
-        held.append(len(loss.held()))
-    assert held == [1, 1, 0, 0]
+        frozen.append(len(loss.frozen_parameters()))
+    assert frozen == [1, 1, 0, 0]
 
 
-def test_state_and_refusals() -> None:
-    assert set(SwAV(3, prototypes=4, queue=5).state_dict()) == {
+def test_state_has_queue_and_invalid_sizes_are_rejected() -> None:
+    assert set(build_swav(3, prototypes=4, queue=5).state_dict()) == {
         "prototypes",
         "queue",
         "place",
         "filled",
     }
-    with pytest.raises(ValueError, match="queue = 5: a batch has 8 samples"):
-        SwAV(3, batch_size=8, queue=5)
-    with pytest.raises(ValueError, match="iterations = 0: expected more than 0"):
-        SwAV(3, iterations=0)
+    with pytest.raises(ValueError, match=r"queue = 5: .* 8"):
+        build_swav(3, batch_size=8, queue=5)
+    with pytest.raises(ValueError, match="iterations = 0:"):
+        build_swav(3, iterations=0)
 
 
-def test_a_test_leaves_the_queue_alone() -> None:
-    loss = SwAV(3, prototypes=4, queue=5).double().eval()
+def test_queue_is_unchanged_in_eval_mode() -> None:
+    loss = build_swav(3, prototypes=4, queue=5).double().eval()
     loss([rows(2, 1), rows(2, 2)])
     assert loss.filled.item() == 0
     assert loss([rows(0, 1), rows(0, 2)]).item() == 0
