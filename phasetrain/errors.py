@@ -152,15 +152,25 @@ class PeerError(PhasetrainError):
     rank left none, with 1 (exit code 1).
 
     Args:
-        reason: which process, and why.
-        exit_code: of that process.
+        reason: which rank, and why.
+        exit_code: exit code of the process that failed first.
+        code: as for `PhasetrainError`.
+        ranks: the ranks that have failed or are lost.
     """
 
     default_code = "distributed.peer_failed"
 
-    def __init__(self, reason: str, exit_code: int = 1) -> None:
-        super().__init__(reason)
+    def __init__(
+        self,
+        reason: str,
+        exit_code: int = 1,
+        *,
+        code: str | None = None,
+        ranks: Iterable[int] = (),
+    ) -> None:
+        super().__init__(reason, code=code)
         self.exit_code = exit_code
+        self.ranks = tuple(ranks)
 
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")

@@ -29,7 +29,12 @@ from phasetrain.commands.replay.replay import replay
 from phasetrain.commands.setup import Setup, settle, submitted
 from phasetrain.commands.test import evaluate
 from phasetrain.commands.train.train import Loop, Result, train
-from phasetrain.distributed import Placement, find_placement, guarded, join_process_group
+from phasetrain.distributed import (
+    Placement,
+    check_collective_order,
+    find_placement,
+    join_process_group,
+)
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, PeerError, PhasetrainError
 from phasetrain.hooks import Hook
@@ -161,7 +166,9 @@ def run(
             join_process_group(
                 place, setup.machine.device, timeout_seconds=timeout, alone=launched
             ) as world,
-            guarded(world, timeout_seconds=timeout, debug=setup.config.DISTRIBUTED.debug),
+            check_collective_order(
+                world, timeout_seconds=timeout, debug=setup.config.DISTRIBUTED.debug
+            ),
         ):
             setup = replace(setup, world=world)
             if engine == "extract":
@@ -227,13 +234,13 @@ def told(error: PhasetrainError, environment: Mapping[str, str]) -> str:
         place = find_placement(environment)
     except ConfigError:
         place = Placement()
-    lost = str(error).startswith(("process 0 of", "one or more of the processes 0"))
-    main_is_lost = lost and "failed first" not in str(error)
-    if isinstance(error, PeerError) and place.rank and not (place.rank == 1 and main_is_lost):
-        return ""
+    if isinstance(error, PeerError) and place.rank:
+        is_rank_0_lost = error.code != PeerError.default_code and 0 in error.ranks
+        if place.rank != 1 or not is_rank_0_lost:
+            return ""
     text = "\n".join((str(error), *vars(error).get("__notes__", ())))
     if place.rank:
-        return f"process {place.rank} of {place.size}: {text}\n"
+        return f"rank {place.rank} of {place.size}: {text}\n"
     return f"{text}\n"
 
 

@@ -1,6 +1,7 @@
-"""The processes of a run and how they share its work (section DISTRIBUTED)."""
+"""Ranks of a run, their collectives and strategies (section DISTRIBUTED)."""
 
 from phasetrain.distributed.buffers import BufferSnapshot, buffer_lookup, find_buffers, load_buffers
+from phasetrain.distributed.collective_check import check_collective_order
 from phasetrain.distributed.collectives import (
     gather_rows,
     gather_with_gradient,
@@ -11,7 +12,6 @@ from phasetrain.distributed.collectives import (
 from phasetrain.distributed.consensus import Consensus
 from phasetrain.distributed.failures import Failures, is_lost_peer
 from phasetrain.distributed.group import join_process_group
-from phasetrain.distributed.order import guarded
 from phasetrain.distributed.placement import Placement, find_placement
 from phasetrain.distributed.strategies import STRATEGIES, Mean, Ordered, Strategy
 from phasetrain.distributed.world import World
@@ -27,11 +27,11 @@ __all__ = [
     "Strategy",
     "World",
     "buffer_lookup",
+    "check_collective_order",
     "find_buffers",
     "find_placement",
     "gather_rows",
     "gather_with_gradient",
-    "guarded",
     "is_lost_peer",
     "join_process_group",
     "load_buffers",

@@ -1,8 +1,6 @@
-"""What users' hooks, meters and losses exchange between processes; on one process each is the
-identity.
+"""Collectives for custom hooks, meters and losses; with a world size of 1 each is the identity.
 
-Every process has to make the same calls in the same order; `DISTRIBUTED.debug=true` looks for
-mistakes.
+Every rank has to make the same calls in the same order; `DISTRIBUTED.debug=true` checks this.
 """
 
 import logging
@@ -22,94 +20,100 @@ Reduction = Literal["sum", "mean", "min", "max"]
 
 
 def gather_rows(world: World, value: Any, mask: Tensor | None = None) -> Any:
-    """Return the rows of all processes, in the order of their numbers, on every process.
+    """Return the rows of all ranks, in rank order, on every rank.
 
     Args:
-        world: the processes.
+        world: the ranks.
         value: a tensor `(N, ...)`, or a nested list, tuple or dict of them; N may differ between
-            processes.
-        mask: which rows count, bool `(N,)`, as in `Batch.mask`: rows that only stand in for others
-            are left out, so that no sample is there twice. None: all.
+            ranks.
+        mask: rows to keep, bool `(N,)`, as in `Batch.mask`, which excludes padding so that every
+            sample is returned once. None: all.
 
     Returns:
-        The same form with tensors `(sum of N, ...)` on the device where they were, without graph.
+        The same structure with detached tensors `(sum of N, ...)` on the original device.
     """
     if isinstance(value, dict):
         return {key: gather_rows(world, item, mask) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(gather_rows(world, item, mask) for item in value)
-    rows = value.detach() if mask is None else value.detach()[mask]
+    rows = value.detach()
+    if mask is not None:
+        rows = rows[mask]
     if world.is_single_process:
         return rows
+    # As pickled objects on the CPU: dist.all_gather needs the same number of rows on all ranks.
     return torch.cat([part.to(rows.device) for part in world.all_gather(rows.cpu())])
 
 
 def gather_with_gradient(world: World, value: Tensor) -> Tensor:
-    """Return the rows of all processes with a graph: gradients of all processes' losses come back
-    added up.
+    """Return the rows of all ranks with a graph, for losses over samples of several ranks.
 
-    For losses over samples of other processes, contrastive ones say. Strategies average gradients
-    over processes, so a loss that each process computes over all rows gets its own gradient back.
+    The backward pass sums the gradients of all ranks' losses. Strategies average gradients over
+    ranks, so a loss that every rank computes over all rows, such as a contrastive one, gets the
+    gradient of a single process.
 
     Args:
-        world: the processes.
-        value: `(N, ...)`, the same N on every process.
+        world: the ranks.
+        value: `(N, ...)`, the same N on every rank.
 
     Returns:
-        `(N * processes, ...)`, in the order of the processes.
+        `(N * world size, ...)`, in rank order.
     """
     if world.is_single_process:
         return value
-    gathered: Tensor = _GatherRows.apply(value, world)  # type: ignore[no-untyped-call]
-    return gathered
+    rows: Tensor = _GatherRows.apply(value, world)  # type: ignore[no-untyped-call]
+    return rows
 
 
 def reduce(world: World, value: Tensor, how: Reduction = "sum") -> Tensor:
-    """Return a tensor reduced over all processes, entry by entry, without graph, on the device
-    where it was."""
+    """Return a tensor reduced over all ranks elementwise, detached, on its device."""
     if world.is_single_process:
         return value.detach()
-    found = value.detach().clone()
+    result = value.detach().clone()
     operation = {
         "sum": dist.ReduceOp.SUM,
-        "mean": dist.ReduceOp.SUM,
+        "mean": dist.ReduceOp.SUM,  # gloo has no AVG
         "min": dist.ReduceOp.MIN,
         "max": dist.ReduceOp.MAX,
     }
-    dist.all_reduce(found, operation[how])
+    dist.all_reduce(result, operation[how])
     if how == "mean":
-        return found / world.size
-    return found
+        return result / world.size
+    return result
 
 
 @contextmanager
 def rank_zero_first(world: World, *, per_machine: bool = False) -> Iterator[None]:
-    """Let the main process go through a block before all others do: the first one fills a cache,
-    say.
+    """Let rank 0 run a block before all other ranks, to fill a cache for example.
 
     Args:
-        world: the processes.
-        per_machine: the first process of each machine goes first, for what lies on its own disk.
+        world: the ranks.
+        per_machine: local rank 0 of each machine goes first, for caches on local disks.
 
     Example:
         >>> with rank_zero_first(run.world, per_machine=True):
         ...     unpack(archive, into="/local/cache")
     """
-    first = world.local_rank == 0 if per_machine else world.is_main
-    if not first:
+    goes_first = _is_first(world, per_machine=per_machine)
+    if not goes_first:
         world.all_gather(None)
     try:
         yield
     finally:
-        if first:
+        # Also after an error, or the other ranks would wait until the timeout.
+        if goes_first:
             world.all_gather(None)
 
 
 def log_once(world: World, line: str, *, per_machine: bool = False) -> None:
-    """Log a line on the main process, which prints it, or on the first one of each machine, in its
-    own log file."""
-    if world.local_rank == 0 if per_machine else world.is_main:
+    """Log a line on rank 0, which prints it, or on local rank 0 of each machine, in its log
+    file."""
+    if _is_first(world, per_machine=per_machine):
         log.info(line)
+
+
+def _is_first(world: World, *, per_machine: bool) -> bool:
+    return world.local_rank == 0 if per_machine else world.is_main
 
 
 class _GatherRows(torch.autograd.Function):
@@ -123,7 +127,8 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        whole = gradients[0].contiguous().clone()
-        dist.all_reduce(whole)
+        # A clone: all_reduce works in place, and autograd may hand the same tensor to others.
+        gradient = gradients[0].contiguous().clone()
+        dist.all_reduce(gradient)
         begin = ctx.world.rank * ctx.rows
-        return whole[begin : begin + ctx.rows], None
+        return gradient[begin : begin + ctx.rows], None

@@ -1,4 +1,4 @@
-"""What one process asks for and all do at the same boundary between two steps."""
+"""Agreement of all ranks on stops and saves, at the same boundary between two steps."""
 
 import re
 from typing import Any, Literal
@@ -8,116 +8,118 @@ import torch.distributed as dist
 
 from phasetrain.distributed.world import World
 
-Wish = Literal["stop", "signal", "minutes", "save"]
-WISHES: tuple[Wish, ...] = ("stop", "signal", "minutes", "save")
-"""What may be asked for: an end, a save because of a signal or because time has passed, or one
-under a name."""
+Request = Literal["stop", "signal", "minutes", "save"]
+REQUESTS: tuple[Request, ...] = ("stop", "signal", "minutes", "save")
+"""Stop, or save because of a signal, because of elapsed minutes, or under a name."""
 
 
-_NAME = re.compile(r"[\w.-]+")
+_CHECKPOINT_NAME = re.compile(r"[\w.-]+")
 
 
 class Consensus:
-    """Brings wishes of single processes to all of them.
+    """Turns requests of single ranks into decisions of all ranks.
 
-    With one process a wish holds at once. With several the wishes of all go round after each step
-    without anybody waiting, and hold, on all processes alike, when the round is read a step later.
+    In a run of one process a request takes effect at once. With several ranks, requests are
+    combined after each step by an asynchronous all-reduce, whose result is read one step later: no
+    rank waits, and all act at the same boundary.
 
     Args:
-        world: the processes.
+        world: the ranks.
 
     Attributes:
-        stopping: why the run stops, once that is agreed; else empty.
-        interrupted: whether it stops only for now.
+        stopping: reason for the stop once all ranks have agreed on it; else empty.
+        interrupted: whether the run is only interrupted and may be resumed.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._wishes: set[Wish] = set()
-        self._agreed: set[Wish] = set()
+        self._requests: set[Request] = set()
+        self._agreed: set[Request] = set()
         self._reason = ("", False)
         self._name = ""
-        self._round: tuple[Any, torch.Tensor] | None = None
+        self._in_flight: tuple[Any, torch.Tensor] | None = None
         self.stopping = ""
         self.interrupted = False
 
     def ask_stop(self, reason: str, *, interrupted: bool) -> None:
-        """Ask for an end; the first reason stands."""
+        """Request a stop; only the first reason is kept."""
         if not self._reason[0]:
-            self._reason = reason, interrupted
-            self._wishes.add("stop")
+            self._reason = (reason, interrupted)
+            self._requests.add("stop")
         if self._world.is_single_process:
             self.stopping, self.interrupted = self._reason
 
     def ask_save(self, name: str) -> None:
-        """Ask for a checkpoint under a name, which is kept for good; it is made at a boundary
-        between two steps.
+        """Request a named checkpoint at the next agreed boundary; it is never deleted.
 
         Args:
-            name: letters, digits, dots, dashes and underscores; `latest` and `best` have a meaning
-                of their own.
+            name: letters, digits, dots, dashes and underscores; `latest` and `best` are reserved.
 
         Raises:
-            ValueError: another name.
+            ValueError: the name is not allowed.
         """
-        if _NAME.fullmatch(name) is None or name in ("latest", "best"):
+        if _CHECKPOINT_NAME.fullmatch(name) is None or name in ("latest", "best"):
             raise ValueError(
-                f"name = {name!r}: a checkpoint is named by letters, digits and . - _, not latest or best"
+                f"name = {name!r}: expected letters, digits and . - _, and not latest or best, "
+                "which are reserved"
             )
         self._name = name
         self.ask("save")
 
     def take_save(self) -> str:
-        """Return the name under which a checkpoint is asked for, which is then made; empty for
-        none."""
+        """Return the name of a requested checkpoint once, or an empty string."""
         if not self.take("save"):
             return ""
-        found = next((name for name in self._world.all_gather(self._name) if name), "")
+        # Ranks may have asked under different names: the lowest rank's name wins everywhere.
+        names = self._world.all_gather(self._name)
         self._name = ""
-        return found
+        return next((name for name in names if name), "")
 
-    def ask(self, wish: Wish) -> None:
-        """Ask for something else."""
-        (self._agreed if self._world.is_single_process else self._wishes).add(wish)
+    def ask(self, request: Request) -> None:
+        """Request something that all ranks have to do together."""
+        if self._world.is_single_process:
+            self._agreed.add(request)
+        else:
+            self._requests.add(request)
 
-    def take(self, wish: Wish) -> bool:
-        """Tell whether a wish is agreed on, which is then fulfilled."""
-        if wish not in self._agreed:
+    def take(self, request: Request) -> bool:
+        """Return whether all ranks have agreed on a request, and clear it."""
+        if request not in self._agreed:
             return False
-        self._agreed.discard(wish)
+        self._agreed.discard(request)
         return True
 
     def turn(self, *, wait: bool = False) -> bool:
-        """Pass a boundary between two steps, and tell whether the run stops here.
+        """Pass a boundary between two steps and return whether the run stops here.
 
         Args:
-            wait: what is asked for now holds now; at the end of a phase.
+            wait: agree on the requests made up to now instead of those of the boundary before;
+                used at the end of a phase.
         """
         if self._world.is_single_process or self.stopping:
             return bool(self.stopping)
-        self._receive()
-        if wait and not self.stopping:
-            self._send()
-            self._receive()
-        elif not self.stopping:
-            self._send()
+        self._receive_agreement()
+        if not self.stopping:
+            self._send_requests()
+            if wait:
+                self._receive_agreement()
         return bool(self.stopping)
 
-    def _send(self) -> None:
-        asked = torch.tensor([wish in self._wishes for wish in WISHES], dtype=torch.int32)
-        work = dist.all_reduce(asked, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
-        self._wishes.clear()
-        self._round = work, asked
+    def _send_requests(self) -> None:
+        flags = torch.tensor([one in self._requests for one in REQUESTS], dtype=torch.int32)
+        work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._world.control, async_op=True)
+        self._requests.clear()
+        # The tensor is kept with the handle: gloo writes into it until wait() returns.
+        self._in_flight = (work, flags)
 
-    def _receive(self) -> None:
-        if self._round is None:
+    def _receive_agreement(self) -> None:
+        if self._in_flight is None:
             return
-        (work, asked), self._round = self._round, None
+        work, flags = self._in_flight
+        self._in_flight = None
         work.wait()
-        agreed = {
-            wish for wish, any_process in zip(WISHES, asked.tolist(), strict=True) if any_process
-        }
+        agreed = {one for one, is_set in zip(REQUESTS, flags.tolist(), strict=True) if is_set}
         self._agreed |= agreed - {"stop"}
         if "stop" in agreed:
-            told = [reason for reason in self._world.all_gather(self._reason) if reason[0]]
-            self.stopping, self.interrupted = told[0]
+            reasons = [one for one in self._world.all_gather(self._reason) if one[0]]
+            self.stopping, self.interrupted = reasons[0]

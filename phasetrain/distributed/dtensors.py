@@ -1,5 +1,4 @@
-"""Tensors of which each process has a piece (torch's DTensor), for those who need not know how they
-are divided."""
+"""Helpers for DTensors, whose shards lie on several ranks, that also accept plain tensors."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -11,10 +10,9 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Tell whether a tensor is divided over processes."""
-    if (
-        "torch.distributed.tensor" not in sys.modules
-    ):  # it takes a second to import, and without it there are none
+    """Tell whether a tensor is sharded or replicated by a DeviceMesh."""
+    # Importing torch.distributed.tensor takes a second; until someone has, no DTensor exists.
+    if "torch.distributed.tensor" not in sys.modules:
         return False
     from torch.distributed.tensor import DTensor
 
@@ -22,8 +20,7 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return what this process has of a tensor, without graph: all of it, or its piece of one that
-    is divided."""
+    """Return this rank's shard of a DTensor, or a plain tensor itself, detached."""
     if is_dtensor(tensor):
         local: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
         return local
@@ -31,7 +28,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return all of a tensor; where it is divided, every process takes part."""
+    """Return the whole tensor, detached; for a DTensor this is a collective call."""
     if is_dtensor(tensor):
         full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
         return full
@@ -39,40 +36,45 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def is_saved_here(tensor: Tensor, *, is_main: bool) -> bool:
-    """Tell whether this process is the one that saves its piece of a tensor: of equal pieces one is
-    enough."""
+    """Tell whether this rank writes its shard of a tensor: of identical replicas, only one does."""
     if not is_dtensor(tensor) or not tensor.numel():
         return is_main
     mesh = tensor.device_mesh  # type: ignore[attr-defined]
     placements = tensor.placements  # type: ignore[attr-defined]
-    first = all(
-        at == 0
-        for at, how in zip(mesh.get_coordinate(), placements, strict=True)
-        if how.is_replicate()
+    is_first_replica = all(
+        coordinate == 0
+        for coordinate, placement in zip(mesh.get_coordinate(), placements, strict=True)
+        if placement.is_replicate()
     )
-    return first and local_shard(tensor).numel() > 0
+    # A dimension smaller than the world size leaves some ranks with empty shards.
+    return is_first_replica and local_shard(tensor).numel() > 0
 
 
-def shard_like(own: Tensor, like: "DTensor") -> "DTensor":
-    """Return a tensor that is divided as another one, of which this process has the piece `own`, on
-    any device."""
+def shard_like(local: Tensor, like: "DTensor") -> "DTensor":
+    """Return a DTensor with the mesh and placements of `like`, from this rank's shard.
+
+    Args:
+        local: this rank's shard, on any device.
+        like: DTensor with the global shape.
+    """
+    # DTensor.from_local() would check shards across ranks or infer the global shape from even
+    # shards; with the spec given, neither a collective nor even shards are needed. Private API.
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    meta = TensorMeta(like.shape, like.stride(), own.dtype)
-    return DTensor(
-        own, DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta), requires_grad=False
-    )  # type: ignore[no-untyped-call]
+    meta = TensorMeta(like.shape, like.stride(), local.dtype)
+    spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def slice_like(tensor: Tensor, like: "DTensor") -> Tensor:
-    """Return the piece of a whole tensor that this process has where it is divided as another one
-    of its shape."""
+    """Return the slice of a full tensor that this rank would have if it were sharded as `like`."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sizes, offsets = compute_local_shape_and_global_offset(
         like.shape, like.device_mesh, like.placements
     )
     for dim, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
+        # torch places the offset of an empty shard at the end or beyond it, where narrow() fails.
         tensor = tensor.narrow(dim, min(offset, tensor.shape[dim] - size), size)
     return tensor

@@ -1,289 +1,221 @@
-"""Who failed first: the error of one process is what all of them end with."""
+"""Finds the rank that failed first: all ranks end with its error."""
 
-import json
 import re
-import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from phasetrain.distributed.peers import PATIENCE_SECONDS, POLL_SECONDS, FailureBoard, Peers
 from phasetrain.errors import PeerError, PhasetrainError
 
-FIRST = "failed"
-"""Key of the first failure in the store."""
-
-PATIENCE_SECONDS = 1.0
-"""How long a process that has lost another one waits to hear why, and who else has."""
-
-HEARD_SECONDS = 0.3
-"""How long the main process waits for the others to hear, before its store goes with it."""
-
-ANSWER_SECONDS = 1.0
-"""How long the store may take to answer: that of a process which was stopped never does."""
+CONFIRM_SECONDS = 0.3
+"""How long rank 0 waits for the others to read the board, since its store ends with it."""
 
 Status = Callable[[], Mapping[str, Any]]
-"""Returns the content of status.json, which the main process writes."""
+"""Returns the content of status.json, which rank 0 writes."""
 
-LOOK_SECONDS = 0.05
-
-_DEAD = "ZXx"
-_STOPPED = "Tt"
-"""Letters of the states of processes, see proc(5)."""
-
-_LOST = re.compile(
-    r"gloo|nccl|tcpstore|connection (closed|reset|refused)|broken pipe|timed out waiting|timeout caused pair closure"
-    r"|recvvector failed|connection was likely closed|process group",
+_LOST_CONNECTION = re.compile(
+    r"gloo|nccl|tcpstore|connection (closed|reset|refused)|broken pipe|timed out waiting"
+    r"|timeout caused pair closure|recvvector failed|connection was likely closed|process group",
     re.IGNORECASE,
 )
-"""What such errors say, where they come from code that talks to other processes."""
+"""Messages of torch's RuntimeErrors when another rank is gone; they have no class in common."""
 
-_OURS = re.compile(
-    r"[/\\](torch[/\\](distributed|autograd|nn[/\\]parallel|_)|fairscale[/\\]|phasetrain[/\\]distributed[/\\])"
+_COMMUNICATION_CODE = re.compile(
+    r"[/\\](torch[/\\](distributed|autograd|nn[/\\]parallel|_)|fairscale[/\\]|"
+    r"phasetrain[/\\]distributed[/\\])"
 )
-"""Such code; a backward pass talks to other processes as well."""
+"""Files that communicate with other ranks; the backward pass does too, through DDP's hooks."""
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Tell whether an error only says that another process is gone or does not answer."""
+    """Tell whether an error only says that another rank is gone or does not answer."""
     if isinstance(error, PeerError | dist.DistError):
         return True
-    if (
-        not isinstance(error, RuntimeError)
-        or isinstance(error, PhasetrainError)
-        or not _LOST.search(str(error))
-    ):
+    if not isinstance(error, RuntimeError) or isinstance(error, PhasetrainError):
         return False
-    return "gloo/transport" in str(error) or bool(_OURS.search(_raised_in(error)))
+    if not _LOST_CONNECTION.search(str(error)):
+        return False
+    # The message alone is not enough: a dataset may have lost a connection to its own server.
+    return "gloo/transport" in str(error) or bool(_COMMUNICATION_CODE.search(_raising_file(error)))
 
 
-def _raised_in(error: BaseException) -> str:
-    """Return the file in which an error was raised, empty where it was not raised at all."""
+def _raising_file(error: BaseException) -> str:
     trace = error.__traceback__
     file = ""
     while trace is not None:
-        file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+        file = trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
     return file
 
 
 class Failures:
-    """The board on which the first process that fails writes why.
+    """Decides which error this rank ends with: its own, or the first failure of another rank.
 
     Args:
-        store: that of the process group.
-        rank, size: number of this process, and of all.
-        peers: host and process id of each.
+        store: the store of the process group.
+        rank: rank of this process.
+        size: world size.
+        peers: host and process id of each rank.
     """
 
     def __init__(
         self, store: Any, rank: int, size: int, peers: Sequence[tuple[str, int]] = ()
     ) -> None:
-        self._store = store
-        self._rank = rank
-        self._size = size
-        self.peers = tuple(peers)
+        self.board = FailureBoard(store, rank, size)
+        self.peers = Peers(rank, size, peers)
 
-    def cause(self, error: BaseException, status: Status = dict) -> BaseException:
-        """Return what this process ends with: its own error, of which others then hear, or that of
-        the first to fail.
+    def find_cause(self, error: BaseException, status: Status = dict) -> BaseException:
+        """Return the error that this rank ends with.
 
-        A process that has only lost another one waits a moment to hear why.
+        An error of this rank is posted for the others. If this rank has only lost another one, it
+        waits a moment to learn why.
 
         Args:
-            error: of this process.
-            status: what the main process has written down of its end; its store ends with it.
+            error: the error of this rank.
+            status: reads status.json, the only trace of rank 0 once its store is gone.
         """
         if isinstance(error, PeerError):
             return error
-        if lost := _lost_in(error):
-            found = self._first(status) or self._gone(lost)
-            self._ask(lambda: self._store.set(f"heard/{self._rank}", "1"))
+        lost = _find_lost_peer(error)
+        if lost is not None:
+            found = self._wait_for_failure(status) or self._lost_peer_error(lost)
+            self.board.confirm()
             return found
-        code = error.exit_code if isinstance(error, PhasetrainError) else _code(error)
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if isinstance(error, SystemExit):
-            text = f"it ended at once with code {code}" + (
-                " (a second signal)" if code > 128 else ""
-            )
-        self._write(self._rank, code, text[:4000])
+        self.board.post_failure(
+            {
+                "rank": self.peers.rank,
+                "exit_code": _exit_code(error),
+                "text": _describe_error(error)[:4000],
+            }
+        )
         return error
 
     def wait_until_heard(self) -> None:
-        """Wait a moment until all others that live know as well why they end: the store goes with
-        this process.
+        """Wait a moment until all living ranks know why they end; the store ends with this process.
 
-        Those that wait for this process alone notice only when it ends, and then find status.json.
+        Ranks that wait for this one alone notice only when it has ended, and read status.json.
         """
-        others = set(range(self._size)) - {self._rank}
-        end = time.monotonic() + HEARD_SECONDS
-        while (others := others - set(self._local(_DEAD))) and time.monotonic() < end:
-            others = {rank for rank in others if not self._ask(partial(self._has, f"heard/{rank}"))}
-            time.sleep(LOOK_SECONDS if others else 0.0)
+        waiting = set(range(self.peers.size)) - {self.peers.rank}
+        end = time.monotonic() + CONFIRM_SECONDS
+        while time.monotonic() < end:
+            waiting -= set(self.peers.find_dead())
+            waiting = {rank for rank in waiting if not self.board.has_confirmed(rank)}
+            if not waiting:
+                return
+            time.sleep(POLL_SECONDS)
 
-    def _first(self, status: Status) -> PeerError | None:
+    def _wait_for_failure(self, status: Status) -> PeerError | None:
         end = time.monotonic() + PATIENCE_SECONDS
         while True:
-            dead = self._local(_DEAD)  # looked for first: whoever fails writes why before it ends
-            if found := self._written() or self._noted(status):
+            # Look for the dead before reading: a rank posts its failure before it ends, so one
+            # that was dead by now and has posted nothing never will.
+            dead = self.peers.find_dead()
+            found = self._read_board() or self._read_status(status)
+            if found or dead or time.monotonic() > end:
                 return found
-            if dead or time.monotonic() > end:
-                return None
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def _written(self) -> PeerError | None:
-        """Return what stands on the board."""
-        found = self._ask(lambda: self._store.get(FIRST) if self._store.check([FIRST]) else None)
-        if not found:
+    def _read_board(self) -> PeerError | None:
+        failure = self.board.read_failure()
+        if failure is None:
             return None
-        rank, code, text = json.loads(found)
-        if rank is None:  # gone without a word, as somebody else has found out
-            return PeerError(text, code)
-        self._let_end(rank)
-        return PeerError(f"process {rank} of {self._size} failed first: {text}", code)
+        rank = failure["rank"]
+        if rank is None:  # it ended without posting anything, and another rank has noticed
+            return PeerError(failure["text"], code=failure["code"], ranks=failure["lost"])
+        self._wait_for_end(rank)
+        return self._failed_first(rank, failure["text"], failure["exit_code"])
 
-    def _write(self, rank: int | None, code: int, text: str) -> None:
-        """Write onto the board, unless something stands there."""
-        self._ask(lambda: self._store.compare_set(FIRST, "", json.dumps([rank, code, text])))
-
-    def _has(self, key: str) -> bool:
-        return bool(self._store.check([key]))
-
-    def _let_end(self, rank: int) -> None:
-        """Wait a moment for the process that failed first to end first: launchers look at who
-        ends."""
+    def _wait_for_end(self, rank: int) -> None:
+        """Wait a moment for the rank that failed first to end first."""
+        # torchrun and srun report the exit code of the process that ends first.
+        if not self.peers.is_on_this_machine(rank):
+            return
         end = time.monotonic() + PATIENCE_SECONDS
-        here = bool(self.peers) and self.peers[rank][0] == socket.gethostname()
-        while here and rank not in self._local(_DEAD) and time.monotonic() < end:
-            time.sleep(LOOK_SECONDS)
+        while rank not in self.peers.find_dead() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
 
-    def _noted(self, status: Status) -> PeerError | None:
-        """Return what the main process has written into status.json on its way out."""
+    def _read_status(self, status: Status) -> PeerError | None:
+        """Return the failure that rank 0 has written into status.json on its way out."""
+        if self.peers.rank == 0 or not self.peers.processes:
+            return None
         with suppress(OSError, ValueError):
             found = status()
-            beat = found.get("heartbeat") or {}
-            code = found.get("exit_code")
+            heartbeat = found.get("heartbeat") or {}
+            exit_code = found.get("exit_code")
+            # The file may be left over from an earlier attempt, by another process.
+            if (heartbeat.get("host"), heartbeat.get("pid")) != self.peers.processes[0]:
+                return None
+            if found.get("state") not in ("failed", "preempted") or not isinstance(exit_code, int):
+                return None
             reason = str(found.get("reason", ""))
-            same = (
-                self._rank and self.peers and (beat.get("host"), beat.get("pid")) == self.peers[0]
-            )
-            if same and found.get("state") in ("failed", "preempted") and isinstance(code, int):
-                peer = f"{PeerError.__name__}: "
-                first = reason.startswith(peer)
-                return PeerError(
-                    reason.removeprefix(peer) if first else self._failed_first(reason), code
-                )
+            passed_on = f"{PeerError.__name__}: "
+            if reason.startswith(passed_on):  # rank 0 itself has ended because of another rank
+                return PeerError(reason.removeprefix(passed_on), exit_code)
+            return self._failed_first(0, reason, exit_code)
         return None
 
-    def _failed_first(self, reason: str) -> str:
-        return f"process 0 of {self._size} failed first: {reason}"
+    def _failed_first(self, rank: int, text: str, exit_code: int) -> PeerError:
+        message = f"rank {rank} of {self.peers.size} failed first: {text}"
+        return PeerError(message, exit_code, ranks=[rank])
 
-    def _gone(self, error: BaseException) -> PeerError:
-        text = ""
-        if dead := self._local(_DEAD):
-            text = f"{self._named(dead)} is gone without a word: killed, or crashed"
-        elif stopped := self._local(_STOPPED):
+    def _lost_peer_error(self, error: BaseException) -> PeerError:
+        """Return an error that names the ranks that are gone and have posted nothing."""
+        if dead := self.peers.find_dead():
+            text = f"{self.peers.describe(dead)} is gone without a word: killed, or crashed"
+            return self._post_lost(text, "distributed.peer_died", dead)
+        if stopped := self.peers.find_stopped():
             text = (
-                f"{self._named(stopped)} is stopped (SIGSTOP, or a debugger) and has not answered within "
-                "DISTRIBUTED.timeout_seconds"
+                f"{self.peers.describe(stopped)} is stopped (SIGSTOP, or a debugger) and has not "
+                "answered within DISTRIBUTED.timeout_seconds"
             )
-        if text:
-            self._write(None, 1, text)
-            return PeerError(text, 1)
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        silent = self._silent()
-        if found := self._written():  # somebody has taken that long to find out
+            return self._post_lost(text, "distributed.peer_stopped", stopped)
+        # On other machines a process's state cannot be read: the ranks that have lost somebody
+        # say so on the board, and the silent ones are the suspects.
+        responding = self.board.exchange("lost", "1")
+        silent = [rank for rank in range(self.peers.size) if rank not in responding]
+        if found := self._read_board():  # another rank took that long to find the cause
             return found
-        who = self._named(silent) if silent else f"another process of the {self._size}"
+        who = f"another of the {self.peers.size} ranks"
+        if silent:
+            who = self.peers.describe(silent)
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         return PeerError(
-            f"{who} is gone or has not answered within DISTRIBUTED.timeout_seconds ({first}); look at its own log, and "
-            "into stacks.txt",
-            1,
+            f"{who} is gone or has not answered within DISTRIBUTED.timeout_seconds ({lines[0]}); "
+            "look at its own log, and into stacks.txt",
+            code="distributed.peer_silent",
+            ranks=silent,
         )
 
-    def _silent(self) -> list[int]:
-        """Return the processes that do not say, within a moment, that they have lost somebody as
-        well."""
-        told = self.told("lost", "1")
-        return [rank for rank in range(self._size) if rank not in told]
-
-    def told(self, key: str, text: str) -> dict[int, str]:
-        """Tell the others something, and return what they tell, by number, as far as they do within
-        a moment."""
-        self._ask(lambda: self._store.set(f"{key}/{self._rank}", text))
-        end = time.monotonic() + PATIENCE_SECONDS
-        found = {self._rank: text}
-        while len(found) < self._size and time.monotonic() < end:
-            time.sleep(LOOK_SECONDS)
-            for rank in set(range(self._size)) - found.keys():
-                if self._ask(partial(self._has, f"{key}/{rank}")):
-                    found[rank] = (
-                        self._ask(partial(self._store.get, f"{key}/{rank}")) or b""
-                    ).decode()
-        return found
-
-    def _named(self, ranks: Sequence[int]) -> str:
-        if self.peers:
-            where = f" (pid {self.peers[ranks[0]][1]} on {self.peers[ranks[0]][0]})"
-        else:
-            where = ""
-        if len(ranks) == 1:
-            return f"process {ranks[0]} of {self._size}{where}"
-        return f"one or more of the processes {', '.join(map(str, ranks))} of {self._size}"
-
-    def _local(self, states: str) -> list[int]:
-        """Return the processes of this machine that are in one of these states, see proc(5)."""
-        here = socket.gethostname()
-        others = [
-            (rank, pid)
-            for rank, (host, pid) in enumerate(self.peers)
-            if host == here and rank != self._rank
-        ]
-        return [rank for rank, pid in others if _state(pid) in states]
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        """Return what the store answers; None where it is gone or does not answer, after which it
-        is left alone."""
-        if self._store is None:
-            return None
-        found: list[Any] = []
-
-        def ask() -> None:
-            with suppress(RuntimeError, dist.DistError):
-                found.append(question())
-
-        asking = threading.Thread(target=ask, name="phasetrain-board", daemon=True)
-        asking.start()
-        asking.join(ANSWER_SECONDS)
-        if not found:
-            self._store = None
-        if found:
-            return found[0]
-        return None
+    def _post_lost(self, text: str, code: str, ranks: Sequence[int]) -> PeerError:
+        self.board.post_failure({"rank": None, "text": text, "code": code, "lost": list(ranks)})
+        return PeerError(text, code=code, ranks=ranks)
 
 
-def _state(pid: int) -> str:
-    """Return the letter of a process's state, `X` for one that is no more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+def _find_lost_peer(error: BaseException) -> BaseException | None:
+    """Return the error, or one among its causes, that reports a lost rank."""
+    found: BaseException | None = error
+    while found is not None and not is_lost_peer(found):
+        found = found.__cause__
+    return found
 
 
-def _lost_in(error: BaseException) -> BaseException | None:
-    """Return the error, or one that it came from, that tells of a lost process."""
-    while not is_lost_peer(error):
-        if error.__cause__ is None:
-            return None
-        error = error.__cause__
-    return error
-
-
-def _code(error: BaseException) -> int:
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, PhasetrainError):
+        return error.exit_code
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code
     return 1
+
+
+def _describe_error(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        code = _exit_code(error)
+        second_signal = " (a second signal)" if code > 128 else ""
+        return f"it ended at once with code {code}{second_signal}"
+    if str(error):
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__

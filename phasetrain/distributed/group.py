@@ -1,4 +1,4 @@
-"""Joining the processes of a run, and parting again."""
+"""Joins the ranks of a run into a process group."""
 
 import ctypes
 import os
@@ -21,27 +21,27 @@ from phasetrain.distributed.placement import Placement
 from phasetrain.distributed.world import World
 from phasetrain.errors import PeerError
 
-PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
+PR_SET_PDEATHSIG = 1
+"""Option of prctl(2): the signal to receive when the parent dies."""
 
-LOOK_SECONDS = 0.05
-LOOK_AGAIN_SECONDS = 0.5
-"""How often a process looks whether process 0 has greeted it, and how long it believes in what it
-was told before."""
+POLL_SECONDS = 0.05
+"""How often a rank checks whether rank 0 has answered it."""
+
+REREAD_SECONDS = 0.5
+"""How long a rank waits for an answer to one attempt id before it reads the id again."""
 
 
 @contextmanager
 def join_process_group(
     place: Placement, device: torch.device, *, timeout_seconds: float, alone: bool = False
 ) -> Iterator[World]:
-    """Join the processes of a run for as long as the context lasts.
+    """Join the ranks of a run for the duration of the context.
 
     Args:
-        place: of this process.
-        device: where it computes; decides the backend of the gradients' group (NCCL on CUDA, gloo
-            elsewhere).
-        timeout_seconds: how long one process waits for another before it fails.
-        alone: make a group of one process too, for what cannot do without.
+        place: rank and rendezvous address of this process.
+        device: where it computes; gradients are reduced with NCCL on CUDA, with gloo elsewhere.
+        timeout_seconds: how long one rank waits for another before it fails.
+        alone: create a process group for a single process as well.
 
     Raises:
         PeerError: the others have not come in time, or one of them has failed meanwhile.
@@ -52,92 +52,90 @@ def join_process_group(
         yield World()
         return
     timeout = timedelta(seconds=timeout_seconds)
-    own = not dist.is_initialized()
+    is_owner = not dist.is_initialized()
     try:
-        store = _store(place, timeout)
-        if own:
+        store = _open_store(place, timeout)
+        if is_owner:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(
                 backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout
             )
+        # A separate gloo group: decisions must not queue behind gradients, nor wait for the GPU.
         control = dist.new_group(backend="gloo", timeout=timeout)
         peers: list[Any] = [None] * place.size
         dist.all_gather_object(peers, (socket.gethostname(), os.getpid()), group=control)
     except (RuntimeError, dist.DistError) as error:
         raise PeerError(
-            f"process {place.rank} of {place.size} has not met the others at {place.address}:{place.port} within "
-            f"DISTRIBUTED.timeout_seconds = {timeout_seconds:g}: {str(error).strip().splitlines()[0]}; see that all "
-            "are started, and that their machines reach each other",
-            1,
+            f"rank {place.rank} of {place.size} has not met the others at "
+            f"{place.address}:{place.port} within DISTRIBUTED.timeout_seconds = "
+            f"{timeout_seconds:g}: {str(error).strip().splitlines()[0]}; check that all are "
+            "started, and that their machines reach each other",
+            code="distributed.rendezvous_failed",
         ) from error
     failures = Failures(store, place.rank, place.size, peers)
     world = World(place.rank, place.size, place.local_rank, control, failures, timeout_seconds)
     try:
         yield world
     except BaseException as error:
-        cause = failures.cause(error)
+        cause = failures.find_cause(error)
         if isinstance(cause, PeerError) and place.rank == 0 and not place.hosted:
             failures.wait_until_heard()
         if cause is error:
             raise
         raise cause from error
     finally:
-        if own:
+        if is_owner:
             with suppress(RuntimeError, dist.DistError):
                 dist.destroy_process_group()
 
 
 def stop_with_parent() -> None:
-    """Let the kernel send SIGTERM to this process when the one that started it, torchrun, dies
-    without a word.
+    """Have the kernel send SIGTERM to this process when its parent, torchrun, dies.
 
-    Nobody would look after it any more. Linux only; elsewhere nothing happens.
+    A killed torchrun cannot stop its workers itself. Linux only; elsewhere nothing happens.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, int(signal.SIGTERM))
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
-def _store(place: Placement, timeout: timedelta) -> Any:
-    """Return the store at which the processes of this attempt meet.
-
-    Each attempt has keys of its own: torchrun's store outlives it, and the addresses of the attempt
-    before would be taken for those of this one. On one machine torchrun's count tells attempts
-    apart; that of several machines differs from one to the other.
-    """
+def _open_store(place: Placement, timeout: timedelta) -> Any:
+    """Return the store at which the ranks of this attempt meet."""
     if place.size == 1:
         return HashStore()
-    serves = place.rank == 0 and not place.hosted
-    store = TCPStore(place.address, place.port, place.size, is_master=serves, timeout=timeout)
-    shared = PrefixStore(f"phasetrain/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
+    is_server = place.rank == 0 and not place.hosted
+    store = TCPStore(place.address, place.port, place.size, is_master=is_server, timeout=timeout)
+    run_store = PrefixStore(f"phasetrain/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
+    # torchrun's store outlives an attempt, and the addresses of the previous one would be used
+    # again: each attempt gets a prefix. torchrun counts restarts per machine, so on several
+    # machines the counts differ and the ranks agree on an id instead.
     if place.hosted and place.nodes > 1:
-        return PrefixStore(agreed_word(shared, place.rank, place.size, timeout), shared)
-    return PrefixStore(str(place.attempt if place.nodes == 1 else 0), shared)
+        return PrefixStore(agree_on_attempt(run_store, place.rank, place.size, timeout), run_store)
+    return PrefixStore(str(place.attempt if place.nodes == 1 else 0), run_store)
 
 
-def agreed_word(store: Any, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a word that the processes of this attempt share, in a store that holds those of former
-    attempts too.
+def agree_on_attempt(store: Any, rank: int, size: int, timeout: timedelta) -> str:
+    """Return an id of this attempt, the same on all ranks, in a store with ids of earlier attempts.
 
-    Process 0 chooses it. Another one believes it once process 0 has greeted it by a name of its
-    own: the word of a former attempt is never answered.
+    Rank 0 chooses the id. Each other rank posts a random key under it and accepts the id when rank
+    0 has copied the key: for the id of an earlier attempt nobody does.
 
     Raises:
-        RuntimeError: the others have not come in time.
+        DistNetworkError: rank 0 has not answered in time.
     """
     own = uuid4().hex
-    end = time.monotonic() + timeout.total_seconds()
     if rank == 0:
         store.set("word", own)
         for other in range(1, size):
             store.set(f"{own}/greeted/{other}", store.get(f"{own}/here/{other}"))
         return own
+    end = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < end:
-        word = str(store.get("word").decode())
-        greeting = f"{word}/greeted/{rank}"
-        store.set(f"{word}/here/{rank}", own)
-        look_again = time.monotonic() + LOOK_AGAIN_SECONDS
-        while time.monotonic() < look_again:
-            if store.check([greeting]) and store.get(greeting).decode() == own:
-                return word
-            time.sleep(LOOK_SECONDS)
-    raise dist.DistNetworkError("process 0 of this attempt has not come")
+        attempt = str(store.get("word").decode())
+        answer = f"{attempt}/greeted/{rank}"
+        store.set(f"{attempt}/here/{rank}", own)
+        reread = time.monotonic() + REREAD_SECONDS
+        while time.monotonic() < reread:
+            if store.check([answer]) and store.get(answer).decode() == own:
+                return attempt
+            time.sleep(POLL_SECONDS)
+    raise dist.DistNetworkError("rank 0 of this attempt has not come")

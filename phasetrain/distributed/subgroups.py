@@ -1,4 +1,4 @@
-"""Groups of some of the processes of a run."""
+"""Process groups of some of the ranks."""
 
 import socket
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from phasetrain.errors import ConfigError
 
 
 def partition(world: World, over: int | str, where: str) -> list[list[int]]:
-    """Return the numbers of the processes of each group; every process takes part.
+    """Return the ranks of each group; a collective call.
 
     Args:
-        world: the processes.
-        over: `true` or `global`: one group of all; `node`: those of one machine; a number: so many,
-            in their order.
+        world: the ranks.
+        over: `true` or `global`: one group of all ranks; `node`: one group per machine; a number:
+            the size of a group of consecutive ranks.
         where: config path, for messages.
 
     Raises:
-        ConfigError: a number that does not divide that of the processes.
+        ConfigError: the world size is not a multiple of the number.
     """
     ranks = list(range(world.size))
     if over is True or over == "global":
@@ -31,17 +31,16 @@ def partition(world: World, over: int | str, where: str) -> list[list[int]]:
     size = int(over)
     if world.size % size:
         raise ConfigError(
-            f"{where} = {size}: {world.size} processes cannot be put into groups of {size}"
+            f"{where} = {size}: {world.size} processes cannot be put into groups of {size}",
+            code="distributed.group_size",
         )
     return [ranks[at : at + size] for at in range(0, world.size, size)]
 
 
 def subgroup(world: World, groups: Sequence[Sequence[int]]) -> Any:
-    """Return torch's group of those processes that this one is among; None where all are one group.
-
-    Every process makes every group: that is how torch wants it.
-    """
+    """Return torch's process group for this rank, or None if there is only one group."""
     if len(groups) == 1:
         return None
-    made = [dist.new_group(list(ranks)) for ranks in groups]
-    return next(group for group, ranks in zip(made, groups, strict=True) if world.rank in ranks)
+    # Every rank creates every group, also those it is not in: new_group() is a collective.
+    created = [dist.new_group(list(ranks)) for ranks in groups]
+    return next(one for one, ranks in zip(created, groups, strict=True) if world.rank in ranks)

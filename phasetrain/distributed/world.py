@@ -1,4 +1,4 @@
-"""The processes of a run, seen from one of them, and what they tell each other."""
+"""The ranks of a run as one of them sees them, and the objects they exchange."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,19 +17,20 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them.
+    """The ranks of a run, seen from one of them.
 
-    What is told here goes over a group of its own between CPUs, beside that of the gradients; every
-    process has to take part, at the same place. One process tells itself everything at no cost.
+    The methods are collectives: every rank has to call them, in the same order. They use a gloo
+    group between CPUs, separate from the group that reduces gradients. In a run of one process
+    they return at once.
 
     Attributes:
-        rank: number of this process, from 0; process 0 is the main one.
-        size: number of processes.
-        local_rank: number of this process on its machine, from 0.
-        control: group for decisions; None where there is one process, or where only shares are
-            looked at.
-        failures: who failed first; None as above.
-        timeout_seconds: how long one process waits for another.
+        rank: rank of this process, from 0.
+        size: world size.
+        local_rank: rank of this process on its machine, from 0.
+        control: gloo group of all ranks for objects and decisions; None in a run of one process,
+            and in a world that is only used to compute shards.
+        failures: reports which rank failed first; None as for `control`.
+        timeout_seconds: how long one rank waits for another.
     """
 
     rank: int = 0
@@ -41,92 +42,94 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what is written once per run."""
+        """Whether this is rank 0, which writes the files that a run has once."""
         return self.rank == 0
 
     @property
     def is_single_process(self) -> bool:
-        """Whether the run has one process."""
+        """Whether the world size is 1."""
         return self.size == 1
 
     def shard(self, start: int, stop: int) -> tuple[int, int]:
-        """Return this process's slice of the global batch [start, stop): contiguous, even to within
-        one sample."""
+        """Return this rank's contiguous slice of [start, stop); sizes differ by at most one."""
         count = stop - start
-        return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
+        begin = start + count * self.rank // self.size
+        return begin, start + count * (self.rank + 1) // self.size
 
     def broadcast(self, value: T) -> T:
-        """Return the main process's value on every process."""
+        """Return rank 0's value on every rank."""
         if self.is_single_process:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control())
+        dist.broadcast_object_list(box, src=0, group=self._control_group())
         return box[0]
 
     def gather(self, value: T) -> list[T] | None:
-        """Return the values of all processes in the order of their numbers, on the main process;
-        None on others."""
+        """Return the values of all ranks, in rank order, on rank 0; None on the others."""
         if self.is_single_process:
             return [value]
         box: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, box, dst=0, group=self._control())
+        dist.gather_object(value, box, dst=0, group=self._control_group())
         return box
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values of all processes in the order of their numbers, on every process."""
+        """Return the values of all ranks, in rank order, on every rank."""
         if self.is_single_process:
             return [value]
         box: list[Any] = [None] * self.size
-        dist.all_gather_object(box, value, group=self._control())
+        dist.all_gather_object(box, value, group=self._control_group())
         return box
 
     def run_on_main(self, function: Callable[[], T]) -> T:
-        """Call a function on the main process, and return on every process what it returned there.
+        """Call a function on rank 0 and return its result on every rank.
 
         Raises:
-            PeerError: on other processes, where it raised on the main one; there, whatever it
-                raised.
+            PeerError: on the other ranks, if the function raised on rank 0; rank 0 itself raises
+                the original error.
         """
         if self.is_single_process:
             return function()
         if not self.is_main:
-            found, code, reason = self.broadcast((None, 0, ""))
+            result, exit_code, reason = self.broadcast((None, 0, ""))
             if reason:
-                raise PeerError(reason, code)
-            return found  # type: ignore[return-value]
+                raise PeerError(reason, exit_code)
+            return result  # type: ignore[return-value]
         try:
-            found = function()
+            result = function()
         except Exception as error:
-            code = error.exit_code if isinstance(error, PhasetrainError) else 1
-            self.broadcast((None, code, f"{type(error).__name__}: {error}"))
+            # The others wait in broadcast(): tell them before the error leaves this frame.
+            exit_code = error.exit_code if isinstance(error, PhasetrainError) else 1
+            self.broadcast((None, exit_code, f"{type(error).__name__}: {error}"))
             raise
-        self.broadcast((found, 0, ""))
-        return found
+        self.broadcast((result, 0, ""))
+        return result
 
     def all_reduce_sum(self, count: Number) -> Number:
-        """Return the sum of a count over all processes; all give a whole number, or all one with
-        decimals."""
+        """Return the sum of a number over all ranks; all of them pass an int, or all a float."""
         if self.is_single_process:
             return count
-        sum_of_all = torch.tensor(
-            count, dtype=torch.int64 if isinstance(count, int) else torch.float64
-        )
-        dist.all_reduce(sum_of_all, group=self._control())
-        return type(count)(sum_of_all)
+        # int64 and float64: sample counts must stay exact, and float32 is exact only to 2**24.
+        dtype = torch.int64 if isinstance(count, int) else torch.float64
+        result = torch.tensor(count, dtype=dtype)
+        dist.all_reduce(result, group=self._control_group())
+        return type(count)(result)
 
     def all_reduce_max(self, value: float) -> float:
-        """Return the largest of a number over all processes."""
+        """Return the largest value over all ranks."""
         if self.is_single_process:
             return value
-        found = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._control())
-        return float(found)
+        result = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(result, dist.ReduceOp.MAX, group=self._control_group())
+        return float(result)
 
     def new_group(self) -> Any:
-        """Return another group of all processes between CPUs, for a thread of its own; every
-        process takes part."""
+        """Return another gloo group of all ranks; a collective call.
+
+        A background thread needs a separate group: calls of two threads on one group could
+        interleave differently on each rank.
+        """
         return dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout_seconds))
 
-    def _control(self) -> Any:
-        assert self.control is not None, "these processes have not been joined into a group"
+    def _control_group(self) -> Any:
+        assert self.control is not None, "this world has not joined a process group"
         return self.control

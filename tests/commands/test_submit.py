@@ -369,13 +369,13 @@ class TestWhatAProcessTells:
         ],
     )
     def test_the_main_one_tells_of_others(self, rank: int, environment: dict[str, str]) -> None:
-        own, other = ConfigError("LOSS.name"), PeerError("process 1 of 3 failed first: OSError")
+        own, other = ConfigError("LOSS.name"), PeerError("rank 1 of 3 failed first: OSError")
         own.add_note("a note")
         if rank == 0:
             assert told(own, environment) == "LOSS.name\na note\n"
-            assert told(other, environment) == "process 1 of 3 failed first: OSError\n"
+            assert told(other, environment) == "rank 1 of 3 failed first: OSError\n"
         else:
-            assert told(own, environment) == "process 2 of 3: LOSS.name\na note\n"
+            assert told(own, environment) == "rank 2 of 3: LOSS.name\na note\n"
             assert told(other, environment) == ""
 
     def test_where_the_place_itself_is_wrong(self) -> None:

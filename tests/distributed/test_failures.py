@@ -57,7 +57,7 @@ def board(*pids: int) -> list[Failures]:
         (raised("Connection refused by my metrics server", "/home/me/hooks.py"), False),
         (raised("broken pipe in my decoder", "/home/me/phasetrain/decoder.py"), False),
         (RuntimeError("Connection closed by peer"), False),
-        (PeerError("process 1 of 2 failed first"), True),
+        (PeerError("rank 1 of 2 failed first"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ConfigError("the process group of a gloo of config"), False),
         (ConnectionResetError("Connection reset by peer"), False),
@@ -71,17 +71,17 @@ def test_an_error_of_its_own_stays_and_others_end_with_it() -> None:
     alive = os.getpid()
     one, two, three = board(alive, alive, dead())
     first = NumericsError("loss is nan")
-    assert three.cause(first) is first
+    assert three.find_cause(first) is first
     for other in (one, two):
-        found = other.cause(LOST)
+        found = other.find_cause(LOST)
         assert isinstance(found, PeerError)
-        assert str(found) == "process 2 of 3 failed first: NumericsError: loss is nan"
+        assert str(found) == "rank 2 of 3 failed first: NumericsError: loss is nan"
 
 
 def test_the_exit_code_is_that_of_the_first() -> None:
     one, two = board(os.getpid(), dead())
-    two.cause(ConfigError("no such loss"))
-    found = one.cause(LOST)
+    two.find_cause(ConfigError("no such loss"))
+    found = one.find_cause(LOST)
     assert isinstance(found, PeerError)
     assert found.exit_code == 2
 
@@ -89,23 +89,23 @@ def test_the_exit_code_is_that_of_the_first() -> None:
 def test_the_first_word_stands() -> None:
     gone = dead()
     one, two, three = board(os.getpid(), gone, gone)
-    two.cause(ValueError("first"))
-    three.cause(ValueError("second"))
-    assert str(one.cause(LOST)) == "process 1 of 3 failed first: ValueError: first"
+    two.find_cause(ValueError("first"))
+    three.find_cause(ValueError("second"))
+    assert str(one.find_cause(LOST)) == "rank 1 of 3 failed first: ValueError: first"
 
 
 def test_what_came_of_a_lost_process_is_not_a_cause() -> None:
     one, two = board(os.getpid(), dead())
-    two.cause(ValueError("first"))
+    two.find_cause(ValueError("first"))
     error = AssertionError("on the way out")
     error.__cause__ = LOST
-    assert str(one.cause(error)) == "process 1 of 2 failed first: ValueError: first"
+    assert str(one.find_cause(error)) == "rank 1 of 2 failed first: ValueError: first"
 
 
 def test_a_killed_process_is_named() -> None:
     gone = dead()
     one, *_ = board(os.getpid(), os.getpid(), gone)
     assert (
-        str(one.cause(LOST))
-        == f"process 2 of 3 (pid {gone} on {HERE}) is gone without a word: killed, or crashed"
+        str(one.find_cause(LOST))
+        == f"rank 2 of 3 (pid {gone} on {HERE}) is gone without a word: killed, or crashed"
     )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from processes import free_port
 
 from phasetrain.distributed import Placement, World, group, join_process_group
-from phasetrain.distributed.group import _store, agreed_word
+from phasetrain.distributed.group import _open_store, agree_on_attempt
 from phasetrain.errors import PeerError
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def test_nobody_comes(rank: int) -> None:
     with pytest.raises(PeerError) as caught, join_process_group(place, CPU, timeout_seconds=0.3):
         pass
     assert time.monotonic() - began < 10
-    told = f"process {rank} of 2 has not met the others at 127.0.0.1:{place.port} within "
+    told = f"rank {rank} of 2 has not met the others at 127.0.0.1:{place.port} within "
     told += "DISTRIBUTED.timeout_seconds = 0.3"
     assert str(caught.value).startswith(told)
     assert not dist.is_initialized()
@@ -48,7 +48,7 @@ def test_each_attempt_on_a_machine_has_keys_of_its_own() -> None:
     with_torchrun = dist.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
     facts = {"size": 3, "address": "127.0.0.1", "port": with_torchrun.port, "hosted": True}
     first, again, second = (
-        _store(Placement(attempt=n, **facts), timedelta(seconds=5)) for n in (0, 0, 1)
+        _open_store(Placement(attempt=n, **facts), timedelta(seconds=5)) for n in (0, 0, 1)
     )
     first.set("address", "old")
     assert again.get("address") == b"old"
@@ -60,8 +60,8 @@ def test_attempts_on_several_machines_agree_on_a_word_of_their_own(
 ) -> None:
     """Three processes of an attempt share a word; what former attempts have left behind is not
     believed."""
-    monkeypatch.setattr(group, "LOOK_AGAIN_SECONDS", 0.1)
-    monkeypatch.setattr(group, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(group, "REREAD_SECONDS", 0.1)
+    monkeypatch.setattr(group, "POLL_SECONDS", 0.02)
     served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)
     words = [attempt(served.port, late) for late in (0, 2, 0, 1)]
     assert [len(set(one)) for one in words] == [1, 1, 1, 1]
@@ -72,8 +72,8 @@ def test_a_word_of_a_former_attempt_is_not_enough() -> None:
     served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)
     attempt(served.port, 0)
     client = dist.TCPStore("127.0.0.1", served.port, is_master=False)
-    with pytest.raises(dist.DistNetworkError, match="process 0 of this attempt has not come"):
-        agreed_word(client, 1, 3, timedelta(seconds=0.3))
+    with pytest.raises(dist.DistNetworkError, match="rank 0 of this attempt has not come"):
+        agree_on_attempt(client, 1, 3, timedelta(seconds=0.3))
 
 
 def attempt(port: int, late: int) -> list[str]:
@@ -82,7 +82,7 @@ def attempt(port: int, late: int) -> list[str]:
     def meet(rank: int) -> str:
         time.sleep(0.25 * (rank == late))  # the others have looked again meanwhile
         client = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
-        return agreed_word(client, rank, 3, timedelta(seconds=20))
+        return agree_on_attempt(client, rank, 3, timedelta(seconds=20))
 
     with ThreadPoolExecutor(3) as threads:
         return list(threads.map(meet, range(3)))

@@ -97,7 +97,7 @@ def test_first_host(nodes: str, first: str) -> None:
     [
         (
             {"WORLD_SIZE": "2"},
-            "WORLD_SIZE = 2: RANK, MASTER_ADDR and MASTER_PORT are expected beside it",
+            "WORLD_SIZE = 2: RANK, MASTER_ADDR and MASTER_PORT are expected as well",
         ),
         (
             {**TORCHRUN, "RANK": "8"},

@@ -176,7 +176,7 @@ class TestKilled:
         assert max(done.ends[one] - done.ends[rank] for one in others) < WITHIN_SECONDS
         assert done.alive == []
         teller = 0 if rank else 1  # where the main one is gone, the next one tells
-        named = (f"process {rank} of 3 (pid ", f"one or more of the processes {rank}, ")
+        named = (f"rank {rank} of 3 (pid ", f"one or more of the ranks {rank}, ")
         assert any(name in done.outputs[teller] for name in named[: 2 - bool(rank)])
         assert "is gone without a word" in done.outputs[teller]
         if rank:
@@ -213,7 +213,7 @@ class TestStoppedAndSlow:
         assert [done.codes[one] for one in range(3) if one != rank] == [1, 1], done.outputs
         assert max(done.ends[one] for one in range(3) if one != rank) < 12.0
         if rank:
-            assert f"process {rank} of 3 (pid {pids[rank]}" in done.outputs[0]
+            assert f"rank {rank} of 3 (pid {pids[rank]}" in done.outputs[0]
             assert "is stopped (SIGSTOP, or a debugger)" in done.outputs[0]
 
     @pytest.mark.slow
@@ -330,7 +330,7 @@ class TestFailing:
         words = (*WORDS, *DATA, f"DATA.TRAIN.workers={workers}", "PHASES.limit.train=null")
         done = launcher.run(tmp_path / "run", 3, *words)
         assert done.codes == [1] * 3, done.outputs
-        assert "process 2 of 3 failed first: SampleError" in done.outputs[0]
+        assert "rank 2 of 3 failed first: SampleError" in done.outputs[0]
         assert is_clean(done, tmp_path / "run")
 
 
@@ -344,7 +344,7 @@ class TestData:
             ),
             pytest.param("other 1", "is not the same on all processes", marks=pytest.mark.slow),
             pytest.param(
-                "refuse 0", "process 2 of 3 failed first: ConfigError", marks=pytest.mark.slow
+                "refuse 0", "rank 2 of 3 failed first: ConfigError", marks=pytest.mark.slow
             ),
         ],
     )

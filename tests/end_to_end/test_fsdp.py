@@ -206,7 +206,7 @@ def test_a_full_disk_under_one_process_is_told_and_leaves_nothing(
     found = status(folder)
     assert (found["state"], found["save_failures"]) == ("finished", 1)
     text = (folder / "log.txt").read_text()
-    assert "No space left on device on process 2 of 3 (errno 28 ENOSPC) at " in text
+    assert "No space left on device on rank 2 of 3 (errno 28 ENOSPC) at " in text
     assert "tensors-00003-of-00003.safetensors" in text
     assert "Training goes on" in text
     assert [path.name for path in sorted((folder / "checkpoints").glob("p*"))] == [
@@ -225,7 +225,7 @@ def test_a_full_disk_ends_a_run_that_is_to_stop(launcher: Launcher, tmp_path: Pa
     )
 
     assert set(done.codes) == {1}
-    assert "on process 1 of 3" in status(tmp_path / "run")["reason"]
+    assert "on rank 1 of 3" in status(tmp_path / "run")["reason"]
 
 
 @pytest.mark.parametrize(

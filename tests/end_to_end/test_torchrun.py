@@ -130,14 +130,14 @@ def test_the_first_cause_is_first(tmp_path: Path, how: str, told: str, code: int
         assert one.wait() == 1  # of torchrun, always
         assert time.monotonic() - began < 20
     printed, _, summary = one.told().partition("Root Cause (first observed failure)")
-    assert f"process 2 of 3 failed first: {told}" in printed
+    assert f"rank 2 of 3 failed first: {told}" in printed
     assert "rank      : 2 (local_rank: 2)" in summary
     assert f"exitcode  : {code} " in summary
     assert told in summary
     assert "PeerError" not in summary
     found = status(tmp_path / "run")
     assert (found["state"], found["exit_code"]) == ("failed", code)
-    assert f"process 2 of 3 failed first: {told}" in found["reason"]
+    assert f"rank 2 of 3 failed first: {told}" in found["reason"]
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_step_of_srun(calm: Path, tmp_path: Path) -> None:
     strike = "HOOKS.strike={rank: 2, update: 7, how: raise}"
     codes, told = _step_of_srun(tmp_path, f"RUN.dir={folder}", strike)
     assert codes == [1, 1, 1]
-    assert "process 2 of 3 failed first: ArithmeticError: struck at update 7" in told[0]
+    assert "rank 2 of 3 failed first: ArithmeticError: struck at update 7" in told[0]
     assert told[1] == ""
     assert "ArithmeticError: struck at update 7" in told[2]
     codes, told = _step_of_srun(tmp_path, f"RUN.dir={folder}", strike)

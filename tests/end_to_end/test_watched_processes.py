@@ -23,7 +23,7 @@ class TestStragglers:
         assert slow.codes == [0] * 3, slow.outputs
         told = [line for line in slow.outputs[0].splitlines() if "holds the others up" in line]
         assert len(told) == 1
-        assert f"process {rank} of 3 (" in told[0]
+        assert f"rank {rank} of 3 (" in told[0]
         assert slow.outputs[1] == slow.outputs[2] == ""
 
         trouble.unlink()
@@ -39,7 +39,7 @@ class TestStragglers:
         loss = f"LOSS={{name: struck_loss, rank: {rank}, seconds: 0.05}}"
         done = launcher.run(tmp_path / "run", 3, *WORDS, "PHASES.epochs=1", STRAGGLERS, loss)
         assert done.codes == [0] * 3, done.outputs
-        assert f"process {rank} of 3 (" in done.outputs[0]
+        assert f"rank {rank} of 3 (" in done.outputs[0]
         assert done.outputs[0].count("holds the others up") == 1
 
     @pytest.mark.slow
@@ -60,12 +60,12 @@ class TestOrder:
         )
         assert done.codes == [1] * 3, done.outputs
         said = done.outputs[0]
-        assert "the processes do not make the same collective call next" in said
-        assert "process 1: all_reduce SUM of float32 (1,) at " in said
+        assert "the ranks do not make the same collective call next" in said
+        assert "rank 1: all_reduce SUM of float32 (1,) at " in said
         assert "process_parts.py:" in said
         assert (
             "/phasetrain/"
-            in said.partition("collective call next (process 0: ")[2].partition("process 1")[0]
+            in said.partition("collective call next (rank 0: ")[2].partition("rank 1")[0]
         )
         assert done.seconds < 20
 
@@ -89,10 +89,10 @@ class TestOrder:
         done = launcher.run(tmp_path / "run", 3, *WORDS, *words)
         assert done.codes == [1] * 3, done.outputs
         assert (
-            "DISTRIBUTED.debug: not all 3 processes have come to the same collective call"
+            "DISTRIBUTED.debug: not all 3 ranks have come to the same collective call"
             in done.outputs[0]
         )
-        assert "process 1 waits in all_reduce SUM of float32 (1,) at " in done.outputs[0]
+        assert "rank 1 waits in all_reduce SUM of float32 (1,) at " in done.outputs[0]
         assert "process_parts.py:" in done.outputs[0]
 
     @pytest.mark.slow

@@ -132,7 +132,9 @@ def train(
                 ended = SystemExit(128 + signals.ended)
                 _note_failure(folder, ended)
                 raise ended from error
-            cause = error if world.failures is None else world.failures.cause(error, folder.status)
+            cause = (
+                error if world.failures is None else world.failures.find_cause(error, folder.status)
+            )
             _note_failure(folder, cause)
             if cause is error:
                 raise
