@@ -21,9 +21,9 @@ class TestStragglers:
         trouble.write_text("wait 0.006")
         slow = launcher.run(tmp_path / "slow", 3, *WORDS, *DATA, STRAGGLERS)
         assert slow.codes == [0] * 3, slow.outputs
-        told = [line for line in slow.outputs[0].splitlines() if "holds the others up" in line]
+        told = [line for line in slow.outputs[0].splitlines() if "slows down all others" in line]
         assert len(told) == 1
-        assert f"rank {rank} of 3 (" in told[0]
+        assert f"rank {rank} of world size 3 (" in told[0]
         assert slow.outputs[1] == slow.outputs[2] == ""
 
         trouble.unlink()
@@ -39,8 +39,8 @@ class TestStragglers:
         loss = f"LOSS={{name: struck_loss, rank: {rank}, seconds: 0.05}}"
         done = launcher.run(tmp_path / "run", 3, *WORDS, "PHASES.epochs=1", STRAGGLERS, loss)
         assert done.codes == [0] * 3, done.outputs
-        assert f"rank {rank} of 3 (" in done.outputs[0]
-        assert done.outputs[0].count("holds the others up") == 1
+        assert f"rank {rank} of world size 3 (" in done.outputs[0]
+        assert done.outputs[0].count("slows down all others") == 1
 
     @pytest.mark.slow
     def test_where_all_are_as_slow_nobody_is(self, launcher: Launcher, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ class TestStragglers:
             (tmp_path / f"trouble-{rank}").write_text("wait 0.006")
         done = launcher.run(tmp_path / "run", 3, *WORDS, *DATA, "PHASES.epochs=1", STRAGGLERS)
         assert done.codes == [0] * 3, done.outputs
-        assert "holds the others up" not in done.outputs[0]
+        assert "slows down all others" not in done.outputs[0]
 
 
 class TestOrder:

@@ -1,10 +1,9 @@
-"""Statistics of what modules put out, and of its gradients, every so many updates (hook
-`activations`)."""
+"""Records statistics of module outputs and of their gradients (hook `activations`)."""
 
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -24,34 +23,33 @@ from phasetrain.runtime.format import join_first
 log = logging.getLogger(__name__)
 
 BINS = 20
-"""Of a histogram."""
+"""Bins of a histogram."""
 
-SHOWN = 12
-"""Modules that an error lists."""
+LISTED_MODULES = 12
+"""Maximum number of modules that an error message lists."""
 
-WHOLE = "model"
+ROOT_NAME = "model"
 """Name of a model that is a single module."""
 
 
 @HOOKS.register("activations")
 class Activations(Hook):
-    """Lines of the kind `activations` in metrics.jsonl: mean, std, min, max, norm, zeros and
-    nonfinite of each module.
+    """Writes mean, std, min, max, norm, zeros and nonfinite of module outputs to metrics.jsonl.
 
-    They are those of the first micro-batch of an update on process 0, as the weights before the
-    update make it. Only for such a micro-batch are modules watched, so other updates cost nothing.
-    Values stay on the device until the step is complete, and are read once. They are figures of the
-    run: equal runs have equal lines.
+    A line of kind `activations` describes the first micro-batch of an update on rank 0, computed
+    with the weights before the update. Modules are hooked for such a micro-batch only, so other
+    updates cost nothing. Values stay on the device until the step is complete, and are copied
+    once. Equal runs write equal lines.
 
     Args:
-        modules: patterns (`*`, `?`, `[...]`) over names or classes of modules. One without these
-            signs chooses what has this name or class; one with them the innermost modules that fit,
-            or where none of them does, all that fit.
-        every_updates: look at each so many updates.
-        gradients: of outputs, too, as the backward pass has them: of the micro-batch's share in the
-            update, times the scale of fp16.
-        histogram: counts in 20 bins of equal width from min to max, too, of the first tensor of
-            each output.
+        modules: patterns (`*`, `?`, `[...]`) over names or classes of modules. A pattern without
+            wildcards selects modules with exactly this name or class; a pattern with wildcards
+            selects the innermost matching modules, or all matching ones if none is innermost.
+        every_updates: updates between two lines.
+        gradients: also describe the gradients of outputs, as in the backward pass: weighted by
+            the micro-batch's share of the update and multiplied by the loss scale of fp16.
+        histogram: also count the values of the first tensor of each output in 20 bins of equal
+            width from min to max.
     """
 
     observe_only = True
@@ -73,59 +71,62 @@ class Activations(Hook):
         self.every_updates = every_updates
         self.gradients = gradients
         self.histogram = histogram
-        self._chosen: dict[str, nn.Module] = {}
+        self._modules: dict[str, nn.Module] = {}
         self._handles: list[RemovableHandle] = []
-        self._found = _Found(bins=BINS if histogram else 0)
+        self._statistics = _PendingStatistics(bins=BINS if histogram else 0)
         self._update = 0
         self._warned = False
 
     def on_start(self, run: Run) -> None:
-        """Find the modules.
+        """Select the modules.
 
         Raises:
-            ConfigError: a rule fits none, or their outputs cannot be seen in this run.
+            ConfigError: a pattern matches no module, or module hooks do not work in this run.
         """
         parts = run.task.parts
         if not any(isinstance(hook, Metrics) for hook in run.hooks.by_label.values()):
             raise ConfigError(
-                "HOOKS.activations writes to metrics.jsonl, and HOOKS.metrics is left out: take it back"
+                "HOOKS.activations writes to metrics.jsonl, and HOOKS.metrics is null: enable it",
+                code="config.conflict",
             )
         network = parts.model if parts.network is None else parts.network
         if any(isinstance(module, Compiled) for module in network.modules()):
             raise ConfigError(
-                "HOOKS.activations and MACHINE.compile: a compiled graph does not show what its modules put out; set "
-                "MACHINE.compile=null, or HOOKS.activations=null"
+                "HOOKS.activations and MACHINE.compile: a compiled graph does not call module "
+                "hooks; set MACHINE.compile=null, or HOOKS.activations=null",
+                code="config.conflict",
             )
         if self.gradients and parts.strategy is not None and parts.strategy.divides:
             raise ConfigError(
-                "HOOKS.activations.gradients: with weights divided over processes (DISTRIBUTED.strategy) only outputs "
-                "are looked at; set HOOKS.activations.gradients=false"
+                "HOOKS.activations.gradients: with sharded weights (DISTRIBUTED.strategy) only "
+                "outputs can be recorded; set HOOKS.activations.gradients=false",
+                code="config.conflict",
             )
-        self._chosen = chosen(parts.model, self.modules)
+        self._modules = select_modules(parts.model, self.modules)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Watch the modules if this is the first micro-batch of an update that is due."""
-        self._release()
+        """Hook the modules if this is the first micro-batch of an update that is due."""
+        self._remove_handles()
         update = run.state.updates + 1
         if not phase.is_train or update % self.every_updates or update == self._update:
             return
         self._update = update
-        self._found.clear()
-        for name, module in self._chosen.items():
-            self._handles.append(module.register_forward_hook(self._watch(name)))
+        self._statistics.clear()
+        for name, module in self._modules.items():
+            self._handles.append(module.register_forward_hook(self._make_module_hook(name)))
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Watch them no more."""
-        self._release()
+        """Remove the module hooks."""
+        self._remove_handles()
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Write what was seen in this update; the only moment at which the device is waited for."""
+        """Write the line of this update; the only moment that waits for the device."""
         state = run.state
-        self._release()  # a step of one's own may not have told of its forward pass
+        self._remove_handles()  # a custom train step may not have called events.on_forward
         if not phase.is_train or state.updates % self.every_updates:
             return
-        if state.updates != self._update or not self._found:
-            self._warn()
+        if state.updates != self._update or not self._statistics:
+            self._warn_missing_line()
             return
         place = {
             "phase": phase.index,
@@ -133,94 +134,101 @@ class Activations(Hook):
             "epoch": phase.epoch,
             "step": state.step,
         }
-        line = {"kind": "activations", "updates": state.updates, **place, **self._found.read()}
+        line = {"kind": "activations", "updates": state.updates, **place, **self._statistics.take()}
         for hook in run.hooks.by_label.values():
             if isinstance(hook, Metrics):
                 hook.record(line)
 
     def close(self) -> None:
-        """Watch them no more."""
-        self._release()
-        self._found.clear()
+        """Remove the module hooks."""
+        self._remove_handles()
+        self._statistics.clear()
 
-    def _warn(self) -> None:
+    def _warn_missing_line(self) -> None:
         if not self._warned:
             log.warning(
-                "HOOKS.activations: update %d told of no batch (events.on_batch), or its passes use other modules; "
-                "such updates have no line",
+                "HOOKS.activations: the train step of update %d did not call events.on_batch, or "
+                "used other modules; such updates have no line",
                 self._update or self.every_updates,
             )
         self._warned = True
 
-    def _release(self) -> None:
+    def _remove_handles(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
-    def _watch(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def watch(module: nn.Module, args: Any, output: Any) -> None:
-            for tensor in floating(output):
-                self._found.add("outputs", name, tensor)
+    def _make_module_hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def add_output(module: nn.Module, args: Any, output: Any) -> None:
+            for tensor in iterate_floating(output):
+                self._statistics.add("outputs", name, tensor)
                 if self.gradients and tensor.requires_grad:
-                    tensor.register_hook(partial(self._found.add, "gradients", name))  # type: ignore[no-untyped-call]
+                    add_gradient = partial(self._statistics.add, "gradients", name)
+                    tensor.register_hook(add_gradient)  # type: ignore[no-untyped-call]
 
-        return watch
+        return add_output
 
 
-def chosen(
+def select_modules(
     model: nn.Module, rules: Sequence[str], where: str = "HOOKS.activations.modules"
 ) -> dict[str, nn.Module]:
-    """Return the modules of a model that rules choose, by name, in the order of the model; see
-    `Activations`.
+    """Return the modules that match any of the patterns, by name; see `Activations`.
 
     Raises:
-        ConfigError: a rule that fits none; near misses are named.
+        ConfigError: a pattern matches no module.
     """
-    modules = {name: module for name, module in model.named_modules() if name and _computes(module)}
-    modules = modules or {WHOLE: model}
+    # Containers such as ModuleList have no forward of their own and never call a forward hook.
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name and type(module).forward is not nn.Module.forward
+    }
+    modules = modules or {ROOT_NAME: model}
     innermost = {name for name, module in modules.items() if next(module.children(), None) is None}
-    found: set[str] = set()
+    selected: set[str] = set()
     for rule in rules:
-        fits = [
+        matching = [
             name
             for name, one in modules.items()
             if any(fnmatchcase(w, rule) for w in (name, type(one).__name__))
         ]
-        if not fits:
+        if not matching:
             classes = list(dict.fromkeys(type(module).__name__ for module in modules.values()))
             near = did_you_mean(rule, [*modules, *classes])
             raise ConfigError(
-                f"{where} = [{rule}]: no module of the model has such a name or class{near or '.'} Names: "
-                f"{join_first(modules, SHOWN)}; classes: {', '.join(classes)}"
+                f"{where} = [{rule}]: no module of the model has such a name or class"
+                f"{near or '.'} Names: {join_first(modules, LISTED_MODULES)}; "
+                f"classes: {', '.join(classes)}",
+                code="config.no_match",
             )
-        inner = [name for name in fits if name in innermost]
-        found.update(inner if inner and any(sign in rule for sign in "*?[") else fits)
-    return {name: module for name, module in modules.items() if name in found}
+        has_wildcard = any(sign in rule for sign in "*?[")
+        inner = [name for name in matching if name in innermost]
+        selected.update(inner if inner and has_wildcard else matching)
+    return {name: module for name, module in modules.items() if name in selected}
 
 
-def floating(value: Any) -> Iterator[Tensor]:
-    """Yield the dense tensors of real numbers in a nested list, tuple or mapping that have any
-    entries."""
+def iterate_floating(value: Any) -> Iterator[Tensor]:
+    """Yield the nonempty dense floating-point tensors in a nested list, tuple or mapping."""
     if isinstance(value, Tensor):
         if value.is_floating_point() and value.layout is torch.strided and value.numel():
             yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from floating(item)
+            yield from iterate_floating(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from floating(item)
+            yield from iterate_floating(item)
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How numbers are distributed; those that are not finite are only counted.
+class Moments:
+    """Moments and extremes of a set of numbers; non-finite numbers are only counted.
 
     Attributes:
-        count: of all.
-        finite, zeros: of those.
-        mean: of the finite ones.
-        squares: their squared distances from the mean, added up.
-        low, high: the smallest and the largest of them.
+        count: number of values.
+        finite, zeros: number of finite values and of zeros.
+        mean: mean of the finite values.
+        squares: sum of their squared distances from the mean.
+        low, high: smallest and largest finite value.
     """
 
     count: int
@@ -231,39 +239,33 @@ class Spread:
     high: float
     zeros: float
 
-    def __add__(self, other: "Spread") -> "Spread":
-        """Return that of both (Chan, Golub and LeVeque 1983,
-        doi:10.1080/00031305.1983.10483115)."""
-        if not self.finite or not other.finite:
-            one, none = (self, other) if self.finite else (other, self)
-            return Spread(
-                one.count + none.count,
-                one.finite,
-                one.mean,
-                one.squares,
-                one.low,
-                one.high,
-                one.zeros,
-            )
+    def __add__(self, other: "Moments") -> "Moments":
+        """Return the moments of the union.
+
+        Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
+        """
+        count = self.count + other.count
+        if not other.finite:
+            return replace(self, count=count)
+        if not self.finite:
+            return replace(other, count=count)
         finite = self.finite + other.finite
-        apart = other.mean - self.mean
-        return Spread(
-            count=self.count + other.count,
+        distance = other.mean - self.mean
+        between = distance * distance * self.finite * other.finite / finite
+        return Moments(
+            count=count,
             finite=finite,
-            mean=self.mean + apart * other.finite / finite,
-            squares=self.squares
-            + other.squares
-            + apart * apart * self.finite * other.finite / finite,
+            mean=self.mean + distance * other.finite / finite,
+            squares=self.squares + other.squares + between,
             low=min(self.low, other.low),
             high=max(self.high, other.high),
             zeros=self.zeros + other.zeros,
         )
 
-    def shown(self) -> dict[str, float | str]:
-        """Return mean, std, min, max and norm of the finite ones, and the shares of zeros and of
-        the others.
+    def as_json(self) -> dict[str, float | str]:
+        """Return mean, std, min, max, norm, and the shares of zeros and of non-finite values.
 
-        As JSON can hold it: what there is no number for is a text, `nan` or `inf`.
+        JSON has no number for NaN and infinity; they are the strings `nan` and `inf`.
         """
         shares = {
             "zeros": self.zeros / self.count,
@@ -284,23 +286,24 @@ class Spread:
 
 
 @torch.no_grad()
-def measured(values: Tensor, bins: int = 0) -> Tensor:
-    """Return what `Spread` has but the count, and then the counts of a histogram, `(6 + bins,)`, on
-    the device.
+def compute_moments(values: Tensor, bins: int = 0) -> Tensor:
+    """Return the fields of `Moments` without the count, and the counts of a histogram.
 
-    No number is drawn, and nothing is waited for.
+    Everything stays on the device; no random number is drawn.
 
     Args:
-        values: at least one, real, of any shape.
-        bins: of equal width from the smallest to the largest finite value.
+        values: a nonempty floating-point tensor of any shape.
+        bins: number of bins of equal width from the smallest to the largest finite value.
+
+    Returns:
+        `(6 + bins,)`.
     """
-    wide = (
-        torch.float32 if values.device.type == "mps" else torch.float64
-    )  # which has no larger one
+    # Sums over millions of values lose digits in float32; MPS has no float64.
+    wide = torch.float32 if values.device.type == "mps" else torch.float64
     values = values.detach()
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
-    is_finite = values.abs() < math.inf  # as isfinite, at a fraction of its cost on a CPU
+    is_finite = values.abs() < math.inf  # equal to isfinite, at a fraction of its cost on a CPU
     finite = torch.count_nonzero(is_finite).to(wide)
     mean = values.where(is_finite, 0.0).sum() / finite
     squares = (values - mean).where(is_finite, 0.0).square().sum()
@@ -312,14 +315,13 @@ def measured(values: Tensor, bins: int = 0) -> Tensor:
     if not bins:
         return row
     inner = [low + (high - low) * (edge / bins) for edge in range(1, bins)]
-    below = [
-        torch.count_nonzero(upper < edge).to(wide) for edge in inner
-    ]  # of torch's counts, one that never waits
+    # torch.histc and bincount wait for the device; count_nonzero does not.
+    below = [torch.count_nonzero(upper < edge).to(wide) for edge in inner]
     return torch.cat([row, torch.stack([torch.zeros_like(finite), *below, finite]).diff()])
 
 
-class _Found:
-    """What was measured of each module, on the device until it is read."""
+class _PendingStatistics:
+    """Statistics of modules that are still on the device."""
 
     def __init__(self, bins: int) -> None:
         self._bins = bins
@@ -329,35 +331,31 @@ class _Found:
         return bool(self._rows)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all statistics."""
         self._rows.clear()
 
     def add(self, kind: str, name: str, values: Tensor) -> None:
-        """Measure a tensor."""
-        self._rows.append((kind, name, values.numel(), measured(values, self._bins)))
+        """Compute the statistics of a tensor."""
+        self._rows.append((kind, name, values.numel(), compute_moments(values, self._bins)))
 
-    def read(self) -> dict[str, dict[str, Any]]:
-        """Return all figures, of several tensors of a module together, and forget them."""
-        rows, self._rows = self._rows, []
-        place = rows[0][3].device
-        values = torch.stack([row.to(place) for *_, row in rows]).tolist()
-        spreads: dict[tuple[str, str], Spread] = {}
-        found: dict[str, dict[str, Any]] = {}
+    def take(self) -> dict[str, dict[str, Any]]:
+        """Return and drop all statistics; several tensors of a module are merged."""
+        rows = self._rows
+        self._rows = []
+        device = rows[0][3].device
+        values = torch.stack([row.to(device) for *_, row in rows]).tolist()  # one copy for all
+        moments: dict[tuple[str, str], Moments] = {}
+        lines: dict[str, dict[str, Any]] = {}
         for (kind, name, count, _), (finite, mean, squares, low, high, zeros, *bins) in zip(
             rows, values, strict=True
         ):
-            spread = Spread(count, finite, mean, squares, low, high, zeros)
-            first = (kind, name) not in spreads
-            spreads[kind, name] = spread if first else spreads[kind, name] + spread
-            if bins and first and finite:
+            own = Moments(count, finite, mean, squares, low, high, zeros)
+            is_first = (kind, name) not in moments
+            moments[kind, name] = own if is_first else moments[kind, name] + own
+            if bins and is_first and finite:
                 histogram = {"min": low, "max": high, "counts": [int(one) for one in bins]}
-                found.setdefault(f"{kind}_histograms", {})[name] = histogram
-        for (kind, name), spread in spreads.items():
-            shown = {f"{name}/{what}": value for what, value in spread.shown().items()}
-            found[kind] = {**found.get(kind, {}), **shown}
-        return dict(sorted(found.items()))
-
-
-def _computes(module: nn.Module) -> bool:
-    """Tell whether a module has a forward of its own; lists of modules have none."""
-    return type(module).forward is not nn.Module.forward
+                lines.setdefault(f"{kind}_histograms", {})[name] = histogram
+        for (kind, name), merged in moments.items():
+            values_by_name = {f"{name}/{what}": one for what, one in merged.as_json().items()}
+            lines[kind] = {**lines.get(kind, {}), **values_by_name}
+        return dict(sorted(lines.items()))

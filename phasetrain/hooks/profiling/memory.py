@@ -1,4 +1,4 @@
-"""Tells how much memory a run takes, and how busy its GPU is (hook `memory`)."""
+"""Records the memory of a run and the utilization of its GPU (hook `memory`)."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from phasetrain.hooks.error_policy import OnException
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.hooks.profiling.resource_usage import (
     NOT_LINUX,
-    Gpu,
+    GpuReader,
     allocator_bytes,
     peak_resident_bytes,
     resident_bytes,
@@ -27,10 +27,10 @@ from phasetrain.runtime.terminal import Terminal
 log = logging.getLogger(__name__)
 
 FILE = "memory.json"
-"""Name of the file in the run folder with the largest figures of each attempt."""
+"""File in the run folder with the peak values of each attempt."""
 
 HISTORY = 100_000
-"""Allocations that a snapshot remembers."""
+"""Maximum number of allocations in a snapshot."""
 
 COLUMNS = {
     "rss_bytes": "RSS",
@@ -47,17 +47,16 @@ COLUMNS = {
 
 @HOOKS.register("memory")
 class Memory(Hook):
-    """Reads the memory of process 0, of its loaders' workers and of its device, now and then and
-    after each phase.
+    """Records the memory of rank 0, of its loader workers and of its device.
 
-    Lines of the kind `memory` in metrics.jsonl, with all figures under `time`; the largest of each
-    split and attempt in `memory.json`. The device is never waited for.
+    Writes lines of kind `memory` to metrics.jsonl, with all values under `time`, and the peaks of
+    each split and attempt to `memory.json`. Never waits for the device.
 
     Args:
-        terminal: fact; gets a table at the end on `RUN.verbosity=verbose`.
-        every_updates: read after each so many updates, and at the end of each phase.
-        snapshot: let torch remember CUDA allocations with their stacks, and write them to
-            `memory-attempt1.pickle` at the end, or when memory has run out.
+        terminal: prints a table at the end with `RUN.verbosity=verbose`; passed by the program.
+        every_updates: updates between two readings; the end of each phase is read as well.
+        snapshot: let torch record CUDA allocations with their stacks, and write them to
+            `memory-attempt1.pickle` at the end of the run or when the device is out of memory.
     """
 
     observe_only = True
@@ -74,103 +73,103 @@ class Memory(Hook):
         self.snapshot = snapshot
         self._folder: RunFolder | None = None
         self._device = torch.device("cpu")
-        self._gpu = Gpu(self._device)
-        self._left_out: dict[str, str] = {}
-        self._largest: dict[str, dict[str, float]] = {}
-        self._reached = 0
-        self._remembers = False
+        self._gpu = GpuReader(self._device)
+        self._unavailable: dict[str, str] = {}
+        self._peaks: dict[str, dict[str, float]] = {}
+        self._updates = 0
+        self._records_allocations = False
 
     def on_start(self, run: Run) -> None:
-        """See what can be read here, and say what cannot."""
+        """Find out which values can be read here, and log the others with the reason."""
         assert run.folder is not None, "the memory hook needs a run folder"
         self._folder = run.folder
-        self._reached = run.state.updates
+        self._updates = run.state.updates
         self._device = run.task.parts.machine.device
-        self._gpu = Gpu(self._device)
+        self._gpu = GpuReader(self._device)
         self._gpu.read()
         if peak_resident_bytes() is None:
-            self._left_out["rss"] = NOT_LINUX
-        if self._gpu.silent:
-            self._left_out["gpu"] = self._gpu.silent
+            self._unavailable["rss"] = NOT_LINUX
+        if self._gpu.unavailable:
+            self._unavailable["gpu"] = self._gpu.unavailable
         if self.snapshot and self._device.type != "cuda":
-            self._left_out["snapshot"] = (
-                f"torch keeps none for MACHINE.device = {str(self._device)!r}"
+            self._unavailable["snapshot"] = (
+                f"torch has none for MACHINE.device = {str(self._device)!r}"
             )
         elif self.snapshot:
+            # Private, but documented by torch as the way to get snapshots.
             torch.cuda.memory._record_memory_history(max_entries=HISTORY)
-            self._remembers = True
-        for what, why in self._left_out.items():
-            log.info("HOOKS.memory: %s is left out: %s", what, why)
+            self._records_allocations = True
+        for name, reason in self._unavailable.items():
+            log.info("HOOKS.memory: %s is not recorded: %s", name, reason)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Let the peaks of the device be those of the phase."""
+        """Reset the peaks of the device, so that they describe this phase."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Read if it is due."""
-        is_last = run.state.step == phase.steps  # then the end of the phase reads
+        """Record a line if it is due."""
+        is_last = run.state.step == phase.steps  # `on_phase_end` records it
         if phase.is_train and not is_last and run.state.updates % self.every_updates == 0:
-            self._read(run, phase, run.state.step)
+            self._record(run, phase, run.state.step)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Read what the phase has taken."""
-        self._read(run, phase, phase.steps)
+        """Record a line for the phase."""
+        self._record(run, phase, phase.steps)
 
     def on_end(self, run: Run) -> None:
-        """Write the snapshot, and show the table."""
+        """Write the snapshot, and print the table."""
         self._write_snapshot()
-        if self.terminal is not None and self.terminal.verbosity == "verbose" and self._largest:
-            names = [
-                name for name in COLUMNS if any(name in found for found in self._largest.values())
-            ]
+        if self.terminal is not None and self.terminal.verbosity == "verbose" and self._peaks:
+            names = [name for name in COLUMNS if any(name in row for row in self._peaks.values())]
             rows = [
-                (split, *(_shown(name, found.get(name)) for name in names))
-                for split, found in self._largest.items()
+                (split, *(_format_value(name, row.get(name)) for name in names))
+                for split, row in self._peaks.items()
             ]
-            self.terminal.table(
-                "memory, largest", ("split", *(COLUMNS[name] for name in names)), rows
-            )
+            self.terminal.table("peak memory", ("split", *(COLUMNS[name] for name in names)), rows)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Write the snapshot if memory has run out."""
+        """Write the snapshot if the device is out of memory."""
         if isinstance(error, torch.OutOfMemoryError):
             self._write_snapshot()
 
     def close(self) -> None:
-        """Write the figures of this attempt beside those of the attempts before it."""
-        if self._remembers:
+        """Add the peaks of this attempt to the file."""
+        if self._records_allocations:
             torch.cuda.memory._record_memory_history(enabled=None)
         folder = self._folder
-        if folder is None or folder.lost or not self._largest:
+        if folder is None or folder.lost or not self._peaks:
             return
         before = folder.storage.read_json(folder.file(FILE))
         attempts = before.get("attempts") if isinstance(before, dict) else None
-        found = {"updates": self._reached, "left_out": self._left_out, "splits": self._largest}
-        content = {
-            "attempts": {
-                **(attempts if isinstance(attempts, dict) else {}),
-                str(folder.attempt): found,
-            }
+        if not isinstance(attempts, dict):
+            attempts = {}
+        attempts[str(folder.attempt)] = {
+            "updates": self._updates,
+            "left_out": self._unavailable,
+            "splits": self._peaks,
         }
+        content = {"attempts": attempts}
         try:
             folder.storage.replace_json(folder.file(FILE), content, durable=False)
         except OSError as error:
             log.warning("HOOKS.memory: %s could not be written: %s", folder.file(FILE), error)
 
-    def _read(self, run: Run, phase: Phase, step: int) -> None:
+    def _record(self, run: Run, phase: Phase, step: int) -> None:
         workers = [pid for loader in run.task.parts.loaders.values() for pid in loader.worker_ids]
-        found: dict[str, float] = {**allocator_bytes(self._device), **self._gpu.read()}
-        if "rss" not in self._left_out:
+        values: dict[str, float] = {**allocator_bytes(self._device), **self._gpu.read()}
+        if "rss" not in self._unavailable:
             own = resident_bytes([os.getpid()])
-            found |= {
+            values |= {
                 "rss_bytes": own,
+                # Linux rounds the two counters differently, so the peak can be the smaller one.
                 "peak_rss_bytes": max(own, peak_resident_bytes() or 0),
-            }  # Linux rounds each
-            found |= {"workers": len(workers), "workers_rss_bytes": resident_bytes(workers)}
-        largest = self._largest.setdefault(phase.split, {})
-        largest |= {name: max(value, largest.get(name, value)) for name, value in found.items()}
-        self._reached = run.state.updates
+                "workers": len(workers),
+                "workers_rss_bytes": resident_bytes(workers),
+            }
+        peaks = self._peaks.setdefault(phase.split, {})
+        peaks |= {name: max(value, peaks.get(name, value)) for name, value in values.items()}
+        self._updates = run.state.updates
         line = {
             "kind": "memory",
             "updates": run.state.updates,
@@ -178,7 +177,7 @@ class Memory(Hook):
             "split": phase.split,
             "epoch": phase.epoch,
             "step": step,
-            "time": {"at": time.time(), **found},
+            "time": {"at": time.time(), **values},
         }
         for hook in run.hooks.by_label.values():
             if isinstance(hook, Metrics):
@@ -186,7 +185,7 @@ class Memory(Hook):
 
     def _write_snapshot(self) -> None:
         folder = self._folder
-        if not self._remembers or folder is None:
+        if not self._records_allocations or folder is None:
             return
         path = folder.file(f"memory-attempt{folder.attempt}.pickle")
         try:
@@ -195,7 +194,7 @@ class Memory(Hook):
             log.warning("HOOKS.memory: the snapshot could not be written to %s: %s", path, error)
 
 
-def _shown(name: str, value: float | None) -> str:
+def _format_value(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if name.endswith("_bytes"):

@@ -1,5 +1,4 @@
-"""Traces some updates with torch.profiler: what ran when, and the slowest operators as a table
-(hook `profiler`)."""
+"""Traces some updates with torch.profiler and lists the slowest operators (hook `profiler`)."""
 
 import logging
 import os
@@ -23,49 +22,47 @@ from phasetrain.runtime.terminal import Terminal
 log = logging.getLogger(__name__)
 
 ROOT = "profile"
-"""Folder in the run folder."""
+"""Folder of the traces, in the run folder."""
 
-STACK = 5
-"""Calls of a stack that rows of the table are told apart by."""
+STACK_DEPTH = 5
+"""Stack frames that distinguish the rows of the table."""
 
 SORTS = (
     *(f"{of}{device}_time_total" for of in ("self_", "") for device in ("cpu", "cuda")),
     *(f"{of}{device}_memory_usage" for of in ("self_", "") for device in ("cpu", "cuda")),
     *("cpu_time", "cuda_time", "count"),
 )
-"""What the table can be sorted by, as torch names it."""
+"""Columns that the table can be sorted by, in torch's names."""
 
-SILENT = "6"
-"""A level of kineto's log above that of everything that it writes to the terminal."""
+KINETO_SILENT = "6"
+"""A log level of kineto above the level of its messages on the terminal."""
 
-RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 @HOOKS.register("profiler")
 class Profiler(Hook):
-    """Runs `torch.profiler.profile` over some updates of an attempt; a step of its schedule is an
-    update.
+    """Runs `torch.profiler.profile` over some updates of an attempt.
 
-    A cycle waits, warms up and records; each leaves `profile/attempt1-u00000017.json.gz`, where 17
-    is the last update in it, and the slowest operators in a `.txt` beside it. The parts of an
-    update stand in the trace as ranges named `phasetrain: forward` and so on. Process 0 is traced,
-    the workers of loaders are not. No failure of it ends a run.
+    A cycle waits, warms up and records. Each cycle writes `profile/attempt1-u00000017.json.gz`,
+    where 17 is the last update in it, and the slowest operators to a `.txt` file of the same name.
+    The parts of an update are ranges in the trace named `phasetrain: forward` etc. Rank 0 is
+    traced, without the workers of its loaders. An error in the profiler never ends a run.
 
     Args:
-        terminal: fact; where the place of the traces is told, and on `RUN.verbosity=verbose` the
-            table.
-        wait: updates of a cycle that pass by first.
-        warmup: updates after them in which the tracer runs and nothing is kept.
+        terminal: prints the path of the traces, and with `RUN.verbosity=verbose` the table; passed
+            by the program.
+        wait: updates at the start of a cycle that are not traced.
+        warmup: updates after them that are traced and discarded.
         active: updates after them that are recorded.
-        repeat: cycles; 0 for as long as the run goes on.
+        repeat: number of cycles; 0 repeats until the end of the run.
         skip_first: updates of the attempt before the first cycle.
-        shapes: keep the shapes of inputs, and tell operators apart by them.
-        stacks: keep lines of source code, and tell operators apart by them.
-        memory: keep what operators allocate and free.
-        flops: estimate the work of matrix products and convolutions.
-        rows: of the table.
-        sort_by: column of the table, largest first; by default the time of an operator itself on
-            the device.
+        shapes: record input shapes, and list an operator once per shape.
+        stacks: record source lines, and list an operator once per stack.
+        memory: record allocations.
+        flops: estimate the FLOPs of matrix products and convolutions.
+        rows: number of rows in the table.
+        sort_by: column of the table, largest first; the default is the self time on the device.
     """
 
     observe_only = True
@@ -100,8 +97,8 @@ class Profiler(Hook):
                 raise ValueError(f"{key} = {value}: expected at least {least}")
         if sort_by is not None and sort_by not in SORTS:
             raise ValueError(
-                f"sort_by = {sort_by!r}: the table has no such column{did_you_mean(sort_by, SORTS) or '.'} Known: "
-                f"{', '.join(SORTS)}"
+                f"sort_by = {sort_by!r}: the table has no such column"
+                f"{did_you_mean(sort_by, SORTS) or '.'} Known: {', '.join(SORTS)}"
             )
         self.terminal = terminal
         self.active = active
@@ -117,117 +114,121 @@ class Profiler(Hook):
                 wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first
             )
         self._first = skip_first + wait + warmup
-        self._ends = skip_first + repeat * (wait + warmup + active) if repeat else None
+        self._last = skip_first + repeat * (wait + warmup + active) if repeat else None
         self._profile: profile | None = None
         self._folder: RunFolder | None = None
-        self._parts = _Parts()
-        self._steps = self._updates = self._recorded = 0
+        self._ranges = _TraceRanges()
+        self._steps = 0  # of the schedule
+        self._updates = 0
+        self._recorded = 0  # updates in the current cycle
         self._written: list[str] = []
         self._partial = ""
 
     def on_start(self, run: Run) -> None:
-        """Begin with the schedule."""
+        """Start the profiler."""
         assert run.folder is not None, "the profiler hook needs a run folder"
         self._folder = run.folder
         self._updates = run.state.updates
         device = run.task.parts.machine.device.type
         if self.sort_by is None:
             self.sort_by = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
-        if device == "cpu":  # there kineto has nothing to say but when it begins and ends
-            os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
-        _require_no_other()
-        prepared = profile(
+        if device == "cpu":  # kineto would only print when it starts and stops
+            os.environ.setdefault("KINETO_LOG_LEVEL", KINETO_SILENT)
+        _check_no_other_profiler()
+        profiler = profile(
             activities=[
                 ProfilerActivity.CPU,
                 *([ProfilerActivity.CUDA] if device == "cuda" else []),
             ],
             schedule=self._schedule,
-            on_trace_ready=self._ready,
+            on_trace_ready=self._finish_cycle,
             record_shapes=self.shapes,
             profile_memory=self.memory,
             with_stack=self.stacks,
             with_flops=self.flops,
         )
-        prepared.start()
-        self._profile = prepared
-        self._parts.records = prepared.current_action in RECORDS
-        self._parts.turn("data")
+        profiler.start()
+        self._profile = profiler
+        self._ranges.recording = profiler.current_action in RECORDING
+        self._ranges.begin("data")
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Mark what comes as of training or of a test."""
-        self._parts.turn("data" if phase.is_train else phase.split)
+        """Begin the range of a phase."""
+        self._ranges.begin("data" if phase.is_train else phase.split)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Mark what comes between two phases."""
-        self._parts.turn("between phases")
+        """Begin the range between two phases."""
+        self._ranges.begin("between phases")
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Mark the forward pass."""
+        """Begin the range of the forward pass."""
         if phase.is_train:
-            self._parts.turn("forward")
+            self._ranges.begin("forward")
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Mark the backward pass."""
+        """Begin the range of the backward pass."""
         if phase.is_train:
-            self._parts.turn("backward")
+            self._ranges.begin("backward")
 
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Mark meters and update."""
-        self._parts.turn("update")
+        """Begin the range of meters and update."""
+        self._ranges.begin("update")
 
     def on_update(self, run: Run, phase: Phase) -> None:
-        """Mark what other hooks do."""
-        self._parts.turn("hooks")
+        """Begin the range of other hooks."""
+        self._ranges.begin("hooks")
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Take a step of the schedule, and end with its last one."""
-        running = self._profile
-        if running is None or not phase.is_train:
+        """Advance the schedule, and stop the profiler after its last step."""
+        profiler = self._profile
+        if profiler is None or not phase.is_train:
             return
-        self._parts.end()
+        self._ranges.end()
         self._steps += 1
         self._updates = run.state.updates
-        self._recorded += running.current_action in RECORDS
-        self._profile = None  # unless this goes well
-        if running.current_action is ProfilerAction.NONE:
-            _require_no_other()
-        running.step()
-        if self._steps == self._ends:
-            running.stop()
+        self._recorded += profiler.current_action in RECORDING
+        # If `step` raises, the profiler must not be stepped again: set it back only on success.
+        self._profile = None
+        if profiler.current_action is ProfilerAction.NONE:
+            _check_no_other_profiler()
+        profiler.step()
+        if self._steps == self._last:
+            profiler.stop()
             return
-        self._profile = running
-        self._parts.records = running.current_action in RECORDS
-        self._parts.turn("data")
+        self._profile = profiler
+        self._ranges.recording = profiler.current_action in RECORDING
+        self._ranges.begin("data")
 
     def close(self) -> None:
-        """End a cycle that is under way with what it has, and tell where the traces are."""
-        running, self._profile = self._profile, None
-        self._parts.end()
-        if running is not None:
-            running.stop()
+        """Write the trace of an unfinished cycle, and print where the traces are."""
+        profiler = self._profile
+        self._profile = None
+        self._ranges.end()
+        if profiler is not None:
+            profiler.stop()
         if self.terminal is not None and self._folder is not None:
-            self.terminal.pairs([(ROOT, self._told())])
+            self.terminal.pairs([(ROOT, self._summarize())])
 
-    def _ready(self, done: profile) -> None:
-        """Write what a cycle has recorded, and let go of it; an error of the file system is warned
-        of."""
-        count, self._recorded = self._recorded, 0
+    def _finish_cycle(self, done: profile) -> None:
+        """Write the trace of a cycle, or log a warning if that fails."""
+        count = self._recorded
+        self._recorded = 0
         if count and self._folder is not None and not self._folder.lost:
-            self._write(done, count)
-        done.profiler = None
+            self._write_cycle(done, count)
+        done.profiler = None  # frees the events, which torch keeps until the next cycle
 
-    def _write(self, done: profile, count: int) -> None:
+    def _write_cycle(self, done: profile, count: int) -> None:
         assert self._folder is not None
-        span = f"updates {self._updates - count + 1} to {self._updates} of attempt {self._folder.attempt}"
+        first = self._updates - count + 1
+        span = f"updates {first} to {self._updates} of attempt {self._folder.attempt}"
         path = f"{ROOT}/attempt{self._folder.attempt}-u{self._updates:08d}"
         rows = done.key_averages(
-            group_by_input_shape=self.shapes, group_by_stack_n=STACK if self.stacks else 0
+            group_by_input_shape=self.shapes, group_by_stack_n=STACK_DEPTH if self.stacks else 0
         )
-        table = (
-            f"{span}, process 0\n{rows.table(sort_by=self.sort_by, row_limit=self.rows).rstrip()}\n"
-        )
+        text = rows.table(sort_by=self.sort_by, row_limit=self.rows).rstrip()
+        table = f"{span}, rank 0\n{text}\n"
         try:
-            _write(self._folder, path, done, table)
+            _write_trace(self._folder, path, done, table)
         except OSError as error:
             log.warning(
                 "HOOKS.profiler: %s could not be written to %s: %s",
@@ -238,66 +239,68 @@ class Profiler(Hook):
             return
         self._written.append(path)
         if count < self.active:
-            self._partial = f", the last of which has {count} of {self.active} updates"
+            self._partial = f", the last one with {count} of {self.active} updates"
         else:
             self._partial = ""
         if self.terminal is not None and self.terminal.verbosity == "verbose":
             self.terminal.say(table)
 
-    def _told(self) -> str:
+    def _summarize(self) -> str:
         assert self._folder is not None
         if self._written:
             count = len(self._written)
-            traces = f"{count} trace{'s' if count > 1 else ''} in {self._folder.file(ROOT)}/{self._partial}"
-            return f"{traces}; open them on ui.perfetto.dev or in chrome://tracing"
+            traces = "1 trace" if count == 1 else f"{count} traces"
+            place = f"{self._folder.file(ROOT)}/{self._partial}"
+            return f"{traces} in {place}; open them on ui.perfetto.dev or in chrome://tracing"
         if self._steps <= self._first:
-            made = (
-                f"this attempt made {self._steps} updates, and recording begins after {self._first}"
+            return (
+                f"nothing was recorded: this attempt made {self._steps} updates, and recording "
+                f"starts after {self._first}"
             )
-            return f"nothing was recorded: {made}"
         return "nothing was written; log.txt has the reason"
 
 
-class _Parts:
-    """Marks in a trace which part of an update runs; nothing while nothing is recorded.
+class _TraceRanges:
+    """Opens and closes the ranges in a trace that name the parts of an update.
 
     Attributes:
-        records: whether something is.
+        recording: whether the profiler records; otherwise nothing is opened.
     """
 
     def __init__(self) -> None:
-        self.records = False
+        self.recording = False
         self._open: Any = None
 
-    def turn(self, name: str) -> None:
-        """End the part that runs and begin another one."""
-        if self.records:
+    def begin(self, name: str) -> None:
+        """End the current range and begin another one."""
+        if self.recording:
             self.end()
             self._open = record_function(f"phasetrain: {name}")
             self._open.__enter__()
 
     def end(self) -> None:
-        """End the part that runs."""
+        """End the current range."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
 
 
-def _require_no_other() -> None:
+def _check_no_other_profiler() -> None:
+    # torch has no public function for this; starting a second profiler can crash the process.
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError(
-            "another profiler of torch records in this process, and its trace would be lost; end it before the run, or "
-            "set HOOKS.profiler=null"
+            "another torch.profiler is active in this process, and its trace would be lost; stop "
+            "it before the run, or set HOOKS.profiler=null"
         )
 
 
-def _write(folder: RunFolder, path: str, done: profile, table: str) -> None:
-    """Write a trace and its table; kineto writes files of this machine only, so it goes by way of
-    one.
+def _write_trace(folder: RunFolder, path: str, done: profile, table: str) -> None:
+    """Write a trace and its table to the run folder.
 
     Raises:
-        OSError: there is no room, or less than checkpoints may need.
+        OSError: the disk is full, or would leave too little room for checkpoints.
     """
+    # kineto writes local files only, and the run folder may be an object store.
     with tempfile.TemporaryDirectory() as place:
         name = str(Path(place) / "trace.json.gz")
         done.export_chrome_trace(name)

@@ -1,5 +1,4 @@
-"""How much memory processes and devices use, and how busy a GPU is: what the system, torch and NVML
-tell."""
+"""Memory of processes and devices, and GPU utilization, from the system, torch and NVML."""
 
 import os
 from collections.abc import Iterable
@@ -9,28 +8,26 @@ import torch
 
 PROC = Path("/proc")
 
-NOT_LINUX = "there is no /proc/self/status here, which is where Linux tells the memory of a process"
+NOT_LINUX = "the memory of a process is read from /proc/self/status, which only Linux has"
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the bytes that processes have in the machine's memory (RSS), added up; one that is
-    gone has none.
+    """Return the sum of the resident set sizes of processes; a process that has ended counts as 0.
 
-    Pages that processes share, such as those of a forked one, count in each.
+    Pages that processes share, such as those after a fork, count once per process.
     """
-    found = 0
+    total = 0
     page = os.sysconf("SC_PAGE_SIZE")
     for pid in pids:
         try:
-            found += int((PROC / str(pid) / "statm").read_text("ascii").split()[1]) * page
+            total += int((PROC / str(pid) / "statm").read_text("ascii").split()[1]) * page
         except (OSError, ValueError, IndexError):
             continue
-    return found
+    return total
 
 
 def peak_resident_bytes() -> int | None:
-    """Return the most bytes that this process ever had in the machine's memory; None where nobody
-    tells."""
+    """Return the peak resident set size of this process in bytes; None if it is not known."""
     try:
         lines = (PROC / "self" / "status").read_text("ascii", errors="replace").splitlines()
     except OSError:
@@ -42,10 +39,10 @@ def peak_resident_bytes() -> int | None:
 
 
 def allocator_bytes(device: torch.device) -> dict[str, int]:
-    """Return what torch has allocated and reserved on a CUDA device, now and at most; elsewhere
-    nothing.
+    """Return the bytes that torch has allocated and reserved on a CUDA device; {} elsewhere.
 
-    The most is that since the last reset. Asks the allocator only; the device is not waited for.
+    Peaks are since the last reset. This reads counters of the allocator and does not wait for the
+    device.
     """
     if device.type != "cuda":
         return {}
@@ -57,27 +54,28 @@ def allocator_bytes(device: torch.device) -> dict[str, int]:
     }
 
 
-class Gpu:
-    """What NVML tells of a device; it is asked no more once it has not answered.
+class GpuReader:
+    """Reads utilization, temperature and power of a GPU from NVML, until NVML fails once.
 
     Args:
-        device: of the run.
+        device: the device of the run.
 
     Attributes:
-        silent: why there is nothing to be read; empty while there is.
+        unavailable: the reason if nothing can be read, or empty.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.silent = "" if device.type == "cuda" else f"MACHINE.device = {str(device)!r} is no GPU"
+        self.unavailable = ""
+        if device.type != "cuda":
+            self.unavailable = f"MACHINE.device = {str(device)!r} is no GPU"
 
     def read(self) -> dict[str, float]:
-        """Return utilisation (percent), temperature (degrees Celsius), power (watts) and used
-        memory of all processes.
+        """Return utilization (%), temperature (°C), power (W) and used memory of all processes.
 
-        Nothing where NVML does not answer; `silent` says why.
+        Returns {} if NVML does not answer; `unavailable` has the reason.
         """
-        if self.silent:
+        if self.unavailable:
             return {}
         try:
             return {
@@ -87,7 +85,7 @@ class Gpu:
                 "gpu_used_bytes": torch.cuda.device_memory_used(self._device),
             }
         except ModuleNotFoundError:
-            self.silent = 'NVML is read through nvidia-ml-py: pip install "phasetrain[gpu]"'
-        except Exception as error:  # noqa: BLE001 - the library has errors of its own, and is only asked how it goes
-            self.silent = f"NVML does not answer ({type(error).__name__}: {error})"
+            self.unavailable = 'NVML is read through nvidia-ml-py: pip install "phasetrain[gpu]"'
+        except Exception as error:  # noqa: BLE001 - monitoring must not end a run
+            self.unavailable = f"NVML does not answer ({type(error).__name__}: {error})"
         return {}

@@ -1,4 +1,4 @@
-"""Warns of a process that all others wait for in every step (hook `stragglers`)."""
+"""Warns of a slow rank that all others wait for (hook `stragglers`)."""
 
 import logging
 import socket
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pace:
-    """What a process needs for its own part of a step.
+class StepSeconds:
+    """Time that a rank needs for a step, without the time it waits for other ranks.
 
     Attributes:
         data: median seconds from the end of a step to the next batch.
@@ -29,18 +29,17 @@ class Pace:
 
 @HOOKS.register("stragglers")
 class Stragglers(Hook):
-    """Compares how long each process takes for its own part of a step, and names those that hold
-    the others up.
+    """Compares the step times of the ranks, and logs a warning about slow ones.
 
-    Processes wait for each other in the backward pass and the update; what each needs for itself is
-    the time from the end of a step to the end of the next one's last forward pass. Costs three
-    looks at the clock per step, and an exchange of a few numbers per comparison.
+    Ranks wait for each other in the backward pass and in the update. The time from the end of a
+    step to the end of the last forward pass of the next step is a rank's own. It takes three
+    readings of the clock per step, and one gather of two numbers per comparison.
 
     Args:
-        every_updates: how often they are compared.
-        ratio: how many times the median of all a process takes before it is told of.
-        milliseconds: how much longer than the median it has to take.
-        repeat_updates: after how many updates a process may be told of again.
+        every_updates: updates between two comparisons.
+        ratio: a rank is slow if it takes this many times the median of all ranks,
+        milliseconds: and this many milliseconds more than the median.
+        repeat_updates: updates before the same rank can be reported again.
     """
 
     observe_only = True
@@ -57,41 +56,46 @@ class Stragglers(Hook):
     ) -> None:
         if every_updates < 1 or repeat_updates < 1:
             raise ValueError(
-                f"every_updates = {every_updates} and repeat_updates = {repeat_updates}: expected at least 1"
+                f"every_updates = {every_updates} and repeat_updates = {repeat_updates}: "
+                "expected at least 1"
             )
         if ratio <= 1 or milliseconds < 0:
             raise ValueError(
-                f"ratio = {ratio} and milliseconds = {milliseconds}: expected a ratio above 1 and milliseconds from 0"
+                f"ratio = {ratio} and milliseconds = {milliseconds}: expected a ratio above 1 and "
+                "milliseconds of at least 0"
             )
         self.every_updates = every_updates
         self.ratio = ratio
         self.repeat_updates = repeat_updates
         self._seconds = milliseconds / 1000
         self._hosts: list[str] | None = None
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}  # rank -> update of the last warning
         self._data: list[float] = []
         self._forward: list[float] = []
-        self._ended = self._began = self._computed = 0.0
+        # Readings of the clock; 0.0 stands for none.
+        self._ended = 0.0
+        self._began = 0.0
+        self._computed = 0.0
 
     def on_start(self, run: Run) -> None:
-        """Hear where the processes are."""
+        """Collect the host names."""
         self._hosts = run.world.gather(socket.gethostname())
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """What lies between phases is no part of a step."""
+        """Forget the last step: the time between phases is no part of a step."""
         self._ended = 0.0
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Note when the first batch of a step is there."""
+        """Read the clock when the first micro-batch of a step has arrived."""
         if not self._began:
             self._began = time.perf_counter()
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Note when the last forward pass of a step has ended."""
+        """Read the clock; the value after the last forward pass of a step is used."""
         self._computed = time.perf_counter()
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Add a step to the account, and compare if it is time to."""
+        """Add the times of a step, and compare the ranks if it is due."""
         if not phase.is_train:
             self._began = 0.0
             return
@@ -99,48 +103,48 @@ class Stragglers(Hook):
             self._data.append(self._began - self._ended)
             self._forward.append(self._computed - self._began)
         if run.state.updates % self.every_updates == 0:
-            self._compare(run)
+            self._compare_ranks(run)
         self._began = 0.0
         self._ended = time.perf_counter()
 
-    def _compare(self, run: Run) -> None:
-        mine = Pace(median(self._data), median(self._forward)) if self._data else None
+    def _compare_ranks(self, run: Run) -> None:
+        mine = StepSeconds(median(self._data), median(self._forward)) if self._data else None
         self._data.clear()
         self._forward.clear()
         found = run.world.gather(mine)
         if found is None or self._hosts is None:
             return
-        paces = [pace for pace in found if pace is not None]
-        if len(paces) < run.world.size:
+        by_rank = [one for one in found if one is not None]
+        if len(by_rank) < run.world.size:
             return
-        seconds = own(paces)
+        seconds = own_seconds(by_rank)
         usual = median(seconds)
         updates = run.state.updates
         for rank, taken in enumerate(seconds):
-            slow = taken > self.ratio * usual and taken - usual >= self._seconds
-            if slow and updates - self._told.get(rank, -self.repeat_updates) >= self.repeat_updates:
-                self._told[rank] = updates
+            is_slow = taken > self.ratio * usual and taken - usual >= self._seconds
+            last_report = self._reported.get(rank, -self.repeat_updates)
+            if is_slow and updates - last_report >= self.repeat_updates:
+                self._reported[rank] = updates
                 log.warning(
-                    "process %d of %d (%s) holds the others up: it takes %.1f ms for its own part of a step, %.1f "
-                    "times the median of all (%.1f ms); of it, %.1f ms until it has its batch",
-                    *(
-                        rank,
-                        run.world.size,
-                        self._hosts[rank],
-                        1000 * taken,
-                        taken / usual if usual else float("inf"),
-                    ),
-                    *(1000 * usual, 1000 * paces[rank].data),
+                    "rank %d of world size %d (%s) slows down all others: its step takes %.1f ms, "
+                    "%.1f times the median of all ranks (%.1f ms); %.1f ms of them are data loading",
+                    rank,
+                    run.world.size,
+                    self._hosts[rank],
+                    1000 * taken,
+                    taken / usual if usual else float("inf"),
+                    1000 * usual,
+                    1000 * by_rank[rank].data,
                 )
 
 
-def own(paces: Sequence[Pace]) -> list[float]:
-    """Return the seconds that each process has needed for itself.
+def own_seconds(by_rank: Sequence[StepSeconds]) -> list[float]:
+    """Return the seconds that each rank needs for a step without waiting for others.
 
-    Where buffers or weights go round before a forward pass, processes wait there for the one that
-    got its batch last. So much is taken off, down to the shortest forward pass of all: where
-    nothing goes round, nobody has waited.
+    If a strategy broadcasts buffers or gathers weights before a forward pass, all ranks wait there
+    for the one that got its batch last. This wait is subtracted, but no forward pass becomes
+    shorter than the shortest one: without such a collective nobody has waited.
     """
-    last = max(pace.data for pace in paces)
-    shortest = min(pace.forward for pace in paces)
-    return [pace.data + max(shortest, pace.forward - (last - pace.data)) for pace in paces]
+    last = max(one.data for one in by_rank)
+    shortest = min(one.forward for one in by_rank)
+    return [one.data + max(shortest, one.forward - (last - one.data)) for one in by_rank]

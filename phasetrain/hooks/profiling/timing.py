@@ -1,5 +1,4 @@
-"""Where the time of steps goes: clocks around every call of a hook, and what lies between the
-calls."""
+"""Measures the parts of a step with clocks before and after every call of a hook."""
 
 import time
 from collections import deque
@@ -13,31 +12,31 @@ import torch
 from phasetrain.hooks.base import Run
 
 PARTS = ("data", "transfer", "forward", "backward", "meters", "update", "hooks", "other")
-"""What a step does: wait for its batches, move them to the device, model and loss, gradients,
+"""Parts of a step: waiting for batches, copying them to the device, model and loss, gradients,
 meters, optimizer, the calls of all hooks, and everything else."""
 
-BEFORE: Mapping[str, str] = MappingProxyType(
+PART_BEFORE_EVENT: Mapping[str, str] = MappingProxyType(
     {"forward": "forward", "backward": "backward", "update": "update", "skip": "update"}
 )
-"""What happens before the hooks hear of an event, by event; before the others it is something
-else."""
+"""Event -> the part of the step that ends with it; for other events it is `other`."""
 
 OUTSIDE = frozenset({"start", "load", "end"})
-"""Events that belong to no phase."""
+"""Events outside of phases."""
 
 BETWEEN = frozenset({"step", "phase_start"})
-"""Events after which a run waits for batches."""
+"""Events after which the run waits for batches."""
 
 
 @dataclass
-class Spent:
-    """What the steps of a split have taken.
+class StepTotals:
+    """Time and operations of the steps of a split.
 
     Attributes:
-        steps: of the split.
-        flops: floating-point operations of its model and loss, as far as they are known.
-        seconds: by part, on the clock of the host.
-        device_seconds: by part, on the clock of a CUDA device, of what it has reported; else empty.
+        steps: number of steps.
+        flops: floating-point operations of model and loss, if they were counted.
+        seconds: seconds by part, on the host clock.
+        device_seconds: seconds by part on the clock of a CUDA device, as far as it has reported
+            them; empty on other devices.
     """
 
     steps: int = 0
@@ -47,54 +46,52 @@ class Spent:
 
     @property
     def wall(self) -> float:
-        """Seconds of all parts together."""
+        """Seconds of all parts."""
         return sum(self.seconds.values())
 
-    def copy(self) -> "Spent":
-        """Return what it is now."""
-        return Spent(self.steps, self.flops, dict(self.seconds), dict(self.device_seconds))
+    def copy(self) -> "StepTotals":
+        """Return an independent copy."""
+        return StepTotals(self.steps, self.flops, dict(self.seconds), dict(self.device_seconds))
 
-    def since(self, before: "Spent") -> "Spent":
-        """Return what has come since an earlier copy."""
-        return Spent(
+    def subtract(self, before: "StepTotals") -> "StepTotals":
+        """Return the totals since an earlier copy."""
+        return StepTotals(
             self.steps - before.steps,
             self.flops - before.flops,
-            _less(self.seconds, before.seconds),
-            _less(self.device_seconds, before.device_seconds),
+            _subtract_parts(self.seconds, before.seconds),
+            _subtract_parts(self.device_seconds, before.device_seconds),
         )
 
 
 @dataclass
 class Calls:
-    """The calls of one event of one hook: how many, and their seconds without those of hooks that
-    they call."""
+    """Number and seconds of the calls of one event of one hook, without nested calls of hooks."""
 
     calls: int = 0
     seconds: float = 0.0
 
 
 class Event(Protocol):
-    """A mark in the work of a device, as `torch.cuda.Event` is one."""
+    """A marker in the stream of a device, such as `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Tell whether the device has passed it."""
+        """Return whether the device has reached the marker."""
         ...
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this mark to a later one."""
+        """Return the milliseconds from this marker to a later one."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has passed it."""
+        """Wait until the device has reached the marker."""
         ...
 
 
 class DeviceClock:
-    """Adds up the time of a device by part, from marks between its pieces of work, without waiting
-    for it.
+    """Adds up the time of a device by part, without waiting for the device.
 
     Args:
-        mark: puts a mark behind the work that the device has been given so far.
+        mark: records a marker behind all work that is queued on the device.
     """
 
     def __init__(self, mark: Callable[[], Event]) -> None:
@@ -103,12 +100,16 @@ class DeviceClock:
         self._last: Event | None = None
 
     def turn(self, seconds: dict[str, float] | None, part: str) -> None:
-        """Count what the device does between the last mark and a new one as `part`; as nothing for
-        None."""
+        """Record a marker; the time since the last one counts as `part` of `seconds`.
+
+        Args:
+            seconds: the totals to add to; None discards the time.
+            part: name of the part.
+        """
         self._waiting.append((self._mark(), seconds, part))
 
     def read(self) -> None:
-        """Add up what lies between marks that the device has passed."""
+        """Add up the time between the markers that the device has reached."""
         while self._waiting and self._waiting[0][0].query():
             event, seconds, part = self._waiting.popleft()
             if self._last is not None and seconds is not None:
@@ -116,50 +117,47 @@ class DeviceClock:
             self._last = event
 
     def finish(self) -> None:
-        """Wait until the device has passed the last mark, and add up the rest."""
+        """Wait for the last marker, and add up the rest."""
         if self._waiting:
             self._waiting[-1][0].synchronize()
         self.read()
 
 
-def _less(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+def _subtract_parts(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     return {part: seconds - before.get(part, 0.0) for part, seconds in now.items()}
 
 
 class StepTimes:
-    """Adds up the time of steps by split and part, from clocks before and after the calls of hooks.
+    """Adds up the time of steps by split and part, with clocks before and after calls of hooks.
 
-    What lies between two calls is told by the event that comes next; waiting for batches by the
-    clock of the run. No moment counts twice: parts and hooks together are the wall time from the
-    start of the first phase to the end of the last, without what lies outside of phases.
+    The event after a gap between two calls tells which part the gap was, and the clock of the run
+    tells how much of it was waiting for batches. No moment counts twice: parts and hooks add up to
+    the wall time of all phases.
 
     Attributes:
-        spent: by split.
-        calls: by label and event of a hook.
-        device: the clock of the device, which counts the same parts; None: there is none but the
-            host's.
+        totals: split -> its totals.
+        calls: (label, event) of a hook -> its calls.
+        device: the clock of a CUDA device, which counts the same parts; None on other devices.
     """
 
     def __init__(self) -> None:
-        self.spent: dict[str, Spent] = {}
+        self.totals: dict[str, StepTotals] = {}
         self.calls: dict[tuple[str, str], Calls] = {}
         self.device: DeviceClock | None = None
         self._last: dict[str, str] = {}
-        self._now: Spent | None = None
+        self._now: StepTotals | None = None
         self._mark = time.perf_counter()
         self._depth = 0
-        self._inner = 0.0  # seconds of calls within the call under way
-        self._apart = self._moving = (
-            0.0  # seconds since the mark that were timed by themselves, and of them transfer
-        )
+        self._inner = 0.0  # seconds of calls nested in the current call
+        # Seconds since the last mark that `time_part` has counted already, and the transfers in it.
+        self._counted = 0.0
+        self._transferred = 0.0
         self._waits = False
         self._moved = False
-        self._waited = (
-            0.0  # seconds of waiting for batches that the run's clock had counted at the last look
-        )
+        self._waited = 0.0  # seconds of waiting for batches on the run's clock at the last look
 
-    def around(self, label: str, event: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an event of a hook with a clock around it."""
+    def time_hook(self, label: str, event: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap an event of a hook with clocks."""
         row = self.calls.setdefault((label, event), Calls())
         first = event not in self._last
         self._last[event] = label
@@ -167,10 +165,11 @@ class StepTimes:
         def timed(run: Run, *args: Any) -> Any:
             began = time.perf_counter()
             if first and not self._depth:
-                self._reach(event, began, run, args)
+                self._close_gap(event, began, run, args)
                 self._mark = began
             self._depth += 1
-            outer, self._inner = self._inner, 0.0
+            outer = self._inner
+            self._inner = 0.0
             try:
                 return call(run, *args)
             finally:
@@ -180,12 +179,12 @@ class StepTimes:
                 self._inner = outer + ended - began
                 self._depth -= 1
                 if not self._depth:
-                    self._leave(event, label, ended)
+                    self._count_hooks(event, label, ended)
 
         return timed
 
-    def part(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call that is a part of a step by itself, with a clock around it."""
+    def time_part(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a call that is a part of the step by itself with clocks."""
 
         def timed(*args: Any) -> Any:
             began = time.perf_counter()
@@ -198,9 +197,9 @@ class StepTimes:
             result = call(*args)
             took = time.perf_counter() - began
             now.seconds[part] += took
-            self._apart += took
+            self._counted += took
             if part == "transfer":
-                self._moving += took
+                self._transferred += took
                 self._moved = True
             if device is not None:
                 device.turn(now.device_seconds, part)
@@ -208,20 +207,20 @@ class StepTimes:
 
         return timed
 
-    def _reach(self, event: str, at: float, run: Run, args: tuple[Any, ...]) -> None:
-        """Count what lies between the last call of a hook and the first one of an event."""
+    def _close_gap(self, event: str, at: float, run: Run, args: tuple[Any, ...]) -> None:
+        """Count the time from the last call of a hook to the first call of an event."""
         before = self._now
         if event == "phase_start":
-            self._now = self.spent.setdefault(args[0].split, Spent())
+            self._now = self.totals.setdefault(args[0].split, StepTotals())
             self._waited = run.clock.seconds()["data"]
         elif event in OUTSIDE:
             self._now = None
         now = self._now
-        part = BEFORE.get(event, "other")
+        part = PART_BEFORE_EVENT.get(event, "other")
         if now is not None and before is not None:
-            gap = max(0.0, at - self._mark - self._apart)
+            gap = max(0.0, at - self._mark - self._counted)
             if self._waits:
-                gap -= self._waiting_in(now, gap, run)
+                gap -= self._count_waiting(now, gap, run)
             now.seconds[part] += gap
         if self.device is not None:
             ready = self._moved or not self._waits or event == "phase_end"
@@ -229,22 +228,24 @@ class StepTimes:
                 None if now is None or before is None else now.device_seconds,
                 part if ready else "data",
             )
-        self._apart = self._moving = 0.0
+        self._counted = 0.0
+        self._transferred = 0.0
         self._moved = False
         if event == "step" and now is not None:
             now.steps += 1
         self._waits = event in BETWEEN
 
-    def _waiting_in(self, now: Spent, gap: float, run: Run) -> float:
-        """Count and return how much of a gap between two steps was waiting for batches."""
+    def _count_waiting(self, now: StepTotals, gap: float, run: Run) -> float:
+        """Count and return the seconds of waiting for batches in a gap between two steps."""
         waited = run.clock.seconds()["data"]
-        found = min(max(0.0, waited - self._waited - self._moving), gap)
+        # The run's clock counts transfers as waiting; they have a part of their own here.
+        found = min(max(0.0, waited - self._waited - self._transferred), gap)
         self._waited = waited
         now.seconds["data"] += found
         return found
 
-    def _leave(self, event: str, label: str, at: float) -> None:
-        """Count the calls of the hooks up to now."""
+    def _count_hooks(self, event: str, label: str, at: float) -> None:
+        """Count the time since the last mark as time of hooks."""
         if self._now is not None:
             self._now.seconds["hooks"] += at - self._mark
         self._mark = at
@@ -252,8 +253,8 @@ class StepTimes:
             self.device.turn(None if self._now is None else self._now.device_seconds, "hooks")
 
 
-def cuda_clock(device: torch.device) -> DeviceClock:
-    """Return the clock of a CUDA device; its marks stand in the stream in which torch computes."""
+def make_cuda_clock(device: torch.device) -> DeviceClock:
+    """Return the clock of a CUDA device; its markers are recorded in torch's current stream."""
 
     def mark() -> Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -18,7 +18,12 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Activations, Hook
-from phasetrain.hooks.profiling.activations import Spread, chosen, floating, measured
+from phasetrain.hooks.profiling.activations import (
+    Moments,
+    compute_moments,
+    iterate_floating,
+    select_modules,
+)
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume, differences
 
@@ -102,7 +107,7 @@ class TestALoopOfOnesOwn:
 
     def test_that_tells_of_nothing_is_warned_of_once(self, tmp_path: Path) -> None:
         assert (
-            self.looped(tmp_path, silent).count("HOOKS.activations: update 4 told of no batch") == 1
+            self.looped(tmp_path, silent).count("HOOKS.activations: the train step of update 4 did not call") == 1
         )
         assert lines(tmp_path) == []
 
@@ -122,10 +127,10 @@ class TestChosen:
         ],
     )
     def test_by_name_and_class(self, rules: list[str], names: list[str]) -> None:
-        assert list(chosen(Model(), rules)) == names
+        assert list(select_modules(Model(), rules)) == names
 
     def test_a_model_of_one_module(self) -> None:
-        assert list(chosen(nn.Linear(2, 2), ["*"])) == ["model"]
+        assert list(select_modules(nn.Linear(2, 2), ["*"])) == ["model"]
 
     @pytest.mark.parametrize(
         ("rule", "near"),
@@ -139,14 +144,14 @@ class TestChosen:
         with pytest.raises(
             ConfigError, match=rf"HOOKS\.activations\.modules = \[{rule}\]: no module.*{near}"
         ):
-            chosen(Model(), ["*", rule])
+            select_modules(Model(), ["*", rule])
 
 
 class TestMeasured:
     def test_of_a_few_numbers(self) -> None:
-        row = measured(torch.tensor([[0.0, 1.0, 2.0], [0.0, -3.0, 6.0]]), bins=3).tolist()
+        row = compute_moments(torch.tensor([[0.0, 1.0, 2.0], [0.0, -3.0, 6.0]]), bins=3).tolist()
         assert row == [6.0, 1.0, 44.0, -3.0, 6.0, 2.0, 1.0, 4.0, 1.0]
-        shown = Spread(6, *row[:6]).shown()
+        shown = Moments(6, *row[:6]).as_json()
         assert shown == {
             "mean": 1.0, "std": math.sqrt(44 / 6), "min": -3.0, "max": 6.0, "norm": math.sqrt(50), "zeros": 1 / 3,
             "nonfinite": 0.0,
@@ -155,8 +160,8 @@ class TestMeasured:
     @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
     def test_as_torch_has_it(self, kind: torch.dtype) -> None:
         values = torch.randn(7, 5, 3, generator=torch.Generator().manual_seed(0)).to(kind)
-        row = measured(values, bins=20).tolist()
-        shown = Spread(values.numel(), *row[:6]).shown()
+        row = compute_moments(values, bins=20).tolist()
+        shown = Moments(values.numel(), *row[:6]).as_json()
         exact = values.double()
         assert shown["mean"] == pytest.approx(float(exact.mean()), rel=1e-5)
         assert shown["std"] == pytest.approx(float(exact.std(correction=0)), rel=1e-5)
@@ -167,15 +172,17 @@ class TestMeasured:
         assert sum(row[6:]) == values.numel()
 
     def test_numbers_that_are_not_finite_are_counted_and_left_out(self) -> None:
-        row = measured(torch.tensor([1.0, math.inf, math.nan, 3.0, -math.inf]), bins=2).tolist()
+        row = compute_moments(
+            torch.tensor([1.0, math.inf, math.nan, 3.0, -math.inf]), bins=2
+        ).tolist()
         assert row == [2.0, 2.0, 2.0, 1.0, 3.0, 0.0, 1.0, 1.0]
-        assert Spread(5, *row[:6]).shown()["nonfinite"] == 0.6
-        none = Spread(2, *measured(torch.tensor([math.inf, math.nan])).tolist()).shown()
+        assert Moments(5, *row[:6]).as_json()["nonfinite"] == 0.6
+        none = Moments(2, *compute_moments(torch.tensor([math.inf, math.nan])).tolist()).as_json()
         assert (none["mean"], none["max"], none["nonfinite"]) == ("nan", "nan", 1.0)
         assert json.loads(json.dumps(none), parse_constant=pytest.fail) == none
 
     def test_equal_numbers_and_large_ones(self) -> None:
-        assert measured(torch.full((9,), 0.25), bins=4).tolist() == [
+        assert compute_moments(torch.full((9,), 0.25), bins=4).tolist() == [
             9.0,
             0.25,
             0.0,
@@ -187,11 +194,11 @@ class TestMeasured:
             0.0,
             9.0,
         ]
-        spread = Spread(100, *measured(1e4 + torch.arange(100.0) / 64).tolist())
-        assert spread.shown()["std"] == pytest.approx(0.45103, rel=1e-4)
+        spread = Moments(100, *compute_moments(1e4 + torch.arange(100.0) / 64).tolist())
+        assert spread.as_json()["std"] == pytest.approx(0.45103, rel=1e-4)
 
     def test_sums_that_are_no_number_any_more(self) -> None:
-        shown = Spread(2, *measured(torch.tensor([3e38, -3e38])).tolist()).shown()
+        shown = Moments(2, *compute_moments(torch.tensor([3e38, -3e38])).tolist()).as_json()
         assert (shown["mean"], shown["std"], shown["max"], shown["nonfinite"]) == (
             0.0,
             "inf",
@@ -201,18 +208,18 @@ class TestMeasured:
 
     def test_two_tensors_together(self) -> None:
         first, second = torch.arange(5.0), torch.tensor([7.0, math.nan, 0.0])
-        whole = Spread(8, *measured(torch.cat([first, second])).tolist())
-        parts = [Spread(len(one), *measured(one).tolist()) for one in (first, second)]
+        whole = Moments(8, *compute_moments(torch.cat([first, second])).tolist())
+        parts = [Moments(len(one), *compute_moments(one).tolist()) for one in (first, second)]
         for found in (parts[0] + parts[1], parts[1] + parts[0]):
-            assert found.shown() == pytest.approx(whole.shown())
-        nothing = Spread(1, *measured(torch.tensor([math.nan])).tolist())
-        assert (parts[0] + nothing).shown() == (nothing + parts[0]).shown()
-        assert (parts[0] + nothing).shown()["nonfinite"] == 1 / 6
+            assert found.as_json() == pytest.approx(whole.as_json())
+        nothing = Moments(1, *compute_moments(torch.tensor([math.nan])).tolist())
+        assert (parts[0] + nothing).as_json() == (nothing + parts[0]).as_json()
+        assert (parts[0] + nothing).as_json()["nonfinite"] == 1 / 6
 
     def test_no_random_number_is_drawn_and_the_tensor_stays(self) -> None:
         values = torch.randn(10, requires_grad=True)
         before, content = torch.get_rng_state(), values.detach().clone()
-        assert not measured(values, bins=20).requires_grad
+        assert not compute_moments(values, bins=20).requires_grad
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(values, content)
         assert values._version == 0
@@ -226,7 +233,7 @@ class TestMeasured:
         }
         assert [
             tensor is expected
-            for tensor, expected in zip(floating(output), (one, two), strict=True)
+            for tensor, expected in zip(iterate_floating(output), (one, two), strict=True)
         ] == [
             True,
             True,
@@ -364,14 +371,14 @@ class TestWhatIsRefused:
     def test_a_compiled_model(self, tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError,
-            match=r"HOOKS\.activations and MACHINE\.compile: a compiled graph does not show",
+            match=r"HOOKS\.activations and MACHINE\.compile: a compiled graph does not call",
         ):
             train(tmp_path, "HOOKS.activations={}", "MACHINE.compile=eager")
 
     def test_a_run_without_metrics(self, tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError,
-            match=r"HOOKS\.activations writes to metrics\.jsonl, and HOOKS\.metrics is left",
+            match=r"HOOKS\.activations writes to metrics\.jsonl, and HOOKS\.metrics is null",
         ):
             train(tmp_path, "HOOKS.activations={}", "HOOKS.metrics=null")
 

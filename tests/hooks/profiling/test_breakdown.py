@@ -328,7 +328,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         train(tmp_path, "HOOKS.breakdown={every_updates: 0}")
     for peak in ("-1", "nan", "inf"):
         with pytest.raises(
-            ConfigError, match=f"peak_flops = {peak}.*: expected operations per second above 0"
+            ConfigError, match=f"peak_flops = {peak}.*: expected FLOP/s above 0"
         ):
             train(tmp_path, f"HOOKS.breakdown={{peak_flops: {peak}}}")
     assert HOOKS["breakdown"] is Breakdown

@@ -22,7 +22,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Memory
 from phasetrain.hooks.profiling import resource_usage
 from phasetrain.hooks.profiling.resource_usage import (
-    Gpu,
+    GpuReader,
     allocator_bytes,
     peak_resident_bytes,
     resident_bytes,
@@ -86,7 +86,7 @@ def test_a_line_every_so_many_updates_and_after_each_phase(plain: Path, tmp_path
     }
     assert 100 * 2**20 < first["time"]["rss_bytes"] <= first["time"]["peak_rss_bytes"] < 2**36
     assert (first["time"]["workers"], first["time"]["workers_rss_bytes"]) == (0, 0)
-    assert text.count("HOOKS.memory: gpu is left out: MACHINE.device = 'cpu' is no GPU") == 1
+    assert text.count("HOOKS.memory: gpu is not recorded: MACHINE.device = 'cpu' is no GPU") == 1
     found = json.loads((tmp_path / "memory.json").read_text())["attempts"]["1"]
     assert (found["updates"], list(found["splits"])) == (15, ["train", "test"])
     largest = max(line["time"]["rss_bytes"] for line in lines(tmp_path) if line["split"] == "train")
@@ -126,7 +126,7 @@ def test_it_is_no_part_of_what_a_checkpoint_holds() -> None:
 
 def test_the_table_at_the_end(tmp_path: Path) -> None:
     text = told(tmp_path, "HOOKS.memory={}", "PHASES.epochs=1", "RUN.verbosity=verbose")
-    _, _, table = text.partition("memory, largest\n")
+    _, _, table = text.partition("peak memory\n")
     head, rule, train_row, test_row = table.splitlines()[:4]
     assert (head.split(), set(rule)) == (["split", "RSS", "peak", "RSS", "workers"], {"-", " "})
     assert (train_row.split()[0], test_row.split()[0]) == ("train", "test")
@@ -167,13 +167,13 @@ class TestWhereItCannot:
     def test_ask_linux(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(resource_usage, "PROC", tmp_path / "none")
         text = told(tmp_path / "run", "HOOKS.memory={}", "PHASES.epochs=1")
-        assert "HOOKS.memory: rss is left out: there is no /proc/self/status here" in text
+        assert "HOOKS.memory: rss is not recorded: the memory of a process is read from" in text
         assert lines(tmp_path / "run")[0]["time"].keys() == {"at"}
 
     def test_keep_a_snapshot(self, tmp_path: Path) -> None:
         text = told(tmp_path, "HOOKS.memory.snapshot=true", "PHASES.epochs=1")
         assert (
-            "HOOKS.memory: snapshot is left out: torch keeps none for MACHINE.device = 'cpu'"
+            "HOOKS.memory: snapshot is not recorded: torch has none for MACHINE.device = 'cpu'"
             in text
         )
         assert not list(tmp_path.glob("*.pickle"))
@@ -207,8 +207,8 @@ class TestReadings:
         assert resident_bytes([other.pid]) == 0
 
     def test_of_a_cpu_there_are_none_of_a_gpu(self) -> None:
-        gpu = Gpu(CPU)
-        assert (gpu.read(), gpu.silent, allocator_bytes(CPU)) == (
+        gpu = GpuReader(CPU)
+        assert (gpu.read(), gpu.unavailable, allocator_bytes(CPU)) == (
             {},
             "MACHINE.device = 'cpu' is no GPU",
             {},
@@ -216,9 +216,9 @@ class TestReadings:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="NVML answers here")
     def test_nvml_that_does_not_answer_is_asked_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        gpu = Gpu(torch.device("cuda", 0))
+        gpu = GpuReader(torch.device("cuda", 0))
         assert gpu.read() == {}
-        assert gpu.silent.startswith("NVML does not answer (NVMLError_LibraryNotFound")
+        assert gpu.unavailable.startswith("NVML does not answer (NVMLError_LibraryNotFound")
         monkeypatch.setattr(torch.cuda, "utilization", pytest.fail)
         assert gpu.read() == {}
 
@@ -227,9 +227,9 @@ class TestReadings:
     ) -> None:
         monkeypatch.setattr(torch.cuda, "_HAS_PYNVML", False)
         monkeypatch.setattr(torch.cuda, "_PYNVML_ERR", None, raising=False)
-        gpu = Gpu(torch.device("cuda", 0))
+        gpu = GpuReader(torch.device("cuda", 0))
         assert gpu.read() == {}
-        assert gpu.silent == 'NVML is read through nvidia-ml-py: pip install "phasetrain[gpu]"'
+        assert gpu.unavailable == 'NVML is read through nvidia-ml-py: pip install "phasetrain[gpu]"'
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:

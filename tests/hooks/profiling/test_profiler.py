@@ -83,7 +83,7 @@ def test_a_trace_and_a_table_per_cycle_and_one_line_on_the_terminal(
     assert parted(plain, tmp_path) == []
     assert traces(tmp_path) == ["attempt1-u00000005", "attempt1-u00000010"]
     text = (tmp_path / "profile" / "attempt1-u00000010.txt").read_text()
-    assert text.startswith("updates 9 to 10 of attempt 1, process 0\n---")
+    assert text.startswith("updates 9 to 10 of attempt 1, rank 0\n---")
     assert all(column in text for column in ("Self CPU", "# of Calls", "Input Shapes", "Total"))
     [line] = [line for line in lines if "profile" in line]
     place = f"profile 2 traces in {tmp_path}/profile/; open them on ui.perfetto.dev or in chrome://tracing"
@@ -129,20 +129,20 @@ class TestEnds:
         text = told(tmp_path, "HOOKS.profiler={wait: 5, active: 50}")
         assert traces(tmp_path) == ["attempt1-u00000015"]
         assert "profile 1 trace in" in text
-        assert "/profile/, the last of which has 8 of 50 updates; open" in text
+        assert "/profile/, the last one with 8 of 50 updates; open" in text
         assert parted(plain, tmp_path) == []
 
     @pytest.mark.parametrize(
         ("schedule", "why"),
         [
-            ("{wait: 50}", "this attempt made 15 updates, and recording begins after 52"),
+            ("{wait: 50}", "this attempt made 15 updates, and recording starts after 52"),
             (
                 "{wait: 13, warmup: 2}",
-                "this attempt made 15 updates, and recording begins after 15",
+                "this attempt made 15 updates, and recording starts after 15",
             ),
             pytest.param(
                 "{skip_first: 4, wait: 10}",
-                "this attempt made 15 updates, and recording begins after 16",
+                "this attempt made 15 updates, and recording starts after 16",
                 marks=pytest.mark.slow,
             ),
         ],
@@ -198,11 +198,11 @@ class TestWhatGoesWrong:
         text = (tmp_path / "log.txt").read_text()
         assert (
             text.count(
-                "HOOKS.profiler failed: RuntimeError: another profiler of torch records in this"
+                "HOOKS.profiler failed: RuntimeError: another torch.profiler is active in this"
             )
             == 1
         )
-        assert "the run goes on" in text
+        assert "the run continues" in text
         assert parted(plain, tmp_path) == []
 
     def test_one_that_begins_during_the_wait(self, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ class TestWhatGoesWrong:
 
         other = Other()
         train(tmp_path, "HOOKS.profiler={wait: 3}", "PHASES.epochs=1", hooks={"other": other})
-        assert "another profiler of torch" in (tmp_path / "log.txt").read_text()
+        assert "another torch.profiler" in (tmp_path / "log.txt").read_text()
         assert any(event.key == "aten::conv2d" for event in other.other.key_averages())
 
     def test_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

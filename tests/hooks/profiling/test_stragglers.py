@@ -8,25 +8,31 @@ from harness import train
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS
-from phasetrain.hooks.profiling.stragglers import Pace, Stragglers, own
+from phasetrain.hooks.profiling.stragglers import StepSeconds, Stragglers, own_seconds
 
 
 class TestOwn:
     def test_without_waits(self) -> None:
-        assert own([Pace(0.5, 2.0), Pace(0.25, 2.0), Pace(0.5, 6.0)]) == [2.5, 2.25, 6.5]
+        assert own_seconds(
+            [StepSeconds(0.5, 2.0), StepSeconds(0.25, 2.0), StepSeconds(0.5, 6.0)]
+        ) == [2.5, 2.25, 6.5]
 
     def test_a_wait_for_the_last_batch_is_taken_off(self) -> None:
         """Process 0 gets its batch 4 s after the others, which wait for its buffers in their
         forward passes."""
-        assert own([Pace(4.0, 1.0), Pace(0.0, 5.0), Pace(0.0, 5.0)]) == [5.0, 1.0, 1.0]
+        assert own_seconds(
+            [StepSeconds(4.0, 1.0), StepSeconds(0.0, 5.0), StepSeconds(0.0, 5.0)]
+        ) == [5.0, 1.0, 1.0]
 
     def test_a_late_batch_for_which_nobody_waits(self) -> None:
-        assert own([Pace(0.0, 1.0), Pace(0.0, 1.0), Pace(4.0, 1.0)]) == [1.0, 1.0, 5.0]
+        assert own_seconds(
+            [StepSeconds(0.0, 1.0), StepSeconds(0.0, 1.0), StepSeconds(4.0, 1.0)]
+        ) == [1.0, 1.0, 5.0]
 
 
 def test_one_process_has_none(tmp_path: Path) -> None:
     train(tmp_path, "PHASES.epochs=1", "HOOKS.stragglers={every_updates: 1, milliseconds: 0}")
-    assert "holds the others up" not in (tmp_path / "log.txt").read_text()
+    assert "slows down all others" not in (tmp_path / "log.txt").read_text()
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:

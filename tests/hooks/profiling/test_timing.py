@@ -9,7 +9,7 @@ import pytest
 
 from phasetrain.distributed import World
 from phasetrain.hooks import Hook, Hooks
-from phasetrain.hooks.profiling.timing import Calls, DeviceClock, Spent, StepTimes
+from phasetrain.hooks.profiling.timing import Calls, DeviceClock, StepTimes, StepTotals
 from phasetrain.runtime.clock import Clock
 
 
@@ -72,7 +72,7 @@ class Watcher(Hook):
         self.times = StepTimes()
 
     def around(self, label: str, event: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return self.times.around(label, event, call)
+        return self.times.time_hook(label, event, call)
 
     def on_phase_start(self, run: Any, phase: Any) -> None: ...
 
@@ -99,8 +99,8 @@ class Watched:
         self.ticks, self.clock, self.times = ticks, Clock(), watcher.times
         own = own or {"slow": Slow(ticks), "saved": Saved(ticks)}
         self.hooks: Any = Hooks({**own, "watcher": watcher}, World())
-        self.move = self.times.part("transfer", ticks.wait)
-        self.show = self.times.part("meters", ticks.wait)
+        self.move = self.times.time_part("transfer", ticks.wait)
+        self.show = self.times.time_part("meters", ticks.wait)
 
     def phase(self, steps: int, *, micros: int = 1, split: str = "train") -> None:
         """Go through a phase."""
@@ -129,7 +129,7 @@ class Watched:
 def test_each_moment_is_counted_once_and_where_it_belongs(ticks: Ticks) -> None:
     run = Watched(ticks)
     run.phase(3)
-    spent = run.times.spent["train"]
+    spent = run.times.totals["train"]
     assert spent.steps == 3
     assert spent.seconds == {
         "data": 30, "transfer": 9, "forward": 36, "backward": 48, "meters": 15, "update": 24, "hooks": 36,
@@ -141,7 +141,7 @@ def test_each_moment_is_counted_once_and_where_it_belongs(ticks: Ticks) -> None:
 def test_accumulation(ticks: Ticks) -> None:
     run = Watched(ticks)
     run.phase(2, micros=3)
-    spent = run.times.spent["train"]
+    spent = run.times.totals["train"]
     assert spent.seconds == {
         "data": 20, "transfer": 6, "forward": 72, "backward": 96, "meters": 30, "update": 16, "hooks": 40,
         "other": 1.25,
@@ -156,10 +156,10 @@ def test_two_splits_and_what_lies_outside(ticks: Ticks) -> None:
     run.phase(2, split="test")
     ticks.wait(50)  # nothing of a step
     run.hooks.on_end(run)
-    assert run.times.spent["train"].seconds["other"] == 0.75
-    assert run.times.spent["test"].seconds["other"] == 8.25
-    assert run.times.spent["test"].seconds["data"] == 20
-    assert sum(spent.wall for spent in run.times.spent.values()) == ticks.now - 100 - 50
+    assert run.times.totals["train"].seconds["other"] == 0.75
+    assert run.times.totals["test"].seconds["other"] == 8.25
+    assert run.times.totals["test"].seconds["data"] == 20
+    assert sum(spent.wall for spent in run.times.totals.values()) == ticks.now - 100 - 50
 
 
 def test_data_is_never_more_than_the_gap(ticks: Ticks) -> None:
@@ -171,7 +171,7 @@ def test_data_is_never_more_than_the_gap(ticks: Ticks) -> None:
     run.clock.turn("train")
     run.clock._seconds["data"] += 100
     run.hooks.on_batch(run, Place(), None)
-    seconds = run.times.spent["train"].seconds
+    seconds = run.times.totals["train"].seconds
     assert (seconds["data"], seconds["other"], seconds["hooks"]) == (1, 0, 4)
 
 
@@ -182,7 +182,7 @@ def test_a_part_within_a_call_of_a_hook_is_the_hooks(ticks: Ticks) -> None:
 
     run = Watched(ticks, tests=Tests())
     run.phase(1)
-    seconds = run.times.spent["train"].seconds
+    seconds = run.times.totals["train"].seconds
     assert (seconds["meters"], seconds["hooks"]) == (5, 5)
 
 
@@ -197,11 +197,13 @@ def test_a_hook_is_charged_for_itself_alone(ticks: Ticks) -> None:
 
 
 def test_since_an_earlier_moment() -> None:
-    spent = Spent(3, 10.0, {"data": 4.0}, {"data": 1.0})
+    spent = StepTotals(3, 10.0, {"data": 4.0}, {"data": 1.0})
     before = spent.copy()
     spent.steps, spent.seconds["data"], spent.device_seconds["forward"] = 5, 4.5, 2.0
-    assert spent.since(before) == Spent(2, 0.0, {"data": 0.5}, {"data": 0.0, "forward": 2.0})
-    assert spent.since(Spent()).seconds == {"data": 4.5}
+    assert spent.subtract(before) == StepTotals(
+        2, 0.0, {"data": 0.5}, {"data": 0.0, "forward": 2.0}
+    )
+    assert spent.subtract(StepTotals()).seconds == {"data": 4.5}
 
 
 class Mark:
@@ -250,7 +252,7 @@ def test_the_device_has_the_parts_of_the_host(ticks: Ticks) -> None:
     ticks.wait(7)
     run.phase(1, split="test", micros=2)
     run.times.device.finish()
-    for spent in run.times.spent.values():
+    for spent in run.times.totals.values():
         assert spent.device_seconds == spent.seconds
 
 
