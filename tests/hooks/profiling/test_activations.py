@@ -107,7 +107,10 @@ class TestALoopOfOnesOwn:
 
     def test_that_tells_of_nothing_is_warned_of_once(self, tmp_path: Path) -> None:
         assert (
-            self.looped(tmp_path, silent).count("HOOKS.activations: the train step of update 4 did not call") == 1
+            self.looped(tmp_path, silent).count(
+                "HOOKS.activations: the train step of update 4 did not call"
+            )
+            == 1
         )
         assert lines(tmp_path) == []
 

@@ -327,8 +327,6 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="every_updates = 0: expected at least 1"):
         train(tmp_path, "HOOKS.breakdown={every_updates: 0}")
     for peak in ("-1", "nan", "inf"):
-        with pytest.raises(
-            ConfigError, match=f"peak_flops = {peak}.*: expected FLOP/s above 0"
-        ):
+        with pytest.raises(ConfigError, match=f"peak_flops = {peak}.*: expected FLOP/s above 0"):
             train(tmp_path, f"HOOKS.breakdown={{peak_flops: {peak}}}")
     assert HOOKS["breakdown"] is Breakdown
