@@ -32,7 +32,7 @@ from statistics import median, quantiles
 import torch
 from torch.nn.functional import cross_entropy
 
-from phasetrain.commands.build_hooks import hooks_of
+from phasetrain.commands.build_hooks import build_hooks
 from phasetrain.commands.setup import Setup, settle
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
@@ -201,7 +201,7 @@ def default_hooks(folder: Path) -> dict[str, Trial]:
 
     return {
         "without hooks": lambda: trial(dict),
-        "with all default hooks": lambda: trial(lambda: hooks_of(setup)),
+        "with all default hooks": lambda: trial(lambda: build_hooks(setup)),
     }
 
 

@@ -1,4 +1,4 @@
-"""What saves a run and watches it, from its sections: CHECKPOINT and HOOKS."""
+"""Build the checkpointer and the hooks of a run from sections CHECKPOINT and HOOKS."""
 
 import logging
 import os
@@ -7,95 +7,84 @@ from typing import Any
 
 from phasetrain.checkpoint import Checkpointer, Retention
 from phasetrain.commands.setup import Setup
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.layers import leaves
+from phasetrain.config.sections import CheckpointSection, HookSection, own_keys, read_section
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import HOOKS, Hook, SaveSettings
+from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import Redaction
 
 log = logging.getLogger(__name__)
 
 
-def checkpointer_of(setup: Setup, folder: RunFolder) -> Checkpointer:
-    """Return what reads and writes the checkpoints of a run folder, as section CHECKPOINT says."""
-    section = setup.config.CHECKPOINT
+def build_checkpointer(setup: Setup, folder: RunFolder) -> Checkpointer:
+    """Return the checkpointer of a run folder, with the settings of section CHECKPOINT."""
+    section = read_section(CheckpointSection, setup.config.CHECKPOINT)
+    retention = Retention(
+        last=section.keep_last,
+        every_updates=section.keep_every.updates,
+        every_epochs=section.keep_every.epochs,
+        monitor=section.best.monitor,
+        best=section.best.keep,
+    )
     return Checkpointer(
         folder.file("checkpoints"),
         folder.storage,
-        retention=Retention(
-            section.keep_last,
-            section.keep_every.updates,
-            section.keep_every.epochs,
-            section.best.monitor,
-            section.best.keep,
-        ),
+        retention=retention,
         verify=section.verify,
         say=log.warning,
     )
 
 
-def save_settings(setup: Setup) -> SaveSettings:
-    """Return when and how to save, as section CHECKPOINT says."""
-    section = setup.config.CHECKPOINT
-    return SaveSettings(
-        every_updates=section.every_updates,
-        every_epochs=section.every_epochs,
-        every_minutes=section.every_minutes,
-        at_end=section.at_end,
-        on_exception=section.on_exception,
-        background=section.background,
-        on_error=section.on_save_error,
-        grace_seconds=section.grace_seconds,
-        load_best=section.load_best,
-    )
-
-
-def hooks_of(setup: Setup) -> dict[str, Hook]:
-    """Return the hooks that section HOOKS names, by label."""
+def build_hooks(setup: Setup) -> dict[str, Hook]:
+    """Return label -> hook of section HOOKS."""
     return {
         label: build_hook(setup, label, section) for label, section in setup.config.HOOKS.items()
     }
 
 
 def build_hook(setup: Setup, label: str, section: Mapping[str, Any]) -> Hook:
-    """Return the hook that an entry of section HOOKS describes."""
-    params = {key: value for key, value in section.items() if key not in ("name", "on_exception")}
+    """Return the hook of one entry of section HOOKS."""
+    own = own_keys(HookSection) | {"name"}
+    params = {key: value for key, value in section.items() if key not in own}
     facts = {
         "terminal": setup.terminal,
-        "hparams": without_secrets(hparams(setup.config.plain()), os.environ),
+        "hparams": redact_secrets(flatten_config(setup.config), os.environ),
     }
     hook = HOOKS.build(section.get("name", label), params, where=f"HOOKS.{label}", facts=facts)
+    # Not read through HookSection: without the key, the policy is the hook's own default.
     hook.policy = section.get("on_exception", hook.policy)
     return hook
 
 
-def hparams(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted path; lists as they are."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= (
-            hparams(value, f"{path}{key}.")
-            if isinstance(value, Mapping)
-            else {f"{path}{key}": value}
-        )
-    return found
+def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted path -> value of a config; empty mappings are left out, lists are values."""
+    plain = config.plain() if isinstance(config, AttrDict) else config
+    return {path: value for path, value in leaves(plain).items() if value != {}}
 
 
-def without_secrets(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return values of a config by path for what leaves the run folder: secrets are redacted, see
+def redact_secrets(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return path -> value with secrets redacted, for values that leave the run folder; see
     `Redaction`."""
-    clean = Redaction(environment)
+    redaction = Redaction(environment)
     found = {}
     for path, value in values.items():
-        shown = clean.words([f"{path}={value}"])[0].removeprefix(f"{path}=")
+        shown = redaction.words([f"{path}={value}"])[0].removeprefix(f"{path}=")
         found[path] = value if shown == str(value) else shown
     return found
 
 
-def together(own: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, Hook]:
-    """Return `own`, then the others, which may not take their labels."""
-    for label in own.keys() & others.keys():
+def merge_hooks(first: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[str, Hook]:
+    """Return the hooks of both mappings.
+
+    Raises:
+        ConfigError: a label is in both.
+    """
+    for label in first.keys() & others.keys():
         raise ConfigError(
-            f"HOOKS.{label}: this run has another hook under this label; give yours a label of its own, such as "
-            f"my_{label}"
+            f"HOOKS.{label}: this run already has a hook with this label; choose another label, such "
+            f"as my_{label}",
+            code="config.conflict",
         )
-    return {**own, **others}
+    return {**first, **others}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from phasetrain.checkpoint import Checkpointer, Loaded
-from phasetrain.commands.build_hooks import checkpointer_of
+from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.train import Result, digest_of
 from phasetrain.data.loading.seed_check import first_target
@@ -144,7 +144,7 @@ def restore_teacher(task: Task, loaded: Loaded) -> None:
 def agreed(setup: Setup, folder: RunFolder) -> Loaded:
     """Return the checkpoint that the main process chooses: a run under way may save meanwhile."""
     world = setup.world
-    checkpointer = checkpointer_of(setup, folder)
+    checkpointer = build_checkpointer(setup, folder)
     found: list[Loaded] = []
 
     def choose() -> str:

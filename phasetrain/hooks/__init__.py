@@ -1,7 +1,7 @@
 """Hooks: what watches a run (section HOOKS)."""
 
 from phasetrain.hooks.base import HOOKS, Hook, Hooks, Run, on
-from phasetrain.hooks.checkpoint import CheckpointHook, SaveSettings
+from phasetrain.hooks.checkpoint import CheckpointHook
 from phasetrain.hooks.early_stopping import EarlyStopping
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
@@ -43,7 +43,6 @@ __all__ = [
     "ReloadWeights",
     "Report",
     "Run",
-    "SaveSettings",
     "Stragglers",
     "TensorBoard",
     "Tracker",

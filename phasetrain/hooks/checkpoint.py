@@ -6,12 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from phasetrain.checkpoint import Checkpointer, Crowd, Draft, Facts, Loaded, Saved, check
 from phasetrain.checkpoint.background import Background
+from phasetrain.config.sections import CheckpointSection
 from phasetrain.distributed import is_lost_peer
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
@@ -25,42 +26,12 @@ from phasetrain.runtime.storage import Unfinished
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SaveSettings:
-    """When and how to save.
-
-    Attributes:
-        every_updates: after each so many updates, or None.
-        every_epochs: after each so many epochs, or None.
-        every_minutes: when so many minutes have passed since the last save, or None.
-        at_end: when the run ends.
-        on_exception: when something is raised between two steps, such as by a sample that cannot be
-            read.
-        background: write while training goes on, from a copy in memory.
-        on_error: go on training after a save that failed, or stop.
-        grace_seconds: a stop by a signal starts no save that is expected to take longer; None: it
-            always saves.
-        load_best: give the modules the best weights once the run has finished and its last state is
-            saved.
-    """
-
-    every_updates: int | None = None
-    every_epochs: int | None = 1
-    every_minutes: float | None = None
-    at_end: bool = True
-    on_exception: bool = True
-    background: bool = True
-    on_error: Literal["continue", "stop"] = "continue"
-    grace_seconds: float | None = None
-    load_best: bool = False
-
-
 class CheckpointHook(Hook):
     """Restores before the other hooks look, and saves after they have spoken.
 
     Args:
         checkpointer: writes and reads.
-        settings: when to save.
+        settings: section CHECKPOINT, for when to save.
         signals: what was asked for from outside.
         promised: what later attempts compare with.
         loaded: the checkpoint to go on from, already compared with this run; None starts afresh.
@@ -76,7 +47,7 @@ class CheckpointHook(Hook):
     def __init__(
         self,
         checkpointer: Checkpointer,
-        settings: SaveSettings,
+        settings: CheckpointSection,
         signals: Signals,
         promised: Mapping[str, Any],
         loaded: Loaded | None = None,
@@ -314,7 +285,7 @@ class CheckpointHook(Hook):
         self._saved_at = None
         if run.folder is not None:
             run.folder.note(save_failures=self.failures)
-        if self.settings.on_error == "stop":
+        if self.settings.on_save_error == "stop":
             raise error
         if self._ending:
             goes_on = ""

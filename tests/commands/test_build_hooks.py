@@ -1,4 +1,4 @@
-from phasetrain.commands.build_hooks import hparams, without_secrets
+from phasetrain.commands.build_hooks import flatten_config, redact_secrets
 
 
 def test_what_leaves_the_run_folder_has_no_secrets() -> None:
@@ -6,11 +6,11 @@ def test_what_leaves_the_run_folder_has_no_secrets() -> None:
         "HOOKS": {"mine": {"api_key": "abc", "every": 10}},
         "RUN": {"dir": "https://me:word@host/x", "seed": 1},
     }
-    found = without_secrets(hparams(config), {"MY_TOKEN": "0123456789"})
+    found = redact_secrets(flatten_config(config), {"MY_TOKEN": "0123456789"})
     assert found["RUN.seed"] == 1
     assert found["HOOKS.mine.every"] == 10
     assert "abc" not in str(found)
     assert "word" not in str(found)
     assert "0123456789" not in str(
-        without_secrets({"LOSS.name": "x0123456789y"}, {"MY_TOKEN": "0123456789"})
+        redact_secrets({"LOSS.name": "x0123456789y"}, {"MY_TOKEN": "0123456789"})
     )

@@ -19,12 +19,13 @@ from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.commands.cli import main, run
 from phasetrain.commands.setup import settle
 from phasetrain.commands.train.train import Result, digest_of
+from phasetrain.config.sections import CheckpointSection
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.distributed import Consensus, World
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import CheckpointHook, Hook, Hooks, LedgerHook, Metrics, SaveSettings, on
+from phasetrain.hooks import CheckpointHook, Hook, Hooks, LedgerHook, Metrics, on
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Storage
@@ -224,7 +225,7 @@ class OwnLoop:
 
     def run(self, *, until: int | None = None) -> PhaseEngine:
         """Run the loop, or leave it after the update `until` as a crash would."""
-        settings = SaveSettings(every_updates=1, every_epochs=None)
+        settings = CheckpointSection(every_updates=1, every_epochs=None)
         with Signals() as signals, self.setup.machine.applied():
             save = CheckpointHook(
                 self.checkpointer, settings, signals, promised={}, loaded=self.loaded

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from phasetrain.commands.build_hooks import hooks_of
+from phasetrain.commands.build_hooks import build_hooks
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepared
 from phasetrain.commands.plan.validate import all_at_once, never
 from phasetrain.commands.setup import Setup, size_of
@@ -49,7 +49,7 @@ def preview(setup: Setup) -> dict[str, Any]:
         plan = builder.plan(data)
         known = (setup, builder, data, plan, setup.machine, folder)
         parts, rehearsal = prepared(*known, fresh=fresh, plans=True)
-        hooks_of(setup)
+        build_hooks(setup)
     content = described(setup, data, plan, parts, rehearsal)
     show(setup, content)
     if folder.holds_run():

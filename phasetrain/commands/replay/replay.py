@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from phasetrain.checkpoint import Loaded
-from phasetrain.commands.build_hooks import checkpointer_of, hooks_of
+from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
 from phasetrain.commands.replay.nonfinite_dump import examine, kept_step
 from phasetrain.commands.setup import Setup, as_asked
 from phasetrain.commands.train.resume import adopted, consented, position
@@ -181,7 +181,7 @@ class _Replay:
         )
         with _scratch() as scratch, machine.applied():
             own = {"replay": _UpTo(self.number, loaded), "replayed": LedgerHook(self._content())}
-            hooks = {**own, **_taking_part(hooks_of(self.setup)), **extra}
+            hooks = {**own, **_taking_part(build_hooks(self.setup)), **extra}
             engine = PhaseEngine(
                 task,
                 plan,
@@ -207,7 +207,7 @@ class _Replay:
 
     def _before(self) -> Loaded | None:
         """Return the newest checkpoint before the update that is whole, or None."""
-        checkpointer = checkpointer_of(self.setup, self.folder)
+        checkpointer = build_checkpointer(self.setup, self.folder)
         saved = [
             one for one in checkpointer.listed() if one.manifest.state["updates"] < self.number
         ]

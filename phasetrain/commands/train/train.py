@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.checkpoint import Checkpointer, Loaded
-from phasetrain.commands.build_hooks import checkpointer_of, hooks_of, save_settings, together
+from phasetrain.commands.build_hooks import build_checkpointer, build_hooks, merge_hooks
 from phasetrain.commands.plan.preview import described
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepared
 from phasetrain.commands.plan.validate import all_at_once, same_everywhere
@@ -34,6 +34,7 @@ from phasetrain.commands.train.resume import (
 )
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import ended, opening, stopped
+from phasetrain.config.sections import CheckpointSection, read_section
 from phasetrain.data.loading.reader import reads_here
 from phasetrain.distributed.dtensors import full_tensor
 from phasetrain.engine.loop import PhaseEngine
@@ -113,7 +114,7 @@ def train(
         with all_at_once(setup):
             data = builder.data()
         same_everywhere(world, data)
-        checkpointer = checkpointer_of(setup, folder)
+        checkpointer = build_checkpointer(setup, folder)
         done = world.run_on_main(lambda: _begun(setup, folder, checkpointer, data))
         if done is not None:
             return done
@@ -183,7 +184,7 @@ class _Training:
             folder.watch = lambda: self.attempt.facts(state)
             known = (setup, self.builder, self.data, plan, machine, folder)
             parts, rehearsal = prepared(*known, fresh=loaded is None)
-            own = hooks_of(setup)
+            own = build_hooks(setup)
         task = self.builder.task(parts)
         world.run_on_main(lambda: self._begin(plan, parts, rehearsal))
         expected = None if rehearsal is None else rehearsal.time["expected"]
@@ -194,13 +195,13 @@ class _Training:
         trained = next((phase for phase in plan.phases if phase.is_train), None)
         save = CheckpointHook(
             self.checkpointer,
-            save_settings(setup),
+            read_section(CheckpointSection, setup.config.CHECKPOINT),
             self.signals,
             promise(setup, self.data, plan, machine, self.departures),
             loaded,
         )
         latest = _Latest()
-        hooks = together(together({"checkpoint": save, "latest": latest}, own), extra)
+        hooks = merge_hooks(merge_hooks({"checkpoint": save, "latest": latest}, own), extra)
         engine = PhaseEngine(
             task, plan, state, Hooks(hooks, world), folder=folder, world=world, clock=self.clock
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from harness import SMALL, train
 
-from phasetrain.commands.build_hooks import checkpointer_of
+from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.train.summary import ended, timeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
@@ -76,7 +76,7 @@ def test_only_what_was_kept_is_said_to_be_loaded(
     train(tmp_path, *words)
     setup = settled([*SMALL, f"RUN.dir={tmp_path}", *words])
     state = RunState(finished="completed", updates=2)
-    rows = dict(ended(setup, state, "ab", "", checkpointer_of(setup, RunFolder(str(tmp_path)))))
+    rows = dict(ended(setup, state, "ab", "", build_checkpointer(setup, RunFolder(str(tmp_path)))))
     assert rows.pop("weights") == "sha256 ab"
     assert list(rows) == list(told)
     assert all(text in rows[word] for word, text in told.items())
