@@ -50,7 +50,7 @@ class TestOpening:
 
     def test_handlers_are_a_registry_of_iopath(self) -> None:
         assert HANDLERS["mem"] is MemoryHandler
-        assert isinstance(HANDLERS.build("mem"), PathHandler)
+        assert isinstance(HANDLERS["mem"](), PathHandler)
 
 
 def test_each_operation_is_announced_in_order(place: Objects) -> None:

@@ -1,0 +1,125 @@
+"""Run folders made by earlier releases: the present code resumes, lists, reports and compares them.
+
+`tests/data/releases/0.1` holds two runs of release 0.1 with the same settings apart from their
+length: `finished` (20 updates) and `stopped` (SIGTERM after update 20 of 400).
+"""
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from phasetrain.commands.cli import run
+from phasetrain.commands.runs.list_runs import compare, listed
+from phasetrain.commands.train.train import Result
+from phasetrain.runs.history import read_history
+from phasetrain.runs.report.__main__ import main as report
+from phasetrain.runtime.terminal import Terminal
+
+RELEASE = Path(__file__).parents[1] / "data" / "releases" / "0.1"
+SETTINGS = (
+    "MODEL.name=mlp",
+    "MODEL.hidden=[16]",
+    "DATA.TRAIN.dataset=digits",
+    "DATA.TRAIN.subset.samples=320",
+    "DATA.TEST.subset.samples=128",
+    "DATA.TRAIN.batch_size=32",
+    "OPTIMIZER.momentum=0.9",
+    "OPTIMIZER.lr=0.05",
+    "METERS.accuracy={}",
+    "METERS.loss={}",
+    "CHECKPOINT.every_updates=20",
+    "MACHINE.threads=1",
+    "OPTIMIZER.SCHEDULES.lr.name=cosine",
+    "HOOKS.early_stopping.monitor=test/accuracy",
+    "HOOKS.early_stopping.patience=50",
+)
+# Release 0.1 printed this digest when it had resumed `stopped` itself and finished it.
+DIGEST = "9480f98d3349db01d321c8ac63246916853cbe13ff8a184e86fad0d9c1df9605"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the release's run folders in which the stopped run has been resumed."""
+    folder = tmp_path_factory.mktemp("releases")
+    shutil.copytree(RELEASE, folder, dirs_exist_ok=True)
+    shutil.copytree(folder / "stopped", folder / "resumed")
+    assert resume(folder / "resumed", "PHASES.epochs=40").state == "finished"
+    return folder
+
+
+def resume(folder: Path, *overrides: str) -> Result:
+    """Run the command of the release on a folder."""
+    return run(
+        [*SETTINGS, *overrides, f"RUN.dir={folder}"], terminal=Terminal(io.StringIO(), live=False)
+    )
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file."""
+    return json.loads(path.read_text("utf-8"))
+
+
+def is_equal_machine(environment: dict[str, Any]) -> bool:
+    """Return whether floating-point results of the release can be expected bit for bit."""
+    return (
+        environment["torch"] == torch.__version__
+        and environment["numpy"] == numpy.__version__
+        and environment["switches"]["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    )
+
+
+def test_stopped_run_resumes_where_it_stopped(runs: Path) -> None:
+    status = read_json(runs / "resumed" / "status.json")
+    assert (status["attempt"], status["updates"]) == (2, 400)
+    assert len((runs / "resumed" / "attempts.jsonl").read_text().splitlines()) == 1
+
+
+def test_resumed_run_has_the_digest_of_the_release(runs: Path) -> None:
+    if not is_equal_machine(read_json(RELEASE / "stopped" / "environment.json")):
+        pytest.skip("another torch, numpy or CPU than the release ran on")
+    assert read_json(runs / "resumed" / "status.json")["digest"] == DIGEST
+
+
+def test_metrics_of_both_attempts_are_read_as_one_history(runs: Path) -> None:
+    before, after = (read_history(runs / name) for name in ("stopped", "resumed"))
+    epochs = after.scalar("test/accuracy")
+    assert len(epochs) == 40
+    assert epochs[:1] == before.scalar("test/accuracy")
+
+
+def test_finished_run_stays_finished(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(RELEASE / "finished", tmp_path / "run")
+    result = resume(tmp_path / "run", "PHASES.epochs=2")
+    assert (result.state, result.exit_code) == ("finished", 0)
+    assert read_json(tmp_path / "run" / "status.json")["attempt"] == 1
+
+
+def test_runs_are_listed(runs: Path) -> None:
+    found = {
+        Path(one.folder).name: (one.state, one.updates, one.planned) for one in listed(str(runs))
+    }
+    assert found == {
+        "finished": ("finished", 20, 20),
+        "stopped": ("preempted", 20, 400),
+        "resumed": ("finished", 400, 400),
+    }
+
+
+def test_runs_are_compared(runs: Path) -> None:
+    text = compare(str(runs / "finished"), str(runs / "resumed"))
+    assert "PHASES.epochs" in text
+    assert "test/accuracy" in text
+
+
+@pytest.mark.parametrize("name", ["finished", "stopped", "resumed"])
+def test_report_is_written(runs: Path, name: str) -> None:
+    page = runs / name / "report.html"
+    page.unlink(missing_ok=True)
+    assert report([str(runs / name)]) == 0
+    assert "test/accuracy" in page.read_text("utf-8")
