@@ -1,4 +1,4 @@
-"""Writes down what every thread is doing when no step completes for long (hook `watchdog`)."""
+"""Dumps the stacks of all threads when no step completes in time (hook `watchdog`)."""
 
 import faulthandler
 import logging
@@ -15,14 +15,13 @@ log = logging.getLogger(__name__)
 
 @HOOKS.register("watchdog")
 class Watchdog(Hook):
-    """Appends the stacks of all threads to `stacks.txt` in the run folder when no step completes in
-    time.
+    """Appends the stacks of all threads to `stacks.txt` if no step completes in time.
 
-    The run goes on; whoever reads the warning decides. A timer in C does the writing, so that it
-    works in a process that hangs with the interpreter's lock held.
+    The run is not stopped. faulthandler writes the stacks from a C thread, which works even if the
+    process hangs while it holds the GIL.
 
     Args:
-        seconds: how long a step, the wait for its batch included, may take.
+        seconds: maximum duration of a step, including the wait for its batch.
     """
 
     observe_only = True
@@ -39,20 +38,22 @@ class Watchdog(Hook):
         self._thread: threading.Thread | None = None
 
     def on_start(self, run: Run) -> None:
-        """Start to watch."""
+        """Start the timer."""
         if run.folder is None or not run.folder.storage.keeps_files:
             return
         self._file = open(run.folder.file("stacks.txt"), "a", encoding="utf-8")  # noqa: SIM115 - stays open
-        self._arm()
-        self._thread = threading.Thread(target=self._watch, name="phasetrain-watchdog", daemon=True)
+        self._start_timer()
+        self._thread = threading.Thread(
+            target=self._watch_steps, name="phasetrain-watchdog", daemon=True
+        )
         self._thread.start()
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Note that something moves."""
+        """Count progress."""
         self._steps += 1
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Note that something moves."""
+        """Count progress."""
         self._steps += 1
 
     def close(self) -> None:
@@ -64,27 +65,27 @@ class Watchdog(Hook):
             faulthandler.cancel_dump_traceback_later()
             self._file.close()
 
-    def _arm(self) -> None:
+    def _start_timer(self) -> None:
         faulthandler.dump_traceback_later(self.seconds, file=self._file or 2)
 
-    def _watch(self) -> None:
-        """Set the timer back as long as steps complete; say once for each stall that they do
-        not."""
+    def _watch_steps(self) -> None:
+        """Restart the timer while steps complete, and log a warning once per stall."""
+        # Restarting the timer in `on_step` would cost a system call per step.
         seen = self._steps
         waited = 0.0
         pause = self.seconds / 8
-        told = False
+        warned = False
         while not self._closing.wait(pause):
             if self._steps != seen:
                 seen = self._steps
                 waited = 0.0
-                told = False
-                self._arm()
+                warned = False
+                self._start_timer()
                 continue
             waited += pause
-            if waited >= self.seconds and not told:
-                told = True
+            if waited >= self.seconds and not warned:
+                warned = True
                 log.warning(
-                    "no step has completed in %g s; what every thread does is in stacks.txt",
+                    "no step has completed in %g s; the stacks of all threads are in stacks.txt",
                     self.seconds,
                 )

@@ -30,7 +30,7 @@ def warnings(folder: Path) -> int:
     return (
         (folder / "log.txt")
         .read_text()
-        .count("no step has completed in 0.8 s; what every thread does is in stacks")
+        .count("no step has completed in 0.8 s; the stacks of all threads are in stacks")
     )
 
 

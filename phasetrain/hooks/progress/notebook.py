@@ -1,4 +1,4 @@
-"""Progress in a notebook: a bar that moves in the cell, beside the lines that stay."""
+"""Shows a progress bar in the cell of a notebook."""
 
 import sys
 import time
@@ -12,14 +12,14 @@ from phasetrain.hooks import Hook, Run
 from phasetrain.runtime.format import format_duration
 
 EVERY_SECONDS = 0.5
-"""How often the bar moves; reading the loss for it waits for the device."""
+"""Seconds between two redraws of the bar; each reads the loss, which waits for the device."""
 
 Show = Callable[[str], None]
-"""Puts a piece of HTML into the place of the one before it."""
+"""Replaces the HTML that is shown."""
 
 
 def in_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     if "IPython" not in sys.modules:
         return False
     from IPython import get_ipython
@@ -29,44 +29,42 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress(Hook):
-    """Shows in a cell how far a run is, in which epoch, the loss and the time that is left.
+    """Shows updates, epoch, loss and remaining time of a run in the current cell.
 
     Args:
-        show: takes the HTML; by default the output of the cell that runs.
+        show: receives the HTML; the default is the output of the current cell.
     """
 
     observe_only = True
 
     def __init__(self, show: Show | None = None) -> None:
-        self._show = show or in_cell()
-        self._began = self._spoke = 0.0
-        self._before = 0
+        self._show = show or make_cell_output()
+        self._began = 0.0
+        self._drawn = 0.0
+        self._first_update = 0
 
     def on_start(self, run: Run) -> None:
         """Start the clock."""
         self._began = time.perf_counter()
-        self._spoke = 0.0
-        self._before = run.state.updates
+        self._drawn = 0.0
+        self._first_update = run.state.updates
         self._draw(run, "")
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Move the bar, seldom."""
+        """Redraw the bar if it is due."""
         now = time.perf_counter()
-        if phase.is_train and now - self._spoke >= EVERY_SECONDS:
-            self._spoke = now
-            done = run.state.updates - self._before
+        if phase.is_train and now - self._drawn >= EVERY_SECONDS:
+            self._drawn = now
+            done = run.state.updates - self._first_update
             left = (run.plan.updates - run.state.updates) * (now - self._began) / max(1, done)
-            self._draw(
-                run,
-                f"epoch {phase.epoch + 1}/{run.plan.epochs}, loss {float(out.loss):.4f}, {format_duration(left)} left",
-            )
+            epoch = f"epoch {phase.epoch + 1}/{run.plan.epochs}"
+            loss = float(out.loss)
+            self._draw(run, f"{epoch}, loss {loss:.4f}, {format_duration(left)} left")
 
     def on_end(self, run: Run) -> None:
-        """Say that it has ended."""
-        self._draw(
-            run,
-            f"{run.state.finished or 'stopped'} after {format_duration(time.perf_counter() - self._began)}",
-        )
+        """Show the end of the run."""
+        seconds = time.perf_counter() - self._began
+        self._draw(run, f"{run.state.finished or 'stopped'} after {format_duration(seconds)}")
 
     def _draw(self, run: Run, text: str) -> None:
         total = run.plan.updates
@@ -75,8 +73,8 @@ class NotebookProgress(Hook):
         self._show(f"<div>{bar} {done}/{total} updates {escape(text)}</div>")
 
 
-def in_cell() -> Show:
-    """Return what shows HTML in the cell of a notebook that runs now."""
+def make_cell_output() -> Show:
+    """Return a function that shows HTML in the current cell of a notebook."""
     from IPython.display import HTML, display
 
     handle: Any = display(HTML(""), display_id=True)

@@ -1,4 +1,4 @@
-"""The lines that stay of phases: one for each train phase and the tests after it."""
+"""The lines of completed phases: one per train phase, with the tests that follow it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,128 +9,123 @@ from phasetrain.runtime.format import format_duration, format_metric
 from phasetrain.runtime.terminal import SHOWN, Terminal
 
 LONG = 30.0
-"""Seconds after which a phase gets its own line at once, where no live line shows it meanwhile."""
+"""Without a live view, a phase that took this many seconds is printed at once."""
 
 GAP = "  "
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A phase that is complete, what was measured in it, and the seconds that it took."""
+class CompletedPhase:
+    """A completed phase, its metrics and its duration in seconds."""
 
     phase: Phase
     metrics: Mapping[str, float]
-    taken: float
+    seconds: float
 
 
 class PhaseLines:
-    """Prints a line for each train phase and the tests after it; a verbose terminal gets one for
-    each phase.
+    """Prints a line per train phase, with the tests that follow it; if verbose, one per phase.
 
-    On a terminal that is wide enough lines are rows of a table, whose head is printed anew when
-    there are other columns. log.txt gets a line for each phase at once.
+    On a terminal that is wide enough, the lines are rows of a table, whose header is printed again
+    when the columns change. log.txt gets a line per phase at once.
 
     Args:
-        terminal: where to print.
+        terminal: output.
 
     Attributes:
-        epochs: of the plan.
+        epochs: number of epochs of the plan.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self.terminal = terminal
         self.epochs = 0
-        self._waiting: list[Ended] = []
+        self._waiting: list[CompletedPhase] = []
         self._columns: tuple[str, ...] | None = None
 
-    def add(self, phase: Phase, metrics: Mapping[str, float], taken: float) -> None:
-        """Take over a phase that is complete."""
+    def add(self, phase: Phase, metrics: Mapping[str, float], seconds: float) -> None:
+        """Add a completed phase and its duration in seconds."""
         found = "".join(f"{name} {value:.4f}  " for name, value in metrics.items())
-        text = f"epoch {phase.epoch + 1}/{self.epochs}  {phase.split:<5}  {found}({format_duration(taken)})"
+        epoch = f"epoch {phase.epoch + 1}/{self.epochs}"
+        text = f"{epoch}  {phase.split:<5}  {found}({format_duration(seconds)})"
         SHOWN.info(text)
         if self.terminal.verbosity == "verbose":
             self.terminal.line(text)
             return
-        self._waiting = [*self._waiting, Ended(phase, dict(metrics), taken)]
-        if not self.terminal.live and taken >= LONG:
+        self._waiting = [*self._waiting, CompletedPhase(phase, dict(metrics), seconds)]
+        if not self.terminal.live and seconds >= LONG:
             self.end()
 
     def end(self) -> None:
-        """Print what has not been printed."""
-        waiting, self._waiting = self._waiting, []
+        """Print the pending phases."""
+        waiting = self._waiting
+        self._waiting = []
         if not waiting:
             return
         width = self.terminal.width
-        columns = self._wanted(waiting)
-        if width is not None and len(self._head(columns)) <= width:
+        columns = self._choose_columns(waiting)
+        if width is not None and len(self._format_header(columns)) <= width:
             if columns != self._columns:
                 self._columns = columns
-                self.terminal.line(self._head(columns), style="bold")
-            self.terminal.line(self._row(columns, waiting))
+                self.terminal.line(self._format_header(columns), style="bold")
+            self.terminal.line(self._format_row(columns, waiting))
             return
         self._columns = None
-        line = self._line(waiting)
+        line = self._format_line(waiting)
         if width is None or len(line) <= width:
             self.terminal.line(line)
             return
-        for ended in waiting:
-            self.terminal.line(
-                "\n".join(wrap(self._line([ended]), width, subsequent_indent="    "))
-            )
+        for one in waiting:
+            rows = wrap(self._format_line([one]), width, subsequent_indent="    ")
+            self.terminal.line("\n".join(rows))
 
     def pending(self) -> str:
-        """Return what is waiting for the tests after it, as a line."""
+        """Return the line of phases that are not printed yet."""
         waiting = self._waiting
         if not waiting:
             return ""
-        if self._columns is not None and set(_cells(waiting)) <= set(self._columns):
-            return self._row(self._columns, waiting)
-        return self._line(waiting)
+        if self._columns is not None and set(_metric_cells(waiting)) <= set(self._columns):
+            return self._format_row(self._columns, waiting)
+        return self._format_line(waiting)
 
-    def _wanted(self, waiting: list[Ended]) -> tuple[str, ...]:
-        """Return the columns: those there were, as long as they are enough."""
-        found = tuple(_cells(waiting))
+    def _choose_columns(self, waiting: list[CompletedPhase]) -> tuple[str, ...]:
+        """Return the current columns, followed by new ones; columns keep their order."""
+        found = tuple(_metric_cells(waiting))
         if self._columns is None:
             return found
         return (*self._columns, *(name for name in found if name not in self._columns))
 
-    def _line(self, waiting: list[Ended]) -> str:
-        told = [
-            " ".join(
-                (
-                    ended.phase.split,
-                    *(f"{name} {format_metric(value)}" for name, value in ended.metrics.items()),
-                )
-            )
-            for ended in waiting
-        ]
+    def _format_line(self, waiting: list[CompletedPhase]) -> str:
+        parts = []
+        for one in waiting:
+            metrics = [f"{name} {format_metric(value)}" for name, value in one.metrics.items()]
+            parts.append(" ".join((one.phase.split, *metrics)))
         epoch = f"epoch {waiting[0].phase.epoch + 1}/{self.epochs}"
-        return GAP.join((epoch, *told, f"({_taken(waiting)})"))
+        return GAP.join((epoch, *parts, f"({_format_total_time(waiting)})"))
 
-    def _head(self, columns: tuple[str, ...]) -> str:
+    def _format_header(self, columns: tuple[str, ...]) -> str:
         return GAP.join(
             (
-                "epoch".rjust(self._first),
-                *(name.rjust(_width(name)) for name in columns),
+                "epoch".rjust(self._epoch_width),
+                *(name.rjust(_column_width(name)) for name in columns),
                 "time".rjust(8),
             )
         )
 
-    def _row(self, columns: tuple[str, ...], waiting: list[Ended]) -> str:
-        cells = _cells(waiting)
-        epoch = f"{waiting[0].phase.epoch + 1}/{self.epochs}".rjust(self._first)
+    def _format_row(self, columns: tuple[str, ...], waiting: list[CompletedPhase]) -> str:
+        cells = _metric_cells(waiting)
+        epoch = f"{waiting[0].phase.epoch + 1}/{self.epochs}".rjust(self._epoch_width)
         values = (
-            (format_metric(cells[name]) if name in cells else "").rjust(_width(name))
+            (format_metric(cells[name]) if name in cells else "").rjust(_column_width(name))
             for name in columns
         )
-        return GAP.join((epoch, *values, _taken(waiting).rjust(8)))
+        return GAP.join((epoch, *values, _format_total_time(waiting).rjust(8)))
 
     @property
-    def _first(self) -> int:
+    def _epoch_width(self) -> int:
         return max(5, 2 * len(str(self.epochs)) + 1)
 
 
-def _cells(waiting: list[Ended]) -> dict[str, float]:
+def _metric_cells(waiting: list[CompletedPhase]) -> dict[str, float]:
     return {
         f"{ended.phase.split}/{name}": value
         for ended in waiting
@@ -138,9 +133,9 @@ def _cells(waiting: list[Ended]) -> dict[str, float]:
     }
 
 
-def _width(name: str) -> int:
+def _column_width(name: str) -> int:
     return max(len(name), 8)
 
 
-def _taken(waiting: list[Ended]) -> str:
-    return format_duration(sum(ended.taken for ended in waiting))
+def _format_total_time(waiting: list[CompletedPhase]) -> str:
+    return format_duration(sum(one.seconds for one in waiting))

@@ -11,7 +11,7 @@ from harness import SMALL, KillAfter, die
 
 from phasetrain.commands.cli import run
 from phasetrain.hooks import ConsoleView
-from phasetrain.hooks.progress.console import memory
+from phasetrain.hooks.progress.console import format_memory
 from phasetrain.runtime.format import format_metric
 from phasetrain.runtime.terminal import Terminal
 
@@ -121,7 +121,7 @@ def test_a_terminal(tmp_path: Path) -> None:
 
 
 def test_memory() -> None:
-    found = re.fullmatch(r"([\d.]+) [MG]iB", memory(torch.device("cpu")))
+    found = re.fullmatch(r"([\d.]+) [MG]iB", format_memory(torch.device("cpu")))
     assert found is not None
     assert 1 < float(found[1]) < 1024
 

@@ -4,7 +4,7 @@ import pytest
 
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
-from phasetrain.hooks.progress.eta import Pace
+from phasetrain.hooks.progress.eta import EtaEstimator
 
 
 class Time:
@@ -35,39 +35,39 @@ def plan() -> Plan:
 
 
 def test_the_first_step_does_not_count(time: Time, plan: Plan) -> None:
-    pace = Pace(plan)
+    pace = EtaEstimator(plan)
     assert pace.enter(plan.phases[0], 0, plan)
     time.now += 60.0  # compiling
-    assert pace.left(1) is None
+    assert pace.estimate_remaining(1) is None
     pace.begin(1)
     time.now += 4.0
     # two steps in 4 s: 2 s a step; 7 are left here, then 20 of training and 12 of testing, not
     # known yet, the same
-    assert pace.left(3) == (14.0, 14.0 + 2.0 * 32)
-    assert pace.recent(3) == (0.5, 4.0)
-    assert (pace.timed(3).steps, pace.timed(3).seconds) == (2, 4.0)
+    assert pace.estimate_remaining(3) == (14.0, 14.0 + 2.0 * 32)
+    assert pace.measure_rate(3) == (0.5, 4.0)
+    assert (pace.train_steps(3).steps, pace.train_steps(3).seconds) == (2, 4.0)
 
 
 def test_tests_have_a_speed_of_their_own(time: Time, plan: Plan) -> None:
-    pace = Pace(plan)
+    pace = EtaEstimator(plan)
     pace.enter(plan.phases[0], 0, plan)
     pace.begin(1)
     time.now += 18.0
     pace.leave()
-    assert pace.left(10) is None
+    assert pace.estimate_remaining(10) is None
     assert pace.enter(plan.phases[1], 0, plan)
     pace.begin(1)
     time.now += 1.5
     pace.leave()
     assert not pace.enter(plan.phases[2], 0, plan)
     # 2 s an update, 0.5 s a step of a test
-    assert pace.left(0) == (20.0, 20.0 + 10 * 2.0 + 8 * 0.5)
+    assert pace.estimate_remaining(0) == (20.0, 20.0 + 10 * 2.0 + 8 * 0.5)
 
 
 def test_after_a_resume_it_times_what_this_attempt_does(time: Time, plan: Plan) -> None:
-    pace = Pace(plan)
+    pace = EtaEstimator(plan)
     pace.enter(plan.phases[4], 6, plan)
     pace.begin(7)
     time.now += 3.0
-    assert pace.left(8) == (6.0, 6.0 + 4 * 3.0)
-    assert pace.recent(7) == (0.0, 3.0)
+    assert pace.estimate_remaining(8) == (6.0, 6.0 + 4 * 3.0)
+    assert pace.measure_rate(7) == (0.0, 3.0)
