@@ -77,7 +77,7 @@ def test_what_a_finished_run_leaves() -> None:
         "metrics.jsonl",
     }
     expected |= {"predictions.json", "report.html"}
-    assert top - {"steps.ledger", "git.diff", "phasetrain.commands.runs.diff"} == expected | {
+    assert top - {"steps.ledger", "git.diff", "phasetrain.diff"} == expected | {
         "overrides.yaml",
         "plan.json",
         "reproduce.sh",

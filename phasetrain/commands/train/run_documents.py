@@ -28,7 +28,7 @@ from phasetrain.runtime.environment import (
 )
 
 GIT_DIFF = "git.diff"
-PACKAGE_DIFF = "phasetrain.commands.runs.diff"
+PACKAGE_DIFF = "phasetrain.diff"
 """Files with what the work tree of this folder, and that of the package, differ in from their
 commits."""
 
@@ -52,7 +52,7 @@ the run in a new folder and hear whether every bit is the same, in a checkout of
 | overrides.yaml | what was given on the command line |
 | environment.json | where the newest attempt ran: versions, machine, threads, seeds, switches, command, commit |
 | git.diff | how the source differed from that commit, new files included; only there where it did |
-| phasetrain.commands.runs.diff | the same of the package's own source, where it stands in a work tree of its own |
+| phasetrain.diff | the same of the package's own source, where it stands in a work tree of its own |
 | plan.json | every phase, and what will be saved when |
 | metrics.jsonl | one JSON object per logged step and phase; all that may differ between equal runs is under `time` |
 | steps.ledger | a short binary record per update, for RUN.engine=replay and for comparing runs |

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-OF_A_CHANGED_TREE = {"git.diff", "phasetrain.commands.runs.diff"}
+OF_A_CHANGED_TREE = {"git.diff", "phasetrain.diff"}
 
 
 def test_what_a_finished_run_leaves(folder: Path) -> None:
