@@ -122,7 +122,7 @@ def restore(parts: Parts, loaded: Loaded) -> None:
     modules += [(f"MODEL.{name}", name, average.module) for name, average in parts.averages.items()]
     for section, name, part in modules:
         try:
-            strategy.load_model_state(part, learned[name])
+            strategy.state.load_model_state(part, learned[name])
         except (RuntimeError, KeyError) as error:
             raise ChangedError(
                 f"{loaded.path} is of another {section} than the config describes; give the overrides of its run, "

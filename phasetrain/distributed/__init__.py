@@ -13,15 +13,15 @@ from phasetrain.distributed.consensus import Consensus
 from phasetrain.distributed.failures import Failures, is_lost_peer
 from phasetrain.distributed.group import join_process_group
 from phasetrain.distributed.placement import Placement, find_placement
-from phasetrain.distributed.strategies import STRATEGIES, Mean, Ordered, Strategy
+from phasetrain.distributed.strategies import STRATEGIES, AsyncMean, Ordered, Strategy
 from phasetrain.distributed.world import World
 
 __all__ = [
     "STRATEGIES",
+    "AsyncMean",
     "BufferSnapshot",
     "Consensus",
     "Failures",
-    "Mean",
     "Ordered",
     "Placement",
     "Strategy",

@@ -112,11 +112,11 @@ def _places(task: Task, learned: Mapping[str, Any]) -> list[tuple[Tensor, Tensor
     it takes whole."""
     strategy = task.parts.strategy
     found = list[tuple[Tensor, Tensor]]()
-    if strategy is None or not strategy.divides:
+    if strategy is None or not strategy.shards_weights:
         return found
     for name, part in task.stateful().items():
         if name in MODULES and isinstance(part, nn.Module):
-            found += strategy.places(part, learned.get(name, {}))
+            found += strategy.state.model_targets(part, learned.get(name, {}))
         elif name == "updater":
-            found += strategy.optimizer_places(learned.get(name, {}).get("optimizer", {}))
+            found += strategy.state.optimizer_targets(learned.get(name, {}).get("optimizer", {}))
     return found

@@ -135,7 +135,7 @@ class ReloadWeights(Hook):
         self._last, digest, report = taken
         new = dict(sent(report, own, values, run.world))
         strategy = run.task.parts.strategy or Strategy(run.world)
-        strategy.load_model_state(model, {**strategy.model_state(model), **new})
+        strategy.state.load_model_state(model, {**strategy.state.model_state(model), **new})
         if not run.world.is_main:
             return
         log.info(

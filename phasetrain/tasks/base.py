@@ -127,7 +127,7 @@ class Task(WholeState, Predicts):
                 self._tried,
             )
         if not phase.is_train:
-            self._strategy.begin_test(self.model, self.loss)
+            self._strategy.prepare_test(self.model, self.loss)
         self._measures = bool(self.meters) and (self.parts.train_meters or not phase.is_train)
         if fresh:
             for meter in self.meters.values():
@@ -174,7 +174,7 @@ class Task(WholeState, Predicts):
         used = []
         for number, micro in enumerate(batches):
             self.reseed(at, number)
-            with self._strategy.step(last=number == last, counts=micro.size > 0):
+            with self._strategy.micro_batch(last=number == last, counts=micro.size > 0):
                 used.append(batch := events.on_batch(micro) if first else micro)
                 out = events.on_forward(self._learned(batch, at, number))
                 weight = micro.size if micro.weight is None else micro.weight
@@ -215,7 +215,7 @@ class Task(WholeState, Predicts):
                 f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves nothing of a step on any process, as none of "
                 "its samples can be read; mend the data, take larger batches, or set it to substitute"
             )
-        if self._strategy.spreads:
+        if self._strategy.averages_gradients:
             return total / self._world.size
         return total
 
@@ -230,7 +230,7 @@ class Task(WholeState, Predicts):
                 f"DATA.{at.split.upper()}: nothing of step {at.step + 1} of the pass counts in the loss, such as when "
                 "all of its targets are to be ignored; take larger batches, or mend the data"
             )
-        if self._strategy.spreads:
+        if self._strategy.averages_gradients:
             return total / self._world.size
         return total
 
@@ -247,7 +247,7 @@ class Task(WholeState, Predicts):
         Weights stay as they are, and all else that learns or accumulates is put back; samples are
         those with which the phase begins.
         """
-        if not self._strategy.warms_up or not phase.steps:
+        if not self._strategy.needs_warmup or not phase.steps:
             return
         self.begin(phase, fresh=False)
         loader = self.parts.loaders[phase.split]
@@ -256,7 +256,7 @@ class Task(WholeState, Predicts):
         with self.unmoved():
             for _ in range(2):
                 self.reseed(Position(phase.split, 0, phase.first, 0.0))
-                with self._strategy.step(last=True):
+                with self._strategy.micro_batch(last=True):
                     self._forward(batch).loss.backward()  # type: ignore[no-untyped-call]
                 self.updater.drop_gradients()
 
@@ -302,7 +302,7 @@ class Task(WholeState, Predicts):
     def reseed(self, at: Position, micro: int = 0) -> None:
         """Seed dropout and the like for a micro-batch: a function of the position, so no checkpoint
         has to keep it."""
-        rank, number = self._strategy.place(micro)
+        rank, number = self._strategy.seed_key(micro)
         reseed(mixed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
 
     def measure(self, phase: Phase) -> dict[str, float]:
@@ -344,7 +344,7 @@ class Task(WholeState, Predicts):
         position."""
         if not self.parts.batch_transforms:
             return batch
-        rank, number = self._strategy.place(micro)
+        rank, number = self._strategy.seed_key(micro)
         return self.parts.batch_transforms[at.stage](
             batch, mixed(self._mix, rank, at.updates, number)
         )

@@ -87,7 +87,7 @@ class SelfSupervised(Task):
         if self.teacher is not None:
             self.teacher.train(phase.is_train)
             if not phase.is_train:
-                self._strategy.begin_test(self.teacher)
+                self._strategy.prepare_test(self.teacher)
 
     def gradient_pass(
         self, batches: list[Batch], at: Position, events: StepEvents, *, first: bool = True
@@ -176,7 +176,7 @@ class SelfSupervised(Task):
         )
 
     def _new_teacher(self) -> nn.Module:
-        if self._strategy.divides:
+        if self._strategy.shards_weights:
             raise ConfigError(
                 f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and this DISTRIBUTED.strategy "
                 "leaves no process the whole of it; take the strategy ddp or zero"

@@ -29,7 +29,7 @@ class WholeState(ABC):
         """Return the state of everything in `stateful`, by name; every process takes part."""
         strategy = self._strategy
         return {
-            name: strategy.model_state(part)
+            name: strategy.state.model_state(part)
             if name in MODULES and isinstance(part, nn.Module)
             else part.state_dict()
             for name, part in self.stateful().items()
@@ -62,7 +62,7 @@ class WholeState(ABC):
     @property
     def divides(self) -> bool:
         """Whether each process has a piece of each weight, and saves it."""
-        return self._strategy.divides
+        return self._strategy.shards_weights
 
     def own_state(self) -> dict[str, Any]:
         """Return what this one of several processes has for itself: buffers, sums of meters, bad
@@ -114,7 +114,7 @@ def _load(parts: Mapping[str, Stateful], learned: Mapping[str, Any], strategy: S
     for name, part in parts.items():
         try:
             if name in MODULES and isinstance(part, nn.Module):
-                strategy.load_model_state(part, learned[name])
+                strategy.state.load_model_state(part, learned[name])
             else:
                 part.load_state_dict(learned[name])
         except (RuntimeError, ValueError, KeyError) as error:

@@ -328,7 +328,7 @@ def _inspected(task: Task, phase: Phase) -> Inspection | None:
         except ConfigError:
             raise
         except Exception as error:
-            if task.parts.strategy is not None and task.parts.strategy.divides:
+            if task.parts.strategy is not None and task.parts.strategy.shards_weights:
                 raise  # others wait for this process
             log.debug("the model could not be looked at: %s: %s", type(error).__name__, error)
             task.updater.drop_gradients()

@@ -1,6 +1,6 @@
-"""How the processes of a run share its updates, by name (`DISTRIBUTED.strategy`)."""
+"""Strategies: how the ranks of a run share an update (`DISTRIBUTED.strategy`)."""
 
-from phasetrain.distributed.strategies.base import STRATEGIES, Mean, Strategy
+from phasetrain.distributed.strategies.base import STRATEGIES, AsyncMean, Strategy
 from phasetrain.distributed.strategies.ddp import DataParallel
 from phasetrain.distributed.strategies.fsdp import FullyShard
 from phasetrain.distributed.strategies.ordered import Ordered
@@ -9,9 +9,9 @@ from phasetrain.distributed.strategies.zero import Zero
 
 __all__ = [
     "STRATEGIES",
+    "AsyncMean",
     "DataParallel",
     "FullyShard",
-    "Mean",
     "Ordered",
     "ShardedDataParallel",
     "Strategy",

@@ -1,8 +1,8 @@
-"""Weights, gradients and the optimizer's state divided over processes (torch's `fully_shard`,
-FSDP2)."""
+"""Weights, gradients and the optimizer's state sharded over ranks (torch's `fully_shard`, FSDP2)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -14,20 +14,21 @@ from torch.optim import Optimizer
 
 from phasetrain.distributed.dtensors import is_dtensor, local_shard, shard_like, slice_like
 from phasetrain.distributed.strategies.base import (
-    _NOTHING,
+    NO_CONTEXT,
     STRATEGIES,
+    GradientAveraging,
     Groups,
     MakeOptimizer,
-    Spreading,
     device_of,
 )
+from phasetrain.distributed.strategies.state import StateAdapter
 from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError, did_you_mean
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-ENTRYWISE = frozenset(
+ELEMENTWISE_OPTIMIZERS = frozenset(
     {
         "ASGD",
         "Adadelta",
@@ -42,82 +43,129 @@ ENTRYWISE = frozenset(
         "SGD",
     }
 )
-"""Torch's optimizers that treat each entry of a weight for itself, so that a piece of a weight is
-enough for them."""
+"""Torch's optimizers that update each element independently, so a shard of a weight is enough."""
+
+
+class DTensorState(StateAdapter):
+    """State of modules whose weights are DTensors, and of an optimizer over their local shards.
+
+    Attributes:
+        pairs: each trained parameter, and the plain parameter over its local shard.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+
+    def load_model_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
+        """Load a state of DTensors, or of whole tensors, of which each rank takes its shard."""
+        own = module.state_dict()
+        sharded = {name: _shard_value(value, own.get(name)) for name, value in state.items()}
+        module.load_state_dict(sharded)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer by number of parameter, sharded as the parameters."""
+        state = super().optimizer_state(optimizer)
+        return {number: self._wrap_shards(int(number), values) for number, values in state.items()}
+
+    def _wrap_shards(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        weight, local = self.pairs[number]
+        wrapped = dict(values)
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == local.shape:
+                wrapped[name] = shard_like(value, weight)  # type: ignore[arg-type]
+        return wrapped
+
+    def local_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return this rank's shards of a state of DTensors or of whole tensors."""
+        local: dict[Any, dict[str, Any]] = {}
+        for number, values in state.items():
+            weight = self.pairs[int(number)][0]
+            local[number] = dict(values)
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    local[number][name] = local_shard(_shard_value(value, weight))
+        return local
+
+    def model_targets(
+        self, module: nn.Module, state: Mapping[str, Any]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs of a saved tensor and the empty shard this rank reads it into."""
+        own = module.state_dict()
+        pairs = [(state[name], tensor) for name, tensor in own.items() if name in state]
+        return [(saved, _empty_shard(saved, like)) for saved, like in pairs if _fits(saved, like)]
+
+    def optimizer_targets(self, state: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return the same pairs for the state of the optimizer."""
+        return [
+            (saved, _empty_shard(saved, self.pairs[int(number)][0]))
+            for number, values in state.items()
+            if int(number) < len(self.pairs)
+            for saved in values.values()
+            if _fits(saved, self.pairs[int(number)][0])
+        ]
 
 
 @STRATEGIES.register("fsdp")
-class FullyShard(Spreading):
-    """Each process keeps a piece of each weight; weights are gathered where they are used (Zhao et
-    al. 2023, arXiv:2304.11277).
+@dataclass(eq=False, repr=False)
+class FullyShard(GradientAveraging):
+    """Each rank keeps a shard of each weight; weights are gathered when they are used (Zhao et al.
+    2023, arXiv:2304.11277).
 
-    The optimizer works on the pieces, with the kernels that it has under other strategies. Its
-    state is saved under the same names as theirs, so a run may change between them.
+    The optimizer works on the local shards, with the same kernels as under other strategies. Its
+    state is saved under the same names, so a run can switch between strategies.
 
     Args:
-        world: fact; the processes.
+        world: fact; the ranks.
         precision: fact; MACHINE.precision.
         wrap: modules that are gathered one at a time, by patterns over their names or classes
-            (`blocks.*`, `TransformerEncoderLayer`); what is left over is gathered as one.
-        replicas: groups of processes that each keep a whole copy of the weights (hybrid sharding);
-            1 keeps one copy.
-        reshard_after_forward: drop gathered weights after the forward pass and gather them again
-            for the backward one, which saves memory; what is left over by `wrap` is kept.
-        param_dtype: what weights are gathered and computed in; null: fp32, or bf16, fp16 where
-            MACHINE.precision says.
-        reduce_dtype: what gradients are added in; null: fp32.
-        cpu_offload: keep weights, gradients and the optimizer's state in the memory of the CPU;
-            nothing on a CPU.
-        entrywise: an optimizer of your own treats each entry of a weight for itself.
+            (`blocks.*`, `TransformerEncoderLayer`); the remaining weights are gathered together.
+        replicas: number of complete copies of the weights, each sharded over a group of ranks
+            (hybrid sharding).
+        reshard_after_forward: free gathered weights after the forward pass and gather them again
+            for the backward pass, which saves memory; weights outside of `wrap` are kept.
+        param_dtype: dtype in which weights are gathered and computed; null: that of
+            MACHINE.precision.
+        reduce_dtype: dtype in which gradients are reduced; null: fp32.
+        cpu_offload: keep weights, gradients and the optimizer's state in CPU memory; no effect on
+            a CPU.
+        entrywise: a custom optimizer updates each element of a weight independently.
     """
 
-    shards = True
-    divides = True
+    shards_optimizer = True
+    shards_weights = True
 
-    def __init__(
-        self,
-        world: World,
-        *,
-        precision: str = "fp32",
-        wrap: list[str] | None = None,
-        replicas: int = 1,
-        reshard_after_forward: bool = True,
-        param_dtype: Precision | None = None,
-        reduce_dtype: Precision | None = None,
-        cpu_offload: bool = False,
-        entrywise: bool = False,
-    ) -> None:
-        super().__init__(world)
-        if replicas < 1 or world.size % replicas:
+    world: World
+    _: KW_ONLY
+    precision: str = "fp32"
+    wrap: list[str] | None = None
+    replicas: int = 1
+    reshard_after_forward: bool = True
+    param_dtype: Precision | None = None
+    reduce_dtype: Precision | None = None
+    cpu_offload: bool = False
+    entrywise: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(self.world)
+        if self.replicas < 1 or self.world.size % self.replicas:
             raise ValueError(
-                f"replicas = {replicas}: expected a divisor of the number of processes, which is {world.size}"
+                f"replicas = {self.replicas}: expected a divisor of the number of processes, "
+                f"which is {self.world.size}"
             )
-        for key, value in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
+        for key in ("param_dtype", "reduce_dtype"):
+            value = getattr(self, key)
             if value not in (None, *DTYPES):
                 raise ValueError(f"{key} = {value!r}: expected null or one of {', '.join(DTYPES)}")
-        self._rules = list(wrap or ())
-        self._replicas = replicas
-        self._reshard = reshard_after_forward
-        self._offload = cpu_offload
-        self._entrywise = entrywise
-        computed = param_dtype or precision
-        self._param_dtype = None if computed == "fp32" else DTYPES[computed]
-        self._reduce_dtype: torch.dtype | None
-        if self._param_dtype or reduce_dtype:
-            self._reduce_dtype = DTYPES[reduce_dtype or "fp32"]
-        else:
-            self._reduce_dtype = None
+        self.state = self._dtensors = DTensorState()
         self._roots: list[Any] = []
-        self._syncs = True
-        self._group: Any = None
-        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self._syncs_gradients = True
+        self._shard_group: Any = None
 
     def prepare(self, model: nn.Module, loss: nn.Module) -> None:
-        """Divide the weights of both, in place.
+        """Shard the weights of both modules in place.
 
         Raises:
-            ConfigError: a rule of `wrap` fits no module, or one that has no forward pass of its
-                own.
+            ConfigError: a pattern of `wrap` matches no module, or one without a forward pass.
         """
         from torch.distributed.fsdp import (
             CPUOffloadPolicy,
@@ -126,172 +174,134 @@ class FullyShard(Spreading):
             fully_shard,
         )
 
+        param_dtype, reduce_dtype = self._resolve_dtypes()
         device = device_of(model)
-        mesh = self._mesh(device.type)
-        offload = CPUOffloadPolicy() if self._offload and device.type != "cpu" else OffloadPolicy()
-        options = {"mesh": mesh, "offload_policy": offload}
-        casts = MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype)
-        for name, module in self._wrapped(model):
+        offload = self.cpu_offload and device.type != "cpu"
+        options: dict[str, Any] = {
+            "mesh": self._make_mesh(device.type),
+            "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        }
+        casts = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+        for name, module in self._modules_to_wrap(model):
             try:
-                fully_shard(module, mp_policy=casts, reshard_after_forward=self._reshard, **options)
+                fully_shard(
+                    module,
+                    mp_policy=casts,
+                    reshard_after_forward=self.reshard_after_forward,
+                    **options,
+                )
             except (ValueError, NotImplementedError) as error:
                 raise ConfigError(
-                    f"DISTRIBUTED.wrap: module {name!r} cannot be wrapped: {error}"
+                    f"DISTRIBUTED.wrap: module {name!r} cannot be wrapped: {error}",
+                    code="distributed.cannot_wrap",
                 ) from error
-        for root, policy in (
-            (model, casts),
-            (loss, MixedPrecisionPolicy(reduce_dtype=self._reduce_dtype)),
-        ):
+        # The loss is computed in fp32, as under autocast.
+        loss_casts = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        for root, policy in ((model, casts), (loss, loss_casts)):
             if next(root.parameters(), None) is not None:
                 self._roots.append(fully_shard(root, mp_policy=policy, **options))
 
-    def _mesh(self, device: str) -> Any:
+    def _resolve_dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None]:
+        """Return the dtypes of weights and of reductions; None keeps that of the weights."""
+        computed = self.param_dtype or self.precision
+        param_dtype = None if computed == "fp32" else DTYPES[computed]
+        if param_dtype is None and self.reduce_dtype is None:
+            return None, None
+        # fully_shard would reduce in param_dtype by default, which loses bits of small gradients.
+        return param_dtype, DTYPES[self.reduce_dtype or "fp32"]
+
+    def _make_mesh(self, device: str) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
 
-        if self._replicas == 1:
+        if self.replicas == 1:
             mesh = init_device_mesh(device, (self.world.size,), mesh_dim_names=("shard",))
         else:
-            sizes = (self._replicas, self.world.size // self._replicas)
+            sizes = (self.replicas, self.world.size // self.replicas)
             mesh = init_device_mesh(device, sizes, mesh_dim_names=("replicate", "shard"))
-        self._group = mesh.get_group("shard")
+        self._shard_group = mesh.get_group("shard")
         return mesh
 
-    def _wrapped(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the modules that the rules name, inner ones first."""
+    def _modules_to_wrap(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules that match a pattern, inner ones before outer ones."""
+        patterns = self.wrap or []
         modules = [(name, module) for name, module in model.named_modules() if name]
-        names = [
-            *(name for name, _ in modules),
-            *sorted({type(module).__name__ for _, module in modules}),
-        ]
-        for rule in self._rules:
-            if not any(fnmatchcase(name, rule) for name in names):
+        names = [name for name, _ in modules]
+        classes = sorted({type(module).__name__ for _, module in modules})
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in (*names, *classes)):
+                suggestion = did_you_mean(pattern, [*names, *classes]) or "."
                 raise ConfigError(
-                    f"DISTRIBUTED.wrap = [{rule}]: no module of the model has a name or a class that fits"
-                    f"{did_you_mean(rule, names) or '.'} Its classes are "
-                    f"{', '.join(names[len(modules) :]) or 'none'}; its modules {', '.join(names[: len(modules)][:20])}"
+                    f"DISTRIBUTED.wrap = [{pattern}]: no module of the model has a name or a "
+                    f"class that fits{suggestion} Its classes are "
+                    f"{', '.join(classes) or 'none'}; its modules {', '.join(names[:20])}",
+                    code="distributed.no_such_module",
                 )
+        # fully_shard on an outer module claims all weights that no inner one has claimed before.
         for name, module in reversed(modules):
-            if any(
-                fnmatchcase(name, rule) or fnmatchcase(type(module).__name__, rule)
-                for rule in self._rules
-            ):
+            known_as = (name, type(module).__name__)
+            if any(fnmatchcase(one, pattern) for one in known_as for pattern in patterns):
                 yield name, module
 
-    def optimizer(self, make: MakeOptimizer, groups: Groups) -> Optimizer:
-        """Return the optimizer over this process's pieces of the parameters, which lie in their
-        memory.
+    def make_optimizer(self, make: MakeOptimizer, groups: Groups) -> Optimizer:
+        """Return the optimizer over this rank's local shards, which share memory with the weights.
 
         Raises:
-            ConfigError: it is not known to treat each entry of a weight for itself.
+            ConfigError: the optimizer is not known to update each element independently.
         """
-        pairs = [
-            [(one, nn.Parameter(local_shard(one))) for one in group["params"]] for group in groups
-        ]
-        self._pairs = [pair for group in pairs for pair in group]
-        made = make(
-            [
-                group | {"params": [own for _, own in mine]}
-                for group, mine in zip(groups, pairs, strict=True)
-            ]
-        )
-        known = type(made).__module__.startswith("torch.optim") and type(made).__name__ in ENTRYWISE
-        if not known and not self._entrywise:
+        local_groups: Groups = []
+        for group in groups:
+            pairs = [(one, nn.Parameter(local_shard(one))) for one in group["params"]]
+            self._dtensors.pairs += pairs
+            local_groups.append(group | {"params": [local for _, local in pairs]})
+        optimizer = make(local_groups)
+        name = type(optimizer).__name__
+        is_torch = type(optimizer).__module__.startswith("torch.optim")
+        if not self.entrywise and not (is_torch and name in ELEMENTWISE_OPTIMIZERS):
             raise ConfigError(
-                f"OPTIMIZER.name: {type(made).__name__} is not known to treat each entry of a weight for itself, and "
-                "under DISTRIBUTED.strategy = 'fsdp' each process has a piece of each weight; take one of "
-                f"{', '.join(sorted(ENTRYWISE))}, the strategy ddp, or say that it does with DISTRIBUTED.entrywise=true"
+                f"OPTIMIZER.name: {name} is not known to treat each entry of a weight for itself, "
+                "and under DISTRIBUTED.strategy = 'fsdp' each process has a piece of each weight; "
+                f"take one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}, the strategy ddp, or "
+                "say that it does with DISTRIBUTED.entrywise=true",
+                code="distributed.optimizer_not_elementwise",
             )
-        return made
+        return optimizer
 
-    def in_optimizer(self, parameter: Tensor) -> Tensor:
-        """Return this process's piece of a trained parameter."""
-        return next(own for one, own in self._pairs if one is parameter)
+    def optimizer_parameter(self, parameter: Tensor) -> Tensor:
+        """Return the plain parameter over this rank's shard of a trained parameter."""
+        return next(local for one, local in self._dtensors.pairs if one is parameter)
 
-    def step(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a micro-batch; only in the last one of an update do gradients go
-        round."""
-        if last != self._syncs:
-            self._syncs = last
+    def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
+        """Return the context of a micro-batch; gradients are reduced in the last one."""
+        if last != self._syncs_gradients:
+            self._syncs_gradients = last
             for root in self._roots:
                 root.set_requires_gradient_sync(last)
-        return _NOTHING
+        return NO_CONTEXT
 
-    def collect(self) -> None:
-        """Give the pieces the gradients that the backward pass has left with the weights."""
-        for one, own in self._pairs:
-            local = local_shard(one)
-            if (
-                own.data_ptr() != local.data_ptr()
-            ):  # torch pins memory for an offload at the first forward pass
-                own.data = local
-            own.grad = None if one.grad is None else local_shard(one.grad)
-            one.grad = None
+    def collect_gradients(self) -> None:
+        """Move the gradients of the weights to the local shards that the optimizer updates."""
+        for weight, local in self._dtensors.pairs:
+            shard = local_shard(weight)
+            # With cpu_offload, torch moves the weights into pinned memory at the first forward
+            # pass: the optimizer has to follow, or it would update the old memory.
+            if local.data_ptr() != shard.data_ptr():
+                local.data = shard
+            local.grad = None if weight.grad is None else local_shard(weight.grad)
+            weight.grad = None
 
-    def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Return the Euclidean norm of the whole gradient, 0-d, from the pieces of all
-        processes."""
-        device = gradients[0].device if gradients else self._pairs[0][1].device
-        own = get_total_norm(gradients).to(device)
-        squares = own.double().square()
-        dist.all_reduce(squares, group=self._group)
-        return squares.sqrt().to(own.dtype)
+    def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the Euclidean norm of the whole gradient, 0-d, from the shards of all ranks."""
+        device = gradients[0].device if gradients else self._dtensors.pairs[0][1].device
+        local = get_total_norm(gradients).to(device)
+        # In fp64: the square of a norm above 1.8e19 overflows fp32.
+        squares = local.double().square()
+        dist.all_reduce(squares, group=self._shard_group)
+        return squares.sqrt().to(local.dtype)
 
-    def any(self, flag: Tensor) -> Tensor:
-        """Return 1 where the flag of any process is; changes it in place."""
+    def any_rank(self, flag: Tensor) -> Tensor:
+        """Return 1 if the flag of any rank is 1; changes it in place."""
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         return flag
-
-    def load_model_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
-        """Take over what `model_state` returned, perhaps under another strategy: then each process
-        its pieces."""
-        own = module.state_dict()
-        module.load_state_dict({name: _like(value, own.get(name)) for name, value in state.items()})
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of an optimizer by number of parameter, divided as the parameters
-        are."""
-        state = super().optimizer_state(optimizer)
-        return {number: self._as(self._pairs[int(number)], kept) for number, kept in state.items()}
-
-    def _as(
-        self, pair: tuple[nn.Parameter, nn.Parameter], kept: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        one, own = pair
-        return {
-            name: shard_like(value, one)  # type: ignore[arg-type]
-            if isinstance(value, Tensor) and value.shape == own.shape
-            else value
-            for name, value in kept.items()
-        }
-
-    def own_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return this process's pieces of a state in which they may be divided, or whole."""
-        return {
-            number: {
-                name: local_shard(_like(value, self._pairs[int(number)][0]))
-                if isinstance(value, Tensor)
-                else value
-                for name, value in kept.items()
-            }
-            for number, kept in state.items()
-        }
-
-    def places(self, module: nn.Module, state: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return for tensors of a saved state where this process takes its pieces of them."""
-        own = module.state_dict()
-        pairs = [(state[name], tensor) for name, tensor in own.items() if name in state]
-        return [(saved, _empty(saved, like)) for saved, like in pairs if _fits(saved, like)]
-
-    def optimizer_places(self, state: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
-        """Return for tensors of a saved state of the optimizer where this process takes its pieces
-        of them."""
-        return [
-            (saved, _empty(saved, self._pairs[int(number)][0]))
-            for number, kept in state.items()
-            if int(number) < len(self._pairs)
-            for saved in kept.values()
-            if _fits(saved, self._pairs[int(number)][0])
-        ]
 
 
 def _fits(saved: Any, like: Any) -> bool:
@@ -303,12 +313,12 @@ def _fits(saved: Any, like: Any) -> bool:
     )
 
 
-def _empty(saved: Tensor, like: Any) -> Tensor:
+def _empty_shard(saved: Tensor, like: Any) -> Tensor:
     return shard_like(torch.empty_like(local_shard(like), dtype=saved.dtype), like)
 
 
-def _like(value: Any, like: Any) -> Any:
-    """Return a value divided as `like` is, where it is whole and of the same shape."""
+def _shard_value(value: Any, like: Any) -> Any:
+    """Return a whole tensor sharded as `like`; a DTensor or a value of another shape as it is."""
     if not _fits(value, like) or is_dtensor(value):
         return value
     return shard_like(slice_like(value, like).to(local_shard(like).device), like)

@@ -1,5 +1,4 @@
-"""What strategies have in common that let each process keep the optimizer's state of some
-parameters only."""
+"""Shared code of strategies that shard the optimizer's state by parameter."""
 
 import logging
 import warnings
@@ -10,102 +9,105 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from phasetrain.distributed.strategies.base import Strategy
+from phasetrain.distributed.strategies.state import StateAdapter
+from phasetrain.distributed.world import World
 
 
-class ShardedState(Strategy):
-    """The optimizer of all parameters has one within it, of those that are this process's own.
+class ShardedOptimizerState(StateAdapter):
+    """State of an optimizer that contains an inner optimizer for this rank's parameters.
 
-    A checkpoint holds the state of all, by number of parameter: the same as without shards. So a
-    run goes on from it under another strategy, and with another number of processes.
+    A checkpoint holds the state of all parameters, as without sharding, so a run resumes from it
+    under another strategy or world size.
+
+    Args:
+        world: the ranks.
+
+    Attributes:
+        parameters: all trained parameters, in order.
     """
 
-    shards = True
-    _inner: Optimizer
-    _parameters: list[nn.Parameter]
+    def __init__(self, world: World) -> None:
+        self.parameters: list[nn.Parameter] = []
+        self._world = world
+        self._inner: Optimizer
 
-    def kept(self, optimizer: Optimizer) -> Mapping[Tensor, Any]:
-        """Return what the optimizer keeps of this process's own parameters."""
-        return self._inner.state
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state of all parameters on the main process, nothing on others; every process
-        takes part."""
-        numbers: dict[Tensor, int] = {
-            parameter: number for number, parameter in enumerate(self._parameters)
-        }
-        own = {numbers[parameter]: _on_cpu(state) for parameter, state in self._inner.state.items()}
-        parts = self.world.gather(own)
-        if parts is None:
-            return {}
-        whole = {number: state for part in parts for number, state in part.items()}
-        return {number: whole[number] for number in sorted(whole)}  # type: ignore[misc]
-
-    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-        """Take this process's part of what `optimizer_state` returned, perhaps under another
-        strategy."""
-        whole = {int(number): kept for number, kept in state.items()}
-        numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
-        mine = [
-            numbers[parameter]
-            for group in self._inner.param_groups
-            for parameter in group["params"]
-        ]
-        part = {place: whole[number] for place, number in enumerate(mine) if number in whole}
-        super().load_optimizer_state(self._inner, part)
-
-    def _divided(self, optimizer: Optimizer, inner: Optimizer) -> Optimizer:
-        """Note what the inner optimizer of `optimizer` is, and let its defaults be known
-        outside."""
+    def attach(self, optimizer: Optimizer, inner: Optimizer) -> Optimizer:
+        """Note the inner optimizer of `optimizer`, and return `optimizer`."""
         self._inner = inner
-        self._parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        self.parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        # The outer optimizer does not know the defaults, which schedules and summaries read.
         optimizer.defaults.update(inner.defaults)
         return optimizer
 
+    def parameter_state(self, optimizer: Optimizer) -> Mapping[Tensor, Any]:
+        """Return the state by parameter, for this rank's parameters."""
+        return self._inner.state
 
-def refuse_types(strategy: str, parameters: Iterable[Any]) -> None:
-    """Refuse parameters of several types, which do not lie in one buffer.
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of all parameters on rank 0, nothing on others; a collective call."""
+        numbers = self._parameter_numbers()
+        local = {
+            numbers[parameter]: _to_cpu(state) for parameter, state in self._inner.state.items()
+        }
+        parts = self._world.gather(local)
+        if parts is None:
+            return {}
+        merged = {number: state for part in parts for number, state in part.items()}
+        return {number: merged[number] for number in sorted(merged)}  # type: ignore[misc]
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
+        """Load this rank's part of what `optimizer_state` returned, perhaps under another
+        strategy."""
+        by_number = {int(number): values for number, values in state.items()}
+        numbers = self._parameter_numbers()
+        mine = [numbers[one] for group in self._inner.param_groups for one in group["params"]]
+        # The inner optimizer numbers its own parameters from 0.
+        local = {place: by_number[n] for place, n in enumerate(mine) if n in by_number}
+        super().load_optimizer_state(self._inner, local)
+
+    def _parameter_numbers(self) -> dict[Tensor, int]:
+        return {parameter: number for number, parameter in enumerate(self.parameters)}
+
+
+def reject_mixed_dtypes(strategy: str, groups: Iterable[Mapping[str, Any]]) -> None:
+    """Reject parameters of several dtypes, which cannot share a buffer.
 
     Args:
         strategy: its name, for the message.
-        parameters: to train, or groups of them.
+        groups: parameter groups.
 
     Raises:
-        ValueError: there are.
+        ValueError: the parameters have several dtypes.
     """
-    found = [one["params"] if isinstance(one, Mapping) else [one] for one in parameters]
-    types = sorted(
-        {str(parameter.dtype).removeprefix("torch.") for group in found for parameter in group}
-    )
-    if len(types) > 1:
+    dtypes = {str(parameter.dtype) for group in groups for parameter in group["params"]}
+    if len(dtypes) > 1:
+        listed = ", ".join(sorted(one.removeprefix("torch.") for one in dtypes))
         raise ValueError(
-            f"DISTRIBUTED.strategy = {strategy!r}: the trained parameters are of several types ({', '.join(types)}), "
-            "and it needs one; make them alike, or set DISTRIBUTED.strategy=ddp"
+            f"DISTRIBUTED.strategy = {strategy!r}: the trained parameters are of several types "
+            f"({listed}), and it needs one; make them alike, or set DISTRIBUTED.strategy=ddp"
         )
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep warnings of an import to itself, and from making a handler of its own for the log of the
-    whole process."""
+def silence_import() -> Iterator[None]:
+    """Suppress warnings of an import, and keep it from configuring the root logger."""
+    # logging.warning() of a library adds a handler to a root logger that has none: give it one.
     root = logging.getLogger()
-    nowhere = logging.NullHandler()
-    root.addHandler(nowhere)
+    placeholder = logging.NullHandler()
+    root.addHandler(placeholder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        root.removeHandler(nowhere)
+        root.removeHandler(placeholder)
 
 
-def _on_cpu(state: Any) -> Any:
+def _to_cpu(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.detach().cpu()
     if isinstance(state, Mapping):
-        return {name: _on_cpu(value) for name, value in state.items()}
+        return {name: _to_cpu(value) for name, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_on_cpu(value) for value in state)
+        return type(state)(_to_cpu(value) for value in state)
     return state

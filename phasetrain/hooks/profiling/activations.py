@@ -96,7 +96,7 @@ class Activations(Hook):
                 "hooks; set MACHINE.compile=null, or HOOKS.activations=null",
                 code="config.conflict",
             )
-        if self.gradients and parts.strategy is not None and parts.strategy.divides:
+        if self.gradients and parts.strategy is not None and parts.strategy.shards_weights:
             raise ConfigError(
                 "HOOKS.activations.gradients: with sharded weights (DISTRIBUTED.strategy) only "
                 "outputs can be recorded; set HOOKS.activations.gradients=false",

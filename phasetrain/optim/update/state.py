@@ -20,11 +20,11 @@ def take_over(
         strategy: how processes share the optimizer.
         optimizer: takes the state.
         trained: its parameters in order.
-        saved: what `Strategy.optimizer_state` returned.
+        saved: what `Strategy.state.optimizer_state` returned.
     """
-    own = strategy.own_optimizer_state(saved)
-    strategy.load_optimizer_state(optimizer, own)
-    held = strategy.kept(optimizer)
+    own = strategy.state.local_optimizer_state(saved)
+    strategy.state.load_optimizer_state(optimizer, own)
+    held = strategy.state.parameter_state(optimizer)
     for number, values in own.items():
         parameter = trained[int(number)]
         kept = held.get(parameter, {})

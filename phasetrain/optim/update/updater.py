@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_
 from torch.optim import Optimizer
 
-from phasetrain.distributed import Mean, Strategy, World
+from phasetrain.distributed import AsyncMean, Strategy, World
 from phasetrain.optim.schedules.param_schedules import (
     NO_SCHEDULES,
     Course,
@@ -110,13 +110,13 @@ class Updater:
         )  # it has a way of its own
         self._device = self._trained[0].device
         # A norm is that of the whole gradient; gradients themselves may lie with one process each.
-        asks = self.strategy.shards and not self._norm_tells
-        self._check = FiniteCheck(self._device, self.strategy.any if asks else None)
+        asks = self.strategy.shards_optimizer and not self._norm_tells
+        self._check = FiniteCheck(self._device, self.strategy.any_rank if asks else None)
         self.lag = self._lag(guard.lag) if self._watches else 0
         self._losses: list[Tensor] = []
         self._loss: Tensor | None = None
-        self._reports = self.strategy.reports
-        self._mean: Mean | None = None
+        self._reports = self.strategy.has_global_loss
+        self._mean: AsyncMean | None = None
         self.loss: Tensor | None = None
         self._stepped: set[int] = set()
         self._sparse = list(sparse)
@@ -199,7 +199,7 @@ class Updater:
         elif self._reports:
             self._losses.append(loss.detach())
             if last:
-                self._mean = self.strategy.mean(self._losses)
+                self._mean = self.strategy.mean_loss(self._losses)
         elif self._watches:
             detached = loss.detach()
             self._loss = detached if self._loss is None else self._loss + detached
@@ -225,7 +225,7 @@ class Updater:
         if self._reports:
             self._gather()
         self._drop_held()
-        if not self._sam.climb(self.strategy.norm, reads=self._watches and not self.lag):
+        if not self._sam.climb(self.strategy.gradient_norm, reads=self._watches and not self.lag):
             yield False
             return
         self.drop_gradients()
@@ -273,9 +273,9 @@ class Updater:
     def _gather(self) -> None:
         """Take in what other processes have to do with this update: pieces of gradients, and its
         loss."""
-        self.strategy.collect()
+        self.strategy.collect_gradients()
         if self._losses:
-            self.loss = self._loss = (self._mean or self.strategy.mean(self._losses)).wait()
+            self.loss = self._loss = (self._mean or self.strategy.mean_loss(self._losses)).wait()
             self._mean = None
             self._losses = []
 
@@ -287,7 +287,7 @@ class Updater:
             clip_grad_value_(parameters, self.clip_value)
         if self.clip_norm is not None:
             if self.norm is None:
-                self.norm = self.strategy.norm(self._gradients())
+                self.norm = self.strategy.gradient_norm(self._gradients())
             clip_grads_with_norm_(parameters, self.clip_norm, self.norm)
 
     def resolve(self) -> None:
@@ -386,7 +386,7 @@ class Updater:
         gradients."""
         gradients = self._gradients()
         if self._norm_tells:
-            self.norm = self.strategy.norm(gradients)
+            self.norm = self.strategy.gradient_norm(gradients)
             return [self.norm]
         return gradients
 
@@ -408,7 +408,7 @@ class Updater:
         bad = [
             n for n, p in enumerate(self.parameters) if p.grad is not None and not_finite(p.grad)
         ]
-        if self.strategy.shards:
+        if self.strategy.shards_optimizer:
             bad = sorted({n for one in self.strategy.world.all_gather(bad) for n in one})
         return tuple(names[n] if n < len(names) else f"parameter {n}" for n in bad[:NAMES])
 
@@ -444,7 +444,7 @@ class Updater:
         """
         self._guard.resolve()
         counts = {"skipped": self.skipped, "skipped_in_row": self.skipped_in_row}
-        state = {"optimizer": self.strategy.optimizer_state(self.optimizer), **counts}
+        state = {"optimizer": self.strategy.state.optimizer_state(self.optimizer), **counts}
         if any(moved := changed(self._options, self.optimizer.param_groups, self._course.options)):
             state["options"] = moved
         if self.factor != 1.0:

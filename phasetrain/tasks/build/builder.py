@@ -95,10 +95,10 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
             train_meters=self.config.PHASES.train_meters,
             groups=self.groups,
             strategy=strategy,
-            network=self.compiled(strategy.wrap(model, updater.optimizer), model, forgetting)
+            network=self.compiled(strategy.wrap_module(model, updater.optimizer), model, forgetting)
             if updater
             else None,
-            criterion=strategy.wrap(loss, updater.optimizer) if updater else None,
+            criterion=strategy.wrap_module(loss, updater.optimizer) if updater else None,
             losses=losses,
             weights=weights.plain() if weights else None,
             batch_transforms=self.build_batch_transforms(losses or [loss], facts) if train else (),

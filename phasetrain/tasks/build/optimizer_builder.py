@@ -88,7 +88,7 @@ class OptimizerBuilder(WeightsBuilder):
         trained = weights_of(model, loss)
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
-        shards = {"shards": strategy.shards}
+        shards = {"shards": strategy.shards_optimizer}
         scaler = self.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
         spells = self.spells(model, facts)
         sparse = sparse_weights(model, loss)
@@ -106,7 +106,7 @@ class OptimizerBuilder(WeightsBuilder):
             sparse={id(weight) for weight in sparse},
             used=used,
         )
-        optimizer = strategy.optimizer(make, [group.as_given() for group in groups])
+        optimizer = strategy.make_optimizer(make, [group.as_given() for group in groups])
         self.groups = [*(rows(shares) if len(groups) > 1 else ()), *still(model)]
         self.used |= {
             key: value for key, value in used.items() if not key.endswith((".params", ".lr"))
@@ -184,7 +184,9 @@ class OptimizerBuilder(WeightsBuilder):
         section = self.config.OPTIMIZER
         distributed = self.config.DISTRIBUTED
         rows = "an embedding with sparse=True"
-        pieces = f"DISTRIBUTED.strategy = {distributed.strategy!r}" if strategy.shards else ""
+        pieces = (
+            f"DISTRIBUTED.strategy = {distributed.strategy!r}" if strategy.shards_optimizer else ""
+        )
         ordered = "DISTRIBUTED.reduction = 'ordered'" if isinstance(strategy, Ordered) else ""
         if distributed.communication == "none" or self.world.is_single_process:
             sends = ""

@@ -69,7 +69,7 @@ class WeightsBuilder(Sections):
         if not until and not any(one.parameters for one in stages):
             return None
         trained = [one for part in (model, loss) for one in part.parameters() if one.requires_grad]
-        tensors = {id(one): strategy.in_optimizer(one) for one in trained}
+        tensors = {id(one): strategy.optimizer_parameter(one) for one in trained}
         return Holds(model, stages, until, tensors)
 
     def held(self, model: nn.Module, facts: Mapping[str, Any]) -> list[tuple[Frozen, int]]:
@@ -133,7 +133,7 @@ class WeightsBuilder(Sections):
         still = of_all(self.frozen(model)).modules if wanted else NOTHING.modules
         found: dict[str, Average] = {}
         for name, settings in wanted.items():
-            if strategy.divides:
+            if strategy.shards_weights:
                 strategy.prepare(copies[name], nn.Identity())
             if isinstance(settings, EMASettings):
                 found[name] = EMA(model, copies[name], settings)

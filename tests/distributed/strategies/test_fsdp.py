@@ -36,7 +36,7 @@ def test_weights_are_divided_and_all_there(strategy: FullyShard) -> None:
 def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
     network, plain = model(), model()
     strategy.prepare(network, nn.CrossEntropyLoss())
-    made = strategy.optimizer(
+    made = strategy.make_optimizer(
         lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
         [{"params": list(network.parameters())}],
     )
@@ -46,24 +46,24 @@ def test_an_update_is_that_of_whole_weights(strategy: FullyShard) -> None:
         for one, optimizer in ((network, made), (plain, other)):
             optimizer.zero_grad()
             one(batch).square().sum().backward()
-            strategy.collect()
-            norms[one] = strategy.norm(
+            strategy.collect_gradients()
+            norms[one] = strategy.gradient_norm(
                 [p.grad for group in optimizer.param_groups for p in group["params"]]
             )
             optimizer.step()
     assert norms[network].item() == pytest.approx(norms[plain].item(), rel=1e-6)
     for own, expected in zip(network.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(local_shard(own), expected.detach(), rtol=1e-6, atol=1e-6)
-    state = strategy.optimizer_state(made)
+    state = strategy.state.optimizer_state(made)
     assert all(is_dtensor(kept["momentum_buffer"]) for kept in state.values())
-    assert strategy.own_optimizer_state(state)[0]["momentum_buffer"].shape == (5, 3)
+    assert strategy.state.local_optimizer_state(state)[0]["momentum_buffer"].shape == (5, 3)
 
 
 def test_whole_weights_are_loaded_into_pieces(strategy: FullyShard) -> None:
     network = model()
     strategy.prepare(network, nn.CrossEntropyLoss())
 
-    strategy.load_model_state(
+    strategy.state.load_model_state(
         network, {name: torch.full_like(one, 3.0) for name, one in model().state_dict().items()}
     )
 
@@ -102,7 +102,7 @@ def test_an_optimizer_that_looks_at_whole_weights_is_refused(strategy: FullyShar
     with pytest.raises(
         ConfigError, match="Adafactor is not known to treat each entry of a weight for itself"
     ):
-        strategy.optimizer(torch.optim.Adafactor, [{"params": list(network.parameters())}])
+        strategy.make_optimizer(torch.optim.Adafactor, [{"params": list(network.parameters())}])
 
 
 def test_replicas_that_do_not_divide_the_processes_are_refused() -> None:

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.distributed import Ordered, World
-from phasetrain.distributed.strategies.ordered import Tree
+from phasetrain.distributed.strategies.ordered import ReductionTree
 
 # In float32: ((1 + 2**-24) + 2**-24) is 1, and 1 + (2**-24 + 2**-24) is 1 + 2**-23.
 TINY = 2.0**-24
 
 
 def added(*values: float) -> float:
-    tree = Tree()
+    tree = ReductionTree()
     for value in values:
         tree.add([torch.tensor([value])])
     return tree.take()[0].item()
@@ -29,7 +29,7 @@ class TestTree:
         assert added(*[1.0] * 8) == 8.0
 
     def test_it_is_empty_after_it_was_taken(self) -> None:
-        tree = Tree()
+        tree = ReductionTree()
         tree.add([torch.ones(1)])
         assert (len(tree), bool(tree)) == (1, True)
         tree.take()
@@ -66,7 +66,7 @@ def update(shards: int, values: list[float | None], module: Counting | None = No
     strategy = Ordered(World(), shards)
     strategy.prepare(module, nn.Module())
     for number, value in enumerate(values):
-        with strategy.step(last=number == len(values) - 1, counts=value is not None):
+        with strategy.micro_batch(last=number == len(values) - 1, counts=value is not None):
             loss = module(torch.tensor([100.0 if value is None else value])).sum()
             (loss * (0.0 if value is None else 1.0)).backward()
     return module
@@ -92,12 +92,14 @@ class TestUpdate:
         assert (module.weight.grad.item(), module.seen.item()) == (6.0, 12.0)
 
     def test_randomness_is_seeded_by_shard(self) -> None:
-        places = [Ordered(World(rank, 2), 8).place(micro) for rank in (0, 1) for micro in range(4)]
+        places = [
+            Ordered(World(rank, 2), 8).seed_key(micro) for rank in (0, 1) for micro in range(4)
+        ]
         assert places == [(0, number) for number in range(8)]
 
     def test_the_loss_is_added_along_the_tree(self) -> None:
         losses = [torch.tensor(value) for value in (TINY, TINY, 1.0, 0.0)]
-        assert Ordered(World(), 4).mean(losses).wait().item() == 1.0 + 2.0**-23
+        assert Ordered(World(), 4).mean_loss(losses).wait().item() == 1.0 + 2.0**-23
 
 
 class Assigning(Counting):

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from phasetrain.distributed import Strategy, World
 from phasetrain.distributed.strategies import ShardedDataParallel, Zero
-from phasetrain.distributed.strategies.sharded_state import ShardedState
 from phasetrain.testing import differences
 
 KINDS = [Zero, ShardedDataParallel]
@@ -38,53 +37,61 @@ def updated(network: nn.Module, optimizer: Optimizer, updates: int) -> list[Tens
 
 
 @pytest.mark.parametrize("kind", KINDS)
-class TestShardedState:
+class TestShardedOptimizerState:
     def made(
-        self, world: World, kind: type[ShardedState]
-    ) -> tuple[ShardedState, nn.Module, Optimizer]:
+        self, world: World, kind: type[Zero | ShardedDataParallel]
+    ) -> tuple[Strategy, nn.Module, Optimizer]:
         strategy, network = kind(world), model()
         return (
             strategy,
             network,
-            strategy.optimizer(adamw, [{"params": list(network.parameters())}]),
+            strategy.make_optimizer(adamw, [{"params": list(network.parameters())}]),
         )
 
     def test_updates_state_and_options_are_those_of_the_optimizer_alone(
-        self, world: World, kind: type[ShardedState]
+        self, world: World, kind: type[Zero | ShardedDataParallel]
     ) -> None:
         strategy, network, optimizer = self.made(world, kind)
         plain = model()
         alone = adamw(list(plain.parameters()))
         assert differences(updated(plain, alone, 4), updated(network, optimizer, 4)) == []
         assert (
-            differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer))
+            differences(
+                Strategy(world).state.optimizer_state(alone),
+                strategy.state.optimizer_state(optimizer),
+            )
             == []
         )
         assert optimizer.defaults == alone.defaults
         assert optimizer.param_groups[0].keys() == alone.param_groups[0].keys()
-        assert set(strategy.kept(optimizer)) == set(network.parameters())
+        assert set(strategy.state.parameter_state(optimizer)) == set(network.parameters())
 
     def test_goes_on_from_the_state_of_an_optimizer_alone(
-        self, world: World, kind: type[ShardedState]
+        self, world: World, kind: type[Zero | ShardedDataParallel]
     ) -> None:
         plain = model()
         alone = adamw(list(plain.parameters()))
         updated(plain, alone, 2)
         state = deepcopy(
-            Strategy(world).optimizer_state(alone)
+            Strategy(world).state.optimizer_state(alone)
         )  # torch takes tensors over as they are
         strategy, network, optimizer = self.made(world, kind)
         network.load_state_dict(plain.state_dict())
-        strategy.load_optimizer_state(
+        strategy.state.load_optimizer_state(
             optimizer, {str(number): kept for number, kept in state.items()}
         )
         assert differences(updated(plain, alone, 3), updated(network, optimizer, 3)) == []
         assert (
-            differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer))
+            differences(
+                Strategy(world).state.optimizer_state(alone),
+                strategy.state.optimizer_state(optimizer),
+            )
             == []
         )
 
-    def test_without_the_state_it_would_not(self, world: World, kind: type[ShardedState]) -> None:
+    def test_without_the_state_it_would_not(
+        self, world: World, kind: type[Zero | ShardedDataParallel]
+    ) -> None:
         plain = model()
         alone = adamw(list(plain.parameters()))
         updated(plain, alone, 2)
@@ -92,7 +99,9 @@ class TestShardedState:
         network.load_state_dict(plain.state_dict())
         assert differences(updated(plain, alone, 3), updated(network, optimizer, 3)) != []
 
-    def test_groups_keep_their_options(self, world: World, kind: type[ShardedState]) -> None:
+    def test_groups_keep_their_options(
+        self, world: World, kind: type[Zero | ShardedDataParallel]
+    ) -> None:
         def groups(network: nn.Module) -> Any:
             weights = [parameter for parameter in network.parameters() if parameter.ndim > 1]
             others = [parameter for parameter in network.parameters() if parameter.ndim == 1]
@@ -102,29 +111,32 @@ class TestShardedState:
             ]
 
         plain, network, strategy = model(), model(), kind(world)
-        alone, optimizer = adamw(groups(plain)), strategy.optimizer(adamw, groups(network))
+        alone, optimizer = adamw(groups(plain)), strategy.make_optimizer(adamw, groups(network))
         assert differences(updated(plain, alone, 4), updated(network, optimizer, 4)) == []
         assert (
-            differences(Strategy(world).optimizer_state(alone), strategy.optimizer_state(optimizer))
+            differences(
+                Strategy(world).state.optimizer_state(alone),
+                strategy.state.optimizer_state(optimizer),
+            )
             == []
         )
         options = [(group["weight_decay"], group["betas"]) for group in optimizer.param_groups]
         assert options == [(0.0, (0.9, 0.999)), (0.01, (0.5, 0.9))]
 
     def test_parameters_of_several_types_are_refused(
-        self, world: World, kind: type[ShardedState]
+        self, world: World, kind: type[Zero | ShardedDataParallel]
     ) -> None:
         mixed = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))]
         with pytest.raises(
             ValueError, match=r"are of several types \(bfloat16, float32\), and it needs one"
         ):
-            kind(world).optimizer(adamw, [{"params": mixed}])
+            kind(world).make_optimizer(adamw, [{"params": mixed}])
 
 
 @pytest.mark.parametrize("as_view", [False, True])
 def test_parameters_may_lie_in_one_buffer(world: World, as_view: bool) -> None:
     strategy, network, plain = Zero(world, parameters_as_bucket_view=as_view), model(), model()
-    optimizer = strategy.optimizer(adamw, [{"params": list(network.parameters())}])
+    optimizer = strategy.make_optimizer(adamw, [{"params": list(network.parameters())}])
     places = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     assert len(places) == (1 if as_view else 4)
     assert (

@@ -1,0 +1,56 @@
+"""How the state of a model and its optimizer is read for a checkpoint and loaded again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class StateAdapter:
+    """Reads and loads the state of modules and optimizers in a form all strategies share.
+
+    Weights are named as in the module, the state of the optimizer is numbered by parameter, so a
+    checkpoint saved under one strategy loads under another. This class is for ranks that hold
+    everything; subclasses gather or shard.
+    """
+
+    def model_state(self, module: nn.Module) -> dict[str, Any]:
+        """Return the state of a module as it is checkpointed; a collective call."""
+        return module.state_dict()
+
+    def load_model_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
+        """Load what `model_state` returned, perhaps under another strategy."""
+        module.load_state_dict(state)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of an optimizer by number of parameter; a collective call."""
+        state: dict[str, Any] = optimizer.state_dict()["state"]
+        return state
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
+        """Load what `optimizer_state` returned, perhaps under another strategy."""
+        # Options of the groups are kept: they come from the config, which may have changed.
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
+
+    def parameter_state(self, optimizer: Optimizer) -> Mapping[Tensor, Any]:
+        """Return the state by parameter, for the parameters that this rank updates."""
+        return optimizer.state
+
+    def local_optimizer_state(self, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return the part of a saved optimizer state that this rank holds."""
+        return state
+
+    def model_targets(
+        self, module: nn.Module, state: Mapping[str, Any]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs of a saved tensor and the empty shard this rank reads it into.
+
+        Tensors without a pair are read whole.
+        """
+        return []
+
+    def optimizer_targets(self, state: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return the same pairs for the state of the optimizer."""
+        return []
