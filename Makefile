@@ -2,7 +2,7 @@
 #   PYTHON=...     the Python to make it with, 3.11 or newer
 #   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check bench docs screenshots clean
+.PHONY: help run test test-slow check bench reference docs screenshots clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -38,6 +38,9 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/profiling.py
+
+reference: $(VENV)/core  ## write docs/reference.md, the tables of all keys
+	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
 
 docs: $(VENV)/full  ## run every code block of the docs
 	$(BIN)/python -m pytest -m "" tests/rules/test_docs.py $(ARGS)

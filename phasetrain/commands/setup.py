@@ -11,15 +11,6 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose import Composed, compose
 from phasetrain.config.derive import Derived, derive
 from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
-from phasetrain.config.sections import (
-    HeadSection,
-    HookSection,
-    MeterSection,
-    OtherOptimizerSection,
-    TeacherSection,
-    TrunkSection,
-    WeightedLossSection,
-)
 from phasetrain.config.stages import staged
 from phasetrain.config.validation import Slot, check, found_by, load_plugins, raise_all, run_imports
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
@@ -51,11 +42,11 @@ LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 
 SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
-    Slot("TASK.teacher", MODELS, own=TeacherSection, only=("TASK.name", "distillation")),
+    Slot("TASK.teacher", MODELS, only=("TASK.name", "distillation")),
     Slot("MODEL", MODELS, provided=frozenset({"make_model"})),
-    Slot("MODEL.trunk", MODELS, own=TrunkSection, only=("MODEL.name", "trunk_heads")),
-    Slot("MODEL.heads.*", MODELS, own=HeadSection, only=("MODEL.name", "trunk_heads")),
-    Slot("MODEL.trunk", MODELS, own=TrunkSection, only=("MODEL.name", "trunk_head")),
+    Slot("MODEL.trunk", MODELS, only=("MODEL.name", "trunk_heads")),
+    Slot("MODEL.heads.*", MODELS, only=("MODEL.name", "trunk_heads")),
+    Slot("MODEL.trunk", MODELS, only=("MODEL.name", "trunk_head")),
     Slot("MODEL.head", HEADS, provided=frozenset({"features"}), only=("MODEL.name", "trunk_head")),
     Slot(
         "MODEL.predictor",
@@ -69,15 +60,12 @@ SLOTS = (
         LOSSES,
         label_is_name=True,
         provided=LOSS_FACTS,
-        own=WeightedLossSection,
         only=("LOSS.name", "weighted_sum"),
     ),
-    Slot("METERS.*", METERS, label_is_name=True, own=MeterSection),
+    Slot("METERS.*", METERS, label_is_name=True),
     Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
     Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
-    Slot(
-        "OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"}), own=OtherOptimizerSection
-    ),
+    Slot("OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"})),
     Slot("OPTIMIZER.others.*.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
     Slot("OPTIMIZER.scaler", SCALERS),
     Slot("DATA.*", DATASETS, key="dataset"),
@@ -97,7 +85,6 @@ SLOTS = (
         HOOKS,
         label_is_name=True,
         provided=frozenset({"terminal", "hparams"}),
-        own=HookSection,
     ),
 )
 """Every place in the config where a name chooses a part."""

@@ -23,6 +23,7 @@ from phasetrain.config.schema import (
     is_split,
     part_pattern,
 )
+from phasetrain.config.sections import ENTRIES
 from phasetrain.config.sections.keys import Key, section_keys
 from phasetrain.config.suggestions import KnownPaths
 from phasetrain.config.value_types import describe_type, fits
@@ -41,7 +42,8 @@ class Slot:
         key: the key that holds the name.
         label_is_name: the label is the name where none is given.
         provided: parameters that the program passes itself and a config must not set.
-        own: section whose fields are the keys of the place that are not parameters of the part.
+        own: section whose fields are the keys of the place that are not parameters of the part;
+            None: that of `ENTRIES`, if any.
         only: a key, and the value with which there is such a place; None: there always is.
     """
 
@@ -56,7 +58,10 @@ class Slot:
     @property
     def own_keys(self) -> Mapping[str, Key]:
         """Keys of the place by name, without the parameters of the part."""
-        return section_keys(self.own, self.path) if self.own is not None else {}
+        own = self.own or ENTRIES.get(self.path)
+        if own is None:
+            return {}
+        return section_keys(own, self.path)
 
 
 @dataclass(frozen=True)

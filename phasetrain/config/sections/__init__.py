@@ -6,6 +6,7 @@ reads are all derived from these definitions.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.sections.checkpoint import CheckpointSection
@@ -64,7 +65,22 @@ class Config:
     HOOKS: HooksSection = group(HooksSection)
 
 
+ENTRIES: Mapping[str, type] = MappingProxyType(
+    {
+        "TASK.teacher": TeacherSection,
+        "MODEL.trunk": TrunkSection,
+        "MODEL.heads.*": HeadSection,
+        "LOSS.losses.*": WeightedLossSection,
+        "METERS.*": MeterSection,
+        "OPTIMIZER.others.*": OtherOptimizerSection,
+        "HOOKS.*": HookSection,
+    }
+)
+"""Path of an entry -> its own keys, next to `name` and the parameters of the part."""
+
+
 __all__ = [
+    "ENTRIES",
     "CheckpointSection",
     "Config",
     "DataSection",

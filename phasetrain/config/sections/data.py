@@ -173,8 +173,8 @@ class TrainSplitSection(SplitSection):
 
 @dataclass(frozen=True, kw_only=True)
 class TestSplitSection(SplitSection):
-    """A test split; DATA.TEST=null trains without tests. Every other upper-case key of DATA is
-    another test split with the same keys."""
+    """A test split, with the keys of DATA.TRAIN except `batch_transforms`. DATA.TEST=null trains
+    without tests; every other upper-case key of DATA is another test split."""
 
     __test__ = False  # pytest would otherwise collect the class, because of its name
 

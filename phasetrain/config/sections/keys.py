@@ -78,9 +78,9 @@ def key(
     return field(default=default, metadata=metadata)
 
 
-def group(kind: type[S], meaning: str = "") -> S:
+def group(kind: type[S]) -> S:
     """Return the dataclass field of a group of keys, which are the fields of `kind`."""
-    made: S = field(default_factory=kind, metadata={"group": kind, "meaning": meaning})
+    made: S = field(default_factory=kind, metadata={"group": kind})
     return made
 
 

@@ -1,0 +1,64 @@
+"""The reference of all keys: the page of the docs, the commented defaults and the JSON Schema."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from phasetrain.config.reference import commented_defaults, json_schema, main, reference_page
+from phasetrain.config.schema import default_schema
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = default_schema()
+
+
+def test_page_of_the_docs_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text("utf-8")
+    assert page == reference_page(), "run `make reference`"
+
+
+def test_page_has_every_key_but_those_that_test_splits_share_with_train() -> None:
+    page = reference_page()
+    missing = [
+        path
+        for path, key in SCHEMA.keys.items()
+        if f"| `{path.rpartition('.')[2]}` | {key.type.text} | " not in page
+    ]
+    assert missing == []
+    rows = page.partition("## DATA.TEST\n")[2].partition("\n## ")[0].count("\n| `")
+    assert 0 < rows < 6
+
+
+def test_commented_defaults_are_the_defaults() -> None:
+    text = commented_defaults()
+    assert OmegaConf.to_container(OmegaConf.create(text)) == SCHEMA.defaults
+    assert (
+        "  # seed from which all random streams of the run are derived (int >= 0; forbidden)\n"
+        in text
+    )
+
+
+def test_json_schema_has_types_bounds_and_defaults() -> None:
+    schema = json_schema()
+    assert list(schema["properties"]) == list(SCHEMA.sections)
+    optimizer = schema["properties"]["OPTIMIZER"]
+    assert optimizer["additionalProperties"] is True  # parameters of the optimizer
+    assert optimizer["properties"]["layer_decay"]["anyOf"] == [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "null"},
+    ]
+    run = schema["properties"]["RUN"]
+    assert run["additionalProperties"] is False
+    assert run["properties"]["imports"]["items"] == {"type": "string"}
+    assert run["properties"]["seed"]["default"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [([], "# Reference\n"), (["yaml"], "# What to do"), (["json"], '{\n  "$schema"')],
+)
+def test_command_prints_each_form(
+    words: list[str], start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(words)
+    assert capsys.readouterr().out.startswith(start)
