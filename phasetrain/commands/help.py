@@ -86,7 +86,7 @@ def _list_parts(slot: Slot) -> Iterator[str]:
             if key not in slot.provided
         ]
         yield f"  {name}({', '.join(takes)})"
-        summary = (factory.__doc__ or "").strip().partition("\n")[0]
+        summary = " ".join((factory.__doc__ or "").partition("\n\n")[0].split())
         if summary:
             yield f"      {summary}"
 
