@@ -1,15 +1,18 @@
 # Every target makes the environment that it needs, in .venv, with the versions of constraints.txt.
 #   PYTHON=...     the Python to make it with, 3.11 or newer
 #   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
+#   JOBS=...       tests that run at the same time: a number, or `auto` for one per core
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow check bench reference docs screenshots clean
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+JOBS ?= auto
 BIN := $(VENV)/bin
 # As an environment variable the constraints hold for the isolated builds of source packages too.
 INSTALL := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,10 +21,10 @@ run: $(VENV)/core  ## train the default experiment: hand-written digits, under a
 	@$(BIN)/python tools/run.py $(ARGS)
 
 test: $(VENV)/full  ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: $(VENV)/full  ## run the tests that take minutes
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 check: $(VENV)/full  ## lint, format, types, import rules
 	$(BIN)/ruff check .
@@ -43,7 +46,7 @@ reference: $(VENV)/core  ## write docs/reference.md, the tables of all keys
 	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
 
 docs: $(VENV)/full  ## run every code block of the docs
-	$(BIN)/python -m pytest -m "" tests/rules/test_docs.py $(ARGS)
+	$(PYTEST) -m "" tests/rules/test_docs.py $(ARGS)
 
 screenshots: $(VENV)/full  ## make the pictures of the docs: of the terminal, and of the report, which needs Chromium
 	$(BIN)/python benchmarks/screenshots.py

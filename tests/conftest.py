@@ -1,10 +1,14 @@
-"""What holds for every test: no test leaves a trace in the process, and a torchvision without its
-operators imports."""
+"""Rules for every test: no test changes global state, serial tests run alone, and a torchvision
+without its operators can be imported."""
 
+import fcntl
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,54 @@ from operators import declared_operators
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _OPERATORS = declared_operators()  # operators live as long as the library object
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Each worker has about one core: threads of several workers on the same cores wait for each
+    # other at every parallel region.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
+class Turnstile:
+    """Lets a serial test run while no other worker of pytest-xdist runs any test."""
+
+    def __init__(self) -> None:
+        # Two things that exist and that all workers can lock; nothing has to be removed later.
+        self._queue = os.open(Path(__file__).parent, os.O_RDONLY)
+        self._room = os.open(__file__, os.O_RDONLY)
+
+    @contextmanager
+    def enter(self, *, alone: bool) -> Iterator[None]:
+        """Wait for the machine, and keep it during one test."""
+        # A serial test waits in the queue with the queue locked, so that the others cannot start
+        # one test after another while it waits.
+        fcntl.flock(self._queue, fcntl.LOCK_EX)
+        fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(self._queue, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._room, fcntl.LOCK_UN)
+
+
+TURNSTILE = pytest.StashKey[Turnstile]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Open the turnstile of a worker of pytest-xdist."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        config.stash[TURNSTILE] = Turnstile()
+
+
+# First, so that pytest-timeout does not count the time that a test waits for others.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test marked `serial` while no other test runs."""
+    turnstile = item.config.stash.get(TURNSTILE, None)
+    if turnstile is None:
+        return (yield)
+    with turnstile.enter(alone=item.get_closest_marker("serial") is not None):
+        return (yield)
 
 
 def global_state() -> dict[str, Any]:

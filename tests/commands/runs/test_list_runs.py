@@ -158,6 +158,7 @@ class TestList:
         (row,) = json.loads(runs.as_json(runs.listed(str(tmp_path))))
         assert (row["state"], row["best"], row["planned"]) == ("finished", 0.5, 100)
 
+    @pytest.mark.serial
     def test_a_thousand_runs(self, tmp_path: Path, record_property: Any) -> None:
         first = write(tmp_path / "r0")
         for number in range(1, 1000):

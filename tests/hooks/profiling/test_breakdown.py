@@ -160,6 +160,7 @@ class TestWhatItSays:
         assert "slowest hooks" not in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.serial
 class TestWhereTimeGoes:
     def test_a_hook_that_sleeps_is_the_slowest(self, tmp_path: Path) -> None:
         class Sleeper(Hook):
