@@ -104,7 +104,7 @@ def imports(folder: Path) -> list[tuple[str, float]]:
     """Return the seconds that importing phasetrain spends in each package of its own, the longest
     first."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-X", "importtime", "-c", "import phasetrain.commands.cli"]
+    command = [sys.executable, "-X", "importtime", "-c", "import phasetrain.commands.engines"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
     spent: Counter[str] = Counter()
     for microseconds, module in _IMPORT.findall(done.stderr):

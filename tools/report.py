@@ -1,8 +1,8 @@
-"""Write the report of a run, or of several compared: `python tools/report.py RUN_FOLDER...`."""
+"""Write a report: `python tools/report.py RUN_FOLDER...`, same as `phasetrain report`."""
 
 import sys
 
-from phasetrain.runs.report.__main__ import main
+from phasetrain.commands.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["report", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""Train a run: `python tools/run.py [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]`."""
+"""Train a run: `python tools/run.py [OVERRIDE ...]`, same as `phasetrain`."""
 
 from phasetrain.__main__ import console
 

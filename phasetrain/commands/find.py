@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.train import Result
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
@@ -114,7 +114,7 @@ class Stopwatch(Hook):
         self.times.append(time.perf_counter())
 
 
-def find_lr(setup: Setup) -> Result:
+def find_lr(setup: Setup) -> RunResult:
     """Train from scratch with a learning rate that rises from FIND.lr_from to FIND.lr_to, and
     suggest one.
 
@@ -169,12 +169,16 @@ def find_lr(setup: Setup) -> Result:
     setup.terminal.say(
         f"the loss falls fastest here: {line}" if line else _no_fall(section.lr_from, section.lr_to)
     )
-    return Result(
-        "found", folder=setup.config.RUN.dir, reason=line, seconds=time.perf_counter() - began
+    return RunResult(
+        "found",
+        folder=setup.config.RUN.dir,
+        reason=line,
+        seconds=time.perf_counter() - began,
+        details=content,
     )
 
 
-def find_batch_size(setup: Setup) -> Result:
+def find_batch_size(setup: Setup) -> RunResult:
     """Make a few updates with batches of FIND.batch_size_from samples, of twice as many, and so on
     until none fit.
 
@@ -228,8 +232,12 @@ def find_batch_size(setup: Setup) -> Result:
     setup.terminal.say(
         f"the largest that works has {largest} samples ({stopped}), the fastest {fastest}: {line}"
     )
-    return Result(
-        "found", folder=setup.config.RUN.dir, reason=line, seconds=time.perf_counter() - began
+    return RunResult(
+        "found",
+        folder=setup.config.RUN.dir,
+        reason=line,
+        seconds=time.perf_counter() - began,
+        details=content,
     )
 
 

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.diff import LENGTH, diff, side
 from phasetrain.commands.setup import Setup, as_asked, settle
 from phasetrain.commands.train.resume import departures_told
-from phasetrain.commands.train.train import Result
 from phasetrain.config.changes import ABSENT, LABELS, Change, differences
 from phasetrain.config.override_text import literal
 from phasetrain.config.schema import part_pattern
@@ -67,7 +67,7 @@ def repeat(
     overrides: Sequence[str],
     *,
     config_dir: str | None,
-    run: Callable[[Sequence[str], str | None], Result],
+    run: Callable[[Sequence[str], str | None], RunResult],
 ) -> tuple[str, int]:
     """Repeat the run in a folder in a new one, and return what to print of how they compare, and
     the exit code.
@@ -204,7 +204,7 @@ def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
     return [*words, *overrides]
 
 
-def verdict(original: Original, result: Result) -> tuple[str, int]:
+def verdict(original: Original, result: RunResult) -> tuple[str, int]:
     """Return in words whether a repetition has the bits of the original, and 0 or 1."""
     folder = original.folder
     other = result.folder

@@ -59,7 +59,7 @@ class History(Sequence[dict[str, Any]]):
         rows: of the table.
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:
         self._rows = list(rows)
 
     @overload

@@ -3,8 +3,9 @@
 import io
 from collections.abc import Mapping, Sequence
 
-from phasetrain.commands.cli import run
-from phasetrain.commands.train.train import Loop, Result
+from phasetrain.commands.api import run
+from phasetrain.commands.result import RunResult
+from phasetrain.commands.train.train import Loop
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
@@ -49,7 +50,7 @@ def run_quietly(
     *,
     config_dir: str | None = None,
     loop: Loop = PhaseEngine.run,
-) -> Result:
-    """Do what `phasetrain.commands.cli.run` does, and print nothing."""
+) -> RunResult:
+    """Do what `phasetrain.run` does, and print nothing."""
     terminal = Terminal(io.StringIO(), live=False)
     return run(overrides, config_dir=config_dir, hooks=hooks, loop=loop, terminal=terminal)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from harness import records, train
 
-from phasetrain.commands.cli import main, run
+from phasetrain.commands.api import run
+from phasetrain.commands.cli import main
 from phasetrain.commands.find import rising, smoothed, suggested
-from phasetrain.commands.train.train import Result
+from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.terminal import Terminal
 
@@ -27,7 +28,7 @@ GREEDY = (
 )
 
 
-def tried(folder: Path, *words: str) -> Result:
+def tried(folder: Path, *words: str) -> RunResult:
     """Run the finder of batch sizes quietly."""
     return run([*GREEDY, f"RUN.dir={folder}", *words], terminal=Terminal(io.StringIO(), live=False))
 

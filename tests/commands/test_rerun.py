@@ -16,12 +16,14 @@ import torch
 from harness import SMALL, train
 
 from phasetrain.checkpoint import Loaded
-from phasetrain.commands.cli import main, run, say
+from phasetrain.commands.api import run
+from phasetrain.commands.cli import main
+from phasetrain.commands.cli.output import write_text
 from phasetrain.commands.rerun import again, read_original, repeat
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import settle
 from phasetrain.commands.train.resume import departures, departures_told
 from phasetrain.commands.train.run_documents import write_documents
-from phasetrain.commands.train.train import Result
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Run
@@ -33,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = "PHASES.epochs=1"
 
 
-def quietly(words: Sequence[str], config_dir: str | None) -> Result:
+def quietly(words: Sequence[str], config_dir: str | None) -> RunResult:
     return run(words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
 
 
@@ -73,8 +75,8 @@ class TestSame:
     ) -> None:
         out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict")
         monkeypatch.setattr(sys, "stdout", out)
-        say(f"bit-identical to {os.fsdecode(b'b' + bytes([255]))}")
-        say("")
+        write_text(f"bit-identical to {os.fsdecode(b'b' + bytes([255]))}")
+        write_text("")
         out.flush()
         assert cast(io.BytesIO, out.buffer).getvalue() == b"bit-identical to b\\udcff\n"
 

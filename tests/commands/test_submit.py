@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from phasetrain.commands import submit
-from phasetrain.commands.cli import main, recorded_failure, told
+from phasetrain.commands.cli import main
+from phasetrain.commands.cli.failures import format_error, record_failure
 from phasetrain.commands.setup import settle
 from phasetrain.commands.submit import Training, environment, words
 from phasetrain.errors import ConfigError, PeerError
@@ -372,18 +373,20 @@ class TestWhatAProcessTells:
         own, other = ConfigError("LOSS.name"), PeerError("rank 1 of 3 failed first: OSError")
         own.add_note("a note")
         if rank == 0:
-            assert told(own, environment) == "LOSS.name\na note\n"
-            assert told(other, environment) == "rank 1 of 3 failed first: OSError\n"
+            assert format_error(own, environment) == "LOSS.name\na note\n"
+            assert format_error(other, environment) == "rank 1 of 3 failed first: OSError\n"
         else:
-            assert told(own, environment) == "rank 2 of 3: LOSS.name\na note\n"
-            assert told(other, environment) == ""
+            assert format_error(own, environment) == "rank 2 of 3: LOSS.name\na note\n"
+            assert format_error(other, environment) == ""
 
     def test_where_the_place_itself_is_wrong(self) -> None:
-        assert told(ConfigError("WORLD_SIZE = 2"), {"WORLD_SIZE": "2"}) == "WORLD_SIZE = 2\n"
+        assert (
+            format_error(ConfigError("WORLD_SIZE = 2"), {"WORLD_SIZE": "2"}) == "WORLD_SIZE = 2\n"
+        )
 
     def test_the_file_for_torchrun_is_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(Path.cwd() / "error.json"))
-        recorded_failure(ConfigError("LOSS.name"))
+        record_failure(ConfigError("LOSS.name"))
         assert os.environ["TORCHELASTIC_ERROR_FILE"] == str(Path.cwd() / "error.json")
         assert (
             json.loads(Path("error.json").read_text())["message"]["message"]

@@ -7,31 +7,31 @@ import pytest
 from harness import newest, train
 
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.commands.train.train import Result
+from phasetrain.commands.result import RunResult
 from phasetrain.errors import ChangedError, ConfigError, NoValidCheckpointError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.storage import Storage
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("trained")
     return folder, train(folder, "HOOKS.metrics.every_updates=1")
 
 
-def test(folder: Path, *words: str) -> Result:
+def test(folder: Path, *words: str) -> RunResult:
     return train(folder, "RUN.engine=test", *words)
 
 
 test.__test__ = False  # type: ignore[attr-defined] # a function that tests a run, not a test
 
 
-def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, Result]) -> None:
+def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, RunResult]) -> None:
     folder, before = trained
     found = test(folder)
-    assert before.metrics is not None
-    assert found.metrics == {
-        name: value for name, value in before.metrics.items() if name.startswith("test/")
+    assert before.last is not None
+    assert found.last == {
+        name: value for name, value in before.last.items() if name.startswith("test/")
     }
     assert (found.state, found.exit_code, found.updates, found.digest) == (
         "tested",
@@ -41,36 +41,38 @@ def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, Resu
     )
 
 
-def test_the_file(trained: tuple[Path, Result]) -> None:
+def test_the_file(trained: tuple[Path, RunResult]) -> None:
     folder, _ = trained
     found = test(folder)
     assert json.loads((folder / "test-p0006-s00000000.json").read_text()) == {
         "checkpoint": f"{folder}/checkpoints/p0006-s00000000",
         "updates": 15,
-        "metrics": found.metrics,
+        "metrics": found.last,
     }
 
 
-def test_an_earlier_checkpoint_by_its_path(trained: tuple[Path, Result]) -> None:
+def test_an_earlier_checkpoint_by_its_path(trained: tuple[Path, RunResult]) -> None:
     folder, before = trained
     path = f"{folder}/checkpoints/p0003-s00000000"
     found = test(folder, f"RUN.checkpoint={path}")
     assert (found.updates, found.reason) == (10, path)
-    assert found.metrics != before.metrics
+    assert found.last != before.last
     assert (folder / "test-p0003-s00000000.json").exists()
 
 
-def test_several_test_splits_and_all_batches(trained: tuple[Path, Result]) -> None:
+def test_several_test_splits_and_all_batches(trained: tuple[Path, RunResult]) -> None:
     found = test(
         trained[0],
         "DATA.OTHER={dataset: digits, split: train, batch_size: 500}",
         "PHASES.limit.test=null",
     )
-    assert found.metrics is not None
-    assert list(found.metrics) == ["test/accuracy", "test/loss", "other/accuracy", "other/loss"]
+    assert found.last is not None
+    assert list(found.last) == ["test/accuracy", "test/loss", "other/accuracy", "other/loss"]
 
 
-def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(trained: tuple[Path, Result]) -> None:
+def test_nothing_of_the_run_is_touched_and_no_lock_is_needed(
+    trained: tuple[Path, RunResult],
+) -> None:
     folder, _ = trained
     test(folder)
     owner = RunFolder(str(folder))
@@ -101,7 +103,7 @@ class TestErrors:
             "a run, or RUN.checkpoint to the path of a checkpoint"
         )
 
-    def test_a_path_that_is_no_checkpoint(self, trained: tuple[Path, Result]) -> None:
+    def test_a_path_that_is_no_checkpoint(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(
             ConfigError,
             match=r"^RUN\.checkpoint = '.*' is no checkpoint that can be used: manifest",
@@ -115,11 +117,11 @@ class TestErrors:
         with pytest.raises(NoValidCheckpointError):
             test(tmp_path)
 
-    def test_no_test_split(self, trained: tuple[Path, Result]) -> None:
+    def test_no_test_split(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(ConfigError, match=r"^RUN\.engine = 'test' and DATA has no test split"):
             test(trained[0], "DATA.TEST=null")
 
-    def test_another_model(self, trained: tuple[Path, Result]) -> None:
+    def test_another_model(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(
             ChangedError, match=r"p0006-s00000000 is of another MODEL than the config describes"
         ):
@@ -143,21 +145,21 @@ class TestBest:
         measured = {name: value for name, value in values.items() if value is not None}
         wanted = (min if sign else max)(measured.values())
         found = test(tmp_path, "RUN.checkpoint=best", monitor)
-        assert found.metrics is not None
-        assert found.metrics["test/accuracy"] == wanted
+        assert found.last is not None
+        assert found.last["test/accuracy"] == wanted
         assert (
             found.reason.rpartition("/")[2]
             == [name for name in measured if measured[name] == wanted][-1]
         )
 
-    def test_without_a_monitor_it_is_refused(self, trained: tuple[Path, Result]) -> None:
+    def test_without_a_monitor_it_is_refused(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(
             ConfigError,
             match=r"^RUN\.checkpoint = 'best' needs CHECKPOINT\.best\.monitor, the metric",
         ):
             test(trained[0], "RUN.checkpoint=best")
 
-    def test_where_none_was_measured(self, trained: tuple[Path, Result]) -> None:
+    def test_where_none_was_measured(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(
             ConfigError, match=r"holds no checkpoint in which other/accuracy was measured"
         ):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.checkpoint import Checkpointer, Loaded
-from phasetrain.commands.cli import run
-from phasetrain.commands.train.train import Result
+from phasetrain.commands.api import run
+from phasetrain.commands.result import RunResult
 from phasetrain.hooks import Hook
 from phasetrain.runs.ledger import FILE
 from phasetrain.runtime.storage import Storage
@@ -41,7 +41,7 @@ SMALL = (
 STEPS = 3 * (5 + 2)
 
 
-def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> Result:
+def train(folder: Path, *overrides: str, hooks: Mapping[str, Hook] | None = None) -> RunResult:
     """Run a small training quietly."""
     return run(
         [*SMALL, f"RUN.dir={folder}", *overrides],

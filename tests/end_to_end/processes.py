@@ -200,7 +200,7 @@ def serve() -> None:
     import torch._dynamo  # which the first optimizer imports
     from operators import declared_operators
 
-    import phasetrain.commands.cli
+    import phasetrain.commands.engines
     from phasetrain.config.compose import compose
     from phasetrain.config.schema import default_schema
 

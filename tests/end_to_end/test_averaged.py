@@ -15,7 +15,7 @@ from test_numerics import SKIP, Break
 from test_processes import ONE, STRIKE
 
 from phasetrain.commands.export import export
-from phasetrain.commands.train.train import Result
+from phasetrain.commands.result import RunResult
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError
@@ -30,7 +30,7 @@ CUT = [word for word in SMALL if not word.startswith(("PHASES", "HOOKS"))]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("averaged") / "run"
     return folder, train(
         folder, *AVERAGED, "CHECKPOINT.best.monitor=test@ema/accuracy", "CHECKPOINT.keep_last=20"
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 
 class TestInTheRun:
-    def test_each_is_tested_in_a_phase_of_its_own(self, trained: tuple[Path, Result]) -> None:
+    def test_each_is_tested_in_a_phase_of_its_own(self, trained: tuple[Path, RunResult]) -> None:
         splits = [record["split"] for record in records(trained[0]) if record["kind"] == "phase"]
         first, later = ["train", "test", "test@ema"], ["train", "test", "test@ema", "test@swa"]
         assert splits == [
@@ -48,10 +48,10 @@ class TestInTheRun:
         ]  # weights are taken for the plain mean from update 6 of 15 on
 
     def test_metrics_are_those_of_the_averaged_weights(
-        self, trained: tuple[Path, Result], tmp_path: Path
+        self, trained: tuple[Path, RunResult], tmp_path: Path
     ) -> None:
         folder, result = trained
-        assert result.metrics is not None
+        assert result.last is not None
         start = f"MODEL.weights={{path: {folder}, which: ema}}"
         other = train(
             tmp_path / "run",
@@ -61,12 +61,12 @@ class TestInTheRun:
             "PHASES.limit.train=1",
         )
         first = next(record for record in records(tmp_path / "run") if record["kind"] == "phase")
-        assert first["metrics"]["loss"] == result.metrics["test@ema/loss"]
-        assert result.metrics["test@ema/loss"] != result.metrics["test/loss"]
+        assert first["metrics"]["loss"] == result.last["test@ema/loss"]
+        assert result.last["test@ema/loss"] != result.last["test/loss"]
         assert other.state == "finished"
 
     def test_weights_are_those_of_a_run_without_averages(
-        self, trained: tuple[Path, Result], tmp_path: Path
+        self, trained: tuple[Path, RunResult], tmp_path: Path
     ) -> None:
         plain = train(tmp_path / "run", AVERAGED[-1])
         assert plain.digest == trained[1].digest
@@ -77,7 +77,7 @@ class TestInTheRun:
         assert [r["loss"] for r in steps[0]] == [r["loss"] for r in steps[1]]
 
     def test_the_plan_counts_what_is_saved(
-        self, trained: tuple[Path, Result], tmp_path: Path
+        self, trained: tuple[Path, RunResult], tmp_path: Path
     ) -> None:
         train(tmp_path / "run", AVERAGED[-1])
         each = [
@@ -93,18 +93,18 @@ class TestInTheRun:
 
 class TestAfterwards:
     def test_a_test_of_the_checkpoint_gives_the_metrics_of_the_run(
-        self, trained: tuple[Path, Result]
+        self, trained: tuple[Path, RunResult]
     ) -> None:
         folder, before = trained
         found = train(folder, *AVERAGED, "RUN.engine=test")
-        assert before.metrics is not None
-        assert found.metrics == {
-            name: value for name, value in before.metrics.items() if name.startswith("test")
+        assert before.last is not None
+        assert found.last == {
+            name: value for name, value in before.last.items() if name.startswith("test")
         }
-        assert len(found.metrics) == 6
+        assert len(found.last) == 6
         assert found.digest == before.digest
 
-    def test_the_best_by_the_metric_of_an_average(self, trained: tuple[Path, Result]) -> None:
+    def test_the_best_by_the_metric_of_an_average(self, trained: tuple[Path, RunResult]) -> None:
         folder = trained[0]
         measured = [
             r["metrics"]["accuracy"] for r in records(folder) if r.get("split") == "test@ema"
@@ -115,12 +115,12 @@ class TestAfterwards:
             "CHECKPOINT.best.monitor=test@ema/accuracy",
         )
         found = train(folder, *AVERAGED, *words)
-        assert found.metrics is not None
-        assert found.metrics["test@ema/accuracy"] == max(measured)
+        assert found.last is not None
+        assert found.last["test@ema/accuracy"] == max(measured)
 
     @pytest.mark.parametrize("which", ["ema", "swa"])
     def test_it_is_exported_and_started_from(
-        self, trained: tuple[Path, Result], tmp_path: Path, which: str
+        self, trained: tuple[Path, RunResult], tmp_path: Path, which: str
     ) -> None:
         folder = trained[0]
         task = newest(folder).state["task"]
@@ -208,7 +208,7 @@ def test_one_that_is_not_gated_would_move(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_it_goes_with_activation_checkpointing(
-    tmp_path: Path, trained: tuple[Path, Result]
+    tmp_path: Path, trained: tuple[Path, RunResult]
 ) -> None:
     train(tmp_path / "run", *AVERAGED, "MACHINE.activation_checkpointing=[Conv2d, Linear]")
     one, other = (newest(folder).state["task"] for folder in (trained[0], tmp_path / "run"))

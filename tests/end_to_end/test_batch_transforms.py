@@ -59,8 +59,8 @@ def seen(folder: Path, *words: str) -> tuple[Watch, list[tuple[bool, Tensor]], d
         *words,
         hooks={"watch": watch},
     )
-    assert result.metrics is not None
-    return watch, list(Noting.seen), dict(result.metrics)
+    assert result.last is not None
+    return watch, list(Noting.seen), dict(result.last)
 
 
 def test_the_loss_gets_mixed_targets_in_training_and_meters_those_of_the_data(

@@ -16,7 +16,7 @@ from faulty import ONE, Fault, Starter
 from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
 
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.errors import NoValidCheckpointError
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.commands.extract.linear_probe import Probed, ProbeSettings, probe
 from phasetrain.runtime.terminal import Terminal
 

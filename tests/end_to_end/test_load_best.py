@@ -24,7 +24,8 @@ from safetensors.torch import load_file
 
 from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.commands.export import export
-from phasetrain.commands.train.train import Result, digest_of, digest_of_state
+from phasetrain.commands.result import RunResult
+from phasetrain.commands.train.train import digest_of, digest_of_state
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runtime.storage import Storage
@@ -49,7 +50,7 @@ class Measured(Hook):
             metrics["accuracy"] = self.values[phase.epoch]
 
 
-def trained(folder: Path, *words: str, values: tuple[float, ...] = (0.5, 0.9, 0.9)) -> Result:
+def trained(folder: Path, *words: str, values: tuple[float, ...] = (0.5, 0.9, 0.9)) -> RunResult:
     return train(folder, *(words or BEST), hooks={"measured": Measured(*values)})
 
 
@@ -58,53 +59,55 @@ def at(folder: Path, name: str) -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     """Return a run that was best after two of three epochs, and as good after the third."""
     folder = tmp_path_factory.mktemp("best") / "whole"
     return folder, trained(folder)
 
 
 def test_result_status_log_and_pointer_say_whose_weights_they_are(
-    whole: tuple[Path, Result],
+    whole: tuple[Path, RunResult],
 ) -> None:
     folder, result = whole
-    assert (result.state, result.updates, result.best) == (
+    assert (result.state, result.updates, result.loaded_checkpoint) == (
         "finished",
         15,
         f"{folder}/checkpoints/p0004-s00000000",
     )
     assert result.digest == digest_of_state(at(folder, "p0004-s00000000").state["task"]["model"])
-    assert result.metrics is not None
-    assert result.metrics["test/accuracy"] == 0.9
+    assert result.last is not None
+    assert result.last["test/accuracy"] == 0.9
     assert (
-        result.metrics["test/loss"]
+        result.last["test/loss"]
         == at(folder, "p0004-s00000000").manifest.facts.metrics["test/loss"]
     )
     assert status(folder)["digest"] == result.digest
     assert (
-        f"weights sha256 {result.digest} (of {result.best}, the best)"
+        f"weights sha256 {result.digest} (of {result.loaded_checkpoint}, the best)"
         in (folder / "log.txt").read_text()
     )
     assert (folder / "checkpoints" / "best").read_text() == "p0004-s00000000"
 
 
-def test_the_last_checkpoint_is_the_last_state(whole: tuple[Path, Result], tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_the_last_state(
+    whole: tuple[Path, RunResult], tmp_path: Path
+) -> None:
     folder, result = whole
     last = train(tmp_path, hooks={"measured": Measured(0.5, 0.9, 0.9)})
     assert parted(folder, tmp_path) == []
     assert last.digest == digest_of_state(newest(folder).state["task"]["model"]) != result.digest
 
 
-def test_the_same_command_again_says_the_same(whole: tuple[Path, Result]) -> None:
+def test_the_same_command_again_says_the_same(whole: tuple[Path, RunResult]) -> None:
     again = trained(whole[0])
-    assert (again.digest, again.best) == (whole[1].digest, whole[1].best)
+    assert (again.digest, again.loaded_checkpoint) == (whole[1].digest, whole[1].loaded_checkpoint)
 
 
 @pytest.mark.parametrize(
     "steps", [12, 14, 17]
 )  # in the test that finds the best, right after it, and later
 def test_killed_and_resumed_it_ends_with_the_same_weights(
-    tmp_path: Path, whole: tuple[Path, Result], steps: int
+    tmp_path: Path, whole: tuple[Path, RunResult], steps: int
 ) -> None:
     hooks: Mapping[str, Hook] = {
         "measured": Measured(0.5, 0.9, 0.9),
@@ -118,7 +121,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(
 
 
 def test_what_runs_on_has_the_best_weights_and_the_whole_export_too(
-    whole: tuple[Path, Result], tmp_path: Path
+    whole: tuple[Path, RunResult], tmp_path: Path
 ) -> None:
     held: list[Any] = []
     result = train(
@@ -143,7 +146,7 @@ class Held(Hook):
 def test_with_no_value_the_last_weights_stay(tmp_path: Path) -> None:
     nan = float("nan")
     result = trained(tmp_path, values=(nan, nan, nan))
-    assert result.best == ""
+    assert result.loaded_checkpoint == ""
     assert result.digest == digest_of_state(newest(tmp_path).state["task"]["model"])
     assert (
         "no checkpoint has a value of test/accuracy, so the last weights stay"
@@ -158,14 +161,14 @@ def test_a_run_that_was_stopped_keeps_its_weights(tmp_path: Path) -> None:
                 run.stop("for now", interrupted=True)
 
     result = train(tmp_path, *BEST, hooks={"stop": Stop()})
-    assert (result.state, result.best) == ("preempted", "")
+    assert (result.state, result.loaded_checkpoint) == ("preempted", "")
     assert result.digest == digest_of_state(newest(tmp_path).state["task"]["model"])
     assert leftovers(tmp_path) == []
 
 
 def test_without_a_monitor_it_is_the_first_metric_of_the_first_test(tmp_path: Path) -> None:
     result = trained(tmp_path, "CHECKPOINT.load_best=true", values=(0.9, 0.5, 0.5))
-    assert result.best.endswith("p0002-s00000000")
+    assert result.loaded_checkpoint.endswith("p0002-s00000000")
     told = "CHECKPOINT.best.monitor: null -> 'test/accuracy' (the first metric of the first test split)"
     assert told in (tmp_path / "log.txt").read_text()
     export(str(tmp_path), str(tmp_path / "best.safetensors"), source={"checkpoint": "best"})

@@ -10,8 +10,8 @@ import pytest
 from harness import SMALL, KillAfter, Killed, SaveEachStep, differences
 
 from phasetrain.checkpoint import Checkpointer, Loaded
-from phasetrain.commands.cli import run
-from phasetrain.commands.train.train import Result
+from phasetrain.commands.api import run
+from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runtime.storage import open_storage
@@ -26,7 +26,7 @@ def empty() -> Iterator[None]:
     MemoryHandler.objects.clear()
 
 
-def train(folder: str, *overrides: str, hooks: dict[str, Hook] | None = None) -> Result:
+def train(folder: str, *overrides: str, hooks: dict[str, Hook] | None = None) -> RunResult:
     words = [*SMALL, "RUN.imports=[phasetrain.testing]", f"RUN.dir={folder}", *overrides]
     return run(words, hooks=hooks, terminal=Terminal(io.StringIO(), live=False))
 

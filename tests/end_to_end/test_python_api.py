@@ -16,9 +16,11 @@ import torch
 from harness import SMALL, KillAfter, die, newest, parted, records, train
 
 from phasetrain.checkpoint import Checkpointer, Loaded
-from phasetrain.commands.cli import main, run
+from phasetrain.commands.api import run
+from phasetrain.commands.cli import main
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.train import Result, digest_of
+from phasetrain.commands.train.train import digest_of
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.distributed import Consensus, World
@@ -35,13 +37,13 @@ from phasetrain.tasks import Builder
 ROOT = Path(__file__).parents[2]
 
 
-def quietly(*overrides: str) -> Result:
+def quietly(*overrides: str) -> RunResult:
     """Run without printing."""
     return run(overrides, terminal=Terminal(io.StringIO(), live=False))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("trained")
     return folder, train(folder)
 
@@ -53,7 +55,7 @@ def last_metrics(folder: Path) -> dict[str, float]:
 
 
 class TestResult:
-    def test_says_what_came_of_the_run(self, trained: tuple[Path, Result]) -> None:
+    def test_says_what_came_of_the_run(self, trained: tuple[Path, RunResult]) -> None:
         folder, result = trained
         assert (result.state, result.reason, result.exit_code, result.updates) == (
             "finished",
@@ -64,11 +66,11 @@ class TestResult:
         assert result.folder == str(folder)
         assert result.seconds > 0
 
-    def test_has_the_last_value_of_every_metric(self, trained: tuple[Path, Result]) -> None:
+    def test_has_the_last_value_of_every_metric(self, trained: tuple[Path, RunResult]) -> None:
         folder, result = trained
-        assert result.metrics == last_metrics(folder)
-        assert result.metrics is not None
-        assert result.metrics.keys() == {
+        assert result.last == last_metrics(folder)
+        assert result.last is not None
+        assert result.last.keys() == {
             "train/accuracy",
             "train/loss",
             "test/accuracy",
@@ -76,7 +78,7 @@ class TestResult:
         }
 
     def test_the_digest_is_of_the_weights(
-        self, trained: tuple[Path, Result], tmp_path: Path
+        self, trained: tuple[Path, RunResult], tmp_path: Path
     ) -> None:
         folder, result = trained
         assert len(result.digest) == 64
@@ -84,7 +86,7 @@ class TestResult:
         assert train(tmp_path / "other", "RUN.seed=1").digest != result.digest
         assert json.loads((folder / "status.json").read_text())["digest"] == result.digest
 
-    def test_of_a_run_that_had_finished(self, trained: tuple[Path, Result]) -> None:
+    def test_of_a_run_that_had_finished(self, trained: tuple[Path, RunResult]) -> None:
         folder, result = trained
         again = train(folder)
         assert (again.state, again.reason, again.updates) == (
@@ -244,7 +246,7 @@ class OwnLoop:
 
 
 class TestOwnLoop:
-    def test_gives_the_bits_of_run(self, trained: tuple[Path, Result], tmp_path: Path) -> None:
+    def test_gives_the_bits_of_run(self, trained: tuple[Path, RunResult], tmp_path: Path) -> None:
         engine = OwnLoop(tmp_path).run()
         assert engine.state == RunState(
             phase=6, step=0, updates=15, samples=360, finished="completed"
@@ -254,7 +256,7 @@ class TestOwnLoop:
 
     @pytest.mark.parametrize("updates", [1, 5, 12])
     def test_goes_on_after_a_crash(
-        self, trained: tuple[Path, Result], tmp_path: Path, updates: int
+        self, trained: tuple[Path, RunResult], tmp_path: Path, updates: int
     ) -> None:
         OwnLoop(tmp_path).run(until=updates)
         assert newest(tmp_path).manifest.state["updates"] == updates
@@ -267,7 +269,7 @@ class TestOwnLoop:
             list(PhaseEngine(loop.task, loop.plan, loop.state, Hooks()).steps())
 
 
-def run_loop(folder: Path, *, fail_at: int = -1) -> Result:
+def run_loop(folder: Path, *, fail_at: int = -1) -> RunResult:
     """Train with a loop of one's own that fails in the midst of a step: the weights have its update
     already."""
 
@@ -283,7 +285,7 @@ def run_loop(folder: Path, *, fail_at: int = -1) -> Result:
 
 
 def test_a_loop_passed_to_run_resumes_exactly_after_an_error_in_a_step(
-    trained: tuple[Path, Result], tmp_path: Path
+    trained: tuple[Path, RunResult], tmp_path: Path
 ) -> None:
     with pytest.raises(ArithmeticError):
         run_loop(tmp_path, fail_at=7)
@@ -327,22 +329,22 @@ class TestEngines:
         )
 
     def test_test_gives_the_metrics_of_the_last_test(
-        self, trained: tuple[Path, Result], tmp_path: Path
+        self, trained: tuple[Path, RunResult], tmp_path: Path
     ) -> None:
         folder, result = trained
         overrides = (*SMALL, f"RUN.dir={folder}", "RUN.engine=test")
         limited = quietly(*overrides)
-        assert limited.metrics == {
-            name: value for name, value in (result.metrics or {}).items() if "test/" in name
+        assert limited.last == {
+            name: value for name, value in (result.last or {}).items() if "test/" in name
         }
         tested = quietly(*overrides, "PHASES.limit.test=null")
         full = train(tmp_path, "PHASES.limit.test=null")
         assert full.digest == result.digest == tested.digest
-        assert tested.metrics == {
-            name: value for name, value in (full.metrics or {}).items() if "test/" in name
+        assert tested.last == {
+            name: value for name, value in (full.last or {}).items() if "test/" in name
         }
         written = json.loads((folder / "test-p0006-s00000000.json").read_text())
-        assert written["metrics"] == tested.metrics
+        assert written["metrics"] == tested.last
         assert written["updates"] == 15
 
 

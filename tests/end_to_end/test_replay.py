@@ -12,7 +12,8 @@ import pytest
 import torch
 from harness import SMALL, newest, train
 
-from phasetrain.commands.cli import main, run
+from phasetrain.commands.api import run
+from phasetrain.commands.cli import main
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ChangedError, ConfigError, NumericsError
 from phasetrain.hooks import HOOKS, Hook

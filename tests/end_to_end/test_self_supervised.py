@@ -10,7 +10,7 @@ from harness import newest, parted, records, status
 from processes import Launcher
 from self_supervised_parts import ROWS
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.data.datasets.digits import digits
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
@@ -130,7 +130,7 @@ def test_a_checkpoint_is_tested_with_its_own_teacher(tmp_path: Path) -> None:
     quiet = Terminal(io.StringIO(), live=False)
     trained = run(given, terminal=quiet)
     tested = run([*given, "RUN.engine=test"], terminal=quiet)
-    assert tested.metrics["test/loss"] == pytest.approx(trained.metrics["test/loss"], abs=1e-6)
+    assert tested.last["test/loss"] == pytest.approx(trained.last["test/loss"], abs=1e-6)
 
 
 def test_an_update_is_replayed_bit_for_bit(tmp_path: Path) -> None:

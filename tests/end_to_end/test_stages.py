@@ -10,9 +10,9 @@ import torch
 from harness import KillAfter, Killed, SaveEachStep, newest, parted, records
 from processes import Launcher
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.train import Result
 from phasetrain.config.overrides import as_word
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ChangedError, ConfigError
@@ -36,7 +36,7 @@ SMALL = (
 )
 
 
-def train(folder: Path, *words: str, hooks: dict[str, Hook] | None = None) -> Result:
+def train(folder: Path, *words: str, hooks: dict[str, Hook] | None = None) -> RunResult:
     return run([*SMALL, *words, f"RUN.dir={folder}"], hooks=hooks, terminal=Terminal(live=False))
 
 

@@ -9,7 +9,7 @@ import torch
 from harness import newest, records
 from processes import Launcher
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import assert_exact_resume
 
@@ -115,8 +115,8 @@ class TestTextTiny:
                 f"RUN.dir={tmp_path}",
             ]
         )
-        assert done.metrics is not None
-        assert done.metrics["test/perplexity"] < 0.9 * UNIGRAM
+        assert done.last is not None
+        assert done.last["test/perplexity"] < 0.9 * UNIGRAM
         first = next(record["loss"] for record in records(tmp_path) if record["kind"] == "step")
         assert first == pytest.approx(5.55, abs=0.1)  # ln 257: all bytes are alike to it
 
@@ -127,20 +127,20 @@ class TestTextTiny:
     @pytest.mark.slow
     def test_the_whole_experiment(self, tmp_path: Path) -> None:
         done = run(["experiment=text_tiny", f"RUN.dir={tmp_path}"])
-        assert done.metrics is not None
-        assert done.metrics["test/perplexity"] < 7
-        assert done.metrics["test/accuracy"] > 0.45
+        assert done.last is not None
+        assert done.last["test/perplexity"] < 7
+        assert done.last["test/accuracy"] > 0.45
 
 
 class TestSeveralHeads:
     def test_losses_and_meters_of_each_output(self, tmp_path: Path) -> None:
         done = run([*HEADS, f"RUN.dir={tmp_path}"])
-        assert done.metrics is not None
+        assert done.last is not None
         assert {
             f"{split}/{name}"
             for split in ("train", "test")
             for name in ("digit", "probe", "odd", "loss")
-        } == set(done.metrics)
+        } == set(done.last)
         logged = [record for record in records(tmp_path) if record["kind"] == "step"]
         assert [list(one["logs"]) for one in logged] == [
             ["loss_digit", "loss_odd", "loss_probe"]
@@ -163,8 +163,8 @@ class TestSeveralHeads:
         done = launcher.run(tmp_path / "run", 3, *words)
         assert done.codes == [0, 0, 0], done.outputs
         alone = run([*words, "RUN.engine=test", f"RUN.dir={tmp_path / 'run'}"])
-        assert alone.metrics is not None
-        assert alone.metrics == pytest.approx(
+        assert alone.last is not None
+        assert alone.last == pytest.approx(
             {f"test/{name}": value for name, value in measures(tmp_path / "run")[-1].items()},
             rel=1e-5,
         )
@@ -212,8 +212,8 @@ class TestOwnLosses:
 
     def test_they_are_summed_and_logged(self, tmp_path: Path) -> None:
         done = run([*self.WORDS, f"RUN.dir={tmp_path}"])
-        assert done.metrics is not None
-        assert set(done.metrics) == {"train/accuracy", "train/size", "test/accuracy", "test/size"}
+        assert done.last is not None
+        assert set(done.last) == {"train/accuracy", "train/size", "test/accuracy", "test/size"}
         for one in records(tmp_path):
             if one["kind"] == "step":
                 assert one["loss"] == pytest.approx(sum(one["logs"].values()), rel=1e-6)
@@ -315,8 +315,8 @@ class TestDistillation:
             )
         (tmp_path / "teacher/weights.pt").unlink()
         tested = run([*words, "RUN.engine=test", f"RUN.dir={tmp_path / 'run'}"])
-        assert tested.metrics is not None
-        assert tested.metrics["test/accuracy"] > 0
+        assert tested.last is not None
+        assert tested.last["test/accuracy"] > 0
 
     @pytest.mark.parametrize(
         ("word", "message"),

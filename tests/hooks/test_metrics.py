@@ -31,9 +31,9 @@ def test_content(tmp_path: Path) -> None:
         "kind": "phase", "phase": 1, "split": "test", "epoch": 0, "updates": 5,
     }  # fmt: skip
     assert phase["time"].keys() == {"at", "seconds"}
-    assert result.metrics is not None
+    assert result.last is not None
     assert {f"test/{name}": value for name, value in phase["metrics"].items()} == {
-        name: value for name, value in result.metrics.items() if name.startswith("test/")
+        name: value for name, value in result.last.items() if name.startswith("test/")
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from failpoints import refused
 from harness import SMALL, KillAfter, die, parted, records, status, train
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.engine.batch import Batch
 from phasetrain.hooks import Hook, Report
 from phasetrain.runs.folder import RunFolder

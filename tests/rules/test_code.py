@@ -13,7 +13,7 @@ SOURCES = sorted(
     for folder in ("phasetrain", "configs", "tools", "benchmarks")
     for path in (ROOT / folder).rglob("*.py")
 )
-PRINTS = {"phasetrain/runtime/terminal.py", "phasetrain/commands/cli.py"}
+PRINTS = {"phasetrain/runtime/terminal.py"}
 
 PROBES = {"hasattr", "getattr", "setattr", "delattr"}
 MAKES_MUTABLE = {

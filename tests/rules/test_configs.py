@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.config.sources import ConfigFiles
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.terminal import Terminal

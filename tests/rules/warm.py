@@ -22,7 +22,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("phasetrain.commands.cli", "torch._dynamo")  # making an optimizer imports the second
+IMPORTED = (
+    "phasetrain.commands.engines",
+    "phasetrain.commands.cli",
+    "torch._dynamo",
+)  # making an optimizer imports the second
 
 
 def serve(path: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.commands.setup import settle
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import on

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.checkpoint import Loaded
+from phasetrain.commands.choose import agreed
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.test import agreed
-from phasetrain.commands.train.train import Result, digest_of
+from phasetrain.commands.train.train import digest_of
 from phasetrain.data.samplers.phase_sampler import Order, sequential
 from phasetrain.data.samplers.source import Chosen
 from phasetrain.distributed import World
@@ -39,7 +40,7 @@ NOT_READ = ("batch_size", "micro_batch_size", "sampler", "drop_last", "batch_tra
 """Keys of a split that do not matter here, or stand for themselves."""
 
 
-def extract(setup: Setup) -> Result:
+def extract(setup: Setup) -> RunResult:
     """Write what named layers and the model itself return for every sample of some splits, as
     section EXTRACT says.
 
@@ -69,7 +70,7 @@ def extract(setup: Setup) -> Result:
             rows.append((name, *map(str, done)))
     head = ("split", "rows", "shards", "kept from before")
     setup.terminal.table(f"features in {root}", head, rows)
-    return Result(
+    return RunResult(
         "extracted",
         folder=root,
         reason=loaded.path if loaded else "",

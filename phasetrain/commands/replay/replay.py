@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from phasetrain.checkpoint import Loaded
 from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
 from phasetrain.commands.replay.nonfinite_dump import examine, kept_step
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, as_asked
 from phasetrain.commands.train.resume import adopted, consented, position
-from phasetrain.commands.train.train import Result
 from phasetrain.config.changes import Change, differences
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
@@ -49,7 +49,7 @@ SHARED = ("samples", "lr")
 """What a replay on one process has in common with an update that several have made."""
 
 
-def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
+def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
     """Run update RUN.step again and print its figures beside those of the ledger.
 
     Takes no lock and writes nothing into the run folder, so it may look at a run that is under way.
@@ -82,7 +82,7 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> Result:
         )
     elif kept is None or (ledger is not None and number in ledger):
         code = max(code, _Replay(setup, folder, number, ledger).run(hooks or {}))
-    return Result(
+    return RunResult(
         "replayed",
         exit_code=code,
         folder=folder.path,

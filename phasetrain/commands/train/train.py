@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from phasetrain.commands.build_hooks import build_checkpointer, build_hooks, mer
 from phasetrain.commands.plan.preview import described
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepared
 from phasetrain.commands.plan.validate import all_at_once, same_everywhere
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import Attempt, logged, note_error
 from phasetrain.commands.train.resume import (
@@ -53,34 +54,6 @@ from phasetrain.tasks import Builder, Parts, SplitData
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What came of a run.
-
-    Attributes:
-        state: `finished`, `preempted`, `planned`, `tested`, `extracted`, `found`, or `submitted`.
-        exit_code: what the process ends with.
-        folder: the run folder.
-        reason: why it ended.
-        updates: optimizer updates done.
-        metrics: latest value of every metric, by `split/name`.
-        digest: SHA-256 over names and bytes of the model's state; empty where no model was trained.
-        best: path of the checkpoint whose weights were loaded at the end (CHECKPOINT.load_best), or
-            empty.
-        seconds: wall time of this attempt.
-    """
-
-    state: str
-    exit_code: int = 0
-    folder: str = ""
-    reason: str = ""
-    updates: int = 0
-    metrics: Mapping[str, float] | None = None
-    digest: str = ""
-    best: str = ""
-    seconds: float = 0.0
-
-
 Loop = Callable[[PhaseEngine], object]
 """A loop of one's own: goes through `engine.steps()`, or calls `engine.run()`."""
 
@@ -90,7 +63,7 @@ def train(
     hooks: Mapping[str, Hook] | None = None,
     loop: Loop = PhaseEngine.run,
     clock: Clock | None = None,
-) -> Result:
+) -> RunResult:
     """Train the run that the config describes, or go on with it.
 
     Args:
@@ -172,7 +145,7 @@ class _Training:
         ):  # it knows of updates that status.json does not
             clock.redo_until = max(clock.redo_until, recorded(ledger.stat().st_size))
 
-    def run(self, extra: Mapping[str, Hook], loop: Loop) -> Result:
+    def run(self, extra: Mapping[str, Hook], loop: Loop) -> RunResult:
         """Restore or start, train, and say what came of it."""
         setup = self.setup
         folder = self.folder
@@ -314,17 +287,17 @@ class _Training:
         latest: Mapping[str, float],
         best: str,
         measured: Mapping[str, float],
-    ) -> Result:
+    ) -> RunResult:
         state = engine.state
         folder = self.folder
-        result = Result(
+        result = RunResult(
             state="finished",
             folder=folder.path,
             reason=state.finished,
             updates=state.updates,
-            metrics={**latest, **measured},
+            last={**latest, **measured},
             digest=digest_of_state(engine.task.whole_state()["model"]),
-            best=best,
+            loaded_checkpoint=best,
             seconds=sum(self.clock.seconds().values()),
         )
         if not state.finished:
@@ -384,7 +357,7 @@ def digest_of_state(state: Mapping[str, Tensor]) -> str:
 
 def _begun(
     setup: Setup, folder: RunFolder, checkpointer: Checkpointer, data: Mapping[str, SplitData]
-) -> Result | None:
+) -> RunResult | None:
     """Take the run folder, or return the result of a run that has finished."""
     if setup.config.RUN.resume == "never" and folder.holds_run():
         raise ConfigError(
@@ -403,7 +376,7 @@ def _begun(
 
 def _finished(
     setup: Setup, checkpointer: Checkpointer, data: Mapping[str, SplitData]
-) -> Result | None:
+) -> RunResult | None:
     """Return the result of a run that has finished and is asked for nothing new; nothing is
     written."""
     if not checkpointer.finished():
@@ -424,12 +397,17 @@ def _finished(
     best = checkpointer.best() if setup.config.CHECKPOINT.load_best else None
     digest = digest_of_state((best or loaded).state["task"]["model"])
     path = best.path if best else ""
-    return Result(
-        "finished", folder=folder, reason=reason, updates=updates, digest=digest, best=path
+    return RunResult(
+        "finished",
+        folder=folder,
+        reason=reason,
+        updates=updates,
+        digest=digest,
+        loaded_checkpoint=path,
     )
 
 
-def _complete(folder: RunFolder, checkpointer: Checkpointer, done: Result) -> None:
+def _complete(folder: RunFolder, checkpointer: Checkpointer, done: RunResult) -> None:
     """Say that a run has finished, and clear away, where it was killed between its last checkpoint
     and its end."""
     if not any(folder.storage.exists(folder.file(name)) for name in ("owner.json", "run.lock")):

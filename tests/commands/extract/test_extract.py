@@ -10,9 +10,9 @@ from harness import newest, train
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.commands.extract.feature_files import FeatureFolder, read_columns, read_index
-from phasetrain.commands.train.train import Result
+from phasetrain.commands.result import RunResult
 from phasetrain.data import DATASETS, SampleError
 from phasetrain.data.datasets.digits import digits
 from phasetrain.errors import ChangedError, ConfigError
@@ -31,7 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def extract(folder: Path, out: Path, *words: str) -> Result:
+def extract(folder: Path, out: Path, *words: str) -> RunResult:
     return train(folder, "RUN.engine=extract", f"EXTRACT.dir={out}", *words)
 
 
@@ -265,7 +265,7 @@ class TestWithoutARun:
         assert not torch.equal(rows[0], rows[2])
 
 
-def run_plainly(folder: Path, *words: str) -> Result:
+def run_plainly(folder: Path, *words: str) -> RunResult:
     """Extract without the words of a training, which are those of another model."""
     words = ("RUN.engine=extract", f"RUN.dir={folder}", *words)
     return run(words, terminal=Terminal(io.StringIO(), live=False))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from harness import SMALL, train
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.commands.plan.preview import ROWS, preview
 from phasetrain.commands.setup import settle
 from phasetrain.data import SampleError

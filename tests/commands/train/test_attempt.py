@@ -13,7 +13,7 @@ import pytest
 from harness import KillAfter, Killed, die, train
 
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.commands.cli import printed
+from phasetrain.commands.engines import print_log
 from phasetrain.commands.train.attempt import Attempt, logged
 from phasetrain.engine.position import RunState
 from phasetrain.errors import NoProgressError
@@ -242,14 +242,14 @@ class TestTime:
     def shown(self, before: dict[str, Any], saves: int = 4, updates: int = 40) -> str:
         text = io.StringIO()
         terminal = Terminal(text, live=False, verbosity="verbose")
-        with printed(terminal):
+        with print_log(terminal):
             Attempt(before, Fixed(SPENT)).show(terminal, saves, updates)
         return " ".join(text.getvalue().split())
 
     def test_the_lines(self) -> None:
         text = io.StringIO()
         terminal = Terminal(text, live=False)
-        with printed(terminal):
+        with print_log(terminal):
             Attempt({}, Fixed(SPENT)).show(terminal, 4, 40)
             Attempt(
                 {"attempt": 2, "time": {"run": {"redone": 100.0}, "broken": 1}}, Fixed(SPENT)

@@ -12,7 +12,8 @@ import pytest
 from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
 
 from phasetrain.checkpoint import Loaded
-from phasetrain.commands.cli import main, run
+from phasetrain.commands.api import run
+from phasetrain.commands.cli import main
 from phasetrain.commands.setup import settle
 from phasetrain.commands.train.resume import adopted, environment
 from phasetrain.distributed import World

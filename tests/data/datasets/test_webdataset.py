@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.data.datasets import DATASETS, WebDataset
 from phasetrain.data.datasets import webdataset as module
 from phasetrain.data.protocols import ShardedDataset

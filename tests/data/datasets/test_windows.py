@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.data import DATASETS, WindowedDataset
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.data import SAMPLERS
 from phasetrain.data.samplers.overfit import Overfit
 from phasetrain.errors import ConfigError
@@ -36,8 +36,8 @@ def test_a_run_sees_the_same_batches_in_each_epoch_and_learns_them_by_heart(tmp_
     )
     more = ["PHASES.epochs=40", "DATA.TRAIN.transforms=[]", "PHASES.test_every.epochs=null"]
     result = run([*words, *more, f"RUN.dir={tmp_path}"], terminal=Terminal(live=False))
-    assert result.metrics["train/accuracy"] == 1.0
-    assert result.metrics["test/accuracy"] < 0.9
+    assert result.last["train/accuracy"] == 1.0
+    assert result.last["test/accuracy"] < 0.9
 
 
 def test_more_batches_than_there_are() -> None:

@@ -12,7 +12,7 @@ import torch
 from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
 from torch import Tensor, nn
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.commands.train.train import Loop
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine

@@ -13,9 +13,9 @@ import torch
 from breakdown_parts import SECONDS
 from harness import SMALL, KillAfter, die, ledger_bytes, parted, records, train
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.commands.plan.rehearsal import Silent
-from phasetrain.commands.train.train import Result
+from phasetrain.commands.result import RunResult
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Breakdown, Hook
@@ -74,13 +74,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("timed") / "run"
     return folder, train(folder, ON)
 
 
 class TestWhatItSays:
-    def test_lines(self, timed: tuple[Path, Result]) -> None:
+    def test_lines(self, timed: tuple[Path, RunResult]) -> None:
         found = lines(timed[0])
         assert [(line["split"], line["updates"], line["step"]) for line in found] == [
             ("train", 5, 5), ("test", 5, 2), ("train", 10, 5), ("test", 10, 2), ("train", 15, 5), ("test", 15, 2),
@@ -92,7 +92,7 @@ class TestWhatItSays:
         assert first["time"]["seconds"]["backward"] > 0
         assert found[1]["time"]["seconds"]["backward"] == 0
 
-    def test_the_file(self, timed: tuple[Path, Result]) -> None:
+    def test_the_file(self, timed: tuple[Path, RunResult]) -> None:
         found = told(timed[0])
         assert (found["updates"], found["device"], found["precision"], found["peak_flops"]) == (
             15,
@@ -115,7 +115,7 @@ class TestWhatItSays:
             row for row in found["hooks"] if (row["label"], row["event"]) == ("metrics", "step")
         ).items()
 
-    def test_it_is_explained_in_the_run_folder(self, timed: tuple[Path, Result]) -> None:
+    def test_it_is_explained_in_the_run_folder(self, timed: tuple[Path, RunResult]) -> None:
         assert "| breakdown.json" in (timed[0] / "RUN.md").read_text()
 
     def test_the_table(self, tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ class TestSanity:
         train(tmp_path, *QUICK, PLAIN, *words, hooks={"wall": wall})
         sane(tmp_path, wall)
 
-    def test_two_passes_count_twice(self, timed: tuple[Path, Result], tmp_path: Path) -> None:
+    def test_two_passes_count_twice(self, timed: tuple[Path, RunResult], tmp_path: Path) -> None:
         train(tmp_path, *QUICK, ON, "OPTIMIZER.sam.rho=0.1")
         found = told(tmp_path)
         flops = found["splits"]["train"]["flops_per_second"] * found["splits"]["train"]["seconds"]
@@ -264,7 +264,9 @@ class TestSanity:
 
 
 class TestExact:
-    def test_the_run_is_that_without_it(self, timed: tuple[Path, Result], tmp_path: Path) -> None:
+    def test_the_run_is_that_without_it(
+        self, timed: tuple[Path, RunResult], tmp_path: Path
+    ) -> None:
         without = train(tmp_path)
         assert timed[1].digest == without.digest
         assert ledger_bytes(timed[0]) == ledger_bytes(tmp_path)
@@ -277,7 +279,7 @@ class TestExact:
         [pytest.param(3, marks=pytest.mark.slow), 12, pytest.param(18, marks=pytest.mark.slow)],
     )
     def test_killed_and_resumed(
-        self, timed: tuple[Path, Result], tmp_path: Path, step: int
+        self, timed: tuple[Path, RunResult], tmp_path: Path, step: int
     ) -> None:
         die(tmp_path, ON, "CHECKPOINT.every_updates=2", hooks={"kill": KillAfter(step)})
         train(tmp_path, ON, "CHECKPOINT.every_updates=2")

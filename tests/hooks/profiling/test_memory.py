@@ -16,7 +16,7 @@ import torch
 from failpoints import Refusing
 from harness import SMALL, KillAfter, die, records, train
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.commands.runs.diff import diff
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Memory

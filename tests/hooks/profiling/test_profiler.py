@@ -17,7 +17,7 @@ from failpoints import Refusing
 from harness import SMALL, KillAfter, die, parted, train
 from torch.profiler import ProfilerActivity, profile
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
 from phasetrain.data.loading.loader import prepare_worker
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Profiler

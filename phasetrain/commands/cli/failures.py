@@ -1,0 +1,70 @@
+"""Errors on standard error, and in the file in which torchrun looks for the first cause."""
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from phasetrain.errors import ConfigError, PeerError, PhasetrainError
+
+LAUNCHER_SECONDS = 0.3
+"""How long a rank that fails because of another rank waits, so that torchrun, which polls every
+0.1 s, sees the first cause first."""
+
+
+def format_error(error: PhasetrainError, environment: Mapping[str, str]) -> str:
+    """Return the text that this rank prints for an error, or an empty text.
+
+    A failure of another rank is reported by rank 0 alone; by rank 1 if rank 0 is the one that is
+    gone or hangs.
+    """
+    rank, size = _rank_and_size(environment)
+    if isinstance(error, PeerError) and rank:
+        is_rank_0_lost = error.code != PeerError.default_code and 0 in error.ranks
+        if rank != 1 or not is_rank_0_lost:
+            return ""
+    text = "\n".join((str(error), *vars(error).get("__notes__", ())))
+    if rank:
+        return f"rank {rank} of {size}: {text}\n"
+    return f"{text}\n"
+
+
+def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
+    if not {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"} & environment.keys():
+        return (
+            0,
+            1,
+        )  # one process; find_placement() would say so as well, but importing it imports torch
+    from phasetrain.distributed import find_placement
+
+    try:
+        place = find_placement(environment)
+    except ConfigError:
+        return 0, 1
+    return place.rank, place.size
+
+
+def record_failure(error: BaseException) -> None:
+    """Write an error into the file that torchrun reads, TORCHELASTIC_ERROR_FILE.
+
+    The file appears as a whole: torchrun reads it while it ends this process, and fails over half
+    a file.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    handler = get_error_handler()
+    part = f"{path}.part"
+    os.environ["TORCHELASTIC_ERROR_FILE"] = part  # the handler takes no path
+    try:
+        handler.initialize()
+        handler.record_exception(error)
+        with suppress(OSError):
+            Path(part).replace(path)
+    finally:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = path
+    if isinstance(error, PeerError):
+        time.sleep(LAUNCHER_SECONDS)

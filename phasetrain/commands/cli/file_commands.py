@@ -1,0 +1,228 @@
+"""The commands that work on run folders, checkpoints and extracted features."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from phasetrain.commands.cli.output import Outcome
+from phasetrain.commands.cli.parsing import Call
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder to search."""
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", help="folder of runs (default: runs)"
+    )
+
+
+def run_list(call: Call) -> Outcome:
+    """List the runs below a folder."""
+    from phasetrain.commands.runs import list_runs
+
+    found = list_runs.listed(call.flags.folder)
+    if call.flags.json:
+        rows = [asdict(row) for row in found]
+        return Outcome(content={"folder": call.flags.folder, "runs": rows})
+    return Outcome(text=list_runs.table(found, call.flags.folder))
+
+
+def add_follow_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run."""
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+
+
+def run_follow(call: Call) -> Outcome:
+    """Print the log and the progress of a run until it ends."""
+    from phasetrain.commands.runs import follow, list_runs
+
+    code = follow.watch(call.flags.run)
+    if not call.flags.json:
+        return Outcome(code)
+    return Outcome(code, content={"run": asdict(list_runs.summary(Path(call.flags.run)))})
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare two runs."""
+    parser.add_argument("a", metavar="A", help="folder of a run, or path of its steps.ledger")
+    parser.add_argument("b", metavar="B", help="the same of another run")
+
+
+def run_compare(call: Call) -> Outcome:
+    """Compare states, metrics, configs and ledgers of two runs."""
+    from phasetrain.commands.runs import list_runs
+
+    one, other = call.flags.a, call.flags.b
+    if not call.flags.json:
+        return Outcome(text=list_runs.compare(one, other))
+    runs = [asdict(list_runs.summary(Path(path))) for path in (one, other) if Path(path).is_dir()]
+    return Outcome(content={"runs": runs, "diff": _diff_content(one, other)})
+
+
+def run_diff(call: Call) -> Outcome:
+    """Find the first update and the component in which two runs differ."""
+    from phasetrain.commands.runs.diff import diff
+
+    if call.flags.json:
+        content = _diff_content(call.flags.a, call.flags.b)
+        return Outcome(int(not content["equal"]), content={"diff": content})
+    found = diff(call.flags.a, call.flags.b)
+    return Outcome(int(not found.equal), text=found.report())
+
+
+def _diff_content(one: str, other: str) -> dict[str, Any]:
+    from phasetrain.commands.runs.diff import diff
+
+    found = diff(one, other)
+    return {
+        "equal": found.equal,
+        "update": found.updates,
+        "components": found.components,
+        "verdict": found.verdict,
+        "config": [
+            {"key": change.path, "a": change.old, "b": change.new} for change in found.config
+        ],
+        "environment": found.environment,
+        "data": found.data,
+        "notes": found.notes,
+    }
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare runs and files."""
+    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help="finished or not")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="default: report.html in the folder of a single run, otherwise comparison.html",
+    )
+    parser.add_argument(
+        "--png", metavar="FOLDER", help='plots as well; needs pip install "phasetrain[plot]"'
+    )
+
+
+def run_report(call: Call) -> Outcome:
+    """Write the report of a run, or of several runs compared."""
+    from phasetrain.runs.report.png import write_png
+    from phasetrain.runs.report.reading import read_run
+    from phasetrain.runs.report.write import write_report
+
+    folders = call.flags.folders
+    files = [str(write_report(folders, call.flags.out))]
+    if call.flags.png is not None:
+        files += map(str, write_png([read_run(folder) for folder in folders], call.flags.png))
+    return Outcome(text="\n".join(files), content={"files": files})
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare checkpoint, file and format."""
+    parser.add_argument("path", metavar="RUN", help="a run folder, or one of its checkpoints")
+    parser.add_argument("out", metavar="OUT", help="file or folder to write; it must not exist")
+    parser.add_argument(
+        "--format",
+        default="safetensors",
+        help="safetensors, huggingface, torch_export or onnx (default: safetensors)",
+    )
+    parser.add_argument(
+        "--checkpoint", default="latest", choices=["latest", "best"], help="of a run folder"
+    )
+    parser.add_argument(
+        "--which", default="model", choices=["model", "ema", "swa"], help="trained or averaged"
+    )
+    parser.add_argument(
+        "--include", action="append", default=[], metavar="PATTERN", help="tensors to write"
+    )
+    parser.add_argument(
+        "--exclude", action="append", default=[], metavar="PATTERN", help="tensors to omit"
+    )
+
+
+def run_export(call: Call) -> Outcome:
+    """Write weights or a model from a checkpoint to a file."""
+    from phasetrain.commands.export import export
+
+    flags = call.flags
+    source = {
+        "checkpoint": flags.checkpoint,
+        "which": flags.which,
+        "include": tuple(flags.include),
+        "exclude": tuple(flags.exclude),
+    }
+    count = export(
+        flags.path,
+        flags.out,
+        flags.format,
+        source=source,
+        overrides=call.overrides,
+        config_dir=flags.config_dir,
+    )
+    unit = "tensors" if flags.format in ("safetensors", "huggingface") else "bytes"
+    content = {"out": flags.out, "format": flags.format, unit: count}
+    return Outcome(text=f"{flags.out}: {count:,} {unit}", content=content)
+
+
+def add_consolidate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare checkpoint and file."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of the checkpoint")
+    parser.add_argument("out", metavar="OUT", help="file to write; it must not exist")
+    parser.add_argument(
+        "--all", action="store_true", help="all tensors of the checkpoint, not only the weights"
+    )
+
+
+def run_consolidate(call: Call) -> Outcome:
+    """Write the tensors of a sharded checkpoint to one file."""
+    from phasetrain.commands.consolidate import consolidate
+
+    out = call.flags.out
+    tensors, size = consolidate(call.flags.checkpoint, out, everything=call.flags.all)
+    content = {"out": out, "tensors": tensors, "bytes": size}
+    return Outcome(text=f"{out}: {tensors} tensors, {size:,} bytes", content=content)
+
+
+def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare features and classifiers."""
+    parser.add_argument("--train", required=True, metavar="FOLDER", help="features to fit")
+    parser.add_argument("--test", required=True, metavar="FOLDER", help="features to classify")
+    parser.add_argument("--layer", required=True, help="name of the layer, or scores")
+    parser.add_argument(
+        "--neighbours", type=int, nargs="+", metavar="K", help="numbers of neighbours that vote"
+    )
+    parser.add_argument("--temperature", type=float, default=0.07, help="of the votes")
+    parser.add_argument("--l2", type=float, nargs="+", help="penalties to choose from")
+    parser.add_argument(
+        "--held-out", type=float, default=0.2, metavar="SHARE", help="of --train, for the choice"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the held-out samples")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--out", metavar="FILE", help="default: probe.json next to --test")
+
+
+def run_probe(call: Call) -> Outcome:
+    """Classify extracted features by nearest neighbours and a linear classifier."""
+    from phasetrain.commands.extract.linear_probe import (
+        NEIGHBOURS,
+        PENALTIES,
+        ProbeSettings,
+        probe,
+    )
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    settings = ProbeSettings(
+        flags.layer,
+        flags.neighbours or NEIGHBOURS,
+        flags.temperature,
+        flags.l2 or PENALTIES,
+        flags.held_out,
+        flags.seed,
+        flags.device,
+    )
+    found = probe(flags.train, flags.test, settings, flags.out)
+    title = (
+        f"{found.layer}: {found.dimensions} numbers, {found.samples[0]} training samples, "
+        f"{found.samples[1]} test samples"
+    )
+    Terminal().table(title, ("classifier", "accuracy"), found.rows())
+    return Outcome(content=json.loads(json.dumps(asdict(found))))

@@ -1,0 +1,158 @@
+"""Parses the command line, runs the command and prints its outcome."""
+
+import gc
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from logging import getLogger
+
+from phasetrain.commands.cli.failures import format_error, record_failure
+from phasetrain.commands.cli.output import (
+    Outcome,
+    stdout_to_stderr,
+    write_json,
+    write_json_error,
+    write_text,
+)
+from phasetrain.commands.cli.parsing import Call, Command, parse_flags, split_command
+from phasetrain.commands.cli.table import COMMANDS
+from phasetrain.errors import PhasetrainError
+from phasetrain.runs.lock import process_age
+from phasetrain.runtime.clock import Clock
+
+log = getLogger(__name__)
+
+
+def console() -> None:
+    """Run the command line of this process and exit."""
+    clock = Clock(time.perf_counter() - process_age())
+    sys.exit(main(clock=clock, owns_process=True))
+
+
+def main(
+    argv: Sequence[str] | None = None, *, clock: Clock | None = None, owns_process: bool = False
+) -> int:
+    """Run a command line and return the exit code; errors are printed without a traceback.
+
+    Args:
+        argv: words of the command line; by default the words of this process.
+        clock: measures the attempt; by default it starts with the run.
+        owns_process: whether the process ends with this call.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    is_json = "--json" in words
+    redirection: AbstractContextManager[None] = stdout_to_stderr() if is_json else nullcontext()
+    with redirection:
+        ended = _execute(words, clock, owns_process=owns_process)
+    outcome = ended.outcome
+    if not is_json:
+        write_text(outcome.text)
+    elif outcome.is_main and ended.failure is None:
+        write_json(ended.command, outcome)
+    elif outcome.is_main and ended.failure is not None:
+        write_json_error(ended.command, ended.failure, outcome.exit_code)
+    if ended.failure is not None and not ended.is_reported:
+        raise ended.failure
+    return outcome.exit_code
+
+
+@dataclass
+class _Ended:
+    """How a command ended.
+
+    Attributes:
+        command: its name; empty if the command line could not be parsed.
+        outcome: what to print, and the exit code.
+        failure: the error that ended it.
+        is_reported: whether the failure was printed, so that no traceback is needed.
+    """
+
+    command: str = ""
+    outcome: Outcome = field(default_factory=Outcome)
+    failure: BaseException | None = None
+    is_reported: bool = True
+
+
+def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -> _Ended:
+    ended = _Ended()
+    try:
+        if "--version" in words:
+            ended.outcome = _version()
+            return ended
+        command, rest = split_command(COMMANDS, _help_as_command(words))
+        ended.command = command.name
+        call = Call(command.name, parse_flags(command, rest), clock)
+        ended.outcome = _run(command, call, owns_process=owns_process)
+    except PhasetrainError as error:
+        text = format_error(error, os.environ)
+        sys.stderr.write(text)
+        record_failure(error)
+        # a rank that leaves the message to another rank leaves the JSON object to it as well
+        ended.outcome = Outcome(error.exit_code, is_main=bool(text))
+        ended.failure = error
+    except KeyboardInterrupt as error:
+        ended.outcome = Outcome(130)
+        ended.failure = error
+    except SystemExit as error:  # stopped by a second signal
+        code = error.code if isinstance(error.code, int) else 1
+        ended = _Ended(ended.command, Outcome(code), error, is_reported=False)
+    except Exception as error:  # noqa: BLE001 - raised again, once the JSON object is printed
+        record_failure(error)  # with the traceback, which torchrun shows as well
+        ended = _Ended(ended.command, Outcome(1), error, is_reported=False)
+    return ended
+
+
+def _run(command: Command, call: Call, *, owns_process: bool) -> Outcome:
+    if call.flags.help:
+        text = command.parser().format_help().rstrip()
+        return Outcome(text=text, content={"text": text})
+    if not command.takes_overrides:
+        return command.run(call)
+    from phasetrain.commands.cli.engine_commands import print_config
+
+    if call.flags.cfg:
+        return print_config(call)
+    if owns_process:
+        # The imports of torch made half a million objects that live as long as the process:
+        # frozen, they are not traversed by every later garbage collection.
+        gc.freeze()
+    with log_warnings():
+        return command.run(call)
+
+
+def _help_as_command(words: Sequence[str]) -> list[str]:
+    """Return `--help [SECTION]`, in front of everything else, as `help [SECTION]`."""
+    rest = list(words)
+    first = next((word for word in rest if word != "--json"), "")
+    if first in ("-h", "--help"):
+        rest[rest.index(first)] = "help"
+    return rest
+
+
+def _version() -> Outcome:
+    from phasetrain import __version__
+
+    return Outcome(text=f"phasetrain {__version__}", content={"version": __version__})
+
+
+@contextmanager
+def log_warnings() -> Iterator[None]:
+    """Log the warnings of libraries, so that they are counted and written to log.txt."""
+
+    def log_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *_: object,
+        **__: object,
+    ) -> None:
+        log.warning("%s: %s (%s:%d)", category.__name__, message, filename, lineno)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = log_warning
+        yield

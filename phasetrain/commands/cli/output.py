@@ -1,0 +1,107 @@
+"""Text or JSON on standard output, and errors on standard error or as JSON."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from phasetrain.errors import PhasetrainError, Problem
+
+SCHEMA = 1
+"""Version of the JSON object that `--json` prints; raised if a key is renamed or removed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a command.
+
+    Attributes:
+        exit_code: exit code of the process.
+        text: text to print without `--json`; empty if the command has printed already.
+        content: additional keys of the JSON object.
+        is_main: whether this process prints; of a distributed run only rank 0 does.
+    """
+
+    exit_code: int = 0
+    text: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    is_main: bool = True
+
+
+def write_text(text: str) -> None:
+    """Print a text, if there is any, with characters that the output cannot encode escaped."""
+    if not text:
+        return
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `phasetrain runs list | head`: without this, Python reports the error once more when it
+        # flushes standard output at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def write_json(command: str, outcome: Outcome) -> None:
+    """Print the outcome of a command as one JSON object."""
+    _write_object(command, outcome.exit_code, (), outcome.content)
+
+
+def write_json_error(command: str, error: BaseException, exit_code: int) -> None:
+    """Print an error as one JSON object with an entry for each mistake."""
+    if isinstance(error, PhasetrainError):
+        problems = error.problems
+    else:
+        message = f"{type(error).__name__}: {error}"
+        is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        problems = (Problem("run.stopped" if is_stopped else "internal", message),)
+    _write_object(command, exit_code, problems, {})
+
+
+def _write_object(
+    command: str, exit_code: int, problems: tuple[Problem, ...], content: Mapping[str, Any]
+) -> None:
+    head = {
+        "schema": SCHEMA,
+        "command": command,
+        "exit_code": exit_code,
+        "errors": [asdict(problem) for problem in problems],
+    }
+    write_text(json.dumps({**head, **to_plain(content)}, indent=1, allow_nan=False))
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: infinite and NaN numbers become null, objects a text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return str(value)
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send everything that this process and its children print to standard error."""
+    sys.stdout.flush()
+    try:
+        saved = os.dup(1)
+    except OSError:  # started with standard output closed
+        saved = None
+    else:
+        # The file descriptor as well as sys.stdout: jobs of a sweep and C libraries write to it.
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if saved is not None:
+            os.dup2(saved, 1)
+            os.close(saved)

@@ -1,0 +1,158 @@
+"""From the words of a command line to a command, its flags and its overrides."""
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from phasetrain.commands.cli.output import Outcome
+from phasetrain.errors import ConfigError, Problem, nearest
+from phasetrain.runtime.clock import Clock
+
+VALUE_FLAGS = ("--config-dir", "--from")
+"""Flags that may come before the command and take the next word as their value."""
+
+_COMMAND = re.compile(r"[a-z][a-z-]*")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a command.
+
+    Attributes:
+        command: name of the command.
+        flags: parsed flags and arguments.
+        clock: measures the attempt, from the start of the process.
+    """
+
+    command: str
+    flags: argparse.Namespace
+    clock: Clock | None = None
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides among the words."""
+        return list(self.flags.overrides)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    Attributes:
+        name: one or two words, such as `runs list`.
+        synopsis: arguments as the usage shows them.
+        help: one line.
+        run: does the work; imports its modules itself, so that other commands start fast.
+        takes_overrides: whether the command has `--config-dir`, `--cfg` and overrides.
+        add_arguments: declares further arguments.
+    """
+
+    name: str
+    synopsis: str
+    help: str
+    run: Callable[[Call], Outcome]
+    takes_overrides: bool = False
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Return the parser of the words behind the name."""
+        made = _Parser(
+            prog=f"phasetrain {self.name}",
+            usage=f"phasetrain {self.name} [flags] {self.synopsis}".rstrip(),
+            description=self.help,
+            add_help=False,
+            allow_abbrev=False,
+        )
+        made.add_argument("-h", "--help", action="store_true", help="print this text and exit")
+        made.add_argument(
+            "--json", action="store_true", help="print one JSON object; all else goes to stderr"
+        )
+        if self.add_arguments is not None:
+            self.add_arguments(made)
+        if self.takes_overrides:
+            made.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
+            made.add_argument(
+                "--cfg", action="store_true", help="print the resolved config and exit"
+            )
+            made.add_argument(
+                "overrides",
+                nargs="*",
+                metavar="OVERRIDE",
+                help="experiment=NAME, SECTION=GROUP, SECTION.key=value or ~SECTION.key",
+            )
+        return made
+
+
+def parse_flags(command: Command, words: Sequence[str]) -> argparse.Namespace:
+    """Return the flags of a command and its arguments.
+
+    Raises:
+        ConfigError: no such flag, or a missing argument.
+    """
+    rest = list(words)
+    if "-h" in rest or "--help" in rest:
+        return argparse.Namespace(help=True)  # before the parser misses required arguments
+    if "--cfg" in rest[:-1] and rest[rest.index("--cfg") + 1] == "job":
+        rest.remove("job")  # Hydra's spelling, `--cfg job`
+    parser = command.parser()
+    flags, unknown = parser.parse_known_intermixed_args(rest)
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        raise _unknown("flag", unknown[0], known, parser.format_usage())
+    return flags
+
+
+def split_command(commands: Sequence[Command], words: Sequence[str]) -> tuple[Command, list[str]]:
+    """Return the command named by the first word that is neither a flag nor an override, and the
+    other words."""
+    rest = list(words)
+    by_name = {command.name: command for command in commands}
+    place = _place_of_command(rest)
+    if place is None:
+        return commands[0], rest
+    two = " ".join(rest[place : place + 2])
+    for name in (two, rest[place]):
+        if name in by_name:
+            del rest[place : place + len(name.split())]
+            return by_name[name], rest
+    groups = {command.name.split()[0] for command in commands}
+    name = two if rest[place] in groups else rest[place]
+    known = [one for one in by_name if one.startswith(f"{rest[place]} ")] or list(by_name)
+    raise _unknown("command", name, known, "Without a command, expected SECTION.key=value")
+
+
+def _place_of_command(words: Sequence[str]) -> int | None:
+    """Return the index of the word that has the form of a command, or None."""
+    skips = False
+    for place, word in enumerate(words):
+        if skips or (word == "job" and place and words[place - 1] == "--cfg"):
+            skips = False
+        elif word in VALUE_FLAGS:
+            skips = True
+        elif _COMMAND.fullmatch(word):
+            return place
+    return None
+
+
+def _unknown(kind: str, given: str, known: Sequence[str], advice: str) -> ConfigError:
+    expected = f"one of {', '.join(known)}"
+    near = nearest(given, known) or ""
+    question = f"; did you mean {near}?" if near else ""
+    message = f"{given}: no such {kind}{question} Expected {expected}\n{advice}".rstrip()
+    code = f"cli.unknown_{kind}"
+    problem = Problem(code, message, given=given, expected=expected, suggestion=near)
+    return ConfigError(message, code=code, problems=[problem])
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing and exiting, so that `--json` covers usage errors."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.removesuffix(", OVERRIDE")  # argparse counts it among those required
+        raise ConfigError(
+            f"{self.prog}: {message}\n{self.format_usage()}",
+            code="cli.usage",
+            problems=[Problem("cli.usage", message, expected=self.format_usage().strip())],
+        )

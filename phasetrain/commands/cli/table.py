@@ -1,0 +1,182 @@
+"""The table of commands, from which parsing, `--help` and the reference table are made."""
+
+import argparse
+
+from phasetrain.commands.cli import engine_commands as engine
+from phasetrain.commands.cli import file_commands as files
+from phasetrain.commands.cli.output import Outcome
+from phasetrain.commands.cli.parsing import Call, Command
+
+USAGE = "phasetrain [COMMAND] [flags] [experiment=NAME] [SECTION=GROUP] [SECTION.key=value ...]"
+
+
+def _add_help_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "topic", nargs="*", metavar="SECTION|COMMAND", help="section of the config, or a command"
+    )
+    parser.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
+
+
+def _run_help(call: Call) -> Outcome:
+    topic = " ".join(call.flags.topic)
+    by_name = {command.name: command for command in COMMANDS}
+    if topic in by_name:
+        text = by_name[topic].parser().format_help().rstrip()
+    else:
+        from phasetrain.commands.help import general_help, section_help
+
+        if topic:
+            text = section_help(topic)
+        else:
+            text = general_help(f"{USAGE}\n\n{list_commands()}", call.flags.config_dir)
+    return Outcome(text=text, content={"text": text})
+
+
+COMMANDS = (
+    Command(
+        "train",
+        "[OVERRIDE ...]",
+        "train, or resume a training; the default command",
+        engine.run_train,
+        takes_overrides=True,
+        add_arguments=engine.add_train_arguments,
+    ),
+    Command(
+        "plan",
+        "[OVERRIDE ...]",
+        "show phases, learning rates, checkpoints and memory of a training before it starts",
+        engine.run_engine_named("plan"),
+        takes_overrides=True,
+    ),
+    Command(
+        "test",
+        "[OVERRIDE ...]",
+        "test a checkpoint of a run on every test split",
+        engine.run_engine_named("test"),
+        takes_overrides=True,
+    ),
+    Command(
+        "extract",
+        "[OVERRIDE ...]",
+        "write features and predictions for every sample",
+        engine.run_engine_named("extract"),
+        takes_overrides=True,
+    ),
+    Command(
+        "replay",
+        "RUN.step=N [OVERRIDE ...]",
+        "run a past update again and compare it with the ledger",
+        engine.run_engine_named("replay"),
+        takes_overrides=True,
+    ),
+    Command(
+        "find-lr",
+        "[OVERRIDE ...]",
+        "find a learning rate with a range test",
+        engine.run_engine_named("find_lr"),
+        takes_overrides=True,
+    ),
+    Command(
+        "find-batch-size",
+        "[OVERRIDE ...]",
+        "find the largest batch that fits into memory",
+        engine.run_engine_named("find_batch_size"),
+        takes_overrides=True,
+    ),
+    Command(
+        "sweep",
+        "SECTION.key=VALUE,VALUE [OVERRIDE ...]",
+        "run every combination of the given values",
+        engine.run_sweep,
+        takes_overrides=True,
+    ),
+    Command(
+        "rerun",
+        "RUN_FOLDER [OVERRIDE ...]",
+        "repeat a run in a new folder and check that it is bit-identical",
+        engine.run_rerun,
+        takes_overrides=True,
+        add_arguments=engine.add_rerun_arguments,
+    ),
+    Command(
+        "runs list",
+        "[FOLDER]",
+        "list runs: state, progress, best metric, time left, last error",
+        files.run_list,
+        add_arguments=files.add_list_arguments,
+    ),
+    Command(
+        "runs follow",
+        "RUN",
+        "print log and progress of a run until it ends",
+        files.run_follow,
+        add_arguments=files.add_follow_arguments,
+    ),
+    Command(
+        "runs compare",
+        "A B",
+        "compare states, metrics and configs of two runs, and where they diverge",
+        files.run_compare,
+        add_arguments=files.add_pair_arguments,
+    ),
+    Command(
+        "runs diff",
+        "A B",
+        "find the first update at which two runs differ (exit code 0: nowhere, 1: somewhere)",
+        files.run_diff,
+        add_arguments=files.add_pair_arguments,
+    ),
+    Command(
+        "report",
+        "RUN_FOLDER...",
+        "write the HTML report of a run, or of several runs compared",
+        files.run_report,
+        add_arguments=files.add_report_arguments,
+    ),
+    Command(
+        "export",
+        "RUN OUT [OVERRIDE ...]",
+        "write weights or a model from a checkpoint: safetensors, Hugging Face, torch.export, ONNX",
+        files.run_export,
+        takes_overrides=True,
+        add_arguments=files.add_export_arguments,
+    ),
+    Command(
+        "probe",
+        "--train FOLDER --test FOLDER --layer LAYER",
+        "judge extracted features with nearest neighbours and a linear classifier",
+        files.run_probe,
+        add_arguments=files.add_probe_arguments,
+    ),
+    Command(
+        "consolidate",
+        "CHECKPOINT OUT",
+        "write a sharded checkpoint as one safetensors file",
+        files.run_consolidate,
+        add_arguments=files.add_consolidate_arguments,
+    ),
+    Command(
+        "help",
+        "[SECTION|COMMAND]",
+        "show this help, the keys and parts of a section, or the flags of a command",
+        _run_help,
+        add_arguments=_add_help_arguments,
+    ),
+)
+"""All commands; the first is the default."""
+
+
+def list_commands() -> str:
+    """Return the commands as lines of `--help`."""
+    rows = [f"  {command.name:<16} {command.help}" for command in COMMANDS]
+    return "\n".join(["commands", *rows])
+
+
+def reference_table() -> str:
+    """Return the commands as a Markdown table, for the docs."""
+    rows = [
+        f"| `{' '.join(('phasetrain', command.name, command.synopsis)).rstrip()}` "
+        f"| {command.help} |".replace("SECTION|COMMAND", r"SECTION\|COMMAND")
+        for command in COMMANDS
+    ]
+    return "\n".join(["| command | purpose |", "|---|---|", *rows])

@@ -1,0 +1,162 @@
+"""From overrides to a result: the engine that RUN.engine names."""
+
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from phasetrain.commands.extract.extract import extract
+from phasetrain.commands.find import find_batch_size, find_lr
+from phasetrain.commands.plan.preview import preview
+from phasetrain.commands.replay.replay import replay
+from phasetrain.commands.result import RunResult
+from phasetrain.commands.setup import Setup, settle, submitted
+from phasetrain.commands.test import evaluate
+from phasetrain.commands.train.train import Loop, train
+from phasetrain.distributed import check_collective_order, find_placement, join_process_group
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.errors import ConfigError
+from phasetrain.hooks import Hook
+from phasetrain.runtime.clock import Clock
+from phasetrain.runtime.terminal import Terminal
+
+__all__ = ["ENGINES", "Loop", "print_log", "run_engine"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Arguments of a run that no config holds.
+
+    Attributes:
+        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        loop: runs the engine of a training.
+        clock: measures this attempt.
+    """
+
+    hooks: Mapping[str, Hook]
+    loop: Loop
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A value of RUN.engine.
+
+    Attributes:
+        run: does the work.
+        is_distributed: whether several ranks may take part.
+    """
+
+    run: Callable[[Setup, Extras], RunResult]
+    is_distributed: bool = True
+
+
+ENGINES: Mapping[str, Engine] = MappingProxyType(
+    {
+        "train": Engine(
+            lambda setup, extras: train(setup, extras.hooks, extras.loop, extras.clock)
+        ),
+        "test": Engine(lambda setup, extras: evaluate(setup, extras.hooks)),
+        "extract": Engine(lambda setup, extras: extract(setup)),
+        "plan": Engine(lambda setup, extras: _plan(setup), is_distributed=False),
+        "replay": Engine(lambda setup, extras: replay(setup, extras.hooks), is_distributed=False),
+        "find_lr": Engine(lambda setup, extras: find_lr(setup), is_distributed=False),
+        "find_batch_size": Engine(
+            lambda setup, extras: find_batch_size(setup), is_distributed=False
+        ),
+    }
+)
+"""RUN.engine -> engine."""
+
+
+def run_engine(
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: str | None = None,
+    hooks: Mapping[str, Hook] | None = None,
+    loop: Loop = PhaseEngine.run,
+    terminal: Terminal | None = None,
+    clock: Clock | None = None,
+) -> RunResult:
+    """Run the engine that the config names, without reading back its history.
+
+    Args:
+        overrides: such as `["experiment=digits", "OPTIMIZER.lr=0.1"]`.
+        config_dir: folder with the user's configs.
+        hooks: label -> hook, in addition to the hooks in section HOOKS.
+        loop: runs the engine of a training; a custom loop iterates over `engine.steps()`.
+        terminal: where to print; standard output by default.
+        clock: measures this attempt; by default it starts now.
+
+    Raises:
+        PhasetrainError: see `phasetrain.errors`.
+    """
+    place = find_placement(os.environ)
+    extras = Extras(hooks or {}, loop, clock or Clock())
+    terminal = terminal or (Terminal() if place.rank == 0 else Terminal(io.StringIO(), live=False))
+    with print_log(terminal):
+        setup = settle(overrides, config_dir=config_dir, terminal=terminal, place=place)
+        terminal.verbosity = setup.config.RUN.verbosity
+        if submitted(setup.config):
+            from phasetrain.commands.submit import submit
+
+            return RunResult(
+                "submitted", folder=setup.config.RUN.dir, reason=f"job {submit(setup)}"
+            )
+        if setup.config.LAUNCH.cluster == "debug":
+            log.info("LAUNCH.cluster = debug: the run is not submitted, it runs in this process")
+        return _run_setup(setup, extras)
+
+
+def _run_setup(setup: Setup, extras: Extras) -> RunResult:
+    name = setup.config.RUN.engine
+    engine = ENGINES[name]
+    size = setup.place.size
+    if not engine.is_distributed:
+        if size > 1:
+            raise ConfigError(
+                f"RUN.engine = {name!r}: expected one process, not a world size of {size}; "
+                "start it without torchrun or srun",
+                code="config.world_size",
+            )
+        return engine.run(setup, extras)
+    section = setup.config.DISTRIBUTED
+    timeout = section.timeout_seconds
+    # torchrun with one process still expects a process group, because hooks and user code of a
+    # multi-process run may call torch.distributed directly
+    is_launched = "WORLD_SIZE" in os.environ
+    with (
+        join_process_group(
+            setup.place, setup.machine.device, timeout_seconds=timeout, alone=is_launched
+        ) as world,
+        check_collective_order(world, timeout_seconds=timeout, debug=section.debug),
+    ):
+        return engine.run(replace(setup, world=world), extras)
+
+
+def _plan(setup: Setup) -> RunResult:
+    content = preview(setup)
+    return RunResult("planned", folder=setup.config.RUN.dir, details=content)
+
+
+@contextmanager
+def print_log(terminal: Terminal) -> Iterator[None]:
+    """Print on the terminal what phasetrain logs."""
+    logger = logging.getLogger("phasetrain")
+    handler = terminal.handler()
+    level = logger.level
+    propagate = logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)  # the handler filters by RUN.verbosity
+    logger.propagate = False  # otherwise a root handler of the user prints each line again
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
