@@ -11,7 +11,6 @@ import pytest
 from harness import records, train
 
 from phasetrain.commands.api import run
-from phasetrain.commands.cli import main
 from phasetrain.commands.find import rising, smoothed, suggested
 from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
@@ -128,7 +127,7 @@ class TestLr:
         with pytest.raises(ConfigError, match=told):
             train(tmp_path, "RUN.engine=find_lr", *SHORT, *words)
 
-    def test_several_processes_are_refused(
+    def test_several_processes_are_rejected(
         self, monkeypatch: pytest.MonkeyPatch, capsys: Any
     ) -> None:
         for name, value in (
@@ -141,11 +140,9 @@ class TestLr:
         monkeypatch.setenv("MASTER_ADDR", "localhost")
         monkeypatch.setenv("MASTER_PORT", "1")
         for engine in ("find_lr", "find_batch_size"):
-            assert main([f"RUN.engine={engine}", "DATA.TRAIN.batch_size=24"]) == 2
-            assert (
-                f"RUN.engine = '{engine}' and 3 processes: this is work for one"
-                in capsys.readouterr().err
-            )
+            with pytest.raises(ConfigError) as caught:
+                run([f"RUN.engine={engine}", "DATA.TRAIN.batch_size=24"])
+            assert (caught.value.code, caught.value.key) == ("config.world_size", "RUN.engine")
 
 
 class TestArithmetic:

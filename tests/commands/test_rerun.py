@@ -244,11 +244,12 @@ class TestFolder:
         with pytest.raises(ConfigError, match=r"RUN.engine = 'plan': a training is repeated"):
             again(read_original(str(copy)), ["RUN.engine=plan"])
 
-    def test_it_is_not_a_sweep(self, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["--from", str(copy), "-m"]) == 2
-        assert capsys.readouterr().err.endswith(
-            "one run at a time can be repeated; leave one of the two out\n"
-        )
+    def test_rerun_of_a_sweep_is_a_conflict(
+        self, copy: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["--from", str(copy), "-m", "--json"]) == 2
+        (error,) = json.loads(capsys.readouterr().out)["errors"]
+        assert error["code"] == "cli.conflict"
 
 
 class TestChangedFiles:
