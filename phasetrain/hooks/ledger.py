@@ -175,7 +175,7 @@ class LedgerHook(Hook):
         state = run.state
         updater = run.task.updater
         later = self._later
-        norm = updater.norm
+        norm = updater.gradients.norm
         self._rows.append(
             _Row(
                 updates=state.updates,
@@ -235,7 +235,7 @@ class LedgerHook(Hook):
         if sum(len(group["params"]) for group in updater.optimizer.param_groups) != len(
             self._parameters
         ):
-            self._parameters = updater.parameters
+            self._parameters = updater.gradients.parameters
             self._matrices = [parameter for parameter in self._parameters if parameter.ndim > 1]
         chosen = [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
         if self._later:

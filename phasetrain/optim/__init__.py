@@ -2,9 +2,11 @@
 
 from phasetrain.optim import bridges
 from phasetrain.optim.large_batch import LAMB, LARS
-from phasetrain.optim.multi_optimizer import Several
+from phasetrain.optim.multi_optimizer import MultiOptimizer
 from phasetrain.optim.optimizers import OPTIMIZERS, fusable
+from phasetrain.optim.schedules.param_schedules import Schedules
 from phasetrain.optim.schedules.schedules import SCHEDULES
+from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.scalers import SCALERS
@@ -16,10 +18,12 @@ __all__ = [
     "OPTIMIZERS",
     "SCALERS",
     "SCHEDULES",
+    "GradientSettings",
     "GuardSettings",
+    "MultiOptimizer",
     "NonFinite",
     "SamSettings",
-    "Several",
+    "Schedules",
     "Updater",
     "bridges",
     "fusable",

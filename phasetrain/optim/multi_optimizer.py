@@ -14,7 +14,7 @@ MAIN = ""
 OPTIMIZER.others chooses."""
 
 
-class Several(Optimizer):
+class MultiOptimizer(Optimizer):
     """Steps all of its optimizers or none; to whom it belongs it is one, with the groups of all.
 
     Parameters are numbered through all of them, in their order, and so is the state. It withholds a

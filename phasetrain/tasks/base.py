@@ -146,9 +146,9 @@ class Task(WholeState, Predicts):
         """Make one update from the micro-batches of a step and return what `on_step` sees."""
         self.updater.schedule(at.where, at.stage, at.within)
         if self.parts.holds is not None:
-            self.updater.held = self.parts.holds.at(at.updates, at.stage)
+            self.updater.gradients.held = self.parts.holds.at(at.updates, at.stage)
         outputs, used = self.gradient_pass(batches, at, events)
-        if self.updater.climbs:
+        if self.updater.sam is not None:
             with self.updater.ascent() as moved:
                 if moved:
                     self.gradient_pass(used, at, events, first=False)

@@ -175,7 +175,9 @@ def checkpoint_bytes(parts: Parts) -> int:
     kept: int = 0
     if parts.updater is not None:
         per_weight = 2 if "betas" in parts.updater.optimizer.defaults else 1
-        kept = per_weight * sum(p.numel() * p.element_size() for p in parts.updater.parameters)
+        kept = per_weight * sum(
+            p.numel() * p.element_size() for p in parts.updater.gradients.parameters
+        )
     return weights + kept
 
 

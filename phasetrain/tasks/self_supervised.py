@@ -186,7 +186,7 @@ class SelfSupervised(Task):
                 f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered', which computes a batch in "
                 "parts and knows nothing of the teacher's running statistics; take DISTRIBUTED.reduction=native"
             )
-        if self.parts.updater is not None and self.parts.updater.climbs:
+        if self.parts.updater is not None and self.parts.updater.sam is not None:
             raise ConfigError(
                 f"TASK.momentum = {self._momentum} and OPTIMIZER.sam: the second pass of an update would change the "
                 "teacher's running statistics once more; leave one of the two out"
@@ -195,7 +195,7 @@ class SelfSupervised(Task):
         teacher = model.as_teacher() if isinstance(model, Embedding) else deepcopy(model)
         teacher.requires_grad_(requires_grad=False)
         if self.parts.updater is not None:
-            self.parts.updater.keep_too(lambda: [*teacher.parameters(), *teacher.buffers()])
+            self.parts.updater.guard.protect(lambda: [*teacher.parameters(), *teacher.buffers()])
         return teacher
 
     def _check_parts(self) -> None:

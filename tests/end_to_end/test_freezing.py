@@ -41,8 +41,8 @@ class Watch(Hook):
             updater: Any = run.task.updater
             self._keep(run)
             self.momenta.append(len(updater.optimizer.state))
-            if updater.norm is not None:
-                self.norms.append(float(updater.norm))
+            if updater.gradients.norm is not None:
+                self.norms.append(float(updater.gradients.norm))
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
         model: Any = run.task.parts.model

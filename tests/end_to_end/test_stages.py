@@ -17,7 +17,7 @@ from phasetrain.config.overrides import as_word
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook
-from phasetrain.optim.schedules.param_schedules import Course
+from phasetrain.optim.schedules.param_schedules import ParamSchedules
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
 from phasetrain.testing import assert_exact_resume
@@ -139,11 +139,11 @@ def test_the_comparison_sees_a_resume_that_forgets_the_stage(
         before = Draw.__new__
         monkeypatch.setattr(Draw, "__new__", lambda *a, **k: before(*a, **{**k, "stage": 0}))
     else:
-        follow = Course.follow
+        apply = ParamSchedules.apply
         monkeypatch.setattr(
-            Course,
-            "follow",
-            lambda self, groups, where, stage=0, within=0.0: follow(
+            ParamSchedules,
+            "apply",
+            lambda self, groups, where, stage=0, within=0.0: apply(
                 self, groups, where, stage, where
             ),
         )

@@ -42,7 +42,7 @@ class Notes(Hook):
 
     def on_step(self, run: Any, phase: Any, out: Any) -> None:
         if phase.is_train:
-            norm = run.task.updater.norm
+            norm = run.task.updater.gradients.norm
             self.rows[run.state.updates] = (
                 float(out.loss),
                 run.task.updater.lr,

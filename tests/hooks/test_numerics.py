@@ -133,7 +133,7 @@ class TestSkip:
         run = engine(tmp_path, Numerics(keep=2), 0, 2, 3, on_nonfinite="skip")
         run.run()
         assert dumps(tmp_path) == ["u00000001", "u00000003"]
-        assert (run.state.updates, run.task.updater.skipped) == (6, 3)
+        assert (run.state.updates, run.task.updater.guard.skipped) == (6, 3)
         assert all(tensor.isfinite().all() for tensor in run.task.model.state_dict().values())
 
     def test_a_second_attempt_that_comes_by_again_finds_its_step_kept(self, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ class TestSkip:
             (6, 6, (20, 21, 22, 23), None),
         ]  # the last one at the phase's end
         assert read_dump(Storage(), f"{tmp_path}/numerics/u00000003").position.updates == 2
-        assert run.task.updater.skipped == 2
+        assert run.task.updater.guard.skipped == 2
 
     @pytest.mark.parametrize("lag", [0, 1])
     def test_what_stops_at_the_end_of_a_phase_stops_before_the_phase_is_counted(
@@ -173,7 +173,7 @@ class TestSkip:
     def test_a_run_that_leaves_nothing_behind(self) -> None:
         run = engine(None, Numerics(), 0, on_nonfinite="skip")
         run.run()
-        assert run.task.updater.skipped == 1
+        assert run.task.updater.guard.skipped == 1
 
 
 class TestFaults:

@@ -14,7 +14,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError
 from phasetrain.hooks import Plateau
-from phasetrain.optim import SCHEDULES, Updater
+from phasetrain.optim import SCHEDULES, Schedules, Updater
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
 NEVER_BETTER = "HOOKS.plateau={monitor: -test/loss, patience: 1, min_delta: 100.0, factor: 0.5}"
@@ -130,7 +130,7 @@ class TestFactor:
 
     def test_it_multiplies_a_schedule(self) -> None:
         facts = {"updates": 4, "updates_per_epoch": 2.0, "batch_size": 1}
-        one = updater(schedules={"lr": SCHEDULES.build("linear", facts=facts)})
+        one = updater(schedules=Schedules({"lr": SCHEDULES.build("linear", facts=facts)}))
         one.factor = 0.5
         assert self.lrs(one, 0.5) == pytest.approx([0.025, 0.125])
         assert one.optimizer.param_groups[0]["momentum"] == 0.9

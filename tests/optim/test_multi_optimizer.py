@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError
+from phasetrain.optim import GradientSettings, Schedules
 from phasetrain.optim.groups import Weight, weights_of
-from phasetrain.optim.multi_optimizer import MAIN, Several, refuse_closures, shared_out
+from phasetrain.optim.multi_optimizer import MAIN, MultiOptimizer, refuse_closures, shared_out
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.updater import Updater
 
@@ -77,7 +78,7 @@ def by_hand(
 class TestAgainstPlainTorch:
     def test_alone(self) -> None:
         net, other = model(), model()
-        run(net, updater := Updater(Several(parts(net))))
+        run(net, updater := Updater(MultiOptimizer(parts(net))))
         by_hand(other, parts(other))
         assert equal(weights(net), weights(other))
         assert not equal(weights(net), weights(model()))
@@ -85,14 +86,14 @@ class TestAgainstPlainTorch:
 
     def test_the_norm_is_that_of_the_whole_gradient(self) -> None:
         net, other = model(), model()
-        run(net, Updater(Several(parts(net)), clip_norm=0.05))
+        run(net, Updater(MultiOptimizer(parts(net)), gradients=GradientSettings(clip_norm=0.05)))
         by_hand(other, parts(other), lambda: nn.utils.clip_grad_norm_(other.parameters(), 0.05))
         assert equal(weights(net), weights(other))
 
     @pytest.mark.parametrize("make", [parts, fused])
     def test_under_a_gradient_scaler(self, make: Any) -> None:
         net, other = model(), model()
-        run(net, Updater(Several(make(net)), scaler=GradScaler("cpu", init_scale=2.0**10)))
+        run(net, Updater(MultiOptimizer(make(net)), scaler=GradScaler("cpu", init_scale=2.0**10)))
         scaler, made = GradScaler("cpu", init_scale=2.0**10), make(other)
         for number in range(UPDATES):
             inputs, targets = batch(number)
@@ -108,24 +109,26 @@ class TestAgainstPlainTorch:
 class TestState:
     def test_going_on_from_a_checkpoint_gives_the_same_bits(self) -> None:
         net, other = model(), model()
-        run(net, one := Updater(Several(parts(net))), range(3))
+        run(net, one := Updater(MultiOptimizer(parts(net))), range(3))
         other.load_state_dict(net.state_dict())
-        (two := Updater(Several(parts(other)))).load_state_dict(decode(*encode(one.state_dict())))
+        (two := Updater(MultiOptimizer(parts(other)))).load_state_dict(
+            decode(*encode(one.state_dict()))
+        )
         run(net, one, range(3, UPDATES))
         run(other, two, range(3, UPDATES))
         assert equal(weights(net), weights(other))
 
     def test_without_the_state_it_would_not(self) -> None:
         net, other = model(), model()
-        run(net, one := Updater(Several(parts(net))), range(3))
+        run(net, one := Updater(MultiOptimizer(parts(net))), range(3))
         other.load_state_dict(net.state_dict())
         run(net, one, range(3, UPDATES))
-        run(other, Updater(Several(parts(other))), range(3, UPDATES))
+        run(other, Updater(MultiOptimizer(parts(other))), range(3, UPDATES))
         assert not equal(weights(net), weights(other))
 
     def test_parameters_are_numbered_through_all_of_them(self) -> None:
         net = model()
-        run(net, Updater(several := Several(parts(net))), range(1))
+        run(net, Updater(several := MultiOptimizer(parts(net))), range(1))
         state = several.state_dict()
         assert {number: sorted(kept) for number, kept in state["state"].items()} == {
             0: ["momentum_buffer"],
@@ -149,7 +152,9 @@ class TestAllOrNone:
     ) -> None:
         net = model()
         scaler = GradScaler("cpu", init_scale=2.0) if scaled else None
-        updater = Updater(Several(make(net)), scaler=scaler, guard=GuardSettings("skip", lag=lag))
+        updater = Updater(
+            MultiOptimizer(make(net)), scaler=scaler, guard=GuardSettings("skip", lag=lag)
+        )
         run(net, updater, range(2))
         before, state = weights(net), encode(updater.state_dict()["optimizer"])
         told: list[NonFinite] = []
@@ -167,14 +172,14 @@ class TestAllOrNone:
 
     @pytest.mark.parametrize(("make", "gated"), [(parts, False), (fused, True)])
     def test_it_is_withheld_on_the_device_where_each_can(self, make: Any, gated: bool) -> None:
-        assert ("_step_supports_amp_scaling" in vars(Several(make(model())))) is gated
+        assert ("_step_supports_amp_scaling" in vars(MultiOptimizer(make(model())))) is gated
 
 
 class TestSchedules:
     def test_an_option_that_only_some_have(self) -> None:
         net = model()
         falling = {"lr": LinearParamScheduler(1.0, 0.0), "momentum": LinearParamScheduler(1.0, 0.5)}
-        updater = Updater(Several(fused(net)), schedules=falling, own_schedules={1: {}})
+        updater = Updater(MultiOptimizer(fused(net)), schedules=Schedules(falling, groups={1: {}}))
         updater.schedule(0.5)
         main, other = updater.optimizer.param_groups
         assert (main["lr"], main["momentum"], other["lr"]) == (0.05, pytest.approx(0.675), 0.005)
@@ -183,9 +188,8 @@ class TestSchedules:
     def test_their_own_come_before_those_of_all(self) -> None:
         own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
         updater = Updater(
-            Several(fused(model())),
-            schedules={"lr": LinearParamScheduler(1.0, 0.0)},
-            own_schedules=own,
+            MultiOptimizer(fused(model())),
+            schedules=Schedules({"lr": LinearParamScheduler(1.0, 0.0)}, groups=own),
         )
         updater.schedule(0.75)
         assert [group["lr"] for group in updater.optimizer.param_groups] == [
@@ -195,7 +199,9 @@ class TestSchedules:
 
     def test_after_a_load_they_move_the_groups_of_each(self) -> None:
         own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
-        updater = Updater(several := Several(fused(net := model())), own_schedules=own)
+        updater = Updater(
+            several := MultiOptimizer(fused(net := model())), schedules=Schedules(groups=own)
+        )
         run(net, updater, range(1))
         updater.load_state_dict(updater.state_dict())
         updater.schedule(0.5)
@@ -204,7 +210,7 @@ class TestSchedules:
 
     def test_a_factor_reaches_those_without_a_schedule_too_and_no_other_twice(self) -> None:
         own = {1: {"lr": LinearParamScheduler(0.0, 2.0)}}
-        updater = Updater(Several(fused(model())), own_schedules=own)
+        updater = Updater(MultiOptimizer(fused(model())), schedules=Schedules(groups=own))
         updater.factor = 0.5
         for _ in range(2):
             updater.schedule(0.75)

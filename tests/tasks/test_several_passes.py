@@ -14,7 +14,7 @@ from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.meters import METERS, Meter
-from phasetrain.optim import GuardSettings, SamSettings, Several, Updater
+from phasetrain.optim import GuardSettings, MultiOptimizer, SamSettings, Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised
 
@@ -33,7 +33,7 @@ def optimizers(model: Rivals) -> dict[str, torch.optim.Optimizer]:
 
 def task(**options: Any) -> Adversarial:
     model = rivals()
-    updater = Updater(Several(optimizers(model)), guard=GuardSettings("skip"))
+    updater = Updater(MultiOptimizer(optimizers(model)), guard=GuardSettings("skip"))
     machine = Machine(torch.device("cpu"), "fp32")
     return Adversarial(Parts(model, nn.Identity(), {}, updater, {}, machine, World(), 0), **options)
 
@@ -98,7 +98,7 @@ def test_where_one_loss_is_no_number_neither_learns() -> None:
     spoilt.input[0, 0, 0, 0] = torch.nan
     made.train_step([spoilt], at(1), Silent())
     assert equal(weights(made.model), before)
-    assert made.updater.skipped == 1
+    assert made.updater.guard.skipped == 1
 
 
 class Heard(Silent):

@@ -286,7 +286,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _waits(parts: Parts) -> Iterator[str]:
-    if parts.updater is not None and parts.updater.waits:
+    if parts.updater is not None and parts.updater.stepper.waits:
         yield (
             f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot withhold an update on the device, so "
             "each update waits until the device has seen that it is finite; a fused optimizer, or "

@@ -1,48 +1,48 @@
-"""Keeps what is not finite away from weights and optimizer, and says which update it was."""
+"""The policy for updates whose loss or gradient is not finite (OPTIMIZER.on_nonfinite)."""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from phasetrain.errors import NumericsError
+from phasetrain.optim.update.restore_point import RestorePoint
 from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
 
 OnNonFinite = Literal["stop", "skip", "ignore"]
 
-NAMES = 10
-IDS = 5
-"""Names of gradients that are looked up, and sample ids that are shown."""
+MAX_NAMES = 10
+"""Names of gradients that a message lists."""
 
-FIRST = 3
-EVERY = 100
-"""Skipped updates that are warned of: the first few, then one in so many."""
+MAX_IDS = 5
+"""Sample ids that a message lists."""
+
+FIRST_WARNINGS = 3
+WARN_EVERY = 100
+"""Skipped updates that are logged as warnings: the first ones, then every hundredth."""
 
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """What is done about an update whose loss or gradient is not finite.
+    """How updates that are not finite are handled.
 
     Attributes:
-        on_nonfinite: stop the run, skip the update, or ignore it and do not look.
-        skip_budget: skipped updates in a row after which the run stops, those of a gradient scaler
-            included.
-        names: of the trained parameters, in the optimizer's order, for messages; empty where they
-            have none.
-        buffers: returns the tensors that a forward pass changes (running statistics, queues),
-            looked up each time, as a module may put others in their place; an update that is not
-            made leaves them as they were before it.
-        lag: 0 reads the verdict before the optimizer moves. 1 lets the device withhold the update
-            and reads one update later, so that nothing waits for the device. None: 1 on CUDA where
-            optimizer or scaler can.
+        on_nonfinite: stop the run, skip the update, or ignore it without checking.
+        skip_budget: maximum number of updates skipped in a row before the run fails; includes
+            those that a gradient scaler skips.
+        names: names of the trained parameters in the optimizer's order, for messages; empty if
+            unknown.
+        buffers: returns the tensors that a forward pass changes (running statistics, queues). It is
+            called each time, because a module may replace them; a skipped update restores them.
+        lag: 0 reads the verdict before the optimizer steps. 1 lets the device withhold the update
+            and reads the verdict one update later, so that nothing waits for the device. None: 1 on
+            CUDA if the optimizer or the scaler supports it.
     """
 
     on_nonfinite: OnNonFinite = "stop"
@@ -61,16 +61,15 @@ class NonFinite:
 
     Attributes:
         loss: mean over the update's samples, without the scaler's factor.
-        gradients: names of parameters whose gradient has an entry that is not finite, up to 10;
-            None where they were gone before the device reported.
-        in_row: skipped updates in a row, this one included.
-        scale: the gradient scaler's factor after this update; None without a scaler.
-        stops: whether the run stops for it.
-        updates: which update of the run, counted as in metrics.jsonl: the first is 1; 0 where it is
-            not known.
-        split, step, where: its place, see `phasetrain.tasks.Position`.
-        ids: indices of its samples in their data set.
-        dump: folder in which a hook has kept the step, or empty.
+        gradients: names of parameters whose gradient is not finite, at most 10; None if the
+            gradients were gone by the time the device reported.
+        in_row: updates skipped in a row, including this one.
+        scale: gradient scale after this update; None without a scaler.
+        stops: whether the run fails because of it.
+        updates: number of the update in the run, counted from 1 as in metrics.jsonl; 0 if unknown.
+        split, step, where: position of the update, see `phasetrain.tasks.Position`.
+        ids: indices of its samples in their dataset.
+        dump: folder to which a hook has written the step, or empty.
     """
 
     loss: float
@@ -88,148 +87,165 @@ class NonFinite:
     def __str__(self) -> str:
         """Return update, loss, gradients and samples as the beginning of a sentence."""
         update = f"update {self.updates}" if self.updates else "an update"
-        samples = f"; samples {join_first(self.ids, IDS)}" if self.ids else ""
-        return f"{update} is not finite (loss {self.loss!r}; {self._gradients()}{samples})"
+        samples = f"; samples {join_first(self.ids, MAX_IDS)}" if self.ids else ""
+        return f"{update} is not finite (loss {self.loss!r}; {self._describe_gradients()}{samples})"
 
-    def _gradients(self) -> str:
+    def _describe_gradients(self) -> str:
         if self.gradients is None:
             return "its gradients were not kept"
         if self.gradients:
             return f"gradients of {', '.join(self.gradients)}"
-        return "every gradient finite" + (", their norm is not" if isfinite(self.loss) else "")
+        if isfinite(self.loss):
+            return "every gradient finite, their norm is not"
+        return "every gradient finite"
 
 
-Tell = Callable[[NonFinite], None]
-"""Hears of an update that was not made, fills in its place and samples, and may keep the step."""
+OnSkip = Callable[[NonFinite], None]
+"""Called for an update that was not made; fills in its position and samples, may dump the step."""
 
 
-def nobody(found: NonFinite) -> None:
-    """Hear of nothing."""
+def ignore_skip(found: NonFinite) -> None:
+    """Do nothing about a skipped update."""
 
 
 class Guard:
-    """Counts skipped updates, warns of them and ends the run where they are too many.
+    """Counts skipped updates, warns about them, and ends the run if there are too many.
 
     Args:
-        settings: what to do.
+        settings: policy.
 
     Attributes:
-        skipped: updates skipped in the run.
-        in_row: skipped since the last one that was made.
+        watches: whether updates are checked at all.
+        restore_point: tensors that a skipped update must leave as they were.
+        saves: whether there are any, to be copied before each update.
+        skipped: updates skipped in the run, as far as the device has reported.
+        in_row: updates skipped since the last one that was made, as far as the device has reported.
     """
 
     def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
+        self.watches = settings.on_nonfinite != "ignore"
+        self.restore_point = RestorePoint(settings.buffers)
         self.skipped = 0
         self.in_row = 0
-        self.buffers = Buffers(settings.buffers)
-        self._pending: Pending | None = None
+        self.saves = self.watches and bool(settings.buffers())
+        self._pending: PendingVerdict | None = None
         self._failed: NumericsError | None = None
 
+    def protect(self, lookup: Callable[[], Sequence[Tensor]]) -> None:
+        """Restore these tensors, too, if an update is skipped."""
+        self.restore_point.include(lookup)
+        self.saves = self.watches
+
     def skip(
-        self, loss: float, gradients: tuple[str, ...] | None, tell: Tell, scale: float | None = None
+        self,
+        loss: float,
+        gradients: tuple[str, ...] | None,
+        on_skip: OnSkip,
+        scale: float | None = None,
     ) -> None:
         """Count an update that was not made.
 
         Raises:
-            NumericsError: the run has to stop for it; nothing is counted then, as the update is not
+            NumericsError: the run has to stop; nothing is counted then, because the update is not
                 complete.
         """
-        found = NonFinite(
-            loss, gradients, self.in_row + 1, scale, self.would_stop(scaled=scale is not None)
-        )
-        tell(found)
+        stops = self.would_stop(scaled=scale is not None)
+        found = NonFinite(loss, gradients, self.in_row + 1, scale, stops)
+        on_skip(found)
         if found.stops:
-            raise NumericsError(self._sentence(found))
+            raise NumericsError(self._format_error(found))
         self.skipped += 1
         self.in_row += 1
-        if scale is not None:  # lowering the scale until nothing overflows is what a scaler is for
+        if scale is not None:  # a scaler works by overflowing now and then: no reason to warn
             log.debug("%s; the gradient scale is now %g", found, scale)
-        elif self.skipped <= FIRST or self.skipped % EVERY == 0:
+        elif self.skipped <= FIRST_WARNINGS or self.skipped % WARN_EVERY == 0:
             log.warning("%s: skipped; in a row %d, in all %d", found, self.in_row, self.skipped)
 
     def would_stop(self, *, scaled: bool) -> bool:
-        """Tell whether one more skipped update ends the run."""
+        """Check whether one more skipped update ends the run."""
         settings = self.settings
         return self.in_row >= settings.skip_budget or (
             settings.on_nonfinite == "stop" and not scaled
         )
 
-    def wait_for(self, flag: Tensor, loss: Tensor, tell: Tell, scale: Tensor | None = None) -> None:
+    def defer(
+        self, flag: Tensor, loss: Tensor, on_skip: OnSkip, scale: Tensor | None = None
+    ) -> None:
         """Keep the verdict on an update until the device has reported it."""
-        self._pending = Pending(flag, loss, tell, scale)
+        self._pending = PendingVerdict(flag, loss, on_skip, scale)
 
     def resolve(self) -> None:
-        """Read the verdict on the update before, if it is still out.
+        """Read the verdict on the previous update, if it is still pending.
 
         Raises:
-            NumericsError: the run has to stop for it; again each time, because the position has
-                moved past it.
+            NumericsError: the run has to stop for it; raised again on each call, because the
+                position has already moved past that update.
         """
         if self._failed is not None:
             raise self._failed
-        if self._pending is None:
+        pending = self._pending
+        if pending is None:
             return
-        pending, self._pending = self._pending, None
+        self._pending = None
         bad, loss, scale = pending.read()
         if not bad:
             self.in_row = 0
             return
         try:
-            self.skip(loss, None, pending.tell, scale)
+            self.skip(loss, None, pending.on_skip, scale)
         except NumericsError as error:
             self._failed = error
             raise
 
     def restart(self, skipped: int, in_row: int) -> None:
-        """Take over counts; whatever was pending belongs to another past."""
+        """Load the counts of a checkpoint; a pending verdict belongs to the abandoned run."""
         self.skipped = skipped
         self.in_row = in_row
-        self._pending = self._failed = None
+        self._pending = None
+        self._failed = None
 
-    def _sentence(self, found: NonFinite) -> str:
+    def _format_error(self, found: NonFinite) -> str:
         settings = self.settings
-        kept = f"; the step is kept in {found.dump}" if found.dump else ""
+        place = f"; the step is kept in {found.dump}" if found.dump else ""
         if found.updates:
-            look = f"; look at it with RUN.engine=replay RUN.step={found.updates}"
-        else:
-            look = ""
+            place += f"; look at it with RUN.engine=replay RUN.step={found.updates}"
         if settings.on_nonfinite == "stop" and found.scale is None:
             return (
-                f"OPTIMIZER.on_nonfinite = 'stop': {found}, and the weights are as they were before it{kept}{look}. "
-                "To leave such updates out, set OPTIMIZER.on_nonfinite=skip and "
+                f"OPTIMIZER.on_nonfinite = 'stop': {found}, and the weights are as they were "
+                f"before it{place}. To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
                 "RUN.allow=[OPTIMIZER.on_nonfinite]"
             )
-        if found.scale is None:
-            scale = ""
-        else:
+        scale = ""
+        if found.scale is not None:
             scale = f", and the gradient scale has come down to {found.scale:g}"
         return (
-            f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were skipped{scale}; "
-            f"the last one: {found}{kept}{look}. Mend the data, lower OPTIMIZER.lr or clip the gradients; a higher "
-            "OPTIMIZER.skip_budget goes on from the last checkpoint"
+            f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were "
+            f"skipped{scale}; the last one: {found}{place}. Fix the data, lower OPTIMIZER.lr or "
+            "clip the gradients; with a higher OPTIMIZER.skip_budget the run resumes from the last "
+            "checkpoint"
         )
 
 
-class Pending:
+class PendingVerdict:
     """A verdict on its way from the device to the host.
 
     Args:
-        flag: 1 where the update was withheld, 0-d.
-        loss: of the update, 0-d.
-        tell: hears of it.
-        scale: of the gradient scaler after the update, 0-d, or None.
+        flag: 1 if the update was withheld, 0-d.
+        loss: loss of the update, 0-d.
+        on_skip: called if it was.
+        scale: gradient scale after the update, 0-d, or None.
     """
 
-    def __init__(self, flag: Tensor, loss: Tensor, tell: Tell, scale: Tensor | None) -> None:
-        self.tell = tell
+    def __init__(self, flag: Tensor, loss: Tensor, on_skip: OnSkip, scale: Tensor | None) -> None:
+        self.on_skip = on_skip
         self._scaled = scale is not None
         values = [flag, loss.detach(), flag if scale is None else scale]
         verdict = torch.stack([value.to(flag.device, torch.float32) for value in values])
         self._event: torch.cuda.Event | None = None
         if verdict.is_cuda:
-            # A copy and an event in the stream: reading later waits for this update and not for the
-            # next one.
+            # A copy and an event in the stream: reading later waits for this update and not for
+            # the next one, which is queued by then.
             self._host = torch.empty(len(values), pin_memory=True)
             self._host.copy_(verdict, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -243,126 +259,3 @@ class Pending:
             self._event.synchronize()
         flag, loss, scale = self._host.tolist()
         return flag != 0, loss, scale if self._scaled else None
-
-
-class FiniteCheck:
-    """Looks for entries that are not finite, in as few kernels as torch allows.
-
-    The kernel is the one with which `torch.amp.GradScaler` unscales, here by 1. It is private to
-    torch: where it is missing or refuses (several types or devices in one list, sparse gradients),
-    the next of the ways is taken for good.
-
-    Args:
-        device: of most of the tensors to come.
-        any_process: makes a flag that of all processes, where each looks at tensors of its own.
-    """
-
-    def __init__(
-        self, device: torch.device, any_process: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        self._any_process = any_process
-        self._flag = torch.zeros((), device=device)
-        self._one = torch.ones((), device=device)
-        self._way: Callable[[list[Tensor]], object] = partial(_mark, flag=self._flag, one=self._one)
-        self._others = [self._by_kind, self._by_norm]
-
-    def mark(self, tensors: list[Tensor], *, everywhere: bool = False) -> Tensor:
-        """Return a flag, float32 and 0-d, that is 1 where an entry of `tensors` is not finite.
-
-        It is the same tensor each time and stays 1 until `reset`.
-
-        Args:
-            tensors: what to look at.
-            everywhere: of any process; all of them take part.
-        """
-        try:
-            self._way(tensors)
-        except (AttributeError, RuntimeError):
-            if not self._others:
-                raise
-            self._way = self._others.pop(0)
-            self.mark(tensors)
-        if everywhere and self._any_process is not None:
-            self._any_process(self._flag)
-        return self._flag
-
-    def finite(self, tensors: list[Tensor]) -> bool:
-        """Tell whether every entry of `tensors` is finite, on all processes; waits for the
-        device."""
-        if self.mark(tensors, everywhere=True).item():
-            self.reset()
-            return False
-        return True
-
-    def reset(self) -> None:
-        """Lower the flag."""
-        self._flag.zero_()
-
-    def _by_kind(self, tensors: list[Tensor]) -> None:
-        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for tensor in tensors:
-            kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        for (device, _), group in kinds.items():
-            flag = torch.zeros((), device=device)
-            _mark(group, flag, torch.ones((), device=device))
-            self._flag.copy_(torch.maximum(self._flag, flag.to(self._flag.device)))
-
-    def _by_norm(self, tensors: list[Tensor]) -> None:
-        norm = get_total_norm([t.coalesce().values() if t.is_sparse else t for t in tensors])
-        self._flag.copy_(torch.maximum(self._flag, (~norm.isfinite()).to(self._flag)))
-
-
-def _mark(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
-    torch._amp_foreach_non_finite_check_and_unscale_(tensors, flag, one)
-
-
-def not_finite(tensor: Tensor) -> bool:
-    """Tell whether a dense or sparse tensor has an entry that is not finite; waits for the
-    device."""
-    values = tensor.coalesce().values() if tensor.is_sparse else tensor
-    return not bool(values.isfinite().all())
-
-
-class Buffers:
-    """What a forward pass changes beside the weights, kept so that an update that is not made
-    leaves it as it was.
-
-    Args:
-        tensors: returns what forward passes change, in place or by another tensor in its place.
-    """
-
-    def __init__(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
-        self._now = tensors
-        self._kept: list[Tensor] = []
-
-    def add(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
-        """Look after these tensors, too; they are looked up each time."""
-        before = self._now
-        self._now = lambda: [*before(), *tensors()]
-
-    def keep(self) -> None:
-        """Take a copy."""
-        now = [tensor.detach() for tensor in self._now()]
-        if [(t.shape, t.dtype) for t in now] != [(t.shape, t.dtype) for t in self._kept]:
-            self._kept = [tensor.clone() for tensor in now]
-        elif now:
-            torch._foreach_copy_(self._kept, now)
-
-    def restore(self) -> None:
-        """Put the copy back."""
-        for now, kept in self._pairs():
-            if now.shape == kept.shape:
-                now.copy_(kept)
-            else:
-                now.data = kept.clone()
-
-    def restore_where(self, flag: Tensor) -> None:
-        """Put the copy back where `flag` is 1, without waiting for the device; shapes must be what
-        they were."""
-        for now, kept in self._pairs():
-            if now.shape == kept.shape:
-                now.copy_(torch.where(flag.to(now.device) != 0, kept, now))
-
-    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
-        now = [tensor.detach() if tensor.requires_grad else tensor for tensor in self._now()]
-        return list(zip(now, self._kept, strict=False))

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.optim.update.nonfinite import Buffers, not_finite
+from phasetrain.optim.update.finite_check import has_nonfinite
+from phasetrain.optim.update.restore_point import RestorePoint
 
 TINY = 1e-12
-"""Added to the norm of the gradient."""
+"""Added to the norm of the gradient, so that a zero gradient divides by something."""
 
 
 @dataclass(frozen=True)
 class SamSettings:
-    """How far the weights go up before the gradient is taken.
+    """How far the weights move up before the second gradient is computed.
 
     Attributes:
         rho: distance, in the Euclidean norm of all weights.
-        adaptive: each entry goes in proportion to the square of its weight (Kwon et al. 2021,
-            arXiv:2102.11600).
+        adaptive: scale the move of each weight by its square (Kwon et al. 2021, arXiv:2102.11600).
 
     Raises:
-        ValueError: no distance.
+        ValueError: rho is not a distance.
     """
 
     rho: float = 0.05
@@ -40,16 +40,20 @@ def sam_settings(section: Mapping[str, Any]) -> SamSettings:
     """Return the settings of OPTIMIZER.sam.
 
     Raises:
-        ConfigError: a key that it does not have, or a value that is none.
+        ConfigError: an unknown key, or a value of the wrong type.
     """
     for key, value in section.items():
         if key not in ("rho", "adaptive"):
             raise ConfigError(
-                f"OPTIMIZER.sam.{key}: no such key{did_you_mean(key, ('rho', 'adaptive')) or ';'} it has rho, adaptive"
+                f"OPTIMIZER.sam.{key}: no such key{did_you_mean(key, ('rho', 'adaptive')) or ';'} "
+                "it has rho, adaptive",
+                code="config.unknown_key",
             )
         if isinstance(value, bool) != (key == "adaptive") or not isinstance(value, int | float):
             expected = "true or false" if key == "adaptive" else "a distance above 0, such as 0.05"
-            raise ConfigError(f"OPTIMIZER.sam.{key} = {value!r}: expected {expected}")
+            raise ConfigError(
+                f"OPTIMIZER.sam.{key} = {value!r}: expected {expected}", code="config.wrong_type"
+            )
     try:
         return SamSettings(**section)
     except ValueError as error:
@@ -57,18 +61,21 @@ def sam_settings(section: Mapping[str, Any]) -> SamSettings:
 
 
 class SharpnessAware:
-    """Moves the weights to where the loss around them is about the largest, and back (Foret et al.
-    2021, arXiv:2010.01412).
+    """Moves the weights up to where the loss around them is about the largest, and back.
 
-    With gradient g they go to w + e, where e = rho * g / |g|, or rho * w**2 * g / |w * g| if
-    adaptive. The optimizer then steps from w with the gradient at w + e. What a forward pass
-    changes beside the weights (running statistics, queues) is the same before both passes, and is
-    kept of the first one.
+    Foret et al. 2021, arXiv:2010.01412. With gradient g the weights w move to w + e, where
+    e = rho * g / |g|, or rho * w**2 * g / |w * g| if adaptive. The optimizer then steps from w with
+    the gradient at w + e. Both forward passes start from the same buffers (running statistics,
+    queues), and the buffers that the first one leaves are kept.
 
     Args:
-        settings: how far.
-        weights: what is trained.
-        buffers: returns what a forward pass changes.
+        settings: length of the move.
+        weights: trained parameters.
+        buffers: returns the tensors that a forward pass changes.
+
+    Attributes:
+        is_up: whether the weights are away from where the optimizer left them.
+        was_asked: whether the task has called `climb` in this update.
     """
 
     def __init__(
@@ -79,64 +86,65 @@ class SharpnessAware:
     ) -> None:
         self.settings = settings
         self.is_up = False
-        self.asked = False
+        self.was_asked = False
         self._weights = list(weights)
         self._start: list[Tensor] = []
-        self._fault: Tensor | None = None
-        self._before = Buffers(buffers)
-        self._after = Buffers(buffers)
+        self._poison: Tensor | None = None
+        self._before = RestorePoint(buffers)
+        self._after = RestorePoint(buffers)
 
     def begin(self) -> None:
-        """Note what the first pass begins with."""
-        self.asked = False
-        self._before.keep()
+        """Copy the buffers that the first pass starts from."""
+        self.was_asked = False
+        self._before.save()
 
-    def check(self) -> None:
-        """Refuse an update for which the weights were never asked to climb.
+    def require_ascent(self) -> None:
+        """Check that the task has computed the second gradient.
 
         Raises:
             ConfigError: there was no ascent since `begin`.
         """
-        if not self.asked:
+        if not self.was_asked:
             raise ConfigError(
-                "OPTIMIZER.sam: this task makes updates of its own, without the second pass; let its train_step call "
-                "updater.ascent(), as that of phasetrain.tasks.Task does, or set OPTIMIZER.sam=null"
+                "OPTIMIZER.sam: this task makes updates of its own, without the second pass; let "
+                "its train_step call updater.ascent(), as that of phasetrain.tasks.Task does, or "
+                "set OPTIMIZER.sam=null",
+                code="config.conflict",
             )
 
     @torch.no_grad()
     def climb(self, norm: Callable[[list[Tensor]], Tensor], *, reads: bool) -> bool:
-        """Move the weights by their gradients; return whether they moved.
+        """Move the weights along their gradients; return whether they moved.
 
         Args:
-            norm: of the whole gradient, from what this process has of it.
-            reads: look whether the gradient is finite, and stay if not, so that the update is
-                refused for it. Else nothing waits for the device, and the second gradient is made
-                not finite where the first one is.
+            norm: returns the norm of the whole gradient from the local part of it.
+            reads: wait for the device to report whether the gradient is finite, and stay if it is
+                not, so that the update is rejected for it. Otherwise nothing waits, and the second
+                gradient is made non-finite if the first one is.
         """
-        self.asked = True
+        self.was_asked = True
         pairs = [(weight, grad) for weight in self._weights if (grad := weight.grad) is not None]
         weights = [weight for weight, _ in pairs]
         gradients = [grad for _, grad in pairs]
+        moves: tuple[Tensor, ...] = tuple(gradients)
         if self.settings.adaptive:
             moves = torch._foreach_mul(gradients, torch._foreach_abs(weights))
-        else:
-            moves = tuple(gradients)
         size = norm(list(moves))
         if reads and not size.isfinite():
-            if not any(
-                not_finite(grad) for grad in gradients
-            ):  # their squares overflow: no update can be made of them
+            if not any(has_nonfinite(grad) for grad in gradients):
+                # Only the squares overflow: the guard must see it in the gradients themselves.
                 torch._foreach_mul_(gradients, torch.nan)
             return False
-        self._fault = None if reads else torch.where(size.isfinite(), 0.0, torch.nan)
+        self._poison = None if reads else torch.where(size.isfinite(), 0.0, torch.nan)
         scale = self.settings.rho / (size + TINY)
         if self.settings.adaptive:
             moves = torch._foreach_mul(moves, torch._foreach_abs(weights))
         if not self._start:
             self._start = [torch.empty_like(weight) for weight in self._weights]
+        # Subtracting the move again would round: the weights are copied to come back bit for bit.
         torch._foreach_copy_(self._start, self._weights)
         torch._foreach_add_(weights, torch._foreach_mul(moves, scale))
-        self._after.keep()
+        self._after.save()
         self._before.restore()
         self.is_up = True
         return True
@@ -144,12 +152,12 @@ class SharpnessAware:
     @torch.no_grad()
     def descend(self) -> None:
         """Put weights and buffers back, bit for bit."""
-        if self.is_up:
-            torch._foreach_copy_(self._weights, self._start)
-            self._after.restore()
-            self.is_up = False
-            gradient = next(
-                (grad for weight in self._weights if (grad := weight.grad) is not None), None
-            )
-            if self._fault is not None and gradient is not None:
-                gradient[(0,) * gradient.ndim] += self._fault
+        if not self.is_up:
+            return
+        torch._foreach_copy_(self._weights, self._start)
+        self._after.restore()
+        self.is_up = False
+        gradients = [grad for weight in self._weights if (grad := weight.grad) is not None]
+        if self._poison is not None and gradients:
+            first = gradients[0]
+            first[(0,) * first.ndim] += self._poison

@@ -1,4 +1,4 @@
-"""What an optimizer has accumulated, and how it takes it back with the same bits."""
+"""Saving and loading the state of an optimizer bit for bit."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,54 +10,49 @@ from torch.optim import Optimizer
 from phasetrain.distributed import Strategy
 
 
-def take_over(
+def load_optimizer(
     strategy: Strategy, optimizer: Optimizer, trained: Sequence[Tensor], saved: Mapping[Any, Any]
 ) -> None:
-    """Give an optimizer a state by number of parameter, with the types and the layout in memory
-    that it had.
+    """Load the state of an optimizer with the dtypes and the memory layout that it was saved with.
 
     Args:
-        strategy: how processes share the optimizer.
-        optimizer: takes the state.
+        strategy: how ranks share the optimizer.
+        optimizer: optimizer that gets the state.
         trained: its parameters in order.
-        saved: what `Strategy.state.optimizer_state` returned.
+        saved: state by number of parameter, as `Strategy.state.optimizer_state` returns it.
     """
     own = strategy.state.local_optimizer_state(saved)
     strategy.state.load_optimizer_state(optimizer, own)
-    held = strategy.state.parameter_state(optimizer)
+    states = strategy.state.parameter_state(optimizer)
     for number, values in own.items():
         parameter = trained[int(number)]
-        kept = held.get(parameter, {})
+        state = states.get(parameter, {})
         for name, value in values.items():
-            now = kept.get(name)
-            if (
-                not isinstance(value, Tensor)
-                or not isinstance(now, Tensor)
-                or now.shape != value.shape
-            ):
-                continue  # no tensor, or the optimizer has made something else of it
+            loaded = state.get(name)
+            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+                continue
+            if loaded.shape != value.shape:
+                continue  # the optimizer has converted it
             if value.shape == parameter.shape:
-                # Fused kernels walk raw memory: momentum has to lie as its parameter does
+                # Fused kernels walk raw memory: momentum has to be laid out as its parameter is
                 # (channels_last, say).
-                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            elif (
-                now.dtype != value.dtype
-            ):  # torch gives it the type of the parameter, which may be coarser
-                kept[name] = value.to(now.device, copy=True)
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            elif loaded.dtype != value.dtype:
+                # torch casts state to the dtype of the parameter, which may be coarser.
+                state[name] = value.to(loaded.device, copy=True)
 
 
-def changed(
-    firsts: Sequence[Mapping[str, Any]],
+def changed_options(
+    initial: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
     scheduled: Collection[tuple[int, str]],
 ) -> list[dict[str, Any]]:
-    """Return the options of each group that were set or changed since it was made, by nobody but
-    the optimizer.
+    """Return the options of each group that the optimizer itself has added or changed.
 
     Args:
-        firsts: options of the groups when they were made.
-        groups: as they are now.
-        scheduled: numbers of groups, and options that a schedule sets there.
+        initial: options of the groups when they were created.
+        groups: the groups as they are now.
+        scheduled: number of a group and option, for each option that a schedule sets.
     """
     return [
         {
@@ -65,13 +60,15 @@ def changed(
             for name, value in group.items()
             if name != "params"
             and (number, name) not in scheduled
-            and not (name in first and _same(first[name], value))
+            and not (name in first and _is_same(first[name], value))
         }
-        for number, (first, group) in enumerate(zip(firsts, groups, strict=True))
+        for number, (first, group) in enumerate(zip(initial, groups, strict=True))
     ]
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
     if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+        return False
     return type(one) is type(other) and bool(one == other)

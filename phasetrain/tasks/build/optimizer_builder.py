@@ -12,11 +12,12 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import parameters
 from phasetrain.distributed import STRATEGIES, Ordered, Strategy, World, buffer_lookup
 from phasetrain.errors import ConfigError
-from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, Several, Updater
+from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, MultiOptimizer, Updater
 from phasetrain.optim.groups import apart, weights_of
-from phasetrain.optim.schedules.param_schedules import OwnSchedules, StageOptions
+from phasetrain.optim.schedules.param_schedules import GroupSchedules, Schedules, StageOptions
+from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import sam_settings
-from phasetrain.optim.update.sparse import sparse_weights
+from phasetrain.optim.update.sparse import find_sparse_weights
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks.build.optimizer_factory import Share, maker, rows, shares_of
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, rest
@@ -91,7 +92,7 @@ class OptimizerBuilder(WeightsBuilder):
         shards = {"shards": strategy.shards_optimizer}
         scaler = self.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
         spells = self.spells(model, facts)
-        sparse = sparse_weights(model, loss)
+        sparse = find_sparse_weights(model, loss)
         shares = [
             replace(share, groups=apart(share.groups, spells))
             for share in shares_of(section, trained)
@@ -115,16 +116,17 @@ class OptimizerBuilder(WeightsBuilder):
         return Updater(
             optimizer,
             scaler=scaler,
-            schedules=schedules,
-            stages=[
-                self.stage_options(config, {**facts, **known}, number)
-                for number, (config, known) in enumerate(
-                    zip(self.stage_configs, stages, strict=False)
-                )
-            ],
-            own_schedules=self.own_schedules(shares, optimizer, facts),
-            clip_norm=section.clip_norm,
-            clip_value=section.clip_value,
+            schedules=Schedules(
+                schedules,
+                [
+                    self.stage_options(config, {**facts, **known}, number)
+                    for number, (config, known) in enumerate(
+                        zip(self.stage_configs, stages, strict=False)
+                    )
+                ],
+                self.own_schedules(shares, optimizer, facts),
+            ),
+            gradients=GradientSettings(section.clip_norm, section.clip_value, sparse),
             guard=GuardSettings(
                 section.on_nonfinite,
                 section.skip_budget,
@@ -133,7 +135,6 @@ class OptimizerBuilder(WeightsBuilder):
             ),
             strategy=strategy,
             sam=sam_settings(section.sam) if section.sam is not None else None,
-            sparse=sparse,
         )
 
     def schedules(
@@ -163,13 +164,13 @@ class OptimizerBuilder(WeightsBuilder):
 
     def own_schedules(
         self, shares: Sequence[Share], made: Optimizer, facts: Mapping[str, Any]
-    ) -> OwnSchedules:
+    ) -> GroupSchedules:
         """Return the schedules of their own that other optimizers than the main one have, by number
         of group."""
         found = dict[int, Mapping[str, Any]]()
         first = 0
         for share in shares:
-            if isinstance(made, Several) and share.label:
+            if isinstance(made, MultiOptimizer) and share.label:
                 values = made.optimizers[share.label].defaults
                 own = self.schedules(share.schedules, share.where, facts, values)
                 found |= dict.fromkeys(range(first, first + len(share.groups)), own)

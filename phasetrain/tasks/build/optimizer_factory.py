@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.optim import OPTIMIZERS, Several, fusable
+from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
 from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, grouped, table
 from phasetrain.optim.multi_optimizer import MAIN, refuse_closures, shared_out
 from phasetrain.optim.update.sparse import check_sparse
@@ -108,7 +108,7 @@ def maker(
         for share in shares:
             mine, left = left[: len(share.groups)], left[len(share.groups) :]
             made[share.label] = one(share, mine)
-        return Several(made)
+        return MultiOptimizer(made)
 
     return make
 

@@ -103,7 +103,7 @@ def test_what_is_not_finite_is_left_out(world: World, clip_norm: float | None) -
             )
         updater.step()
         assert torch.equal(model.weight.detach(), before) is (scale == torch.inf)
-    assert updater.skipped == 1
+    assert updater.guard.skipped == 1
 
 
 def test_buckets_are_off_and_the_log_of_the_process_is_left_alone(world: World) -> None:

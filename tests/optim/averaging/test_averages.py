@@ -183,7 +183,7 @@ class TestAnUpdateThatWasNotMade:
             moves.append(not equal(average.module, before))
         assert moves == [True, True, False, True, True]
         updater.resolve()
-        assert updater.skipped == 1
+        assert updater.guard.skipped == 1
 
     def test_swa_takes_the_weights_as_they_are(self) -> None:
         model = Scalar(3.0)

@@ -12,6 +12,7 @@ from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
 
 from phasetrain.errors import ConfigError, NumericsError
+from phasetrain.optim import GradientSettings
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.sam import SamSettings, sam_settings
 from phasetrain.optim.update.updater import Updater
@@ -63,7 +64,7 @@ def step(
     for loss in losses:
         updater.backward(loss(net), 1 / len(losses))
     went = []
-    if updater.climbs:
+    if updater.sam is not None:
         with updater.ascent() as moved:
             went.append(moved)
             for loss in losses if moved else ():
@@ -156,15 +157,15 @@ class TestAgainstTheFormula:
 
     def test_the_clipped_gradient_is_the_second(self) -> None:
         net = model()
-        updater = updater_of(net, SamSettings(0.5), clip_norm=1e-3)
+        updater = updater_of(net, SamSettings(0.5), gradients=GradientSettings(clip_norm=1e-3))
         before = [p.detach().clone() for p in net.parameters()]
         step(net, updater, [loss_of(0)])
         moved = torch.cat(
             [(p - b).reshape(-1) for p, b in zip(net.parameters(), before, strict=True)]
         ).norm()
         assert moved.item() == pytest.approx(LR * 1e-3, rel=1e-3)
-        assert updater.norm is not None
-        assert updater.norm.item() > 1e-3
+        assert updater.gradients.norm is not None
+        assert updater.gradients.norm.item() > 1e-3
 
 
 class TestTheFirstPassCounts:
@@ -204,7 +205,7 @@ class TestWhatIsNotFinite:
             return loss_of(2)(net) * fault + steep
 
         assert step(net, one, [faulty], told) == [False]
-        assert one.skipped == len(told) == 1
+        assert one.guard.skipped == len(told) == 1
         assert equal(weights(net), weights(other))
         if fault == 1.0:
             assert told[0].gradients == ("2.bias",)

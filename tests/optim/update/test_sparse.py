@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError
+from phasetrain.optim import GradientSettings
 from phasetrain.optim.groups import Group, weights_of
-from phasetrain.optim.multi_optimizer import MAIN, Several
+from phasetrain.optim.multi_optimizer import MAIN, MultiOptimizer
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
-from phasetrain.optim.update.sparse import check_sparse, coalesce, sparse_weights
+from phasetrain.optim.update.sparse import check_sparse, coalesce_gradients, find_sparse_weights
 from phasetrain.optim.update.updater import Updater
 
 UPDATES = 6
@@ -37,8 +38,8 @@ def tokens(number: int) -> Tensor:
     return torch.randint(20, (4, 5), generator=torch.Generator().manual_seed(number))
 
 
-def both(net: Words) -> Several:
-    return Several(
+def both(net: Words) -> MultiOptimizer:
+    return MultiOptimizer(
         {
             MAIN: torch.optim.SGD(net.head.parameters(), lr=0.1, momentum=0.9),
             "rows": torch.optim.SparseAdam(net.embedding.parameters(), lr=0.05),
@@ -48,7 +49,9 @@ def both(net: Words) -> Several:
 
 def updater_of(net: Words, optimizer: Optimizer | None = None, **options: Any) -> Updater:
     guard = GuardSettings("skip", names=["head.weight", "head.bias", "embedding.weight"])
-    return Updater(optimizer or both(net), guard=guard, sparse=sparse_weights(net), **options)
+    clip = {name: options.pop(name) for name in ("clip_norm", "clip_value") if name in options}
+    gradients = GradientSettings(**clip, sparse=find_sparse_weights(net))
+    return Updater(optimizer or both(net), guard=guard, gradients=gradients, **options)
 
 
 def run(net: Words, updater: Updater, numbers: range = range(UPDATES)) -> list[Tensor]:
@@ -154,7 +157,7 @@ def test_rows_that_stand_twice_are_added_up_before_they_are_looked_at() -> None:
 
 def test_a_weight_without_a_gradient_is_left_alone() -> None:
     net = Words()
-    coalesce([net.embedding.weight])
+    coalesce_gradients([net.embedding.weight])
     assert net.embedding.weight.grad is None
     updater = updater_of(net, clip_norm=1.0)
     before = net.embedding.weight.clone()
@@ -169,7 +172,7 @@ def test_which_weights_have_them() -> None:
         [nn.EmbeddingBag(3, 2, sparse=True), nn.Embedding(3, 2), nn.Embedding(3, 2, sparse=True)]
     )
     bags[2].weight.requires_grad_(False)
-    assert sparse_weights(bags) == [bags[0].weight]
+    assert find_sparse_weights(bags) == [bags[0].weight]
 
 
 def groups(net: nn.Module) -> list[Group]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError, NumericsError
+from phasetrain.optim import GradientSettings, Schedules
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.updater import Updater
 
@@ -81,7 +82,12 @@ class TestAgainstPlainTorch:
 
     def test_with_a_schedule(self, make: Make) -> None:
         net, other = model(), model()
-        run(net, Updater(make(net.parameters()), schedules={"lr": LinearParamScheduler(1.0, 0.0)}))
+        run(
+            net,
+            Updater(
+                make(net.parameters()), schedules=Schedules({"lr": LinearParamScheduler(1.0, 0.0)})
+            ),
+        )
         optimizer = make(other.parameters())
         base = optimizer.param_groups[0]["lr"]
 
@@ -94,7 +100,7 @@ class TestAgainstPlainTorch:
 
     def test_with_clipping_of_the_norm(self, make: Make) -> None:
         net, other = model(), model()
-        run(net, Updater(make(net.parameters()), clip_norm=0.1))
+        run(net, Updater(make(net.parameters()), gradients=GradientSettings(clip_norm=0.1)))
         by_hand(
             other,
             make(other.parameters()),
@@ -104,7 +110,12 @@ class TestAgainstPlainTorch:
 
     def test_with_clipping_of_values_and_then_the_norm(self, make: Make) -> None:
         net, other = model(), model()
-        run(net, Updater(make(net.parameters()), clip_norm=0.1, clip_value=0.05))
+        run(
+            net,
+            Updater(
+                make(net.parameters()), gradients=GradientSettings(clip_norm=0.1, clip_value=0.05)
+            ),
+        )
 
         def clip(number: int) -> None:
             nn.utils.clip_grad_value_(other.parameters(), 0.05)
@@ -129,7 +140,7 @@ class TestScaler:
     @pytest.mark.parametrize("clip_norm", [None, 0.1])
     def test_it_equals_the_hand_written_loop(self, clip_norm: float | None) -> None:
         net, other = model(), model()
-        updater = self.updater(net, clip_norm=clip_norm)
+        updater = self.updater(net, gradients=GradientSettings(clip_norm=clip_norm))
         run(net, updater)
         optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
         scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
@@ -151,7 +162,7 @@ class TestScaler:
         self, clip_norm: float | None
     ) -> None:
         net = model()
-        updater = self.updater(net, clip_norm=clip_norm)
+        updater = self.updater(net, gradients=GradientSettings(clip_norm=clip_norm))
         before = weights(net)
         inputs, targets = batch(0)
         updater.backward(mse_loss(net(inputs), targets) * torch.tensor(1e38))
@@ -203,7 +214,9 @@ class TestState:
     @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
     def test_going_on_from_a_checkpoint_gives_the_same_bits(self, make: Make) -> None:
         def updater(net: nn.Module) -> Updater:
-            return Updater(make(net.parameters()), schedules={"lr": LinearParamScheduler(1.0, 0.0)})
+            return Updater(
+                make(net.parameters()), schedules=Schedules({"lr": LinearParamScheduler(1.0, 0.0)})
+            )
 
         net, other = model(), model()
         run(net, one := updater(net), range(3))
@@ -231,7 +244,7 @@ class TestState:
             "momentum": LinearParamScheduler(1.0, 0.5),
         }
         updater = Updater(
-            torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.8), schedules=schedules
+            torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.8), schedules=Schedules(schedules)
         )
         run(net, updater, range(1))
         updater.load_state_dict(updater.state_dict())
@@ -250,10 +263,12 @@ def test_every_group_is_scheduled_from_its_own_value() -> None:
         {"params": net[0].parameters(), "lr": 1.0},
         {"params": net[2].parameters(), "lr": 0.1},
     ]
-    updater = Updater(torch.optim.SGD(groups), schedules={"lr": LinearParamScheduler(1.0, 0.0)})
+    updater = Updater(
+        torch.optim.SGD(groups), schedules=Schedules({"lr": LinearParamScheduler(1.0, 0.0)})
+    )
     updater.schedule(0.75)
     assert [group["lr"] for group in updater.optimizer.param_groups] == [0.25, pytest.approx(0.025)]
-    assert len(updater.parameters) == 4
+    assert len(updater.gradients.parameters) == 4
 
 
 @pytest.mark.parametrize("option", ["momentun", "nesterov", "params", "betas"])
@@ -264,7 +279,7 @@ def test_an_option_that_is_no_number_is_refused(option: str) -> None:
     ):
         Updater(
             torch.optim.SGD(model().parameters(), lr=0.1),
-            schedules={option: LinearParamScheduler(1.0, 0.0)},
+            schedules=Schedules({option: LinearParamScheduler(1.0, 0.0)}),
         )
 
 
@@ -303,7 +318,10 @@ def run_with(
 def skipping(make: Make, net: nn.Module, lag: int = 0, **options: Any) -> Updater:
     schedules = {"lr": LinearParamScheduler(1.0, 0.0)}
     return Updater(
-        make(net.parameters()), schedules=schedules, guard=GuardSettings("skip", lag=lag), **options
+        make(net.parameters()),
+        schedules=Schedules(schedules),
+        guard=GuardSettings("skip", lag=lag),
+        **options,
     )
 
 
@@ -340,7 +358,7 @@ class TestGuard:
         assert state.pop("skipped_in_row") == (1 if UPDATES - 1 in bad else 0)
         assert same(state["optimizer"], two.state_dict()["optimizer"])
         assert equal(weights(net), weights(other))
-        assert one.skipped == len(bad)
+        assert one.guard.skipped == len(bad)
 
     def test_a_stop_leaves_everything_as_it_was(
         self, name: str, make: Make, lag: int, fault: str
@@ -387,9 +405,14 @@ class TestWhatIsTold:
 
     @pytest.mark.parametrize(
         "options",
-        [{}, {"clip_norm": 1.0}, {"clip_value": 0.1}, {"clip_norm": 1.0, "clip_value": 0.1}],
+        [
+            {},
+            {"gradients": GradientSettings(clip_norm=1.0)},
+            {"gradients": GradientSettings(clip_value=0.1)},
+            {"gradients": GradientSettings(clip_norm=1.0, clip_value=0.1)},
+        ],
     )
-    def test_names_are_those_before_clipping_spreads_it(self, options: dict[str, float]) -> None:
+    def test_names_are_those_before_clipping_spreads_it(self, options: dict[str, Any]) -> None:
         for fault in ("gradient infinite", "gradient NaN"):
             found = self.told(fault, **options)
             assert found.gradients == ("2.bias",)
@@ -403,7 +426,11 @@ class TestWhatIsTold:
     def test_a_norm_that_overflows(self) -> None:
         net = model()
         guard = GuardSettings("skip")
-        updater = Updater(OPTIMIZERS["sgd"](net.parameters()), clip_norm=1.0, guard=guard)
+        updater = Updater(
+            OPTIMIZERS["sgd"](net.parameters()),
+            gradients=GradientSettings(clip_norm=1.0),
+            guard=guard,
+        )
         told: list[NonFinite] = []
         updater.backward(zero(net, 1e30))
         updater.step(told.append)
@@ -431,33 +458,35 @@ class TestWhatIsTold:
         for factor in (3.0, 6.0, 9.0):
             updater.backward(zero(net, 1.0) + factor, 1 / 3)
         updater.step(told.append)
-        assert (len(told), updater.skipped, updater.skipped_in_row) == (1, 1, 0)
+        assert (len(told), updater.guard.skipped, updater.guard.in_row) == (1, 1, 0)
 
 
 class TestNorm:
     def test_it_is_that_before_clipping(self) -> None:
         net = model()
-        updater = Updater(OPTIMIZERS["sgd"](net.parameters()), clip_norm=0.01)
+        updater = Updater(
+            OPTIMIZERS["sgd"](net.parameters()), gradients=GradientSettings(clip_norm=0.01)
+        )
         updater.backward(zero(net, 3.0))
         updater.step()
-        assert updater.norm is not None
-        assert updater.norm.shape == ()
-        assert updater.norm.item() == pytest.approx(3.0 * math.sqrt(2))  # two entries
-        assert not updater.norm.requires_grad
+        assert updater.gradients.norm is not None
+        assert updater.gradients.norm.shape == ()
+        assert updater.gradients.norm.item() == pytest.approx(3.0 * math.sqrt(2))  # two entries
+        assert not updater.gradients.norm.requires_grad
 
-    @pytest.mark.parametrize("options", [{}, {"clip_value": 1.0}])
-    def test_nothing_computes_it(self, options: dict[str, float]) -> None:
+    @pytest.mark.parametrize("options", [{}, {"gradients": GradientSettings(clip_value=1.0)}])
+    def test_nothing_computes_it(self, options: dict[str, Any]) -> None:
         updater = Updater(OPTIMIZERS["sgd"]((net := model()).parameters()), **options)
         run(net, updater, range(1))
-        assert updater.norm is None
+        assert updater.gradients.norm is None
 
     def test_with_a_scaler_it_is_unscaled(self) -> None:
         net = model()
-        updater = TestScaler.updater(net, clip_norm=0.01)
+        updater = TestScaler.updater(net, gradients=GradientSettings(clip_norm=0.01))
         updater.backward(zero(net, 3.0))
         updater.step()
-        assert updater.norm is not None
-        assert updater.norm.item() == pytest.approx(3.0 * math.sqrt(2))
+        assert updater.gradients.norm is not None
+        assert updater.gradients.norm.item() == pytest.approx(3.0 * math.sqrt(2))
 
 
 class TestScalerStreak:
@@ -468,10 +497,10 @@ class TestScalerStreak:
     @pytest.mark.parametrize("clip_norm", [None, 0.1])
     def test_it_is_counted_and_bounded(self, lag: int, clip_norm: float | None) -> None:
         net = model()
-        updater = self.updater(net, lag=lag, clip_norm=clip_norm)
+        updater = self.updater(net, lag=lag, gradients=GradientSettings(clip_norm=clip_norm))
         told = run_with(net, updater, "gradient infinite", {1, 2, 4}, range(6))
         updater.resolve()
-        assert (updater.skipped, updater.skipped_in_row, len(told)) == (3, 0, 3)
+        assert (updater.guard.skipped, updater.guard.in_row, len(told)) == (3, 0, 3)
         assert [found.scale for found in told] == [2.0**9, 2.0**8, 2.0**7]
         before = weights(net)
         with pytest.raises(
@@ -487,7 +516,7 @@ class TestScalerStreak:
         run(net, updater)
         assert updater.scaler is not None
         assert updater.scaler.get_scale() == 2.0**13
-        assert updater.skipped == 0
+        assert updater.guard.skipped == 0
 
     def test_a_loss_that_is_no_number_is_no_overflow(self) -> None:
         net = model()
@@ -500,7 +529,7 @@ class TestScalerStreak:
         with pytest.raises(NumericsError, match=r"'stop': an update is not finite \(loss nan"):
             updater.step()
         assert equal(before, weights(net))
-        assert (updater.scaler.get_scale(), updater.skipped) == (scale, 0)
+        assert (updater.scaler.get_scale(), updater.guard.skipped) == (scale, 0)
 
 
 class Searching(torch.optim.SGD):
@@ -590,7 +619,7 @@ class TestCounts:
         run_with(net, one, "loss NaN", {1, 2}, range(3))
         two = skipping(OPTIMIZERS["sgd"], other)
         two.load_state_dict(decode(*encode(one.state_dict())))
-        assert (two.skipped, two.skipped_in_row) == (2, 2)
+        assert (two.guard.skipped, two.guard.in_row) == (2, 2)
 
     def test_a_state_without_them_loads(self) -> None:
         net = model()
@@ -602,13 +631,13 @@ class TestCounts:
             if not key.startswith("skipped")
         }
         updater.load_state_dict(state)
-        assert (updater.skipped, updater.skipped_in_row) == (0, 0)
+        assert (updater.guard.skipped, updater.guard.in_row) == (0, 0)
 
     def test_the_state_waits_for_the_last_verdict(self) -> None:
         net = model()
         updater = skipping(OPTIMIZERS["adamw"], net, lag=1)
         told = run_with(net, updater, "loss NaN", {2}, range(3))
-        assert (len(told), updater.skipped) == (0, 0)
+        assert (len(told), updater.guard.skipped) == (0, 0)
         assert updater.state_dict()["skipped"] == 1
         assert len(told) == 1
 
@@ -655,4 +684,4 @@ def test_it_says_where_each_update_waits_for_the_device(
     updater = Updater(
         OPTIMIZERS["rmsprop"](model().to(device).parameters()), guard=GuardSettings(mode)
     )
-    assert updater.waits == waits
+    assert updater.stepper.waits == waits

@@ -222,7 +222,7 @@ class TestLoss:
         ]
         parts, _, _ = built(*words)
         assert parts.updater is not None
-        ids = {id(parameter) for parameter in parts.updater.parameters}
+        ids = {id(parameter) for parameter in parts.updater.gradients.parameters}
         assert {id(parameter) for parameter in parts.loss.parameters()} <= ids
 
 
