@@ -10,7 +10,7 @@ from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.engines import Loop, run_engine
 from phasetrain.commands.load import load
 from phasetrain.commands.result import RunResult
-from phasetrain.config.override_text import words_of
+from phasetrain.config.compose.override_text import words_of
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook

@@ -8,7 +8,7 @@ from typing import Any
 from phasetrain.checkpoint import Checkpointer, Retention
 from phasetrain.commands.setup import Setup
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.layers import leaves
+from phasetrain.config.compose.merge import leaves
 from phasetrain.config.sections import CheckpointSection, HookSection, own_keys, read_section
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook

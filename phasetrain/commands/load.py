@@ -10,7 +10,7 @@ from phasetrain.checkpoint import Checkpointer, Loaded
 from phasetrain.checkpoint.weights import chosen
 from phasetrain.commands.choose import restore, restore_teacher
 from phasetrain.commands.setup import Setup, settle
-from phasetrain.config.override_text import removals, words_of
+from phasetrain.config.compose.override_text import removals, words_of
 from phasetrain.config.schema import default_schema
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError

@@ -19,9 +19,9 @@ from phasetrain.commands.runs.diff import LENGTH, diff, side
 from phasetrain.commands.setup import Setup, as_asked, settle
 from phasetrain.commands.train.resume import departures_told
 from phasetrain.config.changes import ABSENT, LABELS, Change, differences
-from phasetrain.config.override_text import literal
+from phasetrain.config.compose.override_text import literal
+from phasetrain.config.compose.sources import EXPERIMENT
 from phasetrain.config.schema import part_pattern
-from phasetrain.config.sources import EXPERIMENT
 from phasetrain.config.validation import shown
 from phasetrain.distributed import find_placement
 from phasetrain.errors import ConfigError

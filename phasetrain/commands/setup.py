@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.compose import Composed, compose
-from phasetrain.config.derive import Derived, derive
+from phasetrain.config.compose.composed import Composed, compose
+from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
 from phasetrain.config.stages import staged
 from phasetrain.config.validation import Slot, check, found_by, load_plugins, raise_all, run_imports

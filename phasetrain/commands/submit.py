@@ -82,7 +82,7 @@ def submit(setup: "Setup") -> str:
 def words(setup: "Setup") -> list[str]:
     """Return the overrides with which the job starts the run: those given, without section
     LAUNCH."""
-    from phasetrain.config.compose import compose
+    from phasetrain.config.compose.composed import compose
 
     found = [word for word in setup.composed.overrides if _OWN.match(word) is None]
     if not any(word.lstrip("+").startswith("RUN.dir=") for word in found):

@@ -7,7 +7,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final
 
-from phasetrain.config.layers import leaves
+from phasetrain.config.compose.merge import leaves
 from phasetrain.config.schema import PARTS, WORDS, Schema, part_pattern
 from phasetrain.config.sections import Resume
 

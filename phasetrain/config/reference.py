@@ -14,7 +14,7 @@ from textwrap import wrap
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from phasetrain.config.overrides import as_word
+from phasetrain.config.compose.overrides import as_word
 from phasetrain.config.schema import part_pattern
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection

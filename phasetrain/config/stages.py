@@ -5,10 +5,10 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from phasetrain.config.compose import Composed
-from phasetrain.config.layers import Merged, leaves
+from phasetrain.config.compose.composed import Composed
+from phasetrain.config.compose.merge import Merged, leaves
+from phasetrain.config.compose.sources import Layer
 from phasetrain.config.schema import Schema
-from phasetrain.config.sources import Layer
 from phasetrain.config.validation import raise_all
 from phasetrain.errors import did_you_mean
 

@@ -12,8 +12,8 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
-from phasetrain.config.compose import Composed
-from phasetrain.config.layers import leaves, lookup
+from phasetrain.config.compose.composed import Composed
+from phasetrain.config.compose.merge import leaves, lookup
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
 from phasetrain.config.schema import (
     DEFAULTS,

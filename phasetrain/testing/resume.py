@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from phasetrain.config.overrides import as_word
+from phasetrain.config.compose.overrides import as_word
 from phasetrain.config.stages import LENGTHS
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan

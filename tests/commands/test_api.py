@@ -16,7 +16,7 @@ import phasetrain
 from phasetrain.commands.api import RunResult, load, overrides_of
 from phasetrain.commands.setup import settle
 from phasetrain.config.changes import differences as changes
-from phasetrain.config.override_text import removals, words_of
+from phasetrain.config.compose.override_text import removals, words_of
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.runs.history import History

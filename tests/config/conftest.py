@@ -15,7 +15,7 @@ Write = Callable[[Mapping[str, str]], Path]
 @pytest.fixture(autouse=True)
 def _options_for_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.setattr("phasetrain.config.sources.PACKAGE", "options_for_tests")
+    monkeypatch.setattr("phasetrain.config.compose.sources.PACKAGE", "options_for_tests")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.changes import ABSENT, Change, differences, trajectory_digest
-from phasetrain.config.compose import compose
+from phasetrain.config.compose.composed import compose
 from phasetrain.config.schema import default_schema
 
 SCHEMA = default_schema()

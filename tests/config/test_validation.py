@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.config.compose import compose
+from phasetrain.config.compose.composed import compose
 from phasetrain.config.schema import default_schema
 from phasetrain.config.sections.keys import key
 from phasetrain.config.validation import Slot, check, load_plugins, raise_all, run_imports, shown

@@ -201,7 +201,7 @@ def serve() -> None:
     from operators import declared_operators
 
     import phasetrain.commands.engines
-    from phasetrain.config.compose import compose
+    from phasetrain.config.compose.composed import compose
     from phasetrain.config.schema import default_schema
 
     compose([], config_dir=None, schema=default_schema())  # Hydra is slow the first time

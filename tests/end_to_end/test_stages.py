@@ -13,7 +13,7 @@ from processes import Launcher
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import settle
-from phasetrain.config.overrides import as_word
+from phasetrain.config.compose.overrides import as_word
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from phasetrain.commands.api import run
-from phasetrain.config.sources import ConfigFiles
+from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.terminal import Terminal
 

@@ -12,8 +12,8 @@ from phasetrain.commands.plan.rehearsal import Rehearsal, prepared
 from phasetrain.commands.plan.validate import all_at_once, never
 from phasetrain.commands.setup import Setup, size_of
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.derive import overview
-from phasetrain.config.layers import leaves
+from phasetrain.config.compose.merge import leaves
+from phasetrain.config.rules.derive import overview
 from phasetrain.config.stages import OWN
 from phasetrain.config.validation import shown
 from phasetrain.engine.plan import Phase, Plan

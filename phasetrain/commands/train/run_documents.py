@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from phasetrain import __version__
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.resume import departures_told, environment, packages
-from phasetrain.config.override_text import quoted
+from phasetrain.config.compose.override_text import quoted
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import (
     Redaction,

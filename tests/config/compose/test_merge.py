@@ -1,6 +1,6 @@
-from phasetrain.config.layers import Merged, is_label, leaves, lookup, origin_of
+from phasetrain.config.compose.merge import Merged, is_label, leaves, lookup, origin_of
+from phasetrain.config.compose.sources import Layer
 from phasetrain.config.schema import default_schema
-from phasetrain.config.sources import Layer
 
 SCHEMA = default_schema()
 

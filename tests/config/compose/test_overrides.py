@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from phasetrain.config.overrides import as_word, read_overrides
+from phasetrain.config.compose.overrides import as_word, read_overrides
+from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.schema import default_schema
-from phasetrain.config.sources import ConfigFiles
 
 
 def read(*overrides: str):

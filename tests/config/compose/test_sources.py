@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.config.compose import compose
-from phasetrain.config.sources import ConfigFiles
+from phasetrain.config.compose.composed import compose
+from phasetrain.config.compose.sources import ConfigFiles
 
 
 def test_options_of_user_and_package_are_listed_together(user_dir) -> None:

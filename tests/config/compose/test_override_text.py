@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from phasetrain.config.compose import compose
-from phasetrain.config.override_text import quoted, removals, words_of
+from phasetrain.config.compose.composed import compose
+from phasetrain.config.compose.override_text import quoted, removals, words_of
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.changes import trajectory_digest
-from phasetrain.config.compiling import compile_settings
-from phasetrain.config.compose import Composed
-from phasetrain.config.layers import leaves, lookup, origin_of
-from phasetrain.config.scaling import lr_factor
+from phasetrain.config.compose.composed import Composed
+from phasetrain.config.compose.merge import leaves, lookup, origin_of
+from phasetrain.config.rules.compiling import compile_settings
+from phasetrain.config.rules.scaling import lr_factor
 from phasetrain.config.schema import Schema
 from phasetrain.config.stages import LENGTHS
 from phasetrain.config.validation import raise_all, shown

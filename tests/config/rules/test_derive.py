@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from phasetrain.commands.setup import as_asked
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.compose import compose
-from phasetrain.config.derive import Derived, derive, nearest_divisors, overview
+from phasetrain.config.compose.composed import compose
+from phasetrain.config.rules.derive import Derived, derive, nearest_divisors, overview
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 

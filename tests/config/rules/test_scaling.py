@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from phasetrain.commands.setup import as_asked
-from phasetrain.config.compose import compose
-from phasetrain.config.derive import Derived, derive
-from phasetrain.config.scaling import lr_factor
+from phasetrain.config.compose.composed import compose
+from phasetrain.config.rules.derive import Derived, derive
+from phasetrain.config.rules.scaling import lr_factor
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 

@@ -13,10 +13,10 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from phasetrain.config.layers import Merged, leaves, lookup
-from phasetrain.config.overrides import CommandLine, read_overrides, unknown_removal
+from phasetrain.config.compose.merge import Merged, leaves, lookup
+from phasetrain.config.compose.overrides import CommandLine, read_overrides, unknown_removal
+from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, Layer
 from phasetrain.config.schema import DEFAULTS, Schema, default_schema
-from phasetrain.config.sources import EXPERIMENT, ConfigFiles, Layer
 
 COMMAND_LINE = "command line"
 

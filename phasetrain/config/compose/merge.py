@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from phasetrain.config.compose.sources import Layer
 from phasetrain.config.schema import (
     DEFAULT_NAMES,
     LABELLED,
@@ -15,7 +16,6 @@ from phasetrain.config.schema import (
     matches,
     part_pattern,
 )
-from phasetrain.config.sources import Layer
 
 IMPORTS = "RUN.imports"  # the one list that is not replaced: the union over layers
 

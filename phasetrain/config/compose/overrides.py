@@ -10,8 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles
 from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
-from phasetrain.config.sources import EXPERIMENT, ConfigFiles
 from phasetrain.errors import did_you_mean
 
 DEFAULT_EXPERIMENT = "digits"

@@ -1,7 +1,7 @@
 import pytest
 
-from phasetrain.config.compose import Composed, compose
-from phasetrain.config.layers import leaves
+from phasetrain.config.compose.composed import Composed, compose
+from phasetrain.config.compose.merge import leaves
 
 FOCAL = "name: focal\ngamma: 2\n"
 

@@ -1,0 +1,1 @@
+"""Rules that derive values of the config from other values, section by section."""
