@@ -118,7 +118,7 @@ class Monitor:
         if split in splits and labels:
             label = max(labels, key=len)
             below = name[len(label) + 1 :]
-            known = meters[label].metrics()
+            known = meters[label].metric_names()
             if known is None or below in (known or ("",)):
                 return label, below
         measured = [f"{one}/{label}" for one in splits for label in _names(meters)]
@@ -206,5 +206,5 @@ def _names(meters: Mapping[str, Meter]) -> list[str]:
     return [
         f"{label}_{name}" if name else label
         for label, one in meters.items()
-        for name in one.metrics() or ("",)
+        for name in one.metric_names() or ("",)
     ]

@@ -13,7 +13,12 @@ from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
 from phasetrain.meters import ConfusionMatrix
-from phasetrain.meters.classification.scored import Scored, class_labels, only_single, scored
+from phasetrain.meters.classification.class_scores import (
+    ClassScores,
+    make_class_labels,
+    read_scores,
+    require_single_label,
+)
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.report import write_report
 from phasetrain.runs.report.images import as_pixels, data_url
@@ -48,7 +53,7 @@ class Report(Hook):
 
     observe_only = True
     main_only = False  # confusions are added up over all processes
-    single = True
+    is_single_label = True
     policy: OnException = "ignore"
 
     def __init__(self, samples: int = 12, pixels: int = 64, *, confusion: bool = True) -> None:
@@ -117,7 +122,7 @@ class Report(Hook):
             False  # where the rest fails, what was found so far is no longer of the whole test
         )
         try:
-            found = only_single("report", scored("report", out).classes(0.0))
+            found = require_single_label("report", read_scores("report", out).as_two_classes(0.0))
             classes = found.scores.shape[1]
             if self.confusion and classes <= CLASSES:
                 if self._counts is None:
@@ -127,7 +132,7 @@ class Report(Hook):
             return
         if batch is not None and run.world.is_main:
             if self.samples:
-                self._kept = self._chosen(batch, found, class_labels(classes, self._names))
+                self._kept = self._chosen(batch, found, make_class_labels(classes, self._names))
             else:
                 self._kept = {}
         self._looks = True
@@ -144,7 +149,7 @@ class Report(Hook):
         if not looked:
             return
         counted = all(run.world.all_gather(counts is not None))
-        whole = counts.of_all(run.world) if counted and counts is not None else None
+        whole = counts.all_reduce(run.world) if counted and counts is not None else None
         if not run.world.is_main or run.folder is None:
             return
         found: dict[str, Any] = {"updates": run.state.updates, **(self._kept or {})}
@@ -173,14 +178,14 @@ class Report(Hook):
     def _matrix(self, classes: int) -> ConfusionMatrix:
         return ConfusionMatrix(classes, class_names=self._names)
 
-    def _chosen(self, batch: Batch, found: Scored, names: tuple[str, ...]) -> dict[str, Any]:
+    def _chosen(self, batch: Batch, found: ClassScores, names: tuple[str, ...]) -> dict[str, Any]:
         """Return the first samples of a batch that count, and the mistakes of which the model was
         most certain."""
         certain, predicted = found.scores.float().softmax(1).max(1)
-        counting = found.counting().cpu()
+        counted_mask = found.counted_mask().cpu()
         inside = (found.target >= 0) & (found.target < len(names))
         certain, predicted, target = certain.cpu(), predicted.cpu(), found.target.cpu()
-        places = (counting & inside.cpu()).nonzero()[:, 0]
+        places = (counted_mask & inside.cpu()).nonzero()[:, 0]
         wrong = places[predicted[places] != target[places]]
         wrong = wrong[certain[wrong].argsort(descending=True, stable=True)]
 

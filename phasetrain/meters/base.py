@@ -1,4 +1,4 @@
-"""What a meter is, and the registry of meters (section METERS)."""
+"""The base class of meters, and the registry of meters (section METERS)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,40 +17,43 @@ Better = Literal["larger", "smaller"]
 """Which of two values of a metric is better."""
 
 COUNTS = frozenset({"absent", "groups", "left_out"})
-"""Names of metrics that tell what a metric was taken over; more of it is neither better nor
-worse."""
+"""Names of metrics that count what another metric covers; they are neither better nor worse."""
 
 
 class Meter(nn.Module, ABC):
-    """A metric that accumulates over a phase in summed buffers.
+    """A metric that accumulates over a phase in buffers that are summed over ranks.
 
-    Its state is its buffers and nothing else: `state_dict` holds a half-finished phase, and the sum
-    of the buffers of all processes (of rows: all of them, one process after the other) is the state
-    of the whole. `update` runs in every step and must not wait for the device: no `.item()`, no
-    branch on a tensor's value. In training, outputs carry a graph; what is added is detached.
+    Its buffers are its whole state: `state_dict` holds a half-finished phase, and the sum of the
+    buffers of all ranks (for rows: their concatenation in rank order) is the state of the whole
+    run. `update` runs in every step and must not wait for the device: no `.item()`, no branch on
+    the value of a tensor. In training, outputs carry a graph; detach what you add.
 
-    One that does not look at `out.target` sets `needs_target` to False, and may be used in tests
+    A meter that does not read `out.target` sets `needs_target` to False, and may be used in tests
     without targets.
 
-    Sums are float64 by default, which the MPS device does not have; a meter for it asks for
+    Sums are float64 by default, which the MPS device does not support; a meter for MPS requests
     float32.
 
     Example:
         >>> class MeanOutput(Meter):
+        ...     better = "larger"
+        ...
         ...     def __init__(self) -> None:
         ...         super().__init__()
         ...         self.add_sum("total")
         ...         self.add_sum("count", dtype=torch.int64)
+        ...
         ...     def update(self, out: StepOutput) -> None:
         ...         self.total += out.output.detach().sum()
         ...         self.count += out.output.numel()
+        ...
         ...     def compute(self) -> float:
         ...         return float(self.total / self.count)
 
     Attributes:
-        better: whether larger or smaller values are better; None: nobody knows.
-        first: of a meter of several metrics, the name of the one that stands for all; empty where
-            there is one metric; None: which there are depends on parameters or data.
+        better: whether larger or smaller values are better; None: unknown.
+        first: name of the metric that represents a meter with several metrics; empty if there is a
+            single metric; None if the metrics depend on parameters or data.
     """
 
     better: ClassVar[Better | None] = None
@@ -66,121 +69,111 @@ class Meter(nn.Module, ABC):
     def add_sum(
         self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float64
     ) -> None:
-        """Add the buffer `name`, zeros of `shape`, to which `update` adds and which is summed over
-        processes."""
+        """Register the buffer `name`, zeros of `shape`, that `update` adds to and that is summed
+        over ranks."""
         self.register_buffer(name, torch.zeros(tuple(shape), dtype=dtype))
 
     def add_rows(
         self, name: str, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32
     ) -> None:
-        """Add the buffer `name`, `(0, *shape)`, to which `keep` appends rows: for what needs all
-        scores at once.
+        """Register the buffer `name`, `(0, *shape)`, to which `append_rows` appends, for a metric
+        that needs all scores at once.
 
-        A shape of `()` is settled by the first rows; `(0,)` until then.
+        With shape `()` the first rows determine the shape; it is `(0,)` until then.
         """
         self._rows.add(name)
         self.register_buffer(name, torch.zeros((0, *shape), dtype=dtype))
 
-    def keep(self, name: str, rows: Tensor, mask: Tensor | None = None) -> None:
-        """Append rows `(N, ...)` to a buffer made by `add_rows`, those whose mask is False left
-        out.
-
-        The buffer is the filled part of a memory that doubles when it is full, so that a phase of
-        many steps costs as much as its rows. With a mask it waits for the device; only the last
-        steps of a pass have one.
+    def append_rows(self, name: str, rows: Tensor, mask: Tensor | None = None) -> None:
+        """Append rows `(N, ...)` to a buffer made by `add_rows`, skipping rows whose mask is False.
 
         Raises:
-            ValueError: the rows have another shape than those before.
+            ValueError: the rows differ in shape from earlier rows.
         """
         held = self.get_buffer(name)
-        kept = (rows.detach() if mask is None else rows.detach()[mask]).to(held)
+        # Indexing by a mask waits for the device; only the last steps of an epoch have a mask.
+        new = (rows.detach() if mask is None else rows.detach()[mask]).to(held)
         begin = len(held)
-        end = len(held) + len(kept)
-        if begin and kept.shape[1:] != held.shape[1:]:
+        end = begin + len(new)
+        if begin and new.shape[1:] != held.shape[1:]:
             raise ValueError(
-                f"{name}: rows of shape {tuple(kept.shape[1:])} after rows of {tuple(held.shape[1:])}"
+                f"{name}: rows of shape {tuple(new.shape[1:])} after rows of {tuple(held.shape[1:])}"
             )
+        # The buffer is a view of the filled part of a larger tensor that doubles when it is full, so
+        # appending is linear in the rows. The data pointer shows whether the buffer was replaced since,
+        # for example by load_state_dict or a move to another device.
         room = self._room.get(name)
         if room is None or len(room) < end or room.data_ptr() != held.data_ptr():
-            room = self._room[name] = kept.new_empty((max(2 * begin, end), *kept.shape[1:]))
+            room = new.new_empty((max(2 * begin, end), *new.shape[1:]))
+            self._room[name] = room
             if begin:
                 room[:begin] = held
-        room[begin:end] = kept
+        room[begin:end] = new
         self._buffers[name] = room[:end]
 
-    def of_all(self, world: World) -> "Meter":
-        """Return a meter that has seen what those of all processes have; every process takes
-        part."""
+    def all_reduce(self, world: World) -> "Meter":
+        """Return a meter with the samples of all ranks; a collective call."""
         if world.is_single_process:
             return self
         whole = deepcopy(self)
         for name, buffer in self.named_buffers():
             if name in self._rows:
-                found = gather_rows(world, buffer.clone())
+                # A clone, because the buffer is a view of a larger tensor, which would be sent whole.
+                whole.load_buffers({name: gather_rows(world, buffer.clone())})
             else:
-                found = reduce(world, buffer)
-            whole.fill({name: found})
+                whole.load_buffers({name: reduce(world, buffer)})
         return whole
 
-    def fill(self, values: Mapping[str, Tensor]) -> None:
-        """Take over buffers by their names; rows may be more or fewer than there were."""
+    def load_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """Replace buffers by name; the number of rows may change."""
         for name, value in values.items():
             if name in self._rows:
                 self._buffers[name] = value.to(self.get_buffer(name), copy=True)
             else:
                 self.get_buffer(name).copy_(value)
 
-    def merge(self, processes: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over what the meters of several processes have seen together."""
-        for name in processes[0]:
-            parts = [one[name] for one in processes]
-            self.fill(
-                {
-                    name: torch.cat(parts)
-                    if name in self._rows
-                    else torch.stack(parts).sum(0).to(parts[0].dtype)
-                }
-            )
+    def merge_buffers(self, ranks: Sequence[Mapping[str, Tensor]]) -> None:
+        """Replace the buffers by the combined buffers of several ranks."""
+        for name in ranks[0]:
+            parts = [buffers[name] for buffers in ranks]
+            if name in self._rows:
+                self.load_buffers({name: torch.cat(parts)})
+            else:
+                # sum() promotes small integers to int64; the buffer keeps its type.
+                self.load_buffers({name: torch.stack(parts).sum(0).to(parts[0].dtype)})
 
     @abstractmethod
     def update(self, out: StepOutput) -> None:
-        """Add what one step produced; samples whose `out.mask` is False do not count."""
+        """Add the output of one step, skipping samples whose `out.mask` is False."""
 
     @abstractmethod
     def compute(self) -> float | dict[str, float]:
-        """Return the metric of what was added so far (or several by name); NaN when nothing was."""
+        """Return the metric of everything added so far, or several metrics by name; NaN if nothing
+        was."""
 
     def direction(self, metric: str = "") -> Better | None:
-        """Return which values of a metric are better; `metric` is its name where there are
-        several."""
+        """Return which values of a metric are better; `metric` is its name if there are several."""
         if metric in COUNTS:
             return None
         return self.better
 
-    def metrics(self) -> tuple[str, ...] | None:
-        """Return the names of several metrics, none where it is one; None where only the data tells
-        them."""
+    def metric_names(self) -> tuple[str, ...] | None:
+        """Return the names of several metrics, empty for a single one; None if they depend on data."""
         empty = deepcopy(self)
         empty.reset()
         try:
             found = empty.compute()
-        except (
-            ArithmeticError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ):  # it needs data to compute
+        # A custom meter may fail in any of these ways on no data.
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             return None
         if isinstance(found, dict):
             return tuple(found)
         return ()
 
     def table(self) -> dict[str, dict[str, float]]:
-        """Return what is more than a few numbers, as row -> column -> value, for a report; most
-        meters have none.
+        """Return row -> column -> value for a report, for results that are more than a few numbers.
 
-        Of all processes: `meter.of_all(world).table()`, where every process takes part.
+        For the samples of all ranks use `meter.all_reduce(world).table()`, a collective call.
         """
         return {}
 
@@ -194,6 +187,7 @@ class Meter(nn.Module, ABC):
                 buffer.zero_()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        # torch copies into existing buffers, whose shapes must match; the number of rows differs.
         for name in self._rows:
             if (given := state_dict.get(prefix + name)) is not None:
                 self._buffers[name] = torch.empty_like(given, device=self.get_buffer(name).device)
@@ -201,34 +195,31 @@ class Meter(nn.Module, ABC):
 
 
 Adapter = Callable[[Factory[Any]], Factory[Any]]
-"""Makes of a library's own class a callable that returns a meter; what is not the library's it
-returns as it is."""
+"""Turns a class of a library into a factory of meters, and returns anything else unchanged."""
 
 
-class Meters(Registry[Meter]):
-    """Meters by name, and metrics of other libraries by dotted path, each through an adapter to its
-    library."""
+class MeterRegistry(Registry[Meter]):
+    """Meters by name, and metrics of other libraries by dotted path through an adapter per library."""
 
     def __init__(self) -> None:
         super().__init__("meter", "METERS")
         self._adapters: list[Adapter] = []
 
-    def adapter(self, library: str, extra: str) -> Callable[[Adapter], Adapter]:
-        """Return a decorator that files what makes meters of a library's metrics, see
-        `Registry.bridge`."""
+    def register_adapter(self, library: str, extra: str) -> Callable[[Adapter], Adapter]:
+        """Return a decorator that registers the adapter of a library, see `Registry.bridge`."""
 
-        def decorate(adapter: Adapter) -> Adapter:
-            self._adapters.append(adapter)
-            self.bridge(library, extra)(lambda _name: None)  # its metrics have dotted paths
-            return adapter
+        def decorate(register_adapter: Adapter) -> Adapter:
+            self._adapters.append(register_adapter)
+            self.bridge(library, extra)(lambda _name: None)  # its metrics are dotted paths
+            return register_adapter
 
         return decorate
 
     def find(self, name: str, where: str | None = None) -> Factory[Meter]:
         """Return the callable behind `name`, see `Registry.find`."""
         found = super().find(name, where)
-        for adapter in self._adapters:
-            found = adapter(found)
+        for register_adapter in self._adapters:
+            found = register_adapter(found)
         return found
 
     def build(
@@ -240,18 +231,20 @@ class Meters(Registry[Meter]):
         facts: Mapping[str, Any] | None = None,
         used: dict[str, Any] | None = None,
     ) -> Meter:
-        """Make a meter, see `Registry.build`.
+        """Build a meter, see `Registry.build`.
 
         Raises:
-            ConfigError: also where what was made is no meter.
+            ConfigError: also if the result is not a meter.
         """
         made = super().build(name, params, where=where, facts=facts, used=used)
         if not isinstance(made, Meter):
             raise ConfigError(
-                f"{where or self.section}.name = {name!r}: it makes a {type(made).__name__}, which is no meter; "
-                f"expected a phasetrain.meters.Meter, or a metric of {' or '.join(self._bridges)}"
+                f"{where or self.section}.name = {name!r}: it returns a {type(made).__name__}, "
+                "which is not a meter; expected a phasetrain.meters.Meter or a metric of "
+                f"{' or '.join(self._bridges)}",
+                code="config.wrong_part",
             )
         return made
 
 
-METERS = Meters()
+METERS = MeterRegistry()

@@ -9,11 +9,12 @@ from phasetrain.meters.base import METERS, Meter
 
 @METERS.register("loss")
 class MeanLoss(Meter):
-    """Mean loss over the phase, each step weighted by what its own mean counts (samples or tokens).
+    """Mean loss over the phase; each step is weighted by the denominator of its mean (samples or
+    tokens).
 
     Args:
-        of: name of a number in the step's logs to take instead of the loss, such as `loss_LABEL` of
-            a loss of several parts.
+        of: name of a number in the logs of the step to average instead of the loss, such as
+            `loss_LABEL` of a loss with several terms.
 
     Raises:
         ValueError: on update: there is no such number.
@@ -32,19 +33,19 @@ class MeanLoss(Meter):
         self.add_sum("weight")
 
     def update(self, out: StepOutput) -> None:
-        """Add the loss of one step; a step of weight 0 has a mean over nothing, NaN, and is left
-        out."""
+        """Add the loss of one step."""
+        # A step of weight 0 has a mean over nothing, NaN.
         if out.weight:
-            self.total.add_(self._value(out), alpha=out.weight)
+            self.total.add_(self._read_value(out), alpha=out.weight)
             self.weight.add_(out.weight)
 
-    def _value(self, out: StepOutput) -> Tensor:
+    def _read_value(self, out: StepOutput) -> Tensor:
         if self.of is None:
             return out.loss.detach()
         if self.of not in out.logs:
-            there = ", ".join(out.logs) or "no numbers"
+            known = ", ".join(out.logs) or "none"
             raise ValueError(
-                f"of = {self.of!r}: no such number in the step's logs; there are {there}"
+                f"of = {self.of!r}: no such number in the logs of the step; known: {known}"
             )
         return torch.as_tensor(out.logs[self.of], device=self.total.device).detach()
 

@@ -1,5 +1,5 @@
-"""Metrics of torchmetrics as meters; torchmetrics is imported only when a config names one of its
-metrics."""
+"""Metrics of torchmetrics as meters; torchmetrics is imported only if a config names a metric of
+it."""
 
 import functools
 import inspect
@@ -16,15 +16,15 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput, mapped
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS, Better, Meter
-from phasetrain.meters.classification.scored import class_labels
+from phasetrain.meters.classification.class_scores import label_classes, make_class_labels
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
 Kind = Literal["sum", "max", "min", "cat", "list", "mean", "each"]
-"""How a state comes together over processes.
+"""How a state is reduced over ranks.
 
-`list` keeps the pieces of a list apart; `mean` and `each` keep one row per process, and the metric
+`list` keeps the tensors of a list apart; `mean` and `each` keep one row per rank, and the metric
 gets their mean, or all of them.
 """
 
@@ -33,21 +33,21 @@ COUNTS = ("num_classes", "num_labels")
 
 
 class TorchMetric(Meter):
-    """A metric of torchmetrics whose states are the state of a meter.
+    """A torchmetrics metric whose states are the buffers of a meter.
 
-    They are saved in the middle of a phase and reduced over processes as the metric declares it, by
-    us: torchmetrics' own exchange is off. Outputs and targets of samples that do not count are left
-    out; float16 and bfloat16 become float32. An output or a target that is a mapping gives the
-    arguments of the metric's `update` by their names; otherwise output and target are its first
-    two.
+    The states are saved in the middle of a phase, and reduced over ranks as the metric declares;
+    torchmetrics' own synchronisation is off. Samples that do not count are removed from outputs and
+    targets; float16 and bfloat16 become float32. An output or target that is a mapping provides the
+    arguments of the metric's `update` by name; otherwise output and target are its first two
+    arguments.
 
     Args:
-        metric: what counts.
-        class_names: names of the values of a metric that gives one per class.
+        metric: the metric.
+        class_names: names of the values of a metric that returns one per class.
 
     Raises:
-        ConfigError: a state is reduced by a function of the metric's own, or the metric holds other
-            metrics; on compute: the metric gives curves or matrices.
+        ConfigError: a state has a custom reduction, or the metric contains other metrics; on
+            compute: the metric returns curves or matrices.
     """
 
     steps: Tensor
@@ -56,10 +56,14 @@ class TorchMetric(Meter):
         super().__init__()
         self.name = type(metric).__name__
         self.class_names = class_names
-        _refuse_nested(metric)
-        metric.sync_on_compute = metric._to_sync = False  # the second is what compute looks at
-        self.__dict__["_metric"] = metric  # no submodule: its thresholds and the like are no sums
-        self._kinds = {state: _kind(self.name, metric, state) for state in metric.metric_state}
+        _reject_nested(metric)
+        metric.sync_on_compute = False
+        metric._to_sync = False  # private, but the only flag that compute() reads
+        # Not a submodule: its other buffers, such as thresholds, must not be summed over ranks.
+        self.__dict__["_metric"] = metric
+        self._reductions_by_state = {
+            state: _find_reduction(self.name, metric, state) for state in metric.metric_state
+        }
         takes = inspect.signature(metric.update).parameters
         self._takes = tuple(takes)
         stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -69,7 +73,7 @@ class TorchMetric(Meter):
             if one.default is one.empty and one.kind not in stars
         )
         self.add_sum("steps", dtype=torch.int64)
-        for state, kind in self._kinds.items():
+        for state, kind in self._reductions_by_state.items():
             default = metric.metric_state[state]
             if kind in ("mean", "each") or isinstance(default, list):
                 empty = torch.zeros(0)
@@ -82,19 +86,19 @@ class TorchMetric(Meter):
         self._initial = {name: buffer.clone() for name, buffer in self.named_buffers()}
 
     def update(self, out: StepOutput) -> None:
-        """Show one step to the metric."""
+        """Update the metric with the output of one step."""
         if out.mask is not None and not bool(out.mask.any()):
-            return  # many metrics fail on nothing
-        arguments = self._arguments(out)
+            return  # many metrics fail on empty inputs
+        arguments = _select_arguments(self.name, self._takes, self._needs, out)
         metric: Metric = self.__dict__["_metric"]
         metric.reset()
-        vars(metric).update(self._open())
+        vars(metric).update(self._prepare_states())
         metric.update(**arguments)
-        self._close(metric.metric_state)
+        self._store_states(metric.metric_state)
         self.steps.add_(1)
 
     def direction(self, metric: str = "") -> Better | None:
-        """Return which values are better, as the metric says of itself."""
+        """Return which values are better, as declared by the metric."""
         larger = self.__dict__["_metric"].higher_is_better
         if larger is None:
             return None
@@ -102,60 +106,62 @@ class TorchMetric(Meter):
             return "larger"
         return "smaller"
 
-    def metrics(self) -> tuple[str, ...] | None:
-        """Return None: what a metric of torchmetrics gives, the data tells."""
+    def metric_names(self) -> tuple[str, ...] | None:
+        """Return None: the values of a torchmetrics metric depend on the data."""
         return None
 
     def compute(self) -> float | dict[str, float]:
-        """Return the value of the metric, several by name, or by class; NaN without samples."""
+        """Return the value of the metric, or several by name or class; NaN without samples."""
         if not int(self.steps):
             return float("nan")
         metric: Metric = self.__dict__["_metric"]
         metric.reset()
-        vars(metric).update(self._whole())
-        metric._update_count = int(
-            self.steps
-        )  # it warns of 0, and other processes may have made the updates
+        vars(metric).update(self._combine_states())
+        # torchmetrics warns about 0 updates, and other ranks may have made the updates.
+        metric._update_count = int(self.steps)
         found = metric.compute()
         metric.reset()
-        return self._numbers(found)
+        return _flatten_values(self.name, found, self.class_names)
 
-    def of_all(self, world: World) -> "Meter":
-        """Return a meter that has seen what those of all processes have; every process takes
-        part."""
+    def all_reduce(self, world: World) -> "Meter":
+        """Return a meter with the samples of all ranks; a collective call."""
         if world.is_single_process:
             return self
         whole = deepcopy(self)
-        whole.merge(
-            world.all_gather({name: buffer.cpu().clone() for name, buffer in self.named_buffers()})
-        )
+        # As objects, because the shape and even the type of a state may differ between ranks.
+        buffers = {name: buffer.cpu().clone() for name, buffer in self.named_buffers()}
+        whole.merge_buffers(world.all_gather(buffers))
         return whole
 
-    def fill(self, values: Mapping[str, Tensor]) -> None:
-        """Take over states by their names, of whatever type and shape they are."""
+    def load_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """Replace states by name, whatever their type and shape."""
         for name, value in values.items():
             self._buffers[name] = value.to(self.get_buffer(name).device, copy=True)
 
-    def merge(self, processes: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over what the meters of several processes have seen together."""
-        kinds = {"steps": "sum"} | {f"state_{state}": kind for state, kind in self._kinds.items()}
-        for name in processes[0]:
-            self.fill({name: _together(kinds.get(name, "cat"), [one[name] for one in processes])})
+    def merge_buffers(self, ranks: Sequence[Mapping[str, Tensor]]) -> None:
+        """Replace the states by the combined states of several ranks."""
+        reductions = {
+            "steps": "sum",
+            **{f"state_{state}": one for state, one in self._reductions_by_state.items()},
+        }
+        for name in ranks[0]:
+            parts = [buffers[name] for buffers in ranks]
+            self.load_buffers({name: _merge_ranks(reductions.get(name, "cat"), parts)})
 
     def reset(self) -> None:
-        """Set all states to what they were."""
+        """Reset all states to their initial values."""
         self._room.clear()
-        self.fill(self._initial)
+        self.load_buffers(self._initial)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TorchMetric":  # noqa: FBT001, FBT002
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.__dict__["_metric"]._apply(fn)
         return self
 
-    def _open(self) -> Iterator[tuple[str, Any]]:
-        """Yield the states as `update` gets them: lists empty, of one row per process that of this
-        one."""
-        for state, kind in self._kinds.items():
+    def _prepare_states(self) -> Iterator[tuple[str, Any]]:
+        """Yield the states for `update`: empty lists, and only this rank's row of states with a row
+        per rank."""
+        for state, kind in self._reductions_by_state.items():
             held = self.get_buffer(f"state_{state}")
             default = self.__dict__["_metric"].metric_state[state]
             if kind in ("mean", "each"):
@@ -163,13 +169,13 @@ class TorchMetric(Meter):
             else:
                 yield state, [] if isinstance(default, list) else held
 
-    def _close(self, states: Mapping[str, Any]) -> None:
-        """Take over the states as `update` leaves them."""
-        for state, kind in self._kinds.items():
+    def _store_states(self, states: Mapping[str, Any]) -> None:
+        """Store the states as `update` leaves them."""
+        for state, kind in self._reductions_by_state.items():
             name = f"state_{state}"
             found = states[state]
             if isinstance(found, list):
-                self._extend(state, found, lengths=kind == "list")
+                self._append_states(state, found, lengths=kind == "list")
             elif kind in ("mean", "each"):
                 self._buffers[name] = torch.cat(
                     [self.get_buffer(name)[:-1].to(found), found.detach()[None]]
@@ -177,25 +183,27 @@ class TorchMetric(Meter):
             else:
                 self._buffers[name] = found.detach()
 
-    def _extend(self, state: str, found: list[Any], *, lengths: bool) -> None:
+    def _append_states(self, state: str, found: list[Any], *, lengths: bool) -> None:
         if not all(isinstance(piece, Tensor) for piece in found):
             raise ValueError(
-                f"{self.name}: its state {state!r} holds something else than tensors, which is not saved"
+                f"{self.name}: its state {state!r} contains values other than tensors, which "
+                "cannot be saved"
             )
         pieces = [piece.detach().reshape(piece.shape or 1) for piece in found]
         if pieces and not len(self.get_buffer(f"state_{state}")):
-            self._buffers[f"state_{state}"] = pieces[0][:0]  # of the type that it will have
+            # The first tensor determines type and shape, which no default of a list declares.
+            self._buffers[f"state_{state}"] = pieces[0][:0]
         for piece in pieces:
-            self.keep(f"state_{state}", piece)
+            self.append_rows(f"state_{state}", piece)
         if lengths:
-            self.keep(
+            self.append_rows(
                 f"lengths_{state}",
                 torch.tensor([len(piece) for piece in pieces], dtype=torch.int64),
             )
 
-    def _whole(self) -> Iterator[tuple[str, Any]]:
-        """Yield the states as `compute` gets them."""
-        for state, kind in self._kinds.items():
+    def _combine_states(self) -> Iterator[tuple[str, Any]]:
+        """Yield the states for `compute`."""
+        for state, kind in self._reductions_by_state.items():
             held = self.get_buffer(f"state_{state}")
             if kind == "list":
                 yield state, list(torch.split(held, self.get_buffer(f"lengths_{state}").tolist()))
@@ -204,77 +212,77 @@ class TorchMetric(Meter):
             elif kind == "each":
                 yield state, held[0] if len(held) == 1 else held
             else:
-                is_list = isinstance(self.__dict__["_metric"].metric_state[state], list)
-                yield state, ([held] if len(held) else []) if is_list else held
+                default = self.__dict__["_metric"].metric_state[state]
+                if not isinstance(default, list):
+                    yield state, held
+                elif len(held):
+                    yield state, [held]
+                else:
+                    yield state, []
 
-    def _arguments(self, out: StepOutput) -> dict[str, Any]:
-        """Return what `update` is called with."""
-        given: dict[str, Any] = {}
-        for position, value in enumerate((out.output, out.target)):
-            if isinstance(value, Mapping):
-                given |= {name: item for name, item in value.items() if name in self._takes}
-            elif position < len(self._needs):
-                given[self._needs[position]] = value
-        if missing := [name for name in self._needs if name not in given]:
-            raise ValueError(
-                f"{self.name}: its update takes {', '.join(self._takes)}, and nothing gives {', '.join(missing)}; let "
-                "the output or the target of the data be a mapping with these names"
-            )
-        return {
-            name: _kept(mapped(value, _at_least_float32), out.mask) for name, value in given.items()
-        }
 
-    def _numbers(self, found: Any) -> float | dict[str, float]:
-        """Return what a metric computed as numbers by name."""
-        if isinstance(found, Mapping):
-            values = {str(name): self._numbers(value) for name, value in found.items()}
-            flat: dict[str, float] = {}
-            for name, value in values.items():
-                flat |= (
-                    {f"{name}_{below}": one for below, one in value.items()}
-                    if isinstance(value, dict)
-                    else {name: value}
-                )
-            return flat
-        if isinstance(found, int | float) or (isinstance(found, Tensor) and found.numel() == 1):
-            return float(found)
-        if isinstance(found, Tensor) and found.ndim == 1:
-            labels = class_labels(len(found), self.class_names)
-            return {
-                f"of_{label}": value for label, value in zip(labels, found.tolist(), strict=True)
-            }
-        if isinstance(found, Tensor):
-            form = f"a tensor {tuple(found.shape)}"
-        else:
-            form = f"a {type(found).__name__}"
-        raise ConfigError(
-            f"{self.name} gives {form}, and a meter gives numbers; take another metric, or an average"
+def _select_arguments(
+    name: str, takes: Sequence[str], needs: Sequence[str], out: StepOutput
+) -> dict[str, Any]:
+    """Return the arguments of a metric's `update` from the output and target of a step."""
+    given: dict[str, Any] = {}
+    for position, value in enumerate((out.output, out.target)):
+        if isinstance(value, Mapping):
+            given |= {key: item for key, item in value.items() if key in takes}
+        elif position < len(needs):
+            given[needs[position]] = value
+    if missing := [key for key in needs if key not in given]:
+        raise ValueError(
+            f"{name}: its update takes {', '.join(takes)}, and nothing provides "
+            f"{', '.join(missing)}; let the output or the target be a mapping with these names"
         )
+    return {key: _drop_masked(mapped(value, _to_float32), out.mask) for key, value in given.items()}
 
 
-@METERS.adapter("torchmetrics", "metrics")
+def _flatten_values(
+    name: str, found: Any, class_names: Sequence[str] | None
+) -> float | dict[str, float]:
+    """Return the result of a metric as numbers by name."""
+    if isinstance(found, Mapping):
+        flat: dict[str, float] = {}
+        for key, value in found.items():
+            numbers = _flatten_values(name, value, class_names)
+            if isinstance(numbers, dict):
+                flat |= {f"{key}_{below}": one for below, one in numbers.items()}
+            else:
+                flat[str(key)] = numbers
+        return flat
+    if isinstance(found, int | float) or (isinstance(found, Tensor) and found.numel() == 1):
+        return float(found)
+    if isinstance(found, Tensor) and found.ndim == 1:
+        return label_classes(make_class_labels(len(found), class_names), found)
+    form = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    raise ConfigError(
+        f"{name} returns {form}, and a meter returns numbers; use another metric or an average",
+        code="config.wrong_part",
+    )
+
+
+@METERS.register_adapter("torchmetrics", "metrics")
 def metric_as_meter(found: Factory[Any]) -> Factory[Any]:
-    """Return what makes a meter of a class of metrics, with the parameters of that class; anything
-    else as it is.
+    """Return a factory of meters for a metric class, with the parameters of that class; anything
+    else unchanged.
 
-    `num_classes` and `num_labels`, where the class has them and the config gives none, are the
-    classes of the data. The parameters that every metric has (how torchmetrics exchanges and
-    caches) are left out.
+    `num_classes` and `num_labels` default to the number of classes in the data. The parameters
+    common to all metrics (synchronisation and caching in torchmetrics) are omitted.
     """
     library = sys.modules.get("torchmetrics")
     make = found
     if library is None or not inspect.isclass(found) or not issubclass(found, library.Metric):
         return found
     known = inspect.signature(found).parameters
-    counted = [name for name in COUNTS if name in known]
-    facts = [
-        name for name in ("class_names", *(["classes"] if counted else [])) if name not in known
-    ]
+    sized = [name for name in COUNTS if name in known]
+    facts = [name for name in ("class_names", *(["classes"] if sized else [])) if name not in known]
 
     def build(**given: Any) -> TorchMetric:
         ours = {name: given.pop(name, None) for name in facts}
         if ours.get("classes") is not None:
-            given = dict.fromkeys(counted, ours["classes"]) | given
+            given = dict.fromkeys(sized, ours["classes"]) | given
         return TorchMetric(make(**given), ours.get("class_names"))
 
     optional = inspect.Parameter.KEYWORD_ONLY
@@ -284,19 +292,20 @@ def metric_as_meter(found: Factory[Any]) -> Factory[Any]:
         if one.kind is not one.VAR_KEYWORD
     ]
     extra = [inspect.Parameter(name, optional, default=None) for name in facts]
+    # The registry reads signature and annotations to check and document parameters.
     made: Factory[Any] = functools.update_wrapper(
         build, found, assigned=("__module__", "__qualname__", "__doc__"), updated=()
     )
     vars(made)["__signature__"] = inspect.Signature([*own, *extra])
-    made.__annotations__ = _types(found) | {
+    made.__annotations__ = _parameter_types(found) | {
         "class_names": Sequence[str] | None,
         "classes": int | None,
     }
     return made
 
 
-def _types(found: type) -> dict[str, Any]:
-    """Return the types of the parameters of a class, of those that can be found out."""
+def _parameter_types(found: type) -> dict[str, Any]:
+    """Return the types of the parameters of a class, as far as they can be resolved."""
     for function in (found.__new__, found.__init__):  # type: ignore[misc]
         try:
             hints = get_type_hints(function)
@@ -309,29 +318,31 @@ def _types(found: type) -> dict[str, Any]:
     return {}
 
 
-def _refuse_nested(metric: "Metric") -> None:
-    """Refuse a metric that holds others, whose states are not its own.
+def _reject_nested(metric: "Metric") -> None:
+    """Reject a metric that contains others, whose states are not among its states.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it contains other metrics, or has no state.
     """
     name = type(metric).__name__
     inner = sys.modules["torchmetrics"].Metric
     if any(isinstance(module, inner) for module in metric.modules() if module is not metric):
         raise ConfigError(
-            f"{name} holds other metrics, and their states would be lost; name each of them by itself"
+            f"{name} contains other metrics, whose states would be lost; use each as a meter",
+            code="config.wrong_part",
         )
     if not metric.metric_state:
         raise ConfigError(
-            f"{name} has no state of its own to be saved and reduced; it cannot be a meter"
+            f"{name} has no state to save and reduce, so it cannot be a meter",
+            code="config.wrong_part",
         )
 
 
-def _kind(name: str, metric: "Metric", state: str) -> Kind:
-    """Return how a state comes together over processes.
+def _find_reduction(name: str, metric: "Metric", state: str) -> Kind:
+    """Return how a state is reduced over ranks.
 
     Raises:
-        ConfigError: by a function of the metric's own, or a list by anything but concatenation.
+        ConfigError: the reduction is a custom function, or a list is not concatenated.
     """
     from torchmetrics.utilities import data
 
@@ -347,22 +358,18 @@ def _kind(name: str, metric: "Metric", state: str) -> Kind:
     }
     kind = kinds.get(reduction)
     if kind is None or (is_list and kind not in ("cat", "list")):
-        if isinstance(reduction, str):
-            how = reduction
-        else:
-            if kind is None:
-                how = "a function of its own"
-            else:
-                how = kind
+        how = reduction if isinstance(reduction, str) else kind or "a custom function"
         raise ConfigError(
-            f"{name}: its state {state!r} is reduced over processes by {how}, which cannot be repeated on a state that "
-            "is saved in the middle of a phase; a meter takes states reduced by sum, mean, max, min or cat (lists: cat)"
+            f"{name}: its state {state!r} is reduced over ranks by {how}, which cannot be repeated "
+            "on a state saved in the middle of a phase; a meter supports states reduced by sum, "
+            "mean, max, min or cat (lists: cat)",
+            code="config.wrong_part",
         )
     return kind
 
 
-def _together(kind: str, parts: list[Tensor]) -> Tensor:
-    """Return the states of several processes as one."""
+def _merge_ranks(kind: str, parts: list[Tensor]) -> Tensor:
+    """Return the combined state of several ranks."""
     if kind == "sum":
         return functools.reduce(torch.add, parts)
     if kind == "max":
@@ -375,7 +382,7 @@ def _together(kind: str, parts: list[Tensor]) -> Tensor:
     return parts[0]
 
 
-def _kept(value: Any, mask: Tensor | None) -> Any:
+def _drop_masked(value: Any, mask: Tensor | None) -> Any:
     """Return the samples that count."""
     if mask is None:
         return value
@@ -384,7 +391,7 @@ def _kept(value: Any, mask: Tensor | None) -> Any:
     return mapped(value, lambda tensor: tensor[mask])
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
+def _to_float32(tensor: Tensor) -> Tensor:
     if tensor.dtype in HALF:
         return tensor.detach().float()
     return tensor.detach()

@@ -316,7 +316,7 @@ class Task(WholeState, Predicts):
             self.parts.updater.resolve()
         metrics: dict[str, float] = {}
         for label, meter in self.meters.items() if self._measures else ():
-            found = meter.of_all(self._world).compute()
+            found = meter.all_reduce(self._world).compute()
             if isinstance(found, dict):
                 metrics |= {f"{label}_{name}": float(value) for name, value in found.items()}
             else:

@@ -84,7 +84,7 @@ class WholeState(ABC):
         for name in own.keys() & stateful.keys():
             part = stateful[name]
             if isinstance(part, Meter):
-                part.fill(own[name])
+                part.load_buffers(own[name])
             elif isinstance(part, nn.Module):
                 load_buffers(part, own[name])
             else:
@@ -99,7 +99,7 @@ class WholeState(ABC):
                 if not is_main:
                     part.reset()
                 elif found:
-                    part.merge(found)
+                    part.merge_buffers(found)
             elif isinstance(part, BadSamples) and found:
                 met = {index: reason for one in found for index, reason in one["samples"]}
                 part.load_state_dict({"samples": [[index, met[index]] for index in sorted(met)]})

@@ -52,8 +52,8 @@ class ExactAuc(Meter):
         self.add_rows("labels", dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        self.keep("scores", out.output[:, 0], out.mask)
-        self.keep("labels", out.target, out.mask)
+        self.append_rows("scores", out.output[:, 0], out.mask)
+        self.append_rows("labels", out.target, out.mask)
 
     def compute(self) -> dict[str, float]:
         zero, other = self.scores[self.labels == 0], self.scores[self.labels != 0]

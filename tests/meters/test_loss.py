@@ -15,7 +15,7 @@ def test_steps_are_weighted():
     assert not meter.total.requires_grad
 
 
-def test_a_step_without_weight_is_left_out():
+def test_step_of_weight_zero_is_skipped():
     meter = MeanLoss()
     meter.update(StepOutput(torch.tensor(2.0), 4.0, 4))
     meter.update(StepOutput(torch.tensor(math.nan), 0.0, 0))
@@ -30,12 +30,10 @@ def test_small_steps_are_not_lost_in_a_long_phase():
     assert meter.total.item() == 2.0**30 + 4
 
 
-def test_another_number_of_the_logs():
+def test_number_of_the_logs_replaces_the_loss():
     meter = MeanLoss(of="loss_soft")
     meter.update(StepOutput(torch.tensor(9.0), 3.0, 3, logs={"loss_soft": torch.tensor(1.0)}))
     meter.update(StepOutput(torch.tensor(9.0), 1.0, 1, logs={"loss_soft": 5.0}))
     assert meter.compute() == 2.0
-    with pytest.raises(
-        ValueError, match="of = 'loss_soft': no such number in the step's logs; there are loss_hard"
-    ):
+    with pytest.raises(ValueError, match=r"of = 'loss_soft': .*loss_hard"):
         meter.update(StepOutput(torch.tensor(9.0), 1.0, 1, logs={"loss_hard": 5.0}))

@@ -43,11 +43,11 @@ def theirs(output, target, weights=None):
 
 
 @pytest.mark.parametrize("steps", [1, 7])
-def test_it_is_as_scikit_learn(steps):
+def test_values_equal_scikit_learn(steps):
     assert seen(Regression(), OUTPUT, TARGET, steps=steps) == theirs(OUTPUT, TARGET)
 
 
-def test_weights_of_columns():
+def test_columns_are_weighted():
     found = seen(Regression([1.0, 0.0, 3.0]), OUTPUT, TARGET)
     assert found == theirs(OUTPUT, TARGET, [1.0, 0.0, 3.0])
     assert found != theirs(OUTPUT, TARGET)
@@ -96,12 +96,12 @@ def test_constant_targets_have_no_r2():
         (OUTPUT, None, "not Tensor and NoneType"),
     ],
 )
-def test_what_does_not_fit_is_refused(output, target, message):
+def test_misfitting_inputs_are_rejected(output, target, message):
     with pytest.raises(ValueError, match=message):
         Regression().update(StepOutput(torch.tensor(0.0), 1.0, 1, output, target))
 
 
-def test_weights_that_do_not_fit_are_refused():
+def test_invalid_weights_are_rejected():
     with pytest.raises(ValueError, match="2 weights for 3 columns"):
         seen(Regression([1.0, 2.0]), OUTPUT, TARGET)
     for given in ([], [0.0], [1.0, -1.0]):

@@ -135,7 +135,7 @@ class TensorBoard(Tracker):
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Write the metrics of the phase and its confusion matrix."""
         shown = {
-            label: meter.of_all(
+            label: meter.all_reduce(
                 run.world
             ).table()  # collective, so before anything that may fail on one process
             for label, meter in run.task.meters.items()

@@ -9,16 +9,16 @@ from phasetrain.meters.base import METERS, Meter
 
 @METERS.register("accuracy")
 class Accuracy(Meter):
-    """Share of samples, in [0, 1], whose class is among the `topk` highest scores.
+    """Fraction of samples, in [0, 1], whose class is among the `topk` highest scores.
 
     Takes outputs `(N, C)` and integer targets `(N,)`.
 
     Args:
-        topk: number of scores that may hold the class.
+        topk: number of scores that may contain the class.
 
     Raises:
-        ValueError: a topk below 1; on update: other shapes, targets that are not integers, or fewer
-            than topk classes.
+        ValueError: topk is below 1; on update: wrong shapes, non-integer targets, or fewer than
+            topk classes.
     """
 
     better = "larger"
@@ -29,17 +29,18 @@ class Accuracy(Meter):
     def __init__(self, topk: int = 1) -> None:
         super().__init__()
         if topk < 1:
-            raise ValueError(f"topk = {topk}: expected a number of scores of at least 1")
+            raise ValueError(f"topk = {topk}: expected at least 1")
         self.topk = topk
         self.add_sum("correct", dtype=torch.int64)
         self.add_sum("samples", dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        """Count the samples of one step and those that are right."""
+        """Count the samples of one step and the correct ones."""
         output = out.output
         target = out.target
         mask = out.mask
-        self._check(output, target)
+        self._check_shapes(output, target)
+        # argmax is several times faster than topk(1).
         if self.topk == 1:
             hits = output.argmax(1).eq(target)
         else:
@@ -55,10 +56,11 @@ class Accuracy(Meter):
         """Return the accuracy, NaN without samples."""
         return float(self.correct.double() / self.samples)
 
-    def _check(self, output: Tensor, target: Tensor) -> None:
+    def _check_shapes(self, output: Tensor, target: Tensor) -> None:
         if not isinstance(output, Tensor) or not isinstance(target, Tensor):
             raise ValueError(  # noqa: TRY004 - the user chose a meter that does not fit
-                f"accuracy takes tensors of scores and classes, not {type(output).__name__} and {type(target).__name__}"
+                "accuracy takes tensors of scores and classes, not "
+                f"{type(output).__name__} and {type(target).__name__}"
             )
         if output.ndim != 2 or target.ndim != 1 or len(output) != len(target):
             raise ValueError(
@@ -66,7 +68,7 @@ class Accuracy(Meter):
                 f"{tuple(output.shape)} and targets {tuple(target.shape)}"
             )
         if target.is_floating_point():
-            raise ValueError(f"accuracy takes whole numbers as targets, not {target.dtype}")
+            raise ValueError(f"accuracy takes integer targets, not {target.dtype}")
         if self.topk > output.shape[1]:
             raise ValueError(
                 f"accuracy: topk = {self.topk} is more than the {output.shape[1]} classes; lower topk"

@@ -1,4 +1,4 @@
-"""Precision and recall of the k highest scores."""
+"""Precision and recall at k."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.scored import scored
+from phasetrain.meters.classification.class_scores import read_scores
 
 
-class _AtK(Meter):
+class _TopKMeter(Meter):
     """Counts the true labels among the k highest scores of each sample, for several k.
 
     Takes outputs `(N, C)` and classes `(N,)` or labels `(N, C)`.
@@ -28,67 +28,71 @@ class _AtK(Meter):
         super().__init__()
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or min(self.topk) < 1 or len(set(self.topk)) < len(self.topk):
-            raise ValueError(f"topk = {topk}: expected different numbers of scores of at least 1")
+            raise ValueError(f"topk = {topk}: expected distinct integers of at least 1")
         self.add_sum("hits", (len(self.topk),), dtype=torch.int64)
         self.add_sum("samples", dtype=torch.int64)
         self.add_sum("positives", dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        """Count the true labels of one step and those that are found."""
-        found = scored("precision_at_k or recall_at_k", out)
+        """Count the true labels of one step, and how many are among the k highest scores."""
+        found = read_scores("precision_at_k or recall_at_k", out)
         classes = found.scores.shape[1]
         if max(self.topk) > classes:
             raise ValueError(
                 f"topk = {max(self.topk)} is more than the {classes} classes; lower topk"
             )
         best = found.scores.topk(max(self.topk), dim=1).indices
-        true = best.eq(found.target[:, None]) if found.single else found.target.gather(1, best)
-        counting = found.counting()
-        among = (true & counting[:, None]).sum(0).cumsum(0)
+        counted = found.counted_mask()
+        if found.is_single_label:
+            is_true = best.eq(found.target[:, None])
+            labels = counted
+        else:
+            is_true = found.target.gather(1, best)
+            labels = found.target & counted[:, None]
+        # Column k - 1 of the cumulative sum has the hits among the k highest scores.
+        among = (is_true & counted[:, None]).sum(0).cumsum(0)
         self.hits.add_(torch.stack([among[k - 1] for k in self.topk]))
-        self.samples.add_(counting.sum())
-        labels = counting if found.single else found.target & counting[:, None]
+        self.samples.add_(counted.sum())
         self.positives.add_(labels.sum())
 
     def compute(self) -> dict[str, float]:
-        """Return the value of each k under its number, NaN without samples."""
-        possible = self._possible()
+        """Return the value of each k, keyed by k as a string; NaN without samples."""
+        possible = self._count_possible_hits()
         return {str(k): float(self.hits[i].double() / possible[k]) for i, k in enumerate(self.topk)}
 
     @abstractmethod
-    def _possible(self) -> dict[int, Tensor]:
-        """Return what the hits of each k are divided by."""
+    def _count_possible_hits(self) -> dict[int, Tensor]:
+        """Return the denominator for each k."""
 
 
 @METERS.register("precision_at_k")
-class PrecisionAtK(_AtK):
-    """Share, in [0, 1], of the k highest scores of all samples that are true labels: hits / (k *
+class PrecisionAtK(_TopKMeter):
+    """Fraction, in [0, 1], of the k highest scores of all samples that are true labels: hits / (k *
     samples).
 
     Args:
-        topk: one k or several; each is a value of its own, under its number.
+        topk: one k or several, each a metric named by k.
 
     Raises:
-        ValueError: a k below 1; on update: other shapes, or fewer than k classes.
+        ValueError: a k is below 1; on update: wrong shapes, or fewer than k classes.
     """
 
-    def _possible(self) -> dict[int, Tensor]:
+    def _count_possible_hits(self) -> dict[int, Tensor]:
         return {k: k * self.samples for k in self.topk}
 
 
 @METERS.register("recall_at_k")
-class RecallAtK(_AtK):
-    """Share, in [0, 1], of the true labels of all samples that are among the k highest scores: hits
-    / true labels.
+class RecallAtK(_TopKMeter):
+    """Fraction, in [0, 1], of the true labels of all samples that are among the k highest scores.
 
-    With one class per sample it is the top-k accuracy.
+    With one class per sample it equals the top-k accuracy.
 
     Args:
-        topk: one k or several; each is a value of its own, under its number.
+        topk: one k or several, each a metric named by k.
 
     Raises:
-        ValueError: a k below 1; on update: other shapes, or fewer than k classes.
+        ValueError: a k is below 1; on update: wrong shapes, or fewer than k classes.
     """
 
-    def _possible(self) -> dict[int, Tensor]:
+    def _count_possible_hits(self) -> dict[int, Tensor]:
         return dict.fromkeys(self.topk, self.positives)

@@ -1,4 +1,4 @@
-"""Area under the receiver operating characteristic, of all samples or by group."""
+"""Area under the receiver operating characteristic, over all samples or within groups."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,29 +7,27 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.ranking import area_under_roc, areas_under_roc_by_group
-from phasetrain.meters.classification.scored import scored
-from phasetrain.meters.classification.scores import AllScores, Problem
+from phasetrain.meters.classification.all_scores import BinaryProblem, RankingMeter
+from phasetrain.meters.classification.class_scores import read_scores
+from phasetrain.meters.classification.ranking import compute_auroc, compute_auroc_by_group
 
 
 @METERS.register("auroc")
-class AUROC(AllScores):
-    """Chance that a sample of a class scores higher for it than one of another class, exact, and
-    its mean.
+class AUROC(RankingMeter):
+    """Exact area under the ROC of each class against the rest, and its mean.
 
-    One against the rest: takes outputs `(N, C)` and classes `(N,)` or labels `(N, C)`; with two
-    classes, or one score per sample, it is the area of the second class alone. Values: `mean` over
-    the classes that have both positives and negatives in the phase, `absent` (how many have not)
-    and `of_NAME`.
+    Takes outputs `(N, C)` and classes `(N,)` or labels `(N, C)`; with two classes, or one score per
+    sample, it is the area of the second class alone. Metrics: `mean` over the classes that have
+    both positives and negatives in the phase, `absent` (the number of other classes) and `of_NAME`.
 
     Args:
-        per_class: give the value of each class too.
-        logits: see `AllScores`.
-        class_names: names of the classes; by default those of the data.
+        per_class: also return the value of each class.
+        logits: see `RankingMeter`.
+        class_names: names of the classes; by default the names in the data.
 
     Raises:
-        ValueError: on update: other shapes.
-        ConfigError: on compute: a target is none of the classes.
+        ValueError: on update: wrong shapes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
     def __init__(
@@ -41,17 +39,18 @@ class AUROC(AllScores):
     ) -> None:
         super().__init__("auroc", per_class=per_class, logits=logits, class_names=class_names)
 
-    def value(self, scores: Tensor, positive: Tensor) -> float:
+    def compute_class(self, scores: Tensor, positive: Tensor) -> float:
         """Return the area of one class."""
-        return area_under_roc(scores, positive)
+        return compute_auroc(scores, positive)
 
     def is_defined(self, positive: Tensor) -> bool:
-        """Tell whether the class has both positives and negatives."""
+        """Return whether the class has both positives and negatives."""
         return bool(positive.any()) and not bool(positive.all())
 
-    def problems(self) -> dict[str, Problem]:
-        """Return those of `AllScores`, of two classes that exclude each other only the second."""
-        found = super().problems()
+    def split_by_class(self) -> dict[str, BinaryProblem]:
+        """Return the problems of `RankingMeter`, or only the second of two exclusive classes."""
+        found = super().split_by_class()
+        # The areas of two exclusive classes are equal.
         if len(found) == 2 and not len(self.labels):
             return dict(list(found.items())[1:])
         return found
@@ -64,15 +63,15 @@ class GroupedAUROC(Meter):
     Zhou et al. 2018, Deep Interest Network, arXiv:1706.06978, equation 7: sum(samples * area) /
     sum(samples) over the groups that have both positives and negatives. Takes outputs of a binary
     task, `(N,)`, `(N, 1)` or logits or probabilities of two classes `(N, 2)`, and targets that are
-    a mapping. Values: `mean`, `groups` (those in the mean) and `left_out`. Keeps 13 bytes per
-    sample.
+    a mapping. Metrics: `mean`, `groups` (number of groups in the mean) and `left_out`. Keeps 13
+    bytes per sample.
 
     Args:
-        label: key of the targets under which the label stands, `(N,)`, true above 0.5.
-        group: key under which the group stands, whole numbers `(N,)`.
+        label: key of the targets with the label, `(N,)`, true above 0.5.
+        group: key of the targets with the group, integers `(N,)`.
 
     Raises:
-        ValueError: on update: targets without these keys, or other shapes.
+        ValueError: on update: the targets lack these keys, or wrong shapes.
     """
 
     better = "larger"
@@ -91,12 +90,13 @@ class GroupedAUROC(Meter):
         self.add_rows("groups", dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        """Keep score, label and group of the samples of one step."""
-        label, group = self._of_target(out.target)
+        """Append score, label and group of the samples of one step."""
+        label, group = self._read_target(out.target)
         output = out.output
         if isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] == 2:
+            # The difference of two logits ranks samples as the probability of the second does.
             output = output.float().diff(dim=1)
-        found = scored(
+        found = read_scores(
             "grouped_auroc", StepOutput(out.loss, out.weight, out.samples, output, label, out.mask)
         )
         if found.scores.shape[1] != 1:
@@ -105,26 +105,26 @@ class GroupedAUROC(Meter):
             )
         if group.shape != (len(found.scores),) or group.is_floating_point():
             raise ValueError(
-                f"grouped_auroc takes one whole number per sample as {self.group!r}, not {tuple(group.shape)} "
-                f"{group.dtype}"
+                f"grouped_auroc takes one integer per sample as {self.group!r}, not "
+                f"{tuple(group.shape)} {group.dtype}"
             )
-        self.keep("scores", found.scores[:, 0], found.mask)
-        self.keep("labels", found.target[:, 0], found.mask)
-        self.keep("groups", group, found.mask)
+        self.append_rows("scores", found.scores[:, 0], found.mask)
+        self.append_rows("labels", found.target[:, 0], found.mask)
+        self.append_rows("groups", group, found.mask)
 
     def compute(self) -> dict[str, float]:
-        """Return the weighted mean, NaN without a group that has both, and how many groups it is
-        of."""
-        areas, samples = areas_under_roc_by_group(self.scores, self.labels, self.groups)
+        """Return the weighted mean, NaN without a valid group, and the number of groups in it and
+        outside."""
+        areas, samples = compute_auroc_by_group(self.scores, self.labels, self.groups)
         both = ~areas.isnan()
         mean = (areas[both] * samples[both]).sum() / samples[both].sum()
         return {"mean": float(mean), "groups": float(both.sum()), "left_out": float((~both).sum())}
 
-    def _of_target(self, target: object) -> tuple[Tensor, Tensor]:
+    def _read_target(self, target: object) -> tuple[Tensor, Tensor]:
         if not isinstance(target, Mapping):
             raise ValueError(  # noqa: TRY004 - the user chose a meter that does not fit
-                f"grouped_auroc takes targets that are a mapping with {self.label!r} and {self.group!r}, not "
-                f"{type(target).__name__}"
+                f"grouped_auroc takes targets that are a mapping with {self.label!r} and "
+                f"{self.group!r}, not {type(target).__name__}"
             )
         for key in (self.label, self.group):
             if not isinstance(target.get(key), Tensor):

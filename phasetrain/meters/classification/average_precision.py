@@ -5,29 +5,29 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.ranking import Area, average_precision
-from phasetrain.meters.classification.scores import AllScores
+from phasetrain.meters.classification.all_scores import RankingMeter
+from phasetrain.meters.classification.ranking import Area, compute_average_precision
 
 
 @METERS.register("average_precision")
-class AveragePrecision(AllScores):
-    """Area under precision over recall of each class, exact, and its mean over the classes that
-    have a positive.
+class AveragePrecision(RankingMeter):
+    """Exact area under precision over recall of each class, and its mean over the classes with a
+    positive.
 
     Takes outputs `(N, C)` and labels `(N, C)` or classes `(N,)`, or one score per sample of a
-    binary task. Values: `mean`, `absent` (classes without a positive in the phase, which are left
-    out of the mean) and `of_NAME`.
+    binary task. Metrics: `mean`, `absent` (number of classes without a positive in the phase, which
+    the mean omits) and `of_NAME`.
 
     Args:
-        area: see `ranking.average_precision`: `voc` (interpolated) or `step` (scikit-learn's and
-            torchmetrics').
-        per_class: give the value of each class too.
-        logits: see `AllScores`.
-        class_names: names of the classes; by default those of the data.
+        area: `voc` (interpolated) or `step` (scikit-learn and torchmetrics), see
+            `ranking.compute_average_precision`.
+        per_class: also return the value of each class.
+        logits: see `RankingMeter`.
+        class_names: names of the classes; by default the names in the data.
 
     Raises:
-        ValueError: on update: other shapes.
-        ConfigError: on compute: a target is none of the classes.
+        ValueError: on update: wrong shapes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class AveragePrecision(AllScores):
             raise ValueError(f"area = {area!r}: expected 'voc' or 'step'")
         self.area = area
 
-    def value(self, scores: Tensor, positive: Tensor) -> float:
+    def compute_class(self, scores: Tensor, positive: Tensor) -> float:
         """Return the average precision of one class."""
-        return average_precision(scores, positive, self.area)
+        return compute_average_precision(scores, positive, self.area)
 
     def is_defined(self, positive: Tensor) -> bool:
-        """Tell whether the class has a positive."""
+        """Return whether the class has a positive."""
         return bool(positive.any())

@@ -1,4 +1,4 @@
-"""What meters have in common that count by class."""
+"""Base class of meters that count per class."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,22 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import Meter
-from phasetrain.meters.classification.scored import check_classes, class_labels, only_single, scored
-from phasetrain.meters.classification.scores import check_targets
+from phasetrain.meters.classification.all_scores import check_targets
+from phasetrain.meters.classification.class_scores import (
+    check_classes,
+    make_class_labels,
+    read_scores,
+    require_single_label,
+)
 
 
-class ByClass(Meter):
-    """Counts by class, of samples whose target is one of the classes; what is not is counted, and
-    refused at the end.
+class PerClassMeter(Meter):
+    """Counts per class; targets outside the classes are counted separately and rejected at the end.
 
     Args:
-        name: for messages.
+        name: name of the meter, for messages.
         classes: number of classes.
-        threshold: the score above which one score per sample says the second of two classes.
+        threshold: score above which a single score per sample predicts the second of two classes.
         class_names: names of the classes.
     """
 
@@ -33,22 +37,24 @@ class ByClass(Meter):
         self.name = name
         self.classes = classes
         self.threshold = threshold
-        self.names = class_labels(classes, class_names)
+        self.names = make_class_labels(classes, class_names)
         self.add_sum("outside", dtype=torch.int64)
 
-    def pairs(self, out: StepOutput) -> tuple[Tensor, Tensor, Tensor]:
-        """Return target, prediction and whether the sample counts, `(N,)` each; counts targets
-        outside the classes."""
-        found = only_single(self.name, scored(self.name, out).classes(self.threshold))
+    def read_pairs(self, out: StepOutput) -> tuple[Tensor, Tensor, Tensor]:
+        """Return target, prediction and whether the sample counts, `(N,)` each."""
+        found = require_single_label(
+            self.name, read_scores(self.name, out).as_two_classes(self.threshold)
+        )
         check_classes(self.name, found.scores.shape[1], self.classes)
         target = found.target
-        counting = found.counting()
+        counted = found.counted_mask()
+        # Raising here would wait for the device in every step; `check_outside` raises at the end.
         inside = (target >= 0) & (target < self.classes)
-        self.outside.add_((counting & ~inside).sum())
-        return target.clamp(0, self.classes - 1), found.scores.argmax(1), counting & inside
+        self.outside.add_((counted & ~inside).sum())
+        return target.clamp(0, self.classes - 1), found.scores.argmax(1), counted & inside
 
-    def check(self) -> None:
-        """Refuse a phase with targets outside the classes.
+    def check_outside(self) -> None:
+        """Reject a phase with targets outside the classes.
 
         Raises:
             ConfigError: there are some.

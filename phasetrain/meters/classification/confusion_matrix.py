@@ -1,4 +1,4 @@
-"""Which classes are taken for which."""
+"""Which classes are predicted for which."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,34 +8,34 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.by_class import ByClass
-from phasetrain.meters.classification.scored import per_class
+from phasetrain.meters.classification.by_class import PerClassMeter
+from phasetrain.meters.classification.class_scores import label_classes
 
 Normalize = Literal["none", "targets", "predictions", "all"]
 
 
 @METERS.register("confusion_matrix")
-class ConfusionMatrix(ByClass):
-    """How many samples of each class were taken for which; the class with the highest score is the
-    prediction.
+class ConfusionMatrix(PerClassMeter):
+    """How often each class is predicted for each true class; the prediction is the highest score.
 
-    Takes outputs `(N, C)` and classes `(N,)`, or one score per sample of a binary task. The values
-    are those of the diagonal, `of_NAME`; `table()` has the whole matrix, a row for each true class,
-    a column for each predicted one.
+    Takes outputs `(N, C)` and classes `(N,)`, or one score per sample of a binary task. The metrics
+    are the diagonal, `of_NAME`; `table()` has the whole matrix, a row for each true class, a column
+    for each predicted one.
 
     Args:
-        classes: number of classes; by default that of the data.
+        classes: number of classes; by default the number in the data.
         normalize: `none` counts samples; `targets` divides each row by its sum (the diagonal is the
-            recall), `predictions` each column by its own (the precision), `all` everything by the
-            samples.
-        threshold: the score above which one score per sample says the second of two classes.
-        class_names: names of the classes; by default those of the data.
+            recall), `predictions` each column by its sum (the precision), `all` everything by the
+            number of samples.
+        threshold: score above which a single score per sample predicts the second of two classes.
+        class_names: names of the classes; by default the names in the data.
 
     Raises:
-        ValueError: on update: other shapes.
-        ConfigError: on compute: a target is none of the classes.
+        ValueError: on update: wrong shapes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
+    better = "larger"
     first = None
 
     counts: Tensor
@@ -57,13 +57,13 @@ class ConfusionMatrix(ByClass):
 
     def update(self, out: StepOutput) -> None:
         """Count the samples of one step."""
-        target, predicted, counting = self.pairs(out)
-        self.counts.view(-1).index_add_(0, target * self.classes + predicted, counting.long())
+        target, predicted, counted = self.read_pairs(out)
+        # One index_add_ on the flat matrix; bincount would wait for the device.
+        self.counts.view(-1).index_add_(0, target * self.classes + predicted, counted.long())
 
-    def matrix(self) -> Tensor:
-        """Return the matrix, float64 `(C, C)`, normalised as asked for; NaN where nothing was
-        counted."""
-        self.check()
+    def compute_matrix(self) -> Tensor:
+        """Return the normalised matrix, float64 `(C, C)`; NaN if nothing was counted."""
+        self.check_outside()
         counts = self.counts.double()
         total = counts.sum()
         by = {
@@ -76,9 +76,9 @@ class ConfusionMatrix(ByClass):
 
     def compute(self) -> dict[str, float]:
         """Return the diagonal by class."""
-        return per_class(self.names, self.matrix().diagonal())
+        return label_classes(self.names, self.compute_matrix().diagonal())
 
     def table(self) -> dict[str, dict[str, float]]:
         """Return the matrix: true class -> predicted class -> value."""
-        rows = zip(self.names, self.matrix().tolist(), strict=True)
+        rows = zip(self.names, self.compute_matrix().tolist(), strict=True)
         return {name: dict(zip(self.names, row, strict=True)) for name, row in rows}

@@ -1,4 +1,4 @@
-"""F1 of each class, over classes and over all samples."""
+"""F1 per class, over classes and over all samples."""
 
 from collections.abc import Sequence
 
@@ -7,35 +7,34 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.by_class import ByClass
-from phasetrain.meters.classification.scored import (
+from phasetrain.meters.classification.by_class import PerClassMeter
+from phasetrain.meters.classification.class_scores import (
+    average_present,
     check_classes,
-    mean_of_present,
-    per_class,
-    scored,
+    label_classes,
+    read_scores,
 )
 
 
 @METERS.register("f1")
-class F1(ByClass):
-    """F1 = 2 * right / (predicted + actual) of each class, over the classes (macro) and over all
-    samples (micro).
+class F1(PerClassMeter):
+    """F1 = 2 * right / (predicted + actual) per class, over classes (macro) and over all samples
+    (micro).
 
-    Takes outputs `(N, C)` and classes `(N,)` (the highest score is the prediction) or labels
-    `(N, C)` (all scores above the threshold are), or one score per sample of a binary task. Values:
-    `macro` (the mean over the classes that occur among targets or predictions), `micro`, `absent`
-    (classes that do not occur) and `of_NAME`.
+    Takes outputs `(N, C)` and classes `(N,)` (the prediction is the highest score) or labels `(N,
+    C)` (the predictions are all scores above the threshold), or one score per sample of a binary
+    task. Metrics: `macro` (the mean over the classes that occur among targets or predictions),
+    `micro`, `absent` (number of classes that do not occur) and `of_NAME`.
 
     Args:
-        classes: number of classes; by default that of the data.
-        threshold: the score above which a label is predicted: 0.0 for logits, 0.5 for
-            probabilities.
-        per_class: give the value of each class too.
-        class_names: names of the classes; by default those of the data.
+        classes: number of classes; by default the number in the data.
+        threshold: score above which a label is predicted: 0.0 for logits, 0.5 for probabilities.
+        per_class: also return the value of each class.
+        class_names: names of the classes; by default the names in the data.
 
     Raises:
-        ValueError: on update: other shapes.
-        ConfigError: on compute: a target is none of the classes.
+        ValueError: on update: wrong shapes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
     better = "larger"
@@ -59,32 +58,34 @@ class F1(ByClass):
             self.add_sum(name, (classes,), dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        """Count the labels of one step, those predicted and those that are both."""
-        found = scored(self.name, out).classes(self.threshold)
-        if found.single:
-            target, predicted, counting = self.pairs(out)
-            self.actual.index_add_(0, target, counting.long())
-            self.predicted.index_add_(0, predicted, counting.long())
-            self.right.index_add_(0, target, (counting & (predicted == target)).long())
+        """Count the labels of one step, the predicted ones, and the correctly predicted ones."""
+        found = read_scores(self.name, out).as_two_classes(self.threshold)
+        if found.is_single_label:
+            target, predicted, counted = self.read_pairs(out)
+            self.actual.index_add_(0, target, counted.long())
+            self.predicted.index_add_(0, predicted, counted.long())
+            self.right.index_add_(0, target, (counted & (predicted == target)).long())
             return
         check_classes(self.name, found.scores.shape[1], self.classes)
-        counting = found.counting()[:, None]
-        actual = found.target & counting
-        above = (found.scores > self.threshold) & counting
+        counted = found.counted_mask()[:, None]
+        actual = found.target & counted
+        above = (found.scores > self.threshold) & counted
         self.actual.add_(actual.sum(0))
         self.predicted.add_(above.sum(0))
         self.right.add_((actual & above).sum(0))
 
     def compute(self) -> dict[str, float]:
-        """Return macro and micro F1, the number of absent classes and, if asked for, the F1 of each
+        """Return macro and micro F1, the number of absent classes and, if requested, the F1 of each
         class."""
-        self.check()
+        self.check_outside()
         both = self.predicted + self.actual
         values = 2 * self.right.double() / both
-        found = mean_of_present(values, both > 0)
+        found = average_present(values, both > 0)
         micro = float(2 * self.right.sum().double() / both.sum())
-        classes = per_class(self.names, values) if self.per_class else {}
-        return {"macro": found["mean"], "micro": micro, "absent": found["absent"]} | classes
+        overall = {"macro": found["mean"], "micro": micro, "absent": found["absent"]}
+        if self.per_class:
+            return overall | label_classes(self.names, values)
+        return overall
 
     def table(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, F1 and samples of each class."""

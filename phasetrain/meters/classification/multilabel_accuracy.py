@@ -1,26 +1,25 @@
-"""Accuracy of several labels per sample."""
+"""Accuracy with several labels per sample."""
 
 import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.scored import scored
+from phasetrain.meters.classification.class_scores import read_scores
 
 
 @METERS.register("multilabel_accuracy")
 class MultilabelAccuracy(Meter):
-    """Share of labels that are right, `labels` (1 - Hamming loss), and of samples all of whose
-    labels are, `exact`.
+    """Fraction of correct labels, `labels` (1 - Hamming loss), and of samples with all labels
+    correct, `exact`.
 
     Takes outputs and labels `(N, C)`, or one score per sample of a binary task.
 
     Args:
-        threshold: the score above which a label is predicted: 0.0 for logits, 0.5 for
-            probabilities.
+        threshold: score above which a label is predicted: 0.0 for logits, 0.5 for probabilities.
 
     Raises:
-        ValueError: on update: other shapes.
+        ValueError: on update: wrong shapes.
     """
 
     better = "larger"
@@ -38,21 +37,21 @@ class MultilabelAccuracy(Meter):
             self.add_sum(name, dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        """Count the labels of one step and those that are right."""
-        found = scored("multilabel_accuracy", out)
-        if found.single:
+        """Count the labels of one step and the correct ones."""
+        found = read_scores("multilabel_accuracy", out)
+        if found.is_single_label:
             raise ValueError(
-                "multilabel_accuracy takes labels (N, C); for one class per sample take accuracy"
+                "multilabel_accuracy takes labels (N, C); for one class per sample use accuracy"
             )
-        counting = found.counting()
-        hits = ((found.scores > self.threshold) == found.target) & counting[:, None]
+        counted = found.counted_mask()
+        hits = ((found.scores > self.threshold) == found.target) & counted[:, None]
         self.right.add_(hits.sum())
-        self.exact.add_((hits.all(1) & counting).sum())
-        self.decisions.add_(counting.sum() * hits.shape[1])
-        self.samples.add_(counting.sum())
+        self.exact.add_((hits.all(1) & counted).sum())
+        self.decisions.add_(counted.sum() * hits.shape[1])
+        self.samples.add_(counted.sum())
 
     def compute(self) -> dict[str, float]:
-        """Return both shares, in [0, 1], NaN without samples."""
+        """Return both fractions, in [0, 1], NaN without samples."""
         labels = self.right.double() / self.decisions
         exact = self.exact.double() / self.samples
         return {"labels": float(labels), "exact": float(exact)}

@@ -7,27 +7,26 @@ from torch import Tensor
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS
-from phasetrain.meters.classification.by_class import ByClass
-from phasetrain.meters.classification.scored import mean_of_present, per_class
+from phasetrain.meters.classification.by_class import PerClassMeter
+from phasetrain.meters.classification.class_scores import average_present, label_classes
 
 
 @METERS.register("per_class_accuracy")
-class PerClassAccuracy(ByClass):
-    """Share of the samples of each class that are right, and its mean over the classes that have
-    samples.
+class PerClassAccuracy(PerClassMeter):
+    """Fraction of correct samples of each class, and its mean over the classes that have samples.
 
-    Takes outputs `(N, C)` and classes `(N,)`, or one score per sample of a binary task. Values:
-    `mean` (scikit-learn's balanced accuracy), `absent` (classes without a sample in the phase,
-    which are left out of the mean) and `of_NAME`.
+    Takes outputs `(N, C)` and classes `(N,)`, or one score per sample of a binary task. Metrics:
+    `mean` (scikit-learn's balanced accuracy), `absent` (number of classes without a sample in the
+    phase, which the mean omits) and `of_NAME`.
 
     Args:
-        classes: number of classes; by default that of the data.
-        threshold: the score above which one score per sample says the second of two classes.
-        class_names: names of the classes; by default those of the data.
+        classes: number of classes; by default the number in the data.
+        threshold: score above which a single score per sample predicts the second of two classes.
+        class_names: names of the classes; by default the names in the data.
 
     Raises:
-        ValueError: on update: other shapes.
-        ConfigError: on compute: a target is none of the classes.
+        ValueError: on update: wrong shapes.
+        ConfigError: on compute: a target is outside the classes.
     """
 
     better = "larger"
@@ -44,16 +43,16 @@ class PerClassAccuracy(ByClass):
         self.add_sum("samples", (classes,), dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        """Count the samples of one step and those that are right."""
-        target, predicted, counting = self.pairs(out)
-        self.samples.index_add_(0, target, counting.long())
-        self.correct.index_add_(0, target, (counting & (predicted == target)).long())
+        """Count the samples of one step and the correct ones."""
+        target, predicted, counted = self.read_pairs(out)
+        self.samples.index_add_(0, target, counted.long())
+        self.correct.index_add_(0, target, (counted & (predicted == target)).long())
 
     def compute(self) -> dict[str, float]:
         """Return the mean, the number of absent classes, and the accuracy of each class."""
-        self.check()
+        self.check_outside()
         values = self.correct.double() / self.samples
-        return mean_of_present(values, self.samples > 0) | per_class(self.names, values)
+        return average_present(values, self.samples > 0) | label_classes(self.names, values)
 
     def table(self) -> dict[str, dict[str, float]]:
         """Return accuracy and samples of each class."""

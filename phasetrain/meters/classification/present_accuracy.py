@@ -1,29 +1,29 @@
-"""Accuracy among the classes that a phase has."""
+"""Accuracy among the classes present in a phase."""
 
 import torch
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS, Meter
-from phasetrain.meters.classification.scored import only_single, scored
-from phasetrain.meters.classification.scores import check_targets
+from phasetrain.meters.classification.all_scores import check_targets
+from phasetrain.meters.classification.class_scores import read_scores, require_single_label
 
 
 @METERS.register("present_accuracy")
 class PresentAccuracy(Meter):
-    """Top-k accuracy where only classes that are among the targets of the phase can be chosen.
+    """Top-k accuracy if only classes among the targets of the phase can be predicted.
 
     For a test on some of the classes that a model knows (VISSL: METERS.model_output_mask). Takes
-    outputs `(N, C)` and classes `(N,)`. Which classes there are is known at the end of the phase,
-    over all processes, so all scores are kept: `4 * C + 8` bytes per sample. Values: `accuracy`, in
-    [0, 1], and `absent`, the classes that could not be chosen.
+    outputs `(N, C)` and classes `(N,)`. Metrics: `accuracy`, in [0, 1], and `absent`, the number of
+    classes that could not be predicted. Keeps `4 * C + 8` bytes per sample, because the classes
+    present over all ranks are known only at the end of the phase.
 
     Args:
-        topk: number of scores that may hold the class.
+        topk: number of scores that may contain the class.
 
     Raises:
-        ValueError: a topk below 1; on update: other shapes.
-        ConfigError: on compute: a target is none of the classes, or fewer than topk classes are
+        ValueError: topk is below 1; on update: wrong shapes.
+        ConfigError: on compute: a target is outside the classes, or fewer than topk classes are
             present.
     """
 
@@ -36,16 +36,16 @@ class PresentAccuracy(Meter):
     def __init__(self, topk: int = 1) -> None:
         super().__init__()
         if topk < 1:
-            raise ValueError(f"topk = {topk}: expected a number of scores of at least 1")
+            raise ValueError(f"topk = {topk}: expected at least 1")
         self.topk = topk
         self.add_rows("scores")
         self.add_rows("target", dtype=torch.int64)
 
     def update(self, out: StepOutput) -> None:
-        """Keep scores and classes of one step."""
-        found = only_single("present_accuracy", scored("present_accuracy", out))
-        self.keep("scores", found.scores, found.mask)
-        self.keep("target", found.target, found.mask)
+        """Append scores and classes of one step."""
+        found = require_single_label("present_accuracy", read_scores("present_accuracy", out))
+        self.append_rows("scores", found.scores, found.mask)
+        self.append_rows("target", found.target, found.mask)
 
     def compute(self) -> dict[str, float]:
         """Return the accuracy among present classes, NaN without samples."""
@@ -58,7 +58,8 @@ class PresentAccuracy(Meter):
         present = torch.unique(self.target)
         if self.topk > len(present):
             raise ConfigError(
-                f"present_accuracy: topk = {self.topk} is more than the {len(present)} classes present"
+                f"present_accuracy: topk = {self.topk} is more than the {len(present)} classes present",
+                code="config.conflict",
             )
         best = present[self.scores[:, present].topk(self.topk, dim=1).indices]
         hits = best.eq(self.target[:, None]).any(1)

@@ -14,7 +14,7 @@ def out(output, target, mask=None):
 
 
 @pytest.mark.parametrize(("topk", "expected"), [(1, 0.5), (2, 0.75), (3, 1.0)])
-def test_top_k(topk, expected):
+def test_accuracy_is_the_fraction_of_hits_among_top_k(topk, expected):
     meter = Accuracy(topk)
     meter.update(out(SCORES, CLASSES))
     assert meter.compute() == expected
@@ -28,7 +28,7 @@ def test_masked_samples_do_not_count(topk, expected):
     assert meter.compute() == pytest.approx(expected)
 
 
-def test_it_counts_over_steps():
+def test_steps_are_accumulated():
     meter = Accuracy()
     meter.update(out(SCORES[:1], CLASSES[:1]))
     meter.update(out(SCORES[1:], CLASSES[1:]))
@@ -36,7 +36,7 @@ def test_it_counts_over_steps():
     assert meter.correct.dtype == torch.int64
 
 
-def test_a_graph_is_not_kept():
+def test_graph_is_released():
     meter = Accuracy()
     meter.update(out(SCORES.clone().requires_grad_(), CLASSES))
     assert not meter.correct.requires_grad
@@ -55,16 +55,16 @@ def test_large_counts_are_exact():
         (torch.zeros(4), CLASSES, r"not outputs \(4,\) and targets \(4,\)"),
         (SCORES, CLASSES[:3], r"targets \(3,\)"),
         (SCORES, torch.zeros(4, 3), r"targets \(4, 3\)"),
-        (SCORES, torch.zeros(4), "whole numbers as targets, not torch.float32"),
+        (SCORES, torch.zeros(4), "torch.float32"),
         (SCORES, None, "not Tensor and NoneType"),
     ],
 )
-def test_what_does_not_fit_is_refused(output, target, message):
+def test_misfitting_inputs_are_rejected(output, target, message):
     with pytest.raises(ValueError, match=message):
         Accuracy().update(out(output, target))
 
 
-def test_topk_needs_as_many_classes():
+def test_topk_above_the_number_of_classes_is_rejected():
     with pytest.raises(ValueError, match="topk = 4 is more than the 3 classes"):
         Accuracy(4).update(out(SCORES, CLASSES))
     with pytest.raises(ConfigError, match=r"METERS.top .*topk = 0"):

@@ -6,7 +6,7 @@ from sklearn.metrics import roc_auc_score
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters import AUROC, GroupedAUROC
-from phasetrain.meters.classification.ranking import area_under_roc
+from phasetrain.meters.classification.ranking import compute_auroc
 
 GENERATOR = torch.Generator().manual_seed(7)
 SCORES = torch.randn(150, 4, generator=GENERATOR)
@@ -21,7 +21,7 @@ def seen(meter, output, target, mask=None):
     return meter.compute()
 
 
-def test_one_against_the_rest_as_scikit_learn():
+def test_one_vs_rest_equals_scikit_learn():
     found = seen(AUROC(per_class=True), SCORES, CLASSES)
     probabilities = SCORES.double().softmax(1).numpy()
     expected = roc_auc_score(CLASSES.numpy(), probabilities, multi_class="ovr", average=None)
@@ -32,7 +32,7 @@ def test_one_against_the_rest_as_scikit_learn():
     }
 
 
-def test_logits_are_not_ranked_as_they_are():
+def test_logits_are_ranked_by_log_odds():
     assert (
         abs(
             seen(AUROC(logits=False), SCORES, CLASSES)["mean"]
@@ -48,7 +48,7 @@ def test_probabilities_that_are_1_in_float32_are_told_apart():
     assert seen(AUROC(logits=False), logits.softmax(1), torch.tensor([1, 0, 1, 0]))["mean"] == 0.5
 
 
-def test_labels_as_scikit_learn():
+def test_multilabel_equals_scikit_learn():
     expected = roc_auc_score(LABELS.numpy(), SCORES.numpy(), average="macro")
     assert seen(AUROC(), SCORES, LABELS)["mean"] == pytest.approx(expected, abs=1e-12)
 
@@ -73,7 +73,7 @@ def test_a_class_that_is_absent_or_alone_is_left_out_and_counted():
     assert math.isnan(found["of_0"])
 
 
-def test_bfloat16_scores():
+def test_bfloat16_scores_are_accepted():
     assert seen(AUROC(), SCORES.bfloat16(), CLASSES)["mean"] == pytest.approx(
         seen(AUROC(), SCORES, CLASSES)["mean"], abs=0.01
     )
@@ -83,7 +83,7 @@ class TestGroups:
     def target(self):
         return {"label": BINARY, "group": GROUP}
 
-    def test_it_is_the_mean_over_groups_by_samples(self):
+    def test_value_is_the_mean_over_groups_weighted_by_samples(self):
         weighted, samples, left_out = 0.0, 0, 0
         for number in range(20):
             mine = number == GROUP
@@ -100,9 +100,9 @@ class TestGroups:
             "groups": 20.0 - left_out,
             "left_out": float(left_out),
         }
-        assert abs(found["mean"] - area_under_roc(SCORES[:, 0], BINARY.bool())) > 1e-3
+        assert abs(found["mean"] - compute_auroc(SCORES[:, 0], BINARY.bool())) > 1e-3
 
-    def test_groups_of_one_kind_are_left_out(self):
+    def test_groups_with_one_label_are_excluded(self):
         target = {"clicked": torch.tensor([1, 0, 1, 1]), "user": torch.tensor([7, 7, 9, 9])}
         found = seen(GroupedAUROC("clicked", "user"), torch.tensor([2.0, 1.0, 0.0, 0.0]), target)
         assert found == {"mean": 1.0, "groups": 1.0, "left_out": 1.0}
@@ -130,10 +130,10 @@ class TestGroups:
             (
                 SCORES[:, 0],
                 {"label": BINARY, "group": GROUP.float()},
-                "one whole number per sample as 'group'",
+                "group",
             ),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, output, target, message):
+    def test_misfitting_inputs_are_rejected(self, output, target, message):
         with pytest.raises(ValueError, match=message):
             seen(GroupedAUROC(), output, target)

@@ -30,7 +30,7 @@ def seen(meter, output, target, mask=None, steps=4):
     return meter.compute()
 
 
-def test_labels_as_scikit_learn():
+def test_multilabel_equals_scikit_learn():
     found = seen(AveragePrecision("step", per_class=True), SCORES, LABELS)
     expected = average_precision_score(LABELS.numpy(), SCORES.numpy(), average=None)
     assert found == {
@@ -41,7 +41,7 @@ def test_labels_as_scikit_learn():
 
 
 @pytest.mark.parametrize("logits", [True, False])
-def test_classes_as_scikit_learn(logits):
+def test_single_label_equals_scikit_learn(logits):
     found = seen(AveragePrecision("step", logits=logits), SCORES, CLASSES)
     ranked = (SCORES.double().softmax(1) if logits else SCORES).numpy()
     positive = torch.nn.functional.one_hot(CLASSES).numpy()
@@ -62,7 +62,7 @@ def test_absent_classes_are_left_out_and_counted():
     assert found["mean"] == pytest.approx(present.mean(), abs=1e-12)
 
 
-def test_not_a_number_is_not_taken_for_an_absent_class():
+def test_nan_score_is_not_an_absent_class():
     scores = SCORES.clone()
     scores[7, 2] = math.nan
     found = seen(AveragePrecision(), scores, LABELS)
@@ -99,17 +99,15 @@ def test_voc_is_the_default():
     assert voc["mean"] > seen(AveragePrecision("step"), SCORES, LABELS)["mean"]
 
 
-def test_what_does_not_fit_is_refused():
+def test_misfitting_inputs_are_rejected():
     with pytest.raises(
         ConfigError,
-        match=r"average_precision: 2 targets of the phase are none of the classes 0 to 4",
+        match=r"average_precision: 2 targets .* classes 0 to 4",
     ):
         seen(AveragePrecision(), SCORES[:3], torch.tensor([5, 1, -1]), steps=1)
     meter = AveragePrecision()
     seen(meter, SCORES, LABELS)
-    with pytest.raises(
-        ConfigError, match=r"some steps had classes \(N,\) as targets, and others labels"
-    ):
+    with pytest.raises(ConfigError, match=r"some steps had classes"):
         seen(meter, SCORES, CLASSES)
-    with pytest.raises(ConfigError, match=r"METERS.m .*area = 'voc07': expected 'voc' or 'step'"):
+    with pytest.raises(ConfigError, match=r"METERS.m .*area = 'voc07': .*"):
         METERS.build("average_precision", {"area": "voc07"}, where="METERS.m")

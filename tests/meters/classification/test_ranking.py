@@ -5,9 +5,9 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from phasetrain.meters.classification.ranking import (
-    area_under_roc,
-    areas_under_roc_by_group,
-    average_precision,
+    compute_auroc,
+    compute_auroc_by_group,
+    compute_average_precision,
 )
 
 
@@ -39,66 +39,68 @@ class TestAveragePrecision:
             torch.tensor([0.9, 0.8, 0.7, 0.6]),
             torch.tensor([False, True, False, True]),
         )
-        assert average_precision(scores, positive, "step") == (1 / 2 + 2 / 4) / 2
+        assert compute_average_precision(scores, positive, "step") == (1 / 2 + 2 / 4) / 2
         assert (
-            average_precision(scores, torch.tensor([True, False, False, True]), "step")
+            compute_average_precision(scores, torch.tensor([True, False, False, True]), "step")
             == (1 + 2 / 4) / 2
         )
         late = torch.tensor(
             [False, False, True, True]
         )  # precision 1/3, then 2/4: interpolated, 2/4 at both
-        assert average_precision(scores, late, "step") == pytest.approx((1 / 3 + 1 / 2) / 2)
-        assert average_precision(scores, late, "voc") == 1 / 2
+        assert compute_average_precision(scores, late, "step") == pytest.approx((1 / 3 + 1 / 2) / 2)
+        assert compute_average_precision(scores, late, "voc") == 1 / 2
 
     @pytest.mark.parametrize("ties", [False, True])
     def test_step_is_that_of_scikit_learn(self, ties):
         scores, positive, _ = random(400, 1, ties=ties)
-        assert average_precision(scores, positive, "step") == pytest.approx(
+        assert compute_average_precision(scores, positive, "step") == pytest.approx(
             average_precision_score(positive.numpy(), scores.numpy()), abs=1e-12
         )
 
     def test_voc_is_that_of_its_development_kit(self):
         scores, positive, _ = random(300, 2)
-        assert average_precision(scores, positive, "voc") == pytest.approx(
+        assert compute_average_precision(scores, positive, "voc") == pytest.approx(
             voc(scores, positive), abs=1e-12
         )
         assert (
-            average_precision(scores, positive, "voc")
-            > average_precision(scores, positive, "step") + 1e-4
+            compute_average_precision(scores, positive, "voc")
+            > compute_average_precision(scores, positive, "step") + 1e-4
         )
 
     @pytest.mark.parametrize("area", ["voc", "step"])
     def test_the_order_of_samples_does_not_matter(self, area):
         scores, positive, _ = random(400, 3, ties=True)
         order = torch.randperm(400, generator=torch.Generator().manual_seed(4))
-        assert average_precision(scores[order], positive[order], area) == average_precision(
-            scores, positive, area
-        )
+        assert compute_average_precision(
+            scores[order], positive[order], area
+        ) == compute_average_precision(scores, positive, area)
 
     def test_without_positives_there_is_none(self):
-        assert math.isnan(average_precision(torch.tensor([0.1, 0.2]), torch.tensor([False, False])))
-        assert average_precision(torch.tensor([0.1, 0.2]), torch.tensor([True, True])) == 1.0
+        assert math.isnan(
+            compute_average_precision(torch.tensor([0.1, 0.2]), torch.tensor([False, False]))
+        )
+        assert (
+            compute_average_precision(torch.tensor([0.1, 0.2]), torch.tensor([True, True])) == 1.0
+        )
 
     def test_not_a_number_stays_so(self):
         assert math.isnan(
-            average_precision(torch.tensor([0.1, math.nan]), torch.tensor([False, True]))
+            compute_average_precision(torch.tensor([0.1, math.nan]), torch.tensor([False, True]))
         )
-        assert math.isnan(
-            area_under_roc(torch.tensor([0.1, math.nan]), torch.tensor([False, True]))
-        )
+        assert math.isnan(compute_auroc(torch.tensor([0.1, math.nan]), torch.tensor([False, True])))
 
 
 class TestAreaUnderROC:
     def test_by_hand(self):
         positive = torch.tensor([True, True, False, False])
-        assert area_under_roc(torch.tensor([4.0, 3.0, 2.0, 1.0]), positive) == 1.0
-        assert area_under_roc(torch.tensor([4.0, 1.0, 2.0, 3.0]), positive) == 0.5
-        assert area_under_roc(torch.tensor([2.0, 1.0, 1.0, 0.0]), positive) == 3.5 / 4
+        assert compute_auroc(torch.tensor([4.0, 3.0, 2.0, 1.0]), positive) == 1.0
+        assert compute_auroc(torch.tensor([4.0, 1.0, 2.0, 3.0]), positive) == 0.5
+        assert compute_auroc(torch.tensor([2.0, 1.0, 1.0, 0.0]), positive) == 3.5 / 4
 
     @pytest.mark.parametrize("ties", [False, True])
     def test_it_is_that_of_scikit_learn(self, ties):
         scores, positive, _ = random(400, 5, ties=ties)
-        found = area_under_roc(scores, positive)
+        found = compute_auroc(scores, positive)
         assert found == pytest.approx(roc_auc_score(positive.numpy(), scores.numpy()), abs=1e-12)
         higher = (scores[positive][:, None] > scores[~positive]).double().mean()
         equal = (scores[positive][:, None] == scores[~positive]).double().mean()
@@ -106,27 +108,27 @@ class TestAreaUnderROC:
 
     def test_one_of_the_two_alone_has_none(self):
         scores = torch.tensor([0.1, 0.2])
-        assert math.isnan(area_under_roc(scores, torch.tensor([True, True])))
-        assert math.isnan(area_under_roc(scores, torch.tensor([False, False])))
-        assert math.isnan(area_under_roc(scores[:0], torch.tensor([False])[:0]))
+        assert math.isnan(compute_auroc(scores, torch.tensor([True, True])))
+        assert math.isnan(compute_auroc(scores, torch.tensor([False, False])))
+        assert math.isnan(compute_auroc(scores[:0], torch.tensor([False])[:0]))
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_each_group_is_ranked_by_itself(ties):
+def test_groups_are_ranked_independently(ties):
     scores, positive, group = random(300, 6, ties=ties)
     positive[group == 3] = True
-    areas, samples = areas_under_roc_by_group(scores, positive, group * 1000 - 5)
+    areas, samples = compute_auroc_by_group(scores, positive, group * 1000 - 5)
     for number in range(12):
         mine = group == number
         assert samples[number] == mine.sum()
-        expected = area_under_roc(scores[mine], positive[mine])
+        expected = compute_auroc(scores[mine], positive[mine])
         assert areas[number].item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
     assert areas.isnan().tolist() == [number == 3 for number in range(12)]
 
 
-def test_a_group_with_not_a_number_alone_has_none():
+def test_nan_invalidates_its_group_only():
     scores = torch.tensor([0.1, math.nan, 0.1, 0.2])
-    areas, _ = areas_under_roc_by_group(
+    areas, _ = compute_auroc_by_group(
         scores, torch.tensor([False, True, False, True]), torch.tensor([0, 0, 1, 1])
     )
     assert areas.isnan().tolist() == [True, False]

@@ -2,12 +2,12 @@ import math
 
 import torch
 
-from phasetrain.meters.classification.scores import log_odds
+from phasetrain.meters.classification.all_scores import compute_log_odds
 
 
 def test_log_odds_are_exact_also_near_1():
     logits = torch.tensor([[0.0, 1.0, 3.0], [0.0, 0.0, 60.0], [2.0, -70.0, 1.0]])
-    found = log_odds(logits).tolist()
+    found = compute_log_odds(logits).tolist()
     for row, odds in zip(logits.tolist(), found, strict=True):
         for number, one in enumerate(odds):
             others = sum(
@@ -18,7 +18,7 @@ def test_log_odds_are_exact_also_near_1():
     assert near_one == 1.0  # what probabilities in float32 make of it
 
 
-def test_they_rank_as_probabilities_do():
+def test_log_odds_rank_like_probabilities():
     logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
-    for ours, theirs in zip(log_odds(logits).T, logits.double().softmax(1).T, strict=True):
+    for ours, theirs in zip(compute_log_odds(logits).T, logits.double().softmax(1).T, strict=True):
         assert torch.equal(ours.argsort(), theirs.argsort())
