@@ -1,14 +1,12 @@
-"""Seconds to save and to restore a model of 105 MB with its Adam state (315 MB in all), beside
-torch's own ways.
+"""Time to save and restore a 105 MB model with Adam (315 MB in total), compared with PyTorch.
 
     python benchmarks/checkpoint.py [--repetitions 7] [--megabytes 105] [--dir FOLDER] [--json FILE]
 
-Saves take turns in one process, many times over, each into a new file or folder that is deleted
-afterwards; what is shown are medians, and ratios to `torch.save`. The stall is how long training
-would stand still, the total how long it takes until the checkpoint is on the disk. phasetrain
-hashes and syncs every file and commits by a rename; torch.save does none of it, so its row with an
-fsync stands beside it. Restores run in a process of their own each, because the first touch of
-fresh memory is most of their time.
+The methods take turns in one process; every save goes to a new file or folder, which is deleted.
+The output shows medians and ratios to `torch.save`. "Stall" is the time that training is blocked,
+"total" the time until the checkpoint is on disk. phasetrain hashes and syncs every file and commits
+with a rename, while torch.save does none of this; hence the second row with an fsync. Each restore
+runs in a new process, because the first touch of fresh memory takes most of its time.
 """
 
 import argparse
@@ -44,7 +42,7 @@ still."""
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one way to save, in seconds, and against `torch.save`."""
+    """Timing of one save method in seconds, and relative to `torch.save`."""
 
     name: str
     stall: float
@@ -55,7 +53,7 @@ class Row:
 
 
 def trained(megabytes: int) -> dict[str, Any]:
-    """Return the state of a model of so many megabytes after one update with Adam."""
+    """Return the state of a model with the given size in MB after one update with Adam."""
     layers = [
         torch.nn.Linear(1024, 1024, bias=False)
         for _ in range(max(1, round(megabytes * 1e6 / 4 / 1024**2)))
@@ -68,7 +66,7 @@ def trained(megabytes: int) -> dict[str, Any]:
 
 
 def synced(path: Path) -> None:
-    """Make every file below a path durable."""
+    """Sync every file below a path to disk."""
     for file in [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]:
         handle = os.open(file, os.O_RDONLY)
         os.fsync(handle)
@@ -77,7 +75,7 @@ def synced(path: Path) -> None:
 
 @contextmanager
 def ways(state: dict[str, Any], scratch: Path) -> Iterator[dict[str, Save]]:
-    """Give every way to save, by name."""
+    """Return all save methods by name."""
     checkpointer, writing = Checkpointer(str(scratch / "own"), Storage()), Background[Any]()
     position = iter(range(10**9))
     stager = DefaultStager(StagingOptions(False, False, False, False))
@@ -135,7 +133,7 @@ def ways(state: dict[str, Any], scratch: Path) -> Iterator[dict[str, Save]]:
 
 
 def saving(state: dict[str, Any], repetitions: int, scratch: Path) -> list[Row]:
-    """Measure every way to save, in turns."""
+    """Measure every save method, in turns."""
     taken: dict[str, list[tuple[float, float]]] = {}
     sizes: dict[str, float] = {}
     with ways(state, scratch) as found:
@@ -166,7 +164,7 @@ def saving(state: dict[str, Any], repetitions: int, scratch: Path) -> list[Row]:
 
 
 def restoring(state: dict[str, Any], repetitions: int, scratch: Path) -> dict[str, float]:
-    """Return the median seconds to restore the same state, each trial in a process of its own."""
+    """Return the median seconds to restore the state, with a new process per trial."""
     file, root = scratch / "state.pt", scratch / "checkpoints"
     torch.save(state, file)
     Checkpointer(str(root), Storage()).save(RunState(), {"task": state}, {})
@@ -180,8 +178,7 @@ def restoring(state: dict[str, Any], repetitions: int, scratch: Path) -> dict[st
 
 
 def restore(name: str, file: Path, root: Path) -> float:
-    """Return the seconds of one restore in this process; the files have been read before, from the
-    page cache."""
+    """Return the seconds of one restore in this process, with the files in the page cache."""
     content = file.read_bytes() if name == "hash" else b""
     began = time.perf_counter()
     if name == "torch.load":

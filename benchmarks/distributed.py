@@ -1,15 +1,13 @@
-"""What several processes cost: steps, saves, and the time until a lost process is noticed and
-replaced.
+"""Costs of running several ranks: steps, saves, and detecting and replacing a lost rank.
 
     python benchmarks/distributed.py [step] [detect] [save] [restart] [--repetitions 15] [--json
     FILE]
 
-Two processes of this machine, one thread each, over gloo. `step` trains in turn, in the same two
-processes, a loop that is written by hand around torch's DistributedDataParallel, and phasetrain's
-`ddp`; the ratio is the median over repetitions of the one divided by the other. `detect` kills or
-stops one of two processes from outside and waits for the other one to end. `save` compares how long
-training stands still for a checkpoint under `ddp` and `fsdp`. `restart` kills one process under
-torchrun and waits for the first update of the next attempt.
+Two processes on this machine with one thread each, over gloo. `step` alternates, in the same two
+processes, between a hand-written loop around DistributedDataParallel and phasetrain's `ddp`, and
+reports the median ratio. `detect` kills or stops one process and waits for the other to end. `save`
+compares how long a checkpoint blocks training under `ddp` and `fsdp`. `restart` kills one process
+under torchrun and waits for the first update of the next attempt.
 """
 
 import argparse
@@ -64,7 +62,7 @@ MODEL = (
 
 
 def framework(world: Any, updates: int) -> Callable[[], float]:
-    """Return a training of some updates through config, builder, plan, task and engine."""
+    """Return a training built from config, builder, plan, task and engine."""
     words = [
         *MODEL,
         f"DATA.TRAIN.samples={2 * PART * updates}",
@@ -93,7 +91,7 @@ def framework(world: Any, updates: int) -> Callable[[], float]:
 
 
 def bare(world: Any, updates: int) -> Callable[[], float]:
-    """Return the same by hand."""
+    """Return the same training as a hand-written loop."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, CLASSES)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
@@ -118,7 +116,7 @@ def bare(world: Any, updates: int) -> Callable[[], float]:
 
 
 def step_worker(repetitions: int) -> None:
-    """Train both in turn as one of two processes, and print the times of the main one."""
+    """Train both in turn as one of two ranks; rank 0 prints the times."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -137,7 +135,7 @@ def step_worker(repetitions: int) -> None:
 
 
 def measure_step(repetitions: int) -> dict[str, Any]:
-    """Return milliseconds per update of both, and their ratio."""
+    """Return milliseconds per update for both, and their ratio."""
     processes = start(
         [sys.executable, __file__, "--worker", str(repetitions)], 2, stdout=subprocess.PIPE
     )
@@ -157,7 +155,7 @@ def measure_step(repetitions: int) -> dict[str, Any]:
 def measure_detect(
     folder: Path, how: signal.Signals, repetitions: int, timeout: float
 ) -> dict[str, Any]:
-    """Return the seconds from the fault of one process to the end of the other."""
+    """Return the seconds from the fault of one rank to the end of the other."""
     seconds = []
     for number in range(repetitions):
         run = folder / f"{how.name}-{number}"
@@ -179,8 +177,7 @@ def measure_detect(
 
 
 def measure_save(folder: Path, repetitions: int) -> dict[str, Any]:
-    """Return for how many milliseconds a save of a larger model holds the training up, by
-    strategy."""
+    """Return the milliseconds that a save blocks training, by strategy."""
     found: dict[str, list[float]] = {"ddp": [], "fsdp": []}
     for number in range(repetitions):
         for strategy, stalls in found.items():
@@ -246,7 +243,7 @@ def trained(run: Path, *, updates: int) -> list[str]:
 def start(
     command: Sequence[str], size: int, stdout: int = subprocess.DEVNULL
 ) -> list[subprocess.Popen[str]]:
-    """Start processes that meet each other."""
+    """Start the processes of one group."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -268,14 +265,14 @@ def start(
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
-    """Return what is whole of metrics.jsonl."""
+    """Return the complete lines of metrics.jsonl."""
     file = run / "metrics.jsonl"
     text = file.read_text() if file.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def wait_for_updates(run: Path, updates: int) -> None:
-    """Wait until the run has committed checkpoints or logged that far."""
+    """Wait until the run has committed checkpoints or logged this many updates."""
     end = time.monotonic() + 120
     while time.monotonic() < end:
         status = (
@@ -290,7 +287,7 @@ def wait_for_updates(run: Path, updates: int) -> None:
 
 
 def first_update_after(run: Path, moment: float) -> float | None:
-    """Return the time of the first update logged after a moment."""
+    """Return the time of the first update logged after a given time."""
     found = [
         line["time"]["at"]
         for line in lines(run)
@@ -300,7 +297,7 @@ def first_update_after(run: Path, moment: float) -> float | None:
 
 
 def main() -> None:
-    """Measure what was asked for, and print it."""
+    """Run the selected measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["step", "detect", "save", "restart"])
     parser.add_argument("--repetitions", type=int, default=15)

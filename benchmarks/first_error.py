@@ -1,14 +1,12 @@
-"""How many mistakes in a config are found before the first step, and whether the right correction
-is named first.
+"""How many config mistakes are found before the first step, with the right suggestion first.
 
     python benchmarks/first_error.py [--seed 0] [--json FILE] [--show]
 
-Two hundred broken configs and fifty good ones, made from a seed by `first_error_corpus.py`, are
-started one after the other in this process with RUN.rehearse=true, and ended at their first step.
-Of a broken one it is asked whether an error came before that, and whether the first thing that it
-proposes is right: the nearest name where a name is wrong, what is expected where a value is, the
-sizes that work where the arithmetic fails, the key or file at fault elsewhere. Printed are the
-figures, and every miss.
+Starts 200 broken and 50 valid configs, generated from a seed by `first_error_corpus.py`, one after
+the other in this process with RUN.rehearse=true, and ends each at its first step. A broken config
+should fail before that, and its first suggestion should be right: the nearest name for a misspelled
+one, the expected value for a wrong one, valid sizes if they do not divide, otherwise the key or
+file at fault. Prints the figures and every miss.
 """
 
 import argparse
@@ -37,11 +35,11 @@ MEANT = re.compile(r"did you mean '?([^'?;\s]+?)'?[?;.]*(?:\s|$)")
 
 
 class Reached(BaseException):
-    """The first step has begun; nothing handles it."""
+    """Raised when the first step begins."""
 
 
 class AtFirst(Hook):
-    """Ends the run there."""
+    """Ends the run at its first step."""
 
     def on_batch(self, run: Any, phase: Any, batch: Any) -> None:
         raise Reached
@@ -49,8 +47,7 @@ class AtFirst(Hook):
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of a config: the error, empty where there was none, its kind, and the seconds until
-    then."""
+    """Result of a config: the error (or an empty string), its type, and the seconds until then."""
 
     case: Case
     message: str
@@ -64,7 +61,7 @@ class Tried:
 
     @property
     def named(self) -> bool:
-        """Whether a sentence was given, and its first proposal is the right one."""
+        """Whether the message is readable and its first suggestion is right."""
         first = first_problem(self.message)
         meant = MEANT.search(first)
         if self.case.meant:
@@ -73,13 +70,13 @@ class Tried:
 
 
 def first_problem(message: str) -> str:
-    """Return the first of the mistakes that a message lists."""
+    """Return the first mistake listed in a message."""
     lines = message.splitlines()
     return lines[1] if len(lines) > 2 and "problems in the config" in lines[0] else message
 
 
 def tried(case: Case, folder: Path) -> Tried:
-    """Start a config and see how it ends."""
+    """Start a config and return its result."""
     words = [word.replace("{here}", str(folder)) for word in case.words]
     case = replace(case, fixes=tuple(fix.replace("{here}", str(folder)) for fix in case.fixes))
     message = kind = ""
@@ -100,8 +97,7 @@ def tried(case: Case, folder: Path) -> Tried:
 
 
 def all_tried(cases: Sequence[Case]) -> list[Tried]:
-    """Start all of them, each in a folder of its own, after one that warms up what is slow the
-    first time."""
+    """Start all configs, each in a separate folder, after a warm-up run."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         tried(good(0)[0], Path(folder))

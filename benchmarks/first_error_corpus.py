@@ -1,5 +1,4 @@
-"""Broken configs with the correction that is wanted, and good ones, made from a seed; see
-`first_error.py`."""
+"""Broken configs with their expected correction, and valid configs; see `first_error.py`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ LENGTH = "PHASES.epochs=1"
 
 @dataclass(frozen=True)
 class Case:
-    """A config.
+    """A config to start.
 
     Attributes:
-        kind: of mistake.
+        kind: kind of mistake.
         words: overrides; `{here}` is its folder.
-        own: those of them that make it what it is.
-        fixes: corrections of which one has to be named first; none for a good config.
-        meant: the correction is the nearest name, so it has to be the first `did you mean`.
+        own: the overrides that contain the mistake.
+        fixes: acceptable first suggestions; empty for a valid config.
+        meant: the correction is the nearest name, so it must be the first `did you mean`.
     """
 
     kind: str
@@ -337,8 +336,7 @@ GOODS = {  # of each key one choice, or none
 
 
 def broken(seed: int, count: int = BROKEN) -> list[Case]:
-    """Return `count` broken configs: of each kind in turn, so that all kinds are about as frequent
-    as they can be."""
+    """Return `count` broken configs, cycling through the kinds of mistakes."""
     random = Random(seed)
     makers: Mapping[str, Iterator[Case]] = {
         "key misspelled": _misspelled(random, "key misspelled", list(KEYS.items()), _key),
@@ -359,7 +357,7 @@ def broken(seed: int, count: int = BROKEN) -> list[Case]:
 
 
 def good(seed: int, count: int = 1) -> list[Case]:
-    """Return `count` good configs, choices put together at random."""
+    """Return `count` valid configs with random choices."""
     random, found = Random(seed + 1), list[Case]()
     while len(found) < count:
         own = tuple(word for choices in GOODS.values() for word in random.choice(choices))
@@ -372,7 +370,7 @@ def good(seed: int, count: int = 1) -> list[Case]:
 
 
 def _clash(own: Sequence[str]) -> bool:
-    """Tell whether choices do not go together, which is no fault of the config's checks."""
+    """Return whether choices are incompatible for reasons other than the config checks."""
     text = " ".join(own)
     pairs = (
         ("accumulate=4", "batch_size=50"), ("features.0", "MODEL=mlp"), ("PHASES.stages", "PHASES.epochs"),
@@ -429,8 +427,7 @@ def _name(random: Random, pattern: str, name: str) -> tuple[str, str]:
 
 
 def slip(random: Random, word: str) -> str:
-    """Return a word with a slip of the pen: a letter left out, doubled, replaced, or changed with
-    the one after it."""
+    """Return a word with a typo: a letter dropped, doubled, replaced or swapped with the next."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     while True:
         at = random.randrange(1, len(word))

@@ -1,12 +1,12 @@
-"""What the ledger costs: microseconds per update in a real training, and bytes per update.
+"""Cost of the ledger in a real training: microseconds and bytes per update.
 
     python benchmarks/ledger.py [--repetitions 11] [--updates 300] [--json FILE]
 
-Trainings with and without the hook `ledger` take turns in one process on one thread. Shown are, per
-update: the time within the hook (median over updates, and mean, which has its share of what is
-written every 50 updates), and what the whole training takes more than without it (median of the
-differences within a repetition, processor time). The hook runs between forward, backward and
-update, so it finds the caches as a training leaves them.
+Trainings with and without the hook `ledger` take turns in one process on one thread. The output
+shows, per update, the time inside the hook (the median over updates, and the mean, which includes
+the writes every 50 updates), and the difference of the whole training to one without it (median of
+the differences within a repetition, CPU time). The hook runs between forward, backward and update,
+so it sees the caches as a training leaves them.
 """
 
 import argparse
@@ -50,7 +50,7 @@ IMAGES = (
 
 
 class Timed(LedgerHook):
-    """A ledger that keeps the seconds spent in it, per update."""
+    """A ledger that records the seconds spent in it per update."""
 
     def __init__(self, content: Any) -> None:
         super().__init__(content)
@@ -71,8 +71,7 @@ class Timed(LedgerHook):
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds and bytes per update of one training; `above` is None where only the hook itself
-    was timed."""
+    """Microseconds and bytes per update; `above` is None if only the hook was timed."""
 
     name: str
     median: float
@@ -95,7 +94,7 @@ class Training:
         folder.mkdir()
 
     def seconds(self, hook: Hook | None) -> float:
-        """Train once and return the processor time."""
+        """Train once and return the CPU time."""
         folder = RunFolder(str(self.folder))
         hooks = {} if hook is None else {"ledger": hook}
         engine = PhaseEngine(
@@ -112,8 +111,7 @@ class Training:
 
 
 def measure(name: str, training: Training, content: str, repetitions: int, *, whole: bool) -> Row:
-    """Return what the ledger costs in a training; the first repetition warms up and does not
-    count."""
+    """Return the cost of the ledger in a training; the first repetition is a warm-up."""
     spent, above = [], []
     for turn in range(repetitions + 1):
         hook = Timed(content)

@@ -1,18 +1,16 @@
-"""Microseconds per iteration that phasetrain adds to a bare loop with the same model, data and
-optimizer.
+"""Microseconds per iteration that phasetrain adds to a bare loop.
 
     python benchmarks/overhead.py [--repetitions 60] [--updates 500] [--hooks 12] [--json FILE]
 
-The model is as small as models get (Linear 16 to 16, batches of 8 from memory, fused SGD), so that
-what is measured is the loop and not the arithmetic. All exactness guarantees are on: deterministic
-kernels and seeding of every step. Every variant trains in turn, in one process on one thread, many
-times over; what is shown are medians, and for the cost above bare the median of the differences
-within a repetition, so that a slow moment of the machine hits both sides. Time is that of the
-processor, which other programs disturb less; the wall clock stands beside it.
+Model, data and optimizer are the same and as small as possible (Linear 16 to 16, batches of 8 from
+memory, fused SGD), to measure the loop rather than the arithmetic. All exactness guarantees are on:
+deterministic kernels and seeding of every step. The variants take turns in one process on one
+thread. The output shows medians; the cost above bare is the median of the differences within a
+repetition, so that a slow moment of the machine affects both sides. CPU time is less disturbed by
+other programs; the wall clock is shown as well.
 
-At the end all hooks of the default config together are measured beside steps of a small real model:
-a ResNet of depth 20 for pictures of 32 x 32 in batches of 64, with a test, a live terminal and a
-run folder, against none.
+Finally, all default hooks together are measured on a small real model: a ResNet-20 for 32 x 32
+images in batches of 64, with a test, a live terminal and a run folder.
 """
 
 import argparse
@@ -89,7 +87,7 @@ Trial = Callable[[], "Taken"]
 
 
 class NullTerminal(io.TextIOBase):
-    """A terminal whose screen nobody sees: rich draws for it as for any other."""
+    """An invisible terminal; rich renders to it as to any other."""
 
     def isatty(self) -> bool:
         return True
@@ -100,8 +98,7 @@ class NullTerminal(io.TextIOBase):
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds of one trial: of the processor, all threads of the process together, and of the wall
-    clock."""
+    """Seconds of one trial: CPU time of all threads, and wall clock."""
 
     cpu: float
     wall: float
@@ -109,7 +106,7 @@ class Taken:
 
 @contextmanager
 def stopwatch() -> Iterator[list[Taken]]:
-    """Give a list that holds the time taken once the block has ended."""
+    """Yield a list that holds the time taken once the block has ended."""
     found: list[Taken] = []
     cpu, wall = time.process_time(), time.perf_counter()
     yield found
@@ -118,8 +115,7 @@ def stopwatch() -> Iterator[list[Taken]]:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one variant, in microseconds per iteration; `above` is the cost over the
-    bare loop."""
+    """Microseconds per iteration of one variant; `above` is the cost over the bare loop."""
 
     name: str
     wall: float
@@ -131,7 +127,7 @@ class Row:
 
 
 def bare(updates: int) -> Trial:
-    """Return the loop as one writes it by hand."""
+    """Return a hand-written loop."""
     setup = _settled(PLAIN, updates)
     data = Builder(setup.config, setup.machine, setup.world).data()["train"].reader.dataset
     inputs, targets = data.inputs, data.targets
@@ -160,7 +156,7 @@ def framework(
     folder: Path | None = None,
     hooks: Callable[[], Mapping[str, Hook]] = dict,
 ) -> Trial:
-    """Return the same training through the real parts: config, builder, plan, task, engine."""
+    """Return the same training built from config, builder, plan, task and engine."""
     setup = _settled(overrides, updates)
     builder = Builder(setup.config, setup.machine, setup.world)
     data = builder.data()
@@ -181,8 +177,7 @@ def framework(
 
 
 def default_hooks(folder: Path) -> dict[str, Trial]:
-    """Return an epoch and a test of the small real model, without hooks and with those of the
-    default config."""
+    """Return an epoch and a test of the small real model, without and with default hooks."""
     folder.mkdir()
     terminal = Terminal(NullTerminal(), live=True)
     setup = settle([*RESNET, f"RUN.dir={folder}"], terminal=terminal)
@@ -206,8 +201,7 @@ def default_hooks(folder: Path) -> dict[str, Trial]:
 
 
 def share_of_hooks(trials: Mapping[str, Trial], repetitions: int) -> tuple[float, float, float]:
-    """Return what a step without hooks takes, in seconds, and median and highest quartile of the
-    share of hooks."""
+    """Return seconds per step without hooks, and median and upper quartile of their share."""
     taken: dict[str, list[float]] = {name: [] for name in trials}
     for turn in range(repetitions + 1):
         for name, trial in trials.items():
@@ -221,8 +215,7 @@ def share_of_hooks(trials: Mapping[str, Trial], repetitions: int) -> tuple[float
 
 
 def observers(terminal: Terminal, *, ledger: bool = False) -> Callable[[], Mapping[str, Hook]]:
-    """Return what makes the hooks of variant (b): progress, and the loss in metrics.jsonl every 10
-    steps."""
+    """Return the hooks of variant (b): progress, and the loss every 10 steps."""
 
     def hooks() -> dict[str, Hook]:
         found: dict[str, Hook] = {
@@ -235,7 +228,7 @@ def observers(terminal: Terminal, *, ledger: bool = False) -> Callable[[], Mappi
 
 
 def variants(updates: int, folder: Path) -> dict[str, Trial]:
-    """Return every variant by its name."""
+    """Return all variants by name."""
     lines = observers(Terminal(io.StringIO(), live=False))
     live = observers(Terminal(NullTerminal(), live=True))
     recorded = observers(Terminal(io.StringIO(), live=False), ledger=True)
@@ -256,8 +249,7 @@ def variants(updates: int, folder: Path) -> dict[str, Trial]:
 
 
 def measure(trials: Mapping[str, Trial], repetitions: int, updates: int) -> list[Row]:
-    """Run the trials in turn and return what they took; the first turn warms up and does not
-    count."""
+    """Run the trials in turn and return their times; the first turn is a warm-up."""
     taken: dict[str, list[Taken]] = {name: [] for name in trials}
     for turn in range(repetitions + 1):
         for name, trial in trials.items():
@@ -270,8 +262,7 @@ def measure(trials: Mapping[str, Trial], repetitions: int, updates: int) -> list
 
 
 def row(name: str, times: list[Taken], base: list[float]) -> Row:
-    """Return the medians of one variant against the bare loop's processor times, all in
-    microseconds."""
+    """Return the medians of one variant, in microseconds, relative to the bare loop."""
     cpu = [time.cpu for time in times]
     above = [mine - bare for mine, bare in zip(cpu, base, strict=True)]
     low, _, high = quantiles(above, n=4)

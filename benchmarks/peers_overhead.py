@@ -1,13 +1,11 @@
-"""Microseconds per iteration that phasetrain, Lightning and the Hugging Face Trainer add to a bare
-loop, in one run.
+"""Microseconds per iteration that phasetrain, Lightning and the Hugging Face Trainer add to a loop.
 
     python benchmarks/peers_overhead.py [--repetitions 15] [--updates 1000]
 
-The model, its optimizer and the data are those of `overhead.py`. The peers get their batches as
-whole slices of tensors in memory, as fast as their loaders can, without logger, progress bar and
-checkpoints; they are timed between their own events for the beginning and the end of training, so
-that start-up does not count. Every variant trains in turn. Needs the packages of
-requirements-peers.txt.
+Model, optimizer and data are those in `overhead.py`. The other frameworks get their batches as
+slices of tensors in memory, as fast as their loaders can, without logger, progress bar and
+checkpoints, and are timed between their own start and end events, so start-up does not count. All
+variants take turns. Needs the packages in requirements-peers.txt.
 """
 
 import argparse
@@ -30,7 +28,7 @@ SAMPLES = BATCH * STEPS_PER_EPOCH
 
 
 class Slices(Dataset):
-    """Tensors in memory that give whole batches for lists of indices."""
+    """Tensors in memory that return whole batches for lists of indices."""
 
     def __init__(self) -> None:
         self.inputs, self.targets = (

@@ -1,14 +1,12 @@
-"""What each profiling hook adds to a training, beside the same training without one.
+"""Cost of each profiling hook, compared with the same training without one.
 
     python benchmarks/profiling.py [--repetitions 20] [--updates 500] [--json FILE]
 
-The training is that of benchmarks/overhead.py with progress as lines, the loss log and the ledger:
-as small as trainings get, so that what is measured is the hook. The hooks are as they are by
-default. Every variant runs in turn, many times over; shown are medians of the time of the
-processor, which other programs disturb less, in microseconds per update from the start of the first
-phase to the end of the last. `above` is the median of the differences from the training without a
-profiling hook within a repetition, `ratio` that of the quotients; the wall clock stands beside
-them.
+The training is the one in benchmarks/overhead.py with progress lines, loss log and ledger. The
+hooks have their default settings. All variants take turns; the output shows medians of CPU time in
+microseconds per update, from the start of the first phase to the end of the last. `above` is the
+median difference to the training without a profiling hook within a repetition, `ratio` the median
+quotient; the wall clock is shown as well.
 """
 
 import argparse
@@ -38,7 +36,7 @@ from phasetrain.tasks import Builder
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one hook, in microseconds per update."""
+    """Microseconds per update with one hook."""
 
     name: str
     wall: float
@@ -48,29 +46,28 @@ class Row:
 
 
 class Stopwatch(Hook):
-    """Takes the time from the start of the first phase to the end of the last, in seconds: wall,
-    processor."""
+    """Measures the seconds from the first phase to the end of the last: wall clock and CPU."""
 
     def __init__(self) -> None:
         self.began = self.ended = (0.0, 0.0)
 
     def on_phase_start(self, run: Any, phase: Any) -> None:
-        """Start it once."""
+        """Start the clock once."""
         if not self.began[0]:
             self.began = time.perf_counter(), time.process_time()
 
     def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
-        """Take the time."""
+        """Record the time."""
         self.ended = time.perf_counter(), time.process_time()
 
 
 def quiet() -> Terminal:
-    """Return a terminal that nobody sees."""
+    """Return an invisible terminal."""
     return Terminal(io.StringIO(), live=False)
 
 
 def profilers() -> dict[str, Callable[[], Mapping[str, Hook]]]:
-    """Return what makes the hooks of each variant, by name."""
+    """Return the hook factories of each variant, by name."""
     return {
         "none": dict,
         "breakdown": lambda: {"breakdown": Breakdown(quiet())},
@@ -81,7 +78,7 @@ def profilers() -> dict[str, Callable[[], Mapping[str, Hook]]]:
 
 
 def trial(make: Callable[[], Mapping[str, Hook]], updates: int) -> tuple[float, float]:
-    """Return the seconds of a training: wall, processor."""
+    """Return the seconds of a training: wall clock and CPU."""
     setup = _settled(FULL, updates)
     builder = Builder(setup.config, setup.machine, setup.world)
     data = builder.data()
@@ -99,7 +96,7 @@ def trial(make: Callable[[], Mapping[str, Hook]], updates: int) -> tuple[float, 
 
 
 def measure(repetitions: int, updates: int) -> list[Row]:
-    """Run all variants in turn; the first turn warms up and does not count."""
+    """Run all variants in turn; the first turn is a warm-up."""
     makers = profilers()
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in makers}
     for turn in range(repetitions + 1):

@@ -1,10 +1,10 @@
-"""Pictures of the report for the docs: trains three small runs, one of them killed, and a sweep,
-and opens the pages.
+"""Screenshots of the report for the docs.
 
     python benchmarks/report_screenshots.py
 
-writes docs/report.png (one run), docs/report-compared.png (three runs, dark) and docs/sweep.png;
-about two minutes on 2 cores. Needs Chromium: `apt-get install chromium`.
+Trains three small runs, one of them killed and resumed, and a sweep, and writes docs/report.png
+(one run), docs/report-compared.png (three runs, dark) and docs/sweep.png. Takes about two minutes
+on 2 cores. Needs Chromium: `apt-get install chromium`.
 """
 
 import os
@@ -43,7 +43,7 @@ RUNS = {
 
 
 def main() -> int:
-    """Make the runs and the pictures; return the exit code."""
+    """Train the runs and take the screenshots; return the exit code."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         print("there is no Chromium: apt-get install chromium", file=sys.stderr)
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def trained(folder: str, words: tuple[str, ...]) -> str:
-    """Train a run to its end, the first of them killed once on its way, and return its folder."""
+    """Train a run to its end, killing the first one once, and return its folder."""
     command = [sys.executable, "-m", "phasetrain", f"RUN.dir={folder}", *COMMON, *words]
     if folder.endswith(next(iter(RUNS))):
         killed(command)
@@ -82,7 +82,7 @@ def trained(folder: str, words: tuple[str, ...]) -> str:
 
 
 def killed(command: list[str]) -> None:
-    """Start a run and kill it in its seventh epoch, in which it has no checkpoint."""
+    """Start a run and kill it in its seventh epoch, before that epoch's checkpoint."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -92,7 +92,7 @@ def killed(command: list[str]) -> None:
 
 
 def picture(browser: str, page: str, target: Path, size: str, *flags: str) -> None:
-    """Open a page and write what it looks like."""
+    """Take a screenshot of a page."""
     profile = tempfile.mkdtemp(dir=Path.cwd())
     words = [
         browser,

@@ -1,20 +1,20 @@
-"""What a run that was killed with SIGKILL and resumed has done, beside one that was not: phasetrain
-and its peers.
+"""A run that is killed with SIGKILL and resumed, compared with an uninterrupted one.
 
     python -m venv .venv-peers
     .venv-peers/bin/pip install -c constraints.txt -r benchmarks/requirements-peers.txt
     python benchmarks/resume.py --peers .venv-peers/bin/python [--json FILE]
 
 The training (benchmarks/peers/problem.py) has 640 samples in batches of 16, 3 epochs of 40 updates,
-AdamW with a cosine and a checkpoint every 10 updates. It is killed after update 57, in the middle
-of epoch 2, and resumed in the way that the framework's documentation names. `random` draws noise in
-`__getitem__` and has dropout, `plain` draws nothing after the shuffle; each with 0 and with 2
-loader workers. Every row is trained whole twice, which must agree bit for bit, so that a difference
-is the fault of the resume. What was done is recorded by hooks of torch, not told by the framework.
+AdamW with a cosine schedule and a checkpoint every 10 updates. It is killed after update 57, in the
+middle of epoch 2, and resumed as the framework's documentation says. `random` draws noise in
+`__getitem__` and has dropout, `plain` draws nothing after the shuffle; each runs with 0 and 2
+loader workers. Each row is also trained twice without a kill; these runs must agree bit for bit, so
+that a difference is due to the resume. Everything is recorded with torch hooks rather than reported
+by the frameworks.
 
-Recovery is the time from the start of the command to its first update, of a fresh start and of a
-resume: medians, and the least in parentheses. Every trial is a process of its own, one at a time.
-Without `--peers` only phasetrain runs.
+Recovery is the time from the start of the command to its first update, for fresh and resumed runs:
+medians, and the minimum in parentheses. Every trial is a separate process, one at a time. Without
+`--peers` only phasetrain runs.
 """
 
 import argparse
@@ -63,8 +63,7 @@ SETTINGS = tuple(Setting(random, workers) for random in (False, True) for worker
 
 @dataclass(frozen=True)
 class Framework:
-    """A row: its name, and what makes the command of a trial from a setting, a folder and whether
-    to resume."""
+    """A row: its name, and a function from setting, folder and resume flag to a command."""
 
     name: str
     command: Callable[[Setting, Path, bool], list[str]]
@@ -72,7 +71,7 @@ class Framework:
 
 
 def phasetrain(setting: Setting, folder: Path, resume: bool) -> list[str]:
-    """Return the command of phasetrain: to resume, the same one again."""
+    """Return the command for phasetrain, which is the same for a resume."""
     return [
         *(sys.executable, "-m", "phasetrain", "experiment=null", "RUN.imports=[phasetrain_parts]"),
         f"RUN.dir={folder}",
@@ -94,7 +93,7 @@ def phasetrain(setting: Setting, folder: Path, resume: bool) -> list[str]:
 
 
 def script(python: str, name: str, way: str = "") -> Callable[[Setting, Path, bool], list[str]]:
-    """Return what makes the command of a peer's script."""
+    """Return the command factory for the script of another framework."""
 
     def command(setting: Setting, folder: Path, resume: bool) -> list[str]:
         flags = ["--random"] * setting.random + ["--resume"] * resume + [f"--way={way}"] * bool(way)
@@ -112,7 +111,7 @@ def script(python: str, name: str, way: str = "") -> Callable[[Setting, Path, bo
 
 
 def frameworks(python: str | None) -> list[Framework]:
-    """Return the rows of the table: those of the peers if there is a Python that has them."""
+    """Return the rows of the table, including other frameworks if a Python is given."""
     ours = [Framework("phasetrain", phasetrain)]
     if python is None:
         return ours
@@ -136,8 +135,7 @@ def frameworks(python: str | None) -> list[Framework]:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one process did: the samples of each update and digests of the weights, before the first
-    and after each."""
+    """Record of one process: samples of each update, and digests of the weights after each."""
 
     code: int
     seconds_to_update: float | None
@@ -150,7 +148,7 @@ class Attempt:
         return len(self.samples)
 
     def did_as(self, other: "Attempt") -> bool:
-        """Say whether both came to the same weights by the same samples, update by update."""
+        """Return whether both reached the same weights with the same samples, update by update."""
         return (self.samples, self.weights) == (other.samples, other.weights)
 
 
@@ -162,7 +160,7 @@ def attempt(
     *,
     resume: bool = False,
 ) -> Attempt:
-    """Run a trial in its folder, which keeps the checkpoints, and return what it did."""
+    """Run a trial in its folder, which keeps the checkpoints, and return its record."""
     record = folder / f"record-{len(list(folder.glob('record-*')))}.jsonl"
     path = os.pathsep.join([str(ROOT), str(PEERS)])
     asked = {"PYTHONPATH": path, "RESUME_RECORD": str(record), "RESUME_KILL_AFTER": str(kill_after)}
@@ -192,7 +190,7 @@ def attempt(
 
 
 def read(record: Path, began: float, code: int, output: str) -> Attempt:
-    """Return an attempt from the lines of its record."""
+    """Parse the record of an attempt."""
     text = (
         record.read_text("utf-8") if record.exists() else ""
     )  # a process that died early has begun none
@@ -216,18 +214,17 @@ def error_of(output: str) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of one framework in one setting; None where the resume came to no update.
+    """Result for one framework in one setting; None if the resume made no update.
 
     Attributes:
-        repeatable: two whole runs did the same, without which the rest says nothing.
-        resumed_at: updates of the checkpoint that the resume went on from.
-        order_exact: every update of the resumed run had the samples of the whole run, in their
-            order.
-        twice, never: samples of epoch 2 that were learned from more than once, or not at all.
-        updates: updates made on the way to the final weights.
-        equal: the final weights are those of the whole run, bit for bit.
-        fresh_seconds: from the start of the command to the first update, of each fresh start.
-        resumed_seconds: the same of the resume.
+        repeatable: two uninterrupted runs agree; otherwise the comparison is meaningless.
+        resumed_at: updates of the checkpoint used for the resume.
+        order_exact: every update of the resumed run had the same samples in the same order.
+        twice, never: samples of epoch 2 used more than once, or not at all.
+        updates: number of updates leading to the final weights.
+        equal: the final weights are bit-identical to the uninterrupted run.
+        fresh_seconds: from the start of the command to the first update, for each fresh start.
+        resumed_seconds: the same for the resume.
     """
 
     framework: str
@@ -245,7 +242,7 @@ class Outcome:
 
 
 def outcome(framework: Framework, setting: Setting, folder: Path) -> Outcome:
-    """Train whole, twice; then train, be killed, and resume; and compare."""
+    """Train twice without interruption, then with a kill and a resume, and compare."""
     whole, again, killed, resumed = trials(framework, setting, folder)
     fresh = [
         found.seconds_to_update for found in (whole, again) if found.seconds_to_update is not None
@@ -290,7 +287,7 @@ def outcome(framework: Framework, setting: Setting, folder: Path) -> Outcome:
 def trials(
     framework: Framework, setting: Setting, folder: Path
 ) -> tuple[Attempt, Attempt, Attempt, Attempt]:
-    """Return the whole run, the same again, the killed one, and its resume."""
+    """Return two uninterrupted runs, the killed one, and its resume."""
     for name in ("whole", "again", "killed"):
         (folder / name).mkdir()
     whole = attempt(framework, setting, folder / "whole")
@@ -306,14 +303,13 @@ def trials(
 
 
 def epoch_two(samples: list[list[int]]) -> tuple[int, int]:
-    """Return how many samples were seen more than once, and never, between the first and the last
-    epoch's updates."""
+    """Return how many samples of epoch 2 were used more than once, and never."""
     seen = Counter(index for batch in samples[STEPS:-STEPS] for index in batch)
     return sum(count > 1 for count in seen.values()), SAMPLES - len(seen)
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return the outcomes as a table, a row for each framework, and what went wrong as notes."""
+    """Return the outcomes as a table with one row per framework, and errors as notes."""
     head = ["framework", "resumed at", "data order", "twice", "never", "updates"]
     head += [setting.name for setting in SETTINGS] + ["fresh s", "resumed s"]
     rows = [head, ["---"] * len(head)]
@@ -340,8 +336,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def row(found: list[Outcome]) -> list[str]:
-    """Return the cells of a framework; where its settings differ, all words or the span of the
-    numbers."""
+    """Return the cells of a framework; if its settings differ, all words or the range."""
     fresh = [seconds for each in found for seconds in each.fresh_seconds]
     resumed = [each.resumed_seconds for each in found if each.resumed_seconds is not None]
     return [
@@ -360,18 +355,18 @@ def row(found: list[Outcome]) -> list[str]:
 
 
 def yes(value: bool | None, true: str = "yes", false: str = "no") -> str | None:
-    """Return a word for a truth value, None for none."""
+    """Return yes, no, or `-` for None."""
     return None if value is None else true if value else false
 
 
 def distinct(words: Iterable[str | None]) -> str:
-    """Return words once if they are all the same, all of them otherwise; `-` stands for None."""
+    """Return a common word once, or all words if they differ; `-` stands in for None."""
     found = [word or "-" for word in words]
     return found[0] if len(set(found)) == 1 else ", ".join(found)
 
 
 def span(numbers: Iterable[int | None]) -> str:
-    """Return a number if all are the same, `least..most` otherwise; `-` if there are none."""
+    """Return a common number, or `min..max` if they differ; `-` if there are none."""
     found = [number for number in numbers if number is not None]
     if not found:
         return "-"
@@ -379,7 +374,7 @@ def span(numbers: Iterable[int | None]) -> str:
 
 
 def measure(rows: list[Framework]) -> list[Outcome]:
-    """Run all trials, the frameworks in turn in each setting, and say how far it is."""
+    """Run all trials, alternating between frameworks in each setting, and print progress."""
     outcomes = []
     for setting in SETTINGS:
         for framework in rows:

@@ -1,10 +1,10 @@
-"""Pictures of the terminal for the docs: trains the default experiment, wider, in a pseudo-terminal
-that is recorded.
+"""Screenshots of the terminal for the docs.
 
     python benchmarks/screenshots.py
 
-writes docs/terminal-live.svg (in the middle of the run) and docs/terminal.svg (after it); under a
-minute on 2 cores.
+Trains a wider version of the default experiment in a recorded pseudo-terminal and writes
+docs/terminal-live.svg (in the middle of the run) and docs/terminal.svg (at the end). Takes less
+than a minute on 2 cores.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ NAMES = {"brown": "yellow", "brightblack": "bright_black"}
 
 
 def recorded() -> list[bytes]:
-    """Run the command and return what it wrote to its terminal, piece by piece."""
+    """Run the command and return its terminal output in pieces."""
     pid, terminal = pty.fork()
     if pid == 0:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -73,7 +73,7 @@ def screen_after(pieces: list[bytes]) -> pyte.Screen:
 
 
 def middle(pieces: list[bytes]) -> pyte.Screen:
-    """Return the screen nearest to the middle of the run on which the live lines are whole."""
+    """Return a complete screen near the middle of the run."""
     at = [
         at
         for at in range(1, len(pieces))
@@ -83,7 +83,7 @@ def middle(pieces: list[bytes]) -> pyte.Screen:
 
 
 def svg(screen: pyte.Screen, title: str) -> str:
-    """Return a screen as a picture."""
+    """Return a screen as an SVG image."""
     lines = "\n".join(line.rstrip() for line in screen.display).rstrip().count("\n") + 1
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         console = Console(

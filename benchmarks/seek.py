@@ -1,14 +1,12 @@
-"""Milliseconds to the first draw in the middle of an epoch, and microseconds per step from there
-on.
+"""Time to the first batch in the middle of an epoch, and time per step from there.
 
     python benchmarks/seek.py [--repetitions 15] [--steps 2000] [--json FILE]
 
-A seek is what a resumed run waits for: a new `PhaseSampler`, asked for the middle step of a
-shuffled pass in batches of 256. Up to 2**20 samples a pass is a table that is made as a whole
-(NumPy's Philox generator), above that a function of the place. Beside it stands `torch.randperm` of
-the same length, where that takes seconds at most: what a sampler draws anew that has a table only.
-The two take turns; medians are shown, and the slowest seek. The steps go on from a seek; their mean
-includes what is computed ahead, in chunks, and the slowest step is one that computes a chunk.
+A resumed run has to seek: it creates a `PhaseSampler` and asks for the middle step of a shuffled
+pass in batches of 256. Up to 2**20 samples a pass is a table computed at once (NumPy's Philox
+generator), above that a function of the index. For comparison: `torch.randperm` with the same
+length, if it takes seconds at most. The two take turns; the output shows medians and the slowest
+seek. The mean per step includes values computed ahead in chunks; the slowest step computes a chunk.
 """
 
 import argparse
@@ -36,7 +34,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured for one length; milliseconds, but for the mean step."""
+    """Measurements for one length in milliseconds, except the mean step."""
 
     samples: int
     seek_ms: float
@@ -47,12 +45,12 @@ class Figures:
 
 
 def milliseconds_since(begin: int) -> float:
-    """Return the time since a reading of `time.perf_counter_ns`."""
+    """Return the milliseconds since a reading of `time.perf_counter_ns`."""
     return (time.perf_counter_ns() - begin) / 1e6
 
 
 def draws(samples: int, seed: int) -> Iterator[list[Draw]]:
-    """Return the steps of a pass from its middle on, of a sampler that has done nothing yet."""
+    """Return the steps of a pass from its middle, using a fresh sampler."""
     sampler = PhaseSampler(
         SAMPLERS["shuffled"](), samples, seed=seed, micro_batch_size=BATCH, world=World()
     )
@@ -62,14 +60,14 @@ def draws(samples: int, seed: int) -> Iterator[list[Draw]]:
 
 
 def seek(samples: int, seed: int) -> float:
-    """Return the milliseconds to the first draw."""
+    """Return the milliseconds to the first batch."""
     begin = time.perf_counter_ns()
     next(draws(samples, seed))
     return milliseconds_since(begin)
 
 
 def randperm(samples: int, seed: int) -> float:
-    """Return the milliseconds to the same place of a permutation that torch draws as a whole."""
+    """Return the milliseconds to the same position with `torch.randperm`."""
     generator = torch.Generator().manual_seed(seed)
     begin = time.perf_counter_ns()
     order = torch.randperm(samples, generator=generator)
@@ -90,7 +88,7 @@ def step_times(samples: int, seed: int, count: int) -> list[float]:
 
 
 def measure(samples: int, repetitions: int, count: int) -> Figures:
-    """Measure one length; the first turn warms up and does not count."""
+    """Measure one length; the first turn is a warm-up."""
     seeks, tables = [], []
     for turn in range(repetitions + 1):
         seeks.append(seek(samples, turn))

@@ -1,13 +1,12 @@
-"""CPU seconds from process start to the first update: the default experiment, and a bare script
-that does the same.
+"""CPU seconds from process start to the first update, compared with a bare script.
 
     python benchmarks/startup.py [--repetitions 9] [--json FILE]
 
-Both sides are processes of their own that read the digits, build the small network and its
-optimizer, make one update and tell how much processor time they have used so far (user and system,
-all threads, the interpreter's start included). Phasetrain composes and checks its config, plans,
-opens its run folder and starts its hooks besides. They run in turn; medians are shown, then what
-the imports take, each without what it imports itself from other packages.
+Both processes read the digits, build the small network and its optimizer, make one update and
+report their CPU time so far (user and system, all threads, including the start of the interpreter).
+phasetrain also composes and checks its config, plans, opens its run folder and starts its hooks.
+They take turns; the output shows medians, and the time of imports per package, excluding other
+packages that they import.
 """
 
 import argparse
@@ -75,7 +74,7 @@ _IMPORT = re.compile(r"^import time: +(\d+) \| +\d+ \| +(\S+)$", re.MULTILINE)
 
 
 def cpu_seconds(command: list[str], folder: Path) -> float:
-    """Return the processor time that a program tells of."""
+    """Return the CPU time reported by a program."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     found = _USED.search(done.stderr)
@@ -85,8 +84,7 @@ def cpu_seconds(command: list[str], folder: Path) -> float:
 
 
 def measure(repetitions: int, folder: Path) -> dict[str, list[float]]:
-    """Return the seconds of both sides, run in turn; the first turn fills the disk cache and does
-    not count."""
+    """Return the seconds of both sides, in turns; the first turn fills the disk cache."""
     (folder / "clock.py").write_text(CLOCK, encoding="utf-8")
     (folder / "bare.py").write_text(BARE, encoding="utf-8")
     taken: dict[str, list[float]] = {"bare script": [], "phasetrain": []}
@@ -101,8 +99,7 @@ def measure(repetitions: int, folder: Path) -> dict[str, list[float]]:
 
 
 def imports(folder: Path) -> list[tuple[str, float]]:
-    """Return the seconds that importing phasetrain spends in each package of its own, the longest
-    first."""
+    """Return the seconds that importing phasetrain spends in each package, longest first."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-X", "importtime", "-c", "import phasetrain.commands.engines"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)

@@ -1,13 +1,12 @@
-"""What each tracker adds to a training on the hot path, beside the same training without one.
+"""Cost of each tracker, compared with the same training without one.
 
     python benchmarks/trackers.py [--repetitions 20] [--updates 500] [--every 10] [--json FILE]
 
-The training is that of benchmarks/overhead.py: as small as trainings get, so that what is measured
-is the tracker. Every variant runs in turn, many times over; shown are medians, in microseconds per
-update. `above` is the median of the differences from the training without a tracker within a
-repetition, and has what a tracker's own thread takes away. `loop` is the wall time that the thread
-of the training spends in the tracker's `on_step`. What is waited for after the last step, while a
-backend takes the rest, is not the loop's and stands under `end`, in seconds.
+The training is the one in benchmarks/overhead.py. All variants take turns; the output shows medians
+in microseconds per update. `above` is the median difference to the training without a tracker
+within a repetition, including the tracker's own thread. `loop` is the wall time that the training
+thread spends in the tracker's `on_step`. `end` is the time after the last step until a backend has
+taken the rest, in seconds.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from phasetrain.tasks import Builder
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one tracker; microseconds per update, seconds at the end."""
+    """Measurements of one tracker: microseconds per update, seconds at the end."""
 
     name: str
     wall: float
@@ -48,13 +47,13 @@ class Row:
 
 
 class Timed:
-    """A tracker whose events are timed by replacing the bound methods that the engine calls."""
+    """A tracker whose events are timed by replacing the bound methods called by the engine."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook, self.seconds = hook, 0.0
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call with its time added up."""
+        """Return the function with its time added up."""
 
         def timed(*args: Any) -> Any:
             began = time.perf_counter()
@@ -91,7 +90,7 @@ def trial(name: str, make: Callable[[], Hook] | None, updates: int) -> tuple[flo
 
 
 def trackers(every: int, folder: Path) -> dict[str, Callable[[], Hook] | None]:
-    """Return what can be measured here, by name; MLflow gets a data base that is there already."""
+    """Return the available trackers by name; MLflow gets an existing database."""
     found: dict[str, Callable[[], Hook] | None] = {
         "none": None,
         "metrics": lambda: Metrics(every),
@@ -111,7 +110,7 @@ def trackers(every: int, folder: Path) -> dict[str, Callable[[], Hook] | None]:
 
 
 def measure(repetitions: int, updates: int, every: int, folder: Path) -> list[Row]:
-    """Run all variants in turn; the first turn warms up and does not count."""
+    """Run all variants in turn; the first turn is a warm-up."""
     makers = trackers(every, folder)
     taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in makers}
     for turn in range(repetitions + 1):

@@ -1,5 +1,4 @@
-"""The training of problem.py for phasetrain: a data set, a model and the record, for
-`RUN.imports`."""
+"""The training in problem.py for phasetrain: dataset, model and recorder, for `RUN.imports`."""
 
 from problem import Net, Samples, record
 

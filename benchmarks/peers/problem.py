@@ -1,8 +1,8 @@
-"""The training that every framework gets in benchmarks/resume.py, and the record of what it did.
+"""The training problem for all frameworks in benchmarks/resume.py, and the recorder.
 
-640 samples, batches of 16, so 40 steps per epoch; 3 epochs, 120 updates; AdamW and a cosine; a
-checkpoint every 10 updates. The record is taken through hooks of torch itself, which see every
-optimizer step and every forward pass, so that no framework is asked and all are measured alike.
+640 samples, batches of 16, so 40 steps per epoch; 3 epochs, 120 updates; AdamW and a cosine
+schedule; a checkpoint every 10 updates. The recorder uses torch's own hooks, which see every
+optimizer step and forward pass, so that all frameworks are measured alike.
 """
 
 import argparse
@@ -34,11 +34,9 @@ SEED = 0
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
-    """Random points, labelled by a random linear map; an input `(17,)` begins with the sample's
-    index.
+    """Random points labelled by a random linear map; an input `(17,)` starts with the sample index.
 
-    With `random`, noise from torch's global generator is added in `__getitem__`, as an augmentation
-    would.
+    With `random`, `__getitem__` adds noise from torch's global generator, like an augmentation.
     """
 
     def __init__(self, random: bool = False) -> None:
@@ -58,9 +56,9 @@ class Samples(Dataset[tuple[Tensor, int]]):
 
 
 class Net(nn.Module):
-    """A small network with the same first weights everywhere; with `random`, it has dropout.
+    """A small network with the same initial weights everywhere; with `random`, it has dropout.
 
-    Takes `(N, 17)`, leaves out the index, and returns `(N, 4)`.
+    Takes `(N, 17)`, ignores the index, and returns `(N, 4)`.
     """
 
     def __init__(self, random: bool = False) -> None:
@@ -76,10 +74,10 @@ class Net(nn.Module):
 
 
 class Record:
-    """Writes a line for each optimizer step: when, with which samples, to which weights.
+    """Writes a line for each optimizer step: time, samples, resulting weights.
 
     The first line has the weights before the first step of this process. After `kill_after` steps
-    the process kills itself with SIGKILL; 0 is never.
+    the process kills itself with SIGKILL; 0 means never.
     """
 
     def __init__(self, path: str, kill_after: int) -> None:
@@ -89,17 +87,17 @@ class Record:
         self.samples: list[int] = []
 
     def on_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Note the indices of the samples that the network learns from."""
+        """Record the indices of the training samples."""
         if isinstance(module, Net) and module.training:
             self.samples += args[0][:, 0].long().tolist()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Write the weights that the process starts from."""
+        """Write the initial weights of the process."""
         if self.steps == 0:
             self._write({"weights": _digest(optimizer)})
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Write the line of a step, and kill the process if it is time."""
+        """Write the line of a step, and kill the process when due."""
         now = time.monotonic()
         self.steps += 1
         self._write({"seconds": now, "samples": self.samples, "weights": _digest(optimizer)})
@@ -112,7 +110,7 @@ class Record:
 
 
 def record() -> None:
-    """Begin the record that benchmarks/resume.py asks for with two environment variables."""
+    """Start the recorder configured by benchmarks/resume.py in two environment variables."""
     made = Record(os.environ["RESUME_RECORD"], int(os.environ["RESUME_KILL_AFTER"]))
     register_module_forward_pre_hook(made.on_forward)
     register_optimizer_step_pre_hook(made.before_step)
@@ -121,8 +119,7 @@ def record() -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a peer's script is asked to do; `way` is the framework's own way of doing it, where it
-    has several."""
+    """Arguments of a framework's script; `way` selects among several ways to resume."""
 
     folder: Path
     random: bool
@@ -132,7 +129,7 @@ class Wanted:
 
 
 def wanted() -> Wanted:
-    """Return what the command line asks for, and begin the record."""
+    """Parse the command line and start the recorder."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--random", action="store_true")

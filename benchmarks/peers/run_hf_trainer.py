@@ -1,4 +1,4 @@
-"""The training of problem.py with the Trainer of Hugging Face's transformers."""
+"""The training in problem.py with the Hugging Face Trainer."""
 
 from problem import BATCH, EPOCHS, LR, SAVE_EVERY, SEED, WEIGHT_DECAY, Net, Samples, wanted
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from transformers import Trainer, TrainingArguments
 
 
 class Rows(Dataset):
-    """Samples as the mappings that the Trainer takes."""
+    """Samples as mappings, as the Trainer expects."""
 
     def __init__(self, random: bool) -> None:
         self.samples = Samples(random)

@@ -1,5 +1,4 @@
-"""The training of problem.py with Lightning; `--way stateful` takes torchdata's
-StatefulDataLoader."""
+"""The training in problem.py with Lightning; `--way stateful` uses StatefulDataLoader."""
 
 import lightning
 import torch

@@ -1,5 +1,4 @@
-"""The training of problem.py with MMEngine; `--way iterations` takes its loop by iterations and
-InfiniteSampler."""
+"""The training in problem.py with MMEngine; `--way iterations` uses its iteration-based loop."""
 
 from typing import Any
 
@@ -20,7 +19,7 @@ class Model(BaseModel):
 
 
 def loop(way: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the configs of the loop and of its sampler."""
+    """Return the configs of the loop and its sampler."""
     if way == "iterations":
         return {"by_epoch": False, "max_iters": UPDATES}, {
             "type": "InfiniteSampler",
