@@ -29,7 +29,7 @@ from overhead import GUARDED, STEPS_PER_EPOCH, _settled
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import CSV, Hook, Hooks, Metrics, MLflow, TensorBoard, WandB
-from phasetrain.hooks.trackers.mlflow import make_base
+from phasetrain.hooks.trackers.mlflow import create_database
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder
 
@@ -102,7 +102,7 @@ def trackers(every: int, folder: Path) -> dict[str, Callable[[], Hook] | None]:
         found["wandb, offline, live"] = lambda: WandB(every_updates=every, live=True)
     if importlib.util.find_spec("mlflow"):
         base = folder / "mlflow.db"
-        make_base(base)
+        create_database(base)
         found["mlflow, sqlite, live"] = lambda: MLflow(
             f"sqlite:///{base}", every_updates=every, live=True, wait_seconds=60
         )

@@ -104,5 +104,5 @@ def test_a_prefix_that_nobody_knows() -> None:
 
 
 def test_tensorboard_says_that_it_needs_files() -> None:
-    with pytest.raises(ConfigError, match=r"HOOKS\.tensorboard writes to files of this machine"):
+    with pytest.raises(ConfigError, match=r"HOOKS\.tensorboard needs a run folder on a local file"):
         train("mem://run", "HOOKS.tensorboard={}")

@@ -13,7 +13,7 @@ import pytest
 from harness import SMALL, records
 from processes import Launcher
 
-from phasetrain.hooks.trackers.wandb import history
+from phasetrain.hooks.trackers.wandb import history_rows
 
 TOOL = Path(__file__).parents[2] / "tools" / "run.py"
 RUN = (
@@ -65,7 +65,7 @@ def test_each_step_once_in_all_of_them(tmp_path: Path) -> None:
         assert rows == found
         assert base.execute("select count(*) from runs").fetchall() == [(1,)]
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    sent = [row for file in files for row in history(file.read_bytes())]
+    sent = [row for file in files for row in history_rows(file.read_bytes())]
     assert [row["_step"] for row in sent] == list(range(len(sent)))
     assert [
         (row["updates"], row["train/step_loss"]) for row in sent if "train/step_loss" in row

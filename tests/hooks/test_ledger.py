@@ -296,6 +296,6 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="content = 'some': expected 'sampled', 'full' or 'none'"):
         LedgerHook("some")  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match=r"HOOKS\.again and HOOKS\.ledger are both of the kind LedgerHook"
+        ConfigError, match=r"HOOKS\.again and HOOKS\.ledger are both LedgerHook hooks"
     ):
         train(tmp_path, "HOOKS.again.name=ledger")

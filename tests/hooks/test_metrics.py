@@ -139,7 +139,7 @@ class TestResume:
 
     def test_two_of_them_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(
-            ConfigError, match=r"HOOKS\.second and HOOKS\.metrics are both of the kind Metrics"
+            ConfigError, match=r"HOOKS\.second and HOOKS\.metrics are both Metrics hooks"
         ):
             train(tmp_path, "HOOKS.second.name=metrics")
 

@@ -63,6 +63,6 @@ def test_of_a_run_that_moves_nothing_is_left_and_nothing_goes_on_after_it(tmp_pa
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="seconds = 0: expected more than 0"):
         Watchdog(seconds=0)
-    with pytest.raises(ConfigError, match="are both of the kind Watchdog"):
+    with pytest.raises(ConfigError, match="are both Watchdog hooks"):
         train(tmp_path, SLEEPY, "HOOKS.second={name: watchdog}")
     assert HOOKS["watchdog"] is Watchdog

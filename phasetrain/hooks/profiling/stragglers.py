@@ -127,7 +127,7 @@ class Stragglers(Hook):
                 self._reported[rank] = updates
                 log.warning(
                     "rank %d of world size %d (%s) slows down all others: its step takes %.1f ms, "
-                    "%.1f times the median of all ranks (%.1f ms); %.1f ms of them are data loading",
+                    "%.1f times the median of all ranks (%.1f ms), with %.1f ms of data loading",
                     rank,
                     run.world.size,
                     self._hosts[rank],

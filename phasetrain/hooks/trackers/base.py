@@ -1,4 +1,4 @@
-"""What all trackers share: when a record is due, what it holds, and how it is named."""
+"""The base class of trackers: when a record is due, its content, and its names."""
 
 import time
 from abc import abstractmethod
@@ -13,16 +13,15 @@ from phasetrain.hooks.base import Hook, Run
 
 @dataclass(frozen=True)
 class Record:
-    """What a tracker is told of a train step or of a phase.
+    """The values that a tracker gets for a train step or a phase.
 
     Attributes:
-        kind: of a step, or of a phase.
+        kind: `step` or `phase`.
         split: name of the split.
-        phase, epoch, step, updates, samples: the position, complete steps counted.
-        values: of a step its loss, the learning rate and what parts have logged; of a phase its
-            metrics.
+        phase, epoch, step, updates, samples: the position, counting complete steps.
+        values: loss, learning rate and logged values of a step, or the metrics of a phase.
         at: seconds since 1970.
-        speeds: what differs between equal runs, such as `samples_per_second`.
+        speeds: values that differ between equal runs, such as `samples_per_second`.
     """
 
     kind: Literal["step", "phase"]
@@ -36,16 +35,15 @@ class Record:
     at: float
     speeds: Mapping[str, float] = field(default_factory=dict)
 
-    def named(self) -> dict[str, float]:
-        """Return the values under the names that a tracker of many runs shows: `train/step_loss`,
-        `test/accuracy`."""
+    def values_by_name(self) -> dict[str, float]:
+        """Return the values by names such as `train/step_loss` and `test/accuracy`."""
         if self.kind == "phase":
             return {f"{self.split}/{name}": value for name, value in self.values.items()}
         own = {"loss": f"{self.split}/step_loss", "lr": "optimizer/lr"}
-        found = {
+        values = {
             own.get(name, f"{self.split}/{name}"): value for name, value in self.values.items()
         }
-        return found | {f"time/{name}": value for name, value in self.speeds.items()}
+        return values | {f"time/{name}": value for name, value in self.speeds.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON data."""
@@ -58,16 +56,15 @@ class Record:
 
 
 class Tracker(Hook):
-    """Hears of train steps and phases, and writes them somewhere; it must not stop a run when it
-    fails.
+    """Base class of hooks that write train steps and phases to a table or a service.
 
-    A tracker is one of two kinds. What it writes may be cut back: then a resume cuts it to what the
-    checkpoint covers. Or it cannot be unwritten: then it hands on only what a committed checkpoint
-    covers (`phasetrain.hooks.trackers.spooled`).
+    There are two kinds. If the output can be truncated, a resume truncates it to the records that
+    the checkpoint covers. If it cannot, records are sent when a committed checkpoint covers them
+    (`phasetrain.hooks.trackers.spooled`). An error in a tracker does not stop the run.
 
     Args:
-        every_updates: hear of a train step after each so many updates; reading the loss waits for
-            the device.
+        every_updates: updates between two records of train steps; reading the loss waits for the
+            device.
     """
 
     observe_only = True
@@ -82,7 +79,7 @@ class Tracker(Hook):
 
     @abstractmethod
     def write(self, run: Run, record: Record) -> None:
-        """Take a record; called on the main process, between two steps."""
+        """Write a record; called on rank 0, between two steps."""
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""
@@ -93,20 +90,21 @@ class Tracker(Hook):
         state = run.state
         if not phase.is_train or state.updates % self.every_updates or not run.world.is_main:
             return
-        now, (then, samples) = time.perf_counter(), self._since
-        self._since = now, state.samples
+        now = time.perf_counter()
+        then, samples = self._since
+        self._since = (now, state.samples)
         values = {"loss": float(out.loss), "lr": run.task.updater.lr}
         values |= {name: float(value) for name, value in out.logs.items()}
         speeds = {"samples_per_second": (state.samples - samples) / max(now - then, 1e-9)}
-        self.write(run, _record("step", run, phase, state.step, values, speeds))
+        self.write(run, _make_record("step", run, phase, state.step, values, speeds))
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Write the metrics of the phase."""
         if run.world.is_main:
-            self.write(run, _record("phase", run, phase, phase.steps, dict(metrics), {}))
+            self.write(run, _make_record("phase", run, phase, phase.steps, dict(metrics), {}))
 
 
-def _record(
+def _make_record(
     kind: Literal["step", "phase"],
     run: Run,
     phase: Phase,

@@ -1,5 +1,4 @@
-"""Writes tables for a spreadsheet or pandas: a file of steps and one for each split; each row once
-after resumes."""
+"""Writes CSV tables, one for steps and one per split, with each row once after any resume."""
 
 import csv
 import io
@@ -15,18 +14,18 @@ from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)
 
-PLACES = ("updates", "epoch", "phase", "step", "samples")
-"""Columns that every table begins with; `at`, in seconds since 1970, is the last one."""
+POSITION = ("updates", "epoch", "phase", "step", "samples")
+"""First columns of every table; the last one is `at`, in seconds since 1970."""
 
 
 @dataclass
 class _Table:
-    """A file, its columns of values, and how far a checkpoint covers it.
+    """A file and its columns.
 
     Attributes:
         columns: names of values and speeds.
-        size: bytes.
-        file: None until it is written to in this attempt.
+        size: size in bytes; after a restore, the bytes that the checkpoint covers.
+        file: None until `on_start`.
     """
 
     columns: tuple[str, ...]
@@ -36,15 +35,14 @@ class _Table:
 
 @HOOKS.register("csv")
 class CSV(Tracker):
-    """Tables under `csv/` in the run folder: `train-steps.csv`, and one for each split, such as
-    `test.csv`.
+    """Writes `csv/train-steps.csv` and a table per split, such as `csv/test.csv`.
 
-    A value that appears for the first time when a table has its header begins a new file with one
-    more column (`train-steps-2.csv`, ...). A resumed run cuts the files back to what the checkpoint
+    A value without a column in the current table starts a new file with one more column
+    (`train-steps-2.csv`, ...). A resumed run truncates the files to the rows that the checkpoint
     covers. Equal runs differ in the columns `samples_per_second` and `at`, which come last.
 
     Args:
-        every_updates: write a train step after each so many updates.
+        every_updates: updates between two rows of train steps.
     """
 
     def __init__(self, every_updates: int = 10) -> None:
@@ -53,7 +51,7 @@ class CSV(Tracker):
         self._warned = False
 
     def on_start(self, run: Run) -> None:
-        """Cut off what lies beyond the checkpoint, and take away files that begin beyond it."""
+        """Truncate the tables to the checkpoint, and remove tables that started after it."""
         assert run.folder is not None, "the csv hook needs a run folder"
         storage = run.folder.storage
         root = run.folder.file("csv")
@@ -65,51 +63,49 @@ class CSV(Tracker):
             table.file = run.folder.log(f"csv/{name}")
             if table.file.size < table.size:
                 log.warning(
-                    "%s is shorter than the checkpoint covers: earlier rows are lost",
-                    table.file.path,
+                    "%s is shorter than at the checkpoint: some rows are lost", table.file.path
                 )
                 table.size = table.file.read().rfind(b"\n") + 1
             table.file.cut(table.size)
             if not table.size:
-                self._append(table, (*PLACES, *table.columns, "at"))
+                self._append_row(table, (*POSITION, *table.columns, "at"))
 
     def write(self, run: Run, record: Record) -> None:
         """Append a row."""
         values = {**record.values, **record.speeds}
         stem = f"{record.split}-steps" if record.kind == "step" else record.split
-        table = self._table(run, stem, tuple(values))
-        places = [vars(record)[place] for place in PLACES]
+        table = self._find_table(run, stem, tuple(values))
+        position = [vars(record)[name] for name in POSITION]
         row = [
-            *places,
+            *position,
             *(repr(values[name]) if name in values else "" for name in table.columns),
             repr(record.at),
         ]
-        self._append(table, row)
+        self._append_row(table, row)
 
     def on_save(self, run: Run) -> None:
-        """Hand every row to the system; it is made durable before the checkpoint is."""
-        self._flush()
+        """Flush all rows; the checkpoint hook syncs them before it commits."""
+        self._flush_tables()
 
     def close(self) -> None:
-        """Hand over what is left."""
-        self._flush()
+        """Flush all rows."""
+        self._flush_tables()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far into each file a checkpoint covers, in bytes, and its columns."""
+        """Return size in bytes and columns of each table."""
         return {
             "tables": {name: [table.size, *table.columns] for name, table in self._tables.items()}
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint covers; the files are cut at `on_start`."""
+        """Restore sizes and columns; `on_start` truncates the files."""
         found = state["tables"].items()
         self._tables = {name: _Table(tuple(columns), int(size)) for name, (size, *columns) in found}
 
-    def _table(self, run: Run, stem: str, names: Sequence[str]) -> _Table:
-        """Return the latest table of this kind that has columns for these values; begin one if
-        there is none."""
-        of_stem = re.compile(rf"{re.escape(stem)}(-\d+)?\.csv")
-        number = sum(of_stem.fullmatch(name) is not None for name in self._tables)
+    def _find_table(self, run: Run, stem: str, names: Sequence[str]) -> _Table:
+        """Return the latest table if it has columns for these values, or else a new one."""
+        pattern = re.compile(rf"{re.escape(stem)}(-\d+)?\.csv")
+        number = sum(pattern.fullmatch(name) is not None for name in self._tables)
         latest = self._tables.get(_file_name(stem, number))
         if latest is not None and set(names) <= set(latest.columns):
             return latest
@@ -120,10 +116,10 @@ class CSV(Tracker):
         assert run.folder is not None
         table = _Table(columns, file=run.folder.log(f"csv/{_file_name(stem, number + 1)}"))
         self._tables[_file_name(stem, number + 1)] = table
-        self._append(table, (*PLACES, *columns, "at"))
+        self._append_row(table, (*POSITION, *columns, "at"))
         return table
 
-    def _append(self, table: _Table, row: Sequence[Any]) -> None:
+    def _append_row(self, table: _Table, row: Sequence[Any]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(row)
         line = text.getvalue().encode()
@@ -131,15 +127,15 @@ class CSV(Tracker):
         table.file.write(line)
         table.size += len(line)
 
-    def _flush(self) -> None:
-        found = [
+    def _flush_tables(self) -> None:
+        errors = [
             error for table in self._tables.values() if table.file and (error := table.file.flush())
         ]
-        if found and not self._warned:
+        if errors and not self._warned:
             log.warning(
-                "csv/ cannot be written now: %s; rows are kept in memory until it can", found[0]
+                "csv/ cannot be written: %s; rows are kept in memory until it can", errors[0]
             )
-        self._warned = bool(found)
+        self._warned = bool(errors)
 
 
 def _file_name(stem: str, number: int) -> str:

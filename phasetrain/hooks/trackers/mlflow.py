@@ -1,5 +1,4 @@
-"""Sends records to MLflow, into one run over all attempts: a data base in the run folder, or a
-tracking server."""
+"""Sends records to MLflow: a database in the run folder, or a tracking server."""
 
 import json
 import logging
@@ -12,19 +11,19 @@ from uuid import uuid4
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS
 from phasetrain.hooks.trackers.base import Record
-from phasetrain.hooks.trackers.spooled import Backend, Ending, Remote, Target
+from phasetrain.hooks.trackers.spooled import Backend, Ending, SpooledTracker, Target
 
 COUNT = "phasetrain/records"
-"""The metric that counts the records that MLflow has; it is written together with them."""
+"""Metric with the number of records that MLflow has, written in the same call as they are."""
 
 TAG = "phasetrain.run"
-"""The tag by which all attempts find their run."""
+"""Tag by which all attempts find their run."""
 
-MOST = 900
-"""Metrics sent in one call; MLflow takes 1000."""
+BATCH_METRICS = 900
+"""Metrics sent in one call; MLflow accepts 1000."""
 
-LONGEST = 250
-"""Characters of the longest name that MLflow takes."""
+MAX_NAME = 250
+"""Maximum length of a name in MLflow."""
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +31,15 @@ ENDINGS: Mapping[Ending, str] = {"finished": "FINISHED", "preempted": "KILLED", 
 
 
 @HOOKS.register("mlflow")
-class MLflow(Remote):
-    """One run of MLflow for all attempts; needs the extra `mlflow`.
+class MLflow(SpooledTracker):
+    """One MLflow run for all attempts; needs the extra `mlflow`.
 
     Args:
-        uri: of the tracking server or data base; None: MLFLOW_TRACKING_URI, or else `mlflow.db` in
-            the run folder.
-        experiment: its name.
-        run_name: name of the run; None: that of the run folder.
-        every_updates, live, wait_seconds, hparams: see `Remote`.
+        uri: address of the tracking server or database; None uses MLFLOW_TRACKING_URI, or else
+            `mlflow.db` in the run folder.
+        experiment: name of the experiment.
+        run_name: name of the run; None uses the name of the run folder.
+        every_updates, live, wait_seconds, hparams: see `SpooledTracker`.
     """
 
     kind = "mlflow"
@@ -61,32 +60,37 @@ class MLflow(Remote):
         self.experiment = experiment
         self.run_name = run_name
 
-    def backend(self, target: Target) -> Backend:
-        """Return MLflow's run; raises ConfigError where the package is missing, or no data base can
-        be there."""
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_base(target.folder)
+    def make_backend(self, target: Target) -> Backend:
+        """Return the MLflow run, not yet connected.
+
+        Raises:
+            ConfigError: the package is not installed, or the run folder cannot hold a database.
+        """
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _local_database(target.folder)
         try:
-            import mlflow.tracking  # noqa: F401 - slow, and better done before data workers start
+            import mlflow.tracking  # noqa: F401 - slow, so before data workers fork
 
             if "://" in uri and not uri.startswith(("http", "databricks")):
-                import sqlalchemy  # noqa: F401 - a part of the extra that a client of a server does without
+                import sqlalchemy  # noqa: F401 - only needed without a tracking server
         except ImportError as error:
             raise ConfigError(
-                f'HOOKS.mlflow needs MLflow: pip install "phasetrain[mlflow]", or HOOKS.mlflow=null ({error})'
+                'HOOKS.mlflow needs MLflow: pip install "phasetrain[mlflow]", or '
+                f"HOOKS.mlflow=null ({error})",
+                code="config.missing_package",
             ) from error
-        logging.getLogger("mlflow.store.db").setLevel(
-            logging.CRITICAL
-        )  # news of tables, and tracebacks at every retry
+        # It logs the creation of tables, and a traceback at every retry.
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)
         return MLflowRun(target, uri, self.experiment, self.run_name or target.folder.name)
 
 
 class MLflowRun(Backend):
-    """A run of MLflow that is found by a tag of ours.
+    """An MLflow run, identified by a tag.
 
     Args:
         target: the run.
-        uri: of the tracking server or data base.
-        experiment, name: of the run.
+        uri: address of the tracking server or database.
+        experiment: name of the experiment.
+        name: name of the run.
     """
 
     def __init__(self, target: Target, uri: str, experiment: str, name: str) -> None:
@@ -96,15 +100,15 @@ class MLflowRun(Backend):
         self._name = name
         self._client: Any = None
         self._id = ""
-        self._refused: set[str] = set()
+        self._rejected: set[str] = set()
 
     def connect(self) -> int:
-        """Find the run or make it."""
+        """Find the run, or create it."""
         from mlflow.tracking import MlflowClient
 
         path = Path(self._uri.removeprefix("sqlite:///"))
         if self._uri.startswith("sqlite:///") and "?" not in self._uri and not path.exists():
-            make_base(path)
+            create_database(path)
         client = MlflowClient(self._uri)
         found = client.get_experiment_by_name(self._experiment)
         place = client.create_experiment(self._experiment) if found is None else found.experiment_id
@@ -122,18 +126,18 @@ class MLflowRun(Backend):
         return int(run.data.metrics.get(COUNT, 0))
 
     def send(self, first: int, records: Sequence[Record]) -> None:
-        """Write the metrics of records, and how many records there are."""
+        """Send the metrics of records, and the number of records."""
         from mlflow.entities import Metric
 
         batch: list[Any] = []
         for number, record in enumerate(records, first):
             at = round(record.at * 1000)  # milliseconds since 1970
-            values = record.named()
+            values = record.values_by_name()
             batch += [
                 Metric(name, values[raw], at, record.updates)
-                for raw, name in plain_names(values).items()
+                for raw, name in sanitize_names(values).items()
             ]
-            if len(batch) >= MOST or number == first + len(records) - 1:
+            if len(batch) >= BATCH_METRICS or number == first + len(records) - 1:
                 self._client.log_batch(
                     self._id, metrics=[*batch, Metric(COUNT, number + 1, at, record.updates)]
                 )
@@ -144,44 +148,38 @@ class MLflowRun(Backend):
         self._client.set_tag(self._id, f"phasetrain.{name}", value)
 
     def close(self, ending: Ending) -> None:
-        """Say how the run stands."""
+        """Set the status of the run."""
         self._client.set_terminated(self._id, ENDINGS[ending])
 
     def abandon(self) -> None:
-        """Forget the client."""
+        """Drop the client."""
         self._client = None
 
     def _log_params(self, known: Mapping[str, str]) -> None:
-        """Log the config; what MLflow has of an earlier attempt cannot be changed there.
+        """Log the config; values that MLflow rejects are reported and left out.
 
-        Values that MLflow does not take are said and left out: metrics shall come all the same.
+        MLflow cannot change a parameter that an earlier attempt has logged.
         """
         from mlflow.entities import Param
 
-        values = self._target.hparams
-        new = [
-            Param(
-                key,
-                values[raw]
-                if isinstance(values[raw], str)
-                else json.dumps(values[raw], default=str),
-            )
-            for raw, key in plain_names(values).items()
-            if key not in known and key not in self._refused
-        ]
+        new = []
+        for raw, key in sanitize_names(self._target.hparams).items():
+            if key in known or key in self._rejected:
+                continue
+            value = self._target.hparams[raw]
+            new.append(Param(key, value if isinstance(value, str) else _as_text(value)))
         for start in range(0, len(new), 100):
             batch = new[start : start + 100]
-            if not self._taken(batch):
-                self._refused |= {one.key for one in batch if not self._taken([one])}
-        if self._refused and not known:
+            if not self._try_params(batch):
+                self._rejected |= {one.key for one in batch if not self._try_params([one])}
+        if self._rejected and not known:
             log.warning(
-                "HOOKS.mlflow: it does not take these values of the config: %s",
-                ", ".join(self._refused),
+                "HOOKS.mlflow: MLflow rejects these values of the config: %s",
+                ", ".join(self._rejected),
             )
 
-    def _taken(self, params: Sequence[Any]) -> bool:
-        """Log params at once; return whether MLflow has taken them, which another try would not
-        change."""
+    def _try_params(self, params: Sequence[Any]) -> bool:
+        """Log parameters in one call; return False if MLflow rejects them as invalid."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -193,55 +191,59 @@ class MLflowRun(Backend):
         return True
 
 
-def make_base(path: Path) -> None:
-    """Make an empty data base, whole or not at all: MLflow takes seconds to do it, and never mends
-    one half made."""
+def _as_text(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def create_database(path: Path) -> None:
+    """Create an empty database atomically."""
     from mlflow.tracking import MlflowClient
 
-    half = path.with_name(f"{path.name}.tmp-{uuid4().hex[:8]}")
-    MlflowClient(f"sqlite:///{half}").search_experiments(max_results=1)
-    half.rename(path)
+    # MLflow needs seconds to create the tables, and never repairs a database that a kill has left
+    # incomplete; so it works on another file, which is renamed when it is complete.
+    incomplete = path.with_name(f"{path.name}.tmp-{uuid4().hex[:8]}")
+    MlflowClient(f"sqlite:///{incomplete}").search_experiments(max_results=1)
+    incomplete.rename(path)
 
 
-def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Return each name as MLflow takes it: letters, digits and any of `_-. /:` in a path such as
-    `test/accuracy`.
+def sanitize_names(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> unique name that MLflow accepts.
 
-    No two get the same one: a name that is fine keeps it, others get `_2`, `_3` and so on at their
-    end, in their order.
+    MLflow accepts letters, digits and `_-. /:` in a path such as `test/accuracy`. Valid names stay
+    as they are; names that become equal get `_2`, `_3`, ... in their order.
     """
     raw = list(names)
-    found = {name: name for name in raw if _plain(name) == name}
-    taken = set(found)
+    sanitized = {name: name for name in raw if _sanitize(name) == name}
+    used = set(sanitized)
     for name in raw:
-        if name not in found:
-            plain = _plain(name)
+        if name not in sanitized:
+            candidate = _sanitize(name)
             number = 1
-            while plain in taken:
+            while candidate in used:
                 number += 1
-                plain = f"{_plain(name)[: LONGEST - 8]}_{number}"
-            found[name] = plain
-            taken.add(plain)
-    return {name: found[name] for name in raw}
+                candidate = f"{_sanitize(name)[: MAX_NAME - 8]}_{number}"
+            sanitized[name] = candidate
+            used.add(candidate)
+    return {name: sanitized[name] for name in raw}
 
 
-def _plain(name: str) -> str:
-    """Return a name with `_` for what MLflow does not take."""
+def _sanitize(name: str) -> str:
+    """Replace characters and path components that MLflow rejects by `_`."""
     clean = "".join(char if char.isalnum() or char in "_-. /:" else "_" for char in name)
     path = "/".join("_" if part in ("", ".", "..") else part for part in clean.split("/"))
-    if len(path) <= LONGEST:
+    if len(path) <= MAX_NAME:
         return path
-    return f"{path[: LONGEST - 1]}_"
+    return f"{path[: MAX_NAME - 1]}_"
 
 
-def _own_base(folder: Path) -> str:
-    """Return the address of the data base in a run folder; raises ConfigError where none can name
-    it."""
+def _local_database(folder: Path) -> str:
+    """Return the address of the database in a run folder."""
     path = folder.absolute() / "mlflow.db"
     if "?" in str(path):
         raise ConfigError(
-            f"HOOKS.mlflow keeps a data base in the run folder, and RUN.dir = {str(folder)!r} has a '?', which begins "
-            "the options in an address of a data base; give the folder another path, or set HOOKS.mlflow.uri, or "
-            "HOOKS.mlflow=null"
+            f"RUN.dir = {str(folder)!r}: HOOKS.mlflow cannot keep its database there, because '?' "
+            "starts the options of a database address; choose another run folder, set "
+            "HOOKS.mlflow.uri, or HOOKS.mlflow=null",
+            code="config.conflict",
         )
     return f"sqlite:///{path}"

@@ -1,12 +1,11 @@
-"""Trackers that cannot be unwritten: a spool in the run folder, and a thread that hands it on to a
-backend.
+"""Trackers whose output cannot be truncated: a spool file, and a thread that sends its records.
 
-Every record is a line of the spool, a file that a resume cuts back like metrics.jsonl. The number
-of the line, from 0, is the record's identity. What a committed checkpoint covers will never be done
-again, so up to there the thread hands records on, in order. A backend says how many records it has
-when it is connected, so after any kill, on either side, each record is there once. A record made
-again of which it already has one (`live`, or a resume that had to fall back to an older checkpoint)
-is not handed on, and the backend gets a note of it.
+Every record is a line of the spool, a file that a resume truncates like metrics.jsonl. The number
+of the line, from 0, identifies the record. Steps before a committed checkpoint are never repeated,
+so the thread sends the records up to there, in order. A backend reports how many records it has
+when it is connected, so each record arrives exactly once after any kill on either side. A repeated
+record that the backend already has (with `live`, or after a fallback to an older checkpoint) is
+not sent again, and the backend gets a note about it.
 """
 
 import fcntl
@@ -28,25 +27,25 @@ from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 100
-"""Records handed on in one call."""
+BATCH_SIZE = 100
+"""Records sent in one call."""
 
 FIRST_DELAY = 1.0
 LAST_DELAY = 60.0
-"""Seconds before a failed backend is tried again; each time twice as many."""
+"""Seconds before a failed backend is tried again; doubled after each failure."""
 
 TRIES_AT_END = 2
-"""Failures that end the wait for the backend once the run is over."""
+"""Failures after the end of the run that end the wait for the backend."""
 
 Ending = Literal["finished", "preempted", "failed"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The run as a backend knows it.
+    """The run that a backend writes to.
 
     Attributes:
-        identity: of this run among all, the same in all its attempts.
+        identity: unique identifier of the run, equal in all attempts.
         folder: the run folder.
         hparams: values of the config by dotted path.
     """
@@ -57,35 +56,34 @@ class Target:
 
 
 class Backend(Protocol):
-    """Where records go; called from one thread, may raise anything, and may take as long as it
-    likes."""
+    """The service that records are sent to; called from one thread, may raise and may block."""
 
     def connect(self) -> int:
-        """Open the run, or open it again, and return how many records it has."""
+        """Open the run, perhaps again, and return the number of its records."""
         ...
 
     def send(self, first: int, records: Sequence[Record]) -> None:
-        """Take records; `first` is the number of the first one."""
+        """Send records; `first` is the number of the first one."""
         ...
 
     def note(self, name: str, value: str) -> None:
-        """Put a word about the run beside its records."""
+        """Attach a note to the run."""
         ...
 
     def close(self, ending: Ending) -> None:
-        """Hand everything on and close the run, for now or for good."""
+        """Flush all records and close the run, which may be opened again unless it finished."""
         ...
 
     def abandon(self) -> None:
-        """Let go of what a failure has left behind."""
+        """Release resources after a failure."""
         ...
 
 
 class Spool:
-    """Reads the lines of a spool by number; the first line of the file is its head.
+    """Reads the records of a spool by number; the first line of the file is a header.
 
     Args:
-        path: the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,16 +92,15 @@ class Spool:
         self._offset = 0
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Wait until nobody else reads the spool to hand it on, such as a thread of an attempt that
-        gave it up."""
+    def lock(self) -> Iterator[None]:
+        """Wait until no other process sends this spool, such as an attempt that hangs."""
         with open(self._path, "rb") as file:
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):  # not every file system has locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def read(self, first: int, until: int) -> Iterator[Record]:
-        """Yield the records `first` to `until - 1`, as far as they are in the file."""
+        """Yield the records `first` to `until - 1` that the file has."""
         with open(self._path, "rb") as file:
             if first < self._number or not self._offset:
                 file.readline()
@@ -114,20 +111,21 @@ class Spool:
                 line = file.readline()
                 if not line.endswith(b"\n"):
                     return
-                self._number, self._offset = self._number + 1, file.tell()
+                self._number += 1
+                self._offset = file.tell()
                 if self._number > first:
                     yield Record.from_json(json.loads(line))
 
 
 class Sender:
-    """Hands records on in a thread, and tries again when that fails.
+    """Sends records in a thread, and tries again after a failure.
 
     Args:
-        label: for messages.
-        backend: where they go.
-        spool: where they come from.
-        made: records that the spool holds at the start.
-        flush: hands what was written to the spool to the system.
+        label: label of the hook, for messages.
+        backend: receives the records.
+        spool: the records.
+        made: number of records in the spool at the start.
+        flush: flushes the spool file.
     """
 
     def __init__(
@@ -157,17 +155,16 @@ class Sender:
         self._thread = threading.Thread(target=self._work, name=f"phasetrain-{label}", daemon=True)
 
     def start(self) -> None:
-        """Begin to hand on."""
+        """Start the thread."""
         self._thread.start()
 
     def offer(self, count: int) -> None:
-        """Let the first `count` records be handed on."""
+        """Allow the first `count` records to be sent."""
         self.offered = count
         self._news.set()
 
     def close(self, ending: Ending, seconds: float) -> int:
-        """Hand on what is left, for at most so many seconds, and return how many records are left
-        then."""
+        """Send the remaining records for at most `seconds`; return the number of unsent records."""
         self._ending = ending
         self._hurry.set()
         self._news.set()
@@ -179,21 +176,21 @@ class Sender:
 
     def _work(self) -> None:
         try:
-            with self._spool.held():
-                self._hand_on()
+            with self._spool.lock():
+                self._send_until_closed()
         except OSError as error:
-            self._failed(error)
+            self._handle_failure(error)
 
-    def _hand_on(self) -> None:
+    def _send_until_closed(self) -> None:
         delay = FIRST_DELAY
         while not self._given_up.is_set():
             try:
-                if self._turn():
+                if self._send_batch():
                     return
                 self.error = ""
                 delay = FIRST_DELAY
-            except BaseException as error:  # noqa: BLE001 - a library may raise SystemExit; nothing may reach the run
-                if self._failed(error):
+            except BaseException as error:  # noqa: BLE001 - a library may raise SystemExit
+                if self._handle_failure(error):
                     return
                 if self._ending:
                     self._given_up.wait(FIRST_DELAY)
@@ -201,15 +198,16 @@ class Sender:
                     self._hurry.wait(delay)
                 delay = min(2 * delay, LAST_DELAY)
 
-    def _turn(self) -> bool:
-        """Hand some records on, or wait for more; return whether everything is over."""
-        self._news.clear()  # before all that is looked at: what comes later ends the wait below
+    def _send_batch(self) -> bool:
+        """Send a batch of records, or wait for more; return whether everything was sent."""
+        # Cleared before anything is read, so that news which arrive later end the wait below.
+        self._news.clear()
         ending = self._ending
         if self.sent is None:
-            self.sent = self._connected()
+            self.sent = self._connect()
         if self.sent < self.offered:
             self._flush()
-            records = list(self._spool.read(self.sent, min(self.offered, self.sent + AT_ONCE)))
+            records = list(self._spool.read(self.sent, min(self.offered, self.sent + BATCH_SIZE)))
             if records:
                 self._backend.send(self.sent, records)
                 self.sent += len(records)
@@ -221,49 +219,49 @@ class Sender:
         self._news.wait()
         return False
 
-    def _connected(self) -> int:
+    def _connect(self) -> int:
         has = self._backend.connect()
-        if (
-            has > self._made and not self._compared
-        ):  # later connections find what this thread has sent
-            text = f"records {self._made} to {has - 1} were made again and not sent again"
+        # Only the first connection can tell: later ones find the records that this thread has sent.
+        if has > self._made and not self._compared:
+            text = f"records {self._made} to {has - 1} were repeated and not sent again"
             self._backend.note("redone", text)
             log.info("HOOKS.%s: %s", self._label, text)
-        self._most, self._compared = max(has, self._most), True
+        self._most = max(has, self._most)
+        self._compared = True
         return has
 
-    def _failed(self, error: BaseException) -> bool:
-        """Take note of a failure; return whether to give up."""
+    def _handle_failure(self, error: BaseException) -> bool:
+        """Log a failure and release the backend; return whether to give up."""
         self.sent = None
         self.error = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        log.debug("HOOKS.%s: it failed", self._label, exc_info=error)
+        log.debug("HOOKS.%s: the backend failed", self._label, exc_info=error)
         if not self._warned:
             self._warned = True
             log.warning(
-                "HOOKS.%s: the backend fails and is tried again; the run goes on: %s",
+                "HOOKS.%s: the backend failed and is tried again; the run continues: %s",
                 self._label,
                 self.error,
             )
         try:
             self._backend.abandon()
         except Exception as second:
-            log.debug("HOOKS.%s: it could not be let go either", self._label, exc_info=second)
+            log.debug("HOOKS.%s: the backend was not released", self._label, exc_info=second)
         self._failures_at_end += bool(self._ending)
         return self._failures_at_end >= TRIES_AT_END
 
 
-class Remote(Tracker):
-    """A tracker whose backend cannot be unwritten.
+class SpooledTracker(Tracker):
+    """Base class of trackers that send records to a service.
 
     Args:
-        every_updates: send a train step after each so many updates.
-        live: send records at once, rather than when a checkpoint covers them.
-        wait_seconds: how long the end of a finished run waits for the backend; one that was stopped
-            waits 5 s at most.
-        hparams: fact; values of the config by dotted path.
+        every_updates: updates between two records of train steps.
+        live: send records at once instead of after a checkpoint covers them.
+        wait_seconds: maximum wait for the backend at the end of a finished run; a stopped run
+            waits at most 5 s.
+        hparams: values of the config by dotted path; passed by the program.
 
     Attributes:
-        kind: the name of the hook, of its spool and of its folder.
+        kind: name of the hook, of its spool and of its folder.
     """
 
     kind = ""
@@ -291,75 +289,85 @@ class Remote(Tracker):
         self._warned = False
 
     @abstractmethod
-    def backend(self, target: Target) -> Backend:
-        """Return what to send records to; raises ConfigError where its package is missing. It must
-        not connect."""
+    def make_backend(self, target: Target) -> Backend:
+        """Return the backend, not yet connected.
+
+        Raises:
+            ConfigError: its package is not installed.
+        """
 
     def on_start(self, run: Run) -> None:
-        """Cut the spool back to what the checkpoint covers, and start to send."""
+        """Truncate the spool to the checkpoint, and start the sender."""
         assert run.folder is not None, "a tracker needs a run folder"
         storage = run.folder.storage
         if not storage.keeps_files:
             raise ConfigError(
-                f"HOOKS.{self.kind} keeps a spool in files of this machine, and RUN.dir = {run.folder.path!r} is none; "
-                f"leave it out with HOOKS.{self.kind}=null, metrics.jsonl has the same numbers"
+                f"HOOKS.{self.kind} needs a run folder on a local file system for its spool, and "
+                f"RUN.dir = {run.folder.path!r} is on an object store; set HOOKS.{self.kind}=null, "
+                "metrics.jsonl has the same values",
+                code="config.conflict",
             )
         folder = Path(storage.local(run.folder.path))
         self._file = run.folder.log(f"{self.kind}.jsonl")
-        identity = self._cut(self._file)
-        backend = self.backend(Target(identity, folder, self.hparams))
-        self._sender = Sender(
-            self.kind, backend, Spool(folder / f"{self.kind}.jsonl"), self._lines, self._flush
-        )
+        identity = self._truncate_spool(self._file)
+        backend = self.make_backend(Target(identity, folder, self.hparams))
+        spool = Spool(folder / f"{self.kind}.jsonl")
+        self._sender = Sender(self.kind, backend, spool, self._lines, self._flush_spool)
         self._sender.start()
 
     def write(self, run: Run, record: Record) -> None:
-        """Put a record at the end of the spool."""
+        """Append a record to the spool."""
         if self._file is None:
             return
         line = (json.dumps(record.to_json()) + "\n").encode()
         self._file.write(line)
-        self._lines, self._size = self._lines + 1, self._size + len(line)
+        self._lines += 1
+        self._size += len(line)
         if self.live and self._sender is not None:
             self._sender.offer(self._lines)
 
     def on_save(self, run: Run) -> None:
-        """Hand every line to the system and note how far the checkpoint goes."""
-        self._flush()
+        """Flush the spool, and remember which records the checkpoint covers."""
+        self._flush_spool()
         self._saving = self._lines
 
     def on_saved(self, run: Run) -> None:
-        """Send what the checkpoint covers."""
+        """Send the records that the checkpoint covers."""
         if self._sender is not None:
             self._sender.offer(max(self._saving, self._sender.offered))
 
     def on_end(self, run: Run) -> None:
-        """Note whether the run has finished or was stopped."""
+        """Remember whether the run finished or was stopped."""
         self._ending = "preempted" if run.stopping and run.consensus.interrupted else "finished"
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Note whether it has failed, or was stopped from outside."""
+        """Remember whether the run failed, or was stopped by a signal."""
         self._ending = "failed" if isinstance(error, Exception) else "preempted"
 
     def close(self) -> None:
-        """Send what is left, as far as that is possible, and say what is not sent."""
-        self._flush()
+        """Send the remaining records, and log how many could not be sent."""
+        self._flush_spool()
         if self._sender is None:
             return
         seconds = self.wait_seconds if self._ending == "finished" else min(self.wait_seconds, 5.0)
         left = self._sender.close(self._ending, seconds)
         if left:
+            advice = "the next attempt sends them"
             if self._ending == "finished":
-                what_then = f"send them with phasetrain.hooks.{type(self).__name__}(...).deliver(RUN_FOLDER)"
-            else:
-                what_then = "the next attempt sends them"
+                hook = f"phasetrain.hooks.{type(self).__name__}"
+                advice = f"send them with {hook}(...).deliver(RUN_FOLDER)"
             log.warning(
                 "HOOKS.%s: %d of %d records are not sent (%s); they are kept in %s.jsonl, and %s",
-                self.kind, left, self._lines, self._sender.error, self.kind, what_then,
-            )  # fmt: skip
+                self.kind,
+                left,
+                self._lines,
+                self._sender.error,
+                self.kind,
+                advice,
+            )
 
     def deliver(self, folder: str) -> int:
-        """Send what a finished run could not send, and return how many records its spool has.
+        """Send the records that a finished run could not send; return the number of all records.
 
         Args:
             folder: the run folder.
@@ -369,7 +377,7 @@ class Remote(Tracker):
         """
         place = Path(folder)
         path = Path(folder) / f"{self.kind}.jsonl"
-        identity = _identity(path.read_bytes() if path.is_file() else b"")
+        identity = _read_identity(path.read_bytes() if path.is_file() else b"")
         status = place / "status.json"
         if status.is_file():
             state = json.loads(status.read_text(encoding="utf-8")).get("state")
@@ -377,37 +385,38 @@ class Remote(Tracker):
             state = None
         if not identity or state != "finished":
             raise ConfigError(
-                f"{folder!r} is no finished run with a {path.name}; a run that goes on sends its records itself"
+                f"{folder!r} is no finished run with a {path.name}; an unfinished run sends its "
+                "records when it is resumed",
+                code="tracker.no_spool",
             )
         count = path.read_bytes().count(b"\n") - 1
-        sender = Sender(
-            self.kind, self.backend(Target(identity, place, self.hparams)), Spool(path), count
-        )
+        backend = self.make_backend(Target(identity, place, self.hparams))
+        sender = Sender(self.kind, backend, Spool(path), count)
         sender.start()
         left = sender.close("finished", self.wait_seconds)
         if left:
             raise ConfigError(
-                f"{left} of {count} records of {folder!r} are not sent: {sender.error}"
+                f"{left} of {count} records of {folder!r} are not sent: {sender.error}",
+                code="tracker.not_sent",
             )
         return count
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far into the spool a checkpoint covers, in lines and in bytes."""
+        """Return the size of the spool in lines and in bytes."""
         return {"lines": self._lines, "size": self._size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint covers; the spool is cut at `on_start`."""
+        """Restore the size; `on_start` truncates the spool."""
         self._lines = int(state["lines"])
         self._size = int(state["size"])
 
-    def _cut(self, file: LogFile) -> str:
-        """Cut the spool back and return the identity in its head; without one it begins anew, as
-        another run."""
+    def _truncate_spool(self, file: LogFile) -> str:
+        """Truncate the spool and return its identity; a damaged spool is started again."""
         content = file.read()
-        identity = _identity(content)
+        identity = _read_identity(content)
         if not identity or (self._size and len(content) < self._size):
             if self._size:
-                log.warning("%s was damaged: HOOKS.%s goes on as a new run", file.path, self.kind)
+                log.warning("%s is damaged: HOOKS.%s starts a new run", file.path, self.kind)
             identity = uuid4().hex[:12]
             head = b""
             file.cut(0)
@@ -421,20 +430,20 @@ class Remote(Tracker):
             file.write(head)
             self._size = 0
         self._size = self._size or len(head)
-        file.sync()  # the identity stands before anybody is told of it
+        file.sync()  # the backend must never see an identity that a crash could lose
         return identity
 
-    def _flush(self) -> None:
+    def _flush_spool(self) -> None:
         error = None if self._file is None else self._file.flush()
         if error is not None and not self._warned:
             log.warning(
-                "%s.jsonl cannot be written now: %s; records are kept in memory", self.kind, error
+                "%s.jsonl cannot be written: %s; records are kept in memory", self.kind, error
             )
         self._warned = error is not None
 
 
-def _identity(content: bytes) -> str:
-    """Return the identity in the head of a spool; empty where it has none."""
+def _read_identity(content: bytes) -> str:
+    """Return the identity in the header of a spool, or an empty string."""
     try:
         found = json.loads(content.partition(b"\n")[0]).get("run", "")
     except (ValueError, AttributeError):

@@ -1,5 +1,4 @@
-"""Writes TensorBoard event files: loss and learning rate by update, metrics by phase, and pictures
-by choice."""
+"""Writes TensorBoard event files: scalars, and optionally images and histograms."""
 
 import io
 import json
@@ -22,28 +21,28 @@ from phasetrain.meters import Meter
 from phasetrain.runtime.storage import LogFile
 
 BINS = 64
-"""Of a histogram, between the smallest and the largest value."""
+"""Bins of a histogram, from the smallest to the largest value."""
 
 CELL = 16
-"""Pixels of a side of a cell in the picture of a confusion matrix."""
+"""Side of a cell in the image of a confusion matrix, in pixels."""
 
 
 @HOOKS.register("tensorboard")
 class TensorBoard(Tracker):
-    """Events under `tensorboard/` in the run folder; needs the extra `tensorboard`.
+    """Writes events to `tensorboard/` in the run folder; needs the extra `tensorboard`.
 
-    Every attempt writes an event file of its own. A resumed run cuts the files back to what the
-    checkpoint covers, so that each step shows once. Nothing is lost while the disk is full.
+    Every attempt writes a new event file. A resumed run truncates the files to the events that the
+    checkpoint covers, so that each step appears once. Nothing is lost while the disk is full.
 
     Args:
-        every_updates: write a train step after each so many updates.
-        histograms_every: write histograms of all weights and their gradients after each so many
-            updates; None: never.
-        images: so many inputs of the first batch of each test phase, where they are images of 1 or
-            3 channels.
-        confusion_matrix: a picture of each meter with a table, after each phase; every process
-            takes part.
-        hparams: fact; values of the config by dotted path, for the table of runs.
+        every_updates: updates between two records of train steps.
+        histograms_every: updates between two histograms of all weights and gradients; None writes
+            no histograms.
+        images: number of inputs to show from the first batch of each test phase, if they are
+            images with 1 or 3 channels.
+        confusion_matrix: write an image of each meter with a table after each phase; all ranks
+            take part.
+        hparams: values of the config by dotted path, for the table of runs; passed by the program.
     """
 
     def __init__(
@@ -71,19 +70,23 @@ class TensorBoard(Tracker):
         self._results: dict[str, float] = {}
 
     def on_start(self, run: Run) -> None:
-        """Cut off what lies beyond the checkpoint and open the event file of this attempt."""
+        """Truncate the event files to the checkpoint, and open the file of this attempt."""
         assert run.folder is not None, "the tensorboard hook needs a run folder"
         storage = run.folder.storage
         if not storage.keeps_files:
             raise ConfigError(
-                f"HOOKS.tensorboard writes to files of this machine, and RUN.dir = {run.folder.path!r} is none; leave "
-                "it out with HOOKS.tensorboard=null, metrics.jsonl has the same numbers"
+                "HOOKS.tensorboard needs a run folder on a local file system, and RUN.dir = "
+                f"{run.folder.path!r} is on an object store; set HOOKS.tensorboard=null, "
+                "metrics.jsonl has the same values",
+                code="config.conflict",
             )
         try:
-            import torch.utils.tensorboard  # noqa: F401 - says whether the extra is there
+            import torch.utils.tensorboard  # noqa: F401 - fails if the extra is not installed
         except ImportError as error:
             raise ConfigError(
-                'HOOKS.tensorboard needs TensorBoard: pip install "phasetrain[tensorboard]", or HOOKS.tensorboard=null'
+                'HOOKS.tensorboard needs TensorBoard: pip install "phasetrain[tensorboard]", or '
+                "HOOKS.tensorboard=null",
+                code="config.missing_package",
             ) from error
         if not run.world.is_main:
             return
@@ -94,25 +97,27 @@ class TensorBoard(Tracker):
                 os.truncate(file, min(self._covered[file.name], file.stat().st_size))
             else:
                 file.unlink()
-        name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}.{run.folder.attempt}"
+        # TensorBoard orders files by the time in their name.
+        now = f"{time.time_ns() / 1e9:.6f}"
+        name = f"events.out.tfevents.{now}.{socket.gethostname()}.{run.folder.attempt}"
         self._events = EventFile(run.folder.log(f"tensorboard/{name}"))
 
     def write(self, run: Run, record: Record) -> None:
         """Write the values of a step or a phase as scalars."""
         if self._events is not None:
-            self._events.scalars(record.named(), record.updates)
+            self._events.add_scalars(record.values_by_name(), record.updates)
         if record.kind == "phase":
-            self._results |= record.named()
+            self._results |= record.values_by_name()
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Write some images of the first batch of a test phase."""
         if self.images and not phase.is_train and run.state.step == 0 and self._events is not None:
-            shown = pictures(batch.input, self.images)
-            if shown is not None:
-                self._events.image(f"{phase.split}/images", shown, run.state.updates)
+            image = join_images(batch.input, self.images)
+            if image is not None:
+                self._events.add_image(f"{phase.split}/images", image, run.state.updates)
 
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Write histograms of the gradients, after the last micro-batch as they are then."""
+        """Write histograms of the gradients; a later micro-batch overwrites them."""
         if (
             self.histograms_every
             and self._events
@@ -120,7 +125,7 @@ class TensorBoard(Tracker):
         ):
             for name, parameter in run.task.model.named_parameters():
                 if parameter.grad is not None:
-                    self._events.histogram(
+                    self._events.add_histogram(
                         f"gradients/{name}", parameter.grad, run.state.updates + 1
                     )
 
@@ -130,83 +135,82 @@ class TensorBoard(Tracker):
         every = self.histograms_every
         if every and self._events and phase.is_train and run.state.updates % every == 0:
             for name, parameter in run.task.model.named_parameters():
-                self._events.histogram(f"weights/{name}", parameter.detach(), run.state.updates)
+                self._events.add_histogram(f"weights/{name}", parameter.detach(), run.state.updates)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Write the metrics of the phase and its confusion matrix."""
-        shown = {
-            label: meter.all_reduce(
-                run.world
-            ).table()  # collective, so before anything that may fail on one process
+        # Collective, so before anything that may fail on rank 0 alone.
+        tables = {
+            label: meter.all_reduce(run.world).table()
             for label, meter in run.task.meters.items()
             if self.confusion_matrix and metrics and type(meter).table is not Meter.table
         }
         super().on_phase_end(run, phase, metrics)
-        for label, table in shown.items():
+        for label, table in tables.items():
             if self._events is not None and table:
-                self._events.image(f"{phase.split}/{label}", heat_map(table), run.state.updates)
+                image = draw_heat_map(table)
+                self._events.add_image(f"{phase.split}/{label}", image, run.state.updates)
 
     def on_save(self, run: Run) -> None:
-        """Hand everything over to the system and note how far it goes."""
+        """Flush the events, and remember the sizes of all files."""
         if self._events is not None:
             self._events.file.flush()
             self._covered = {file.name: file.stat().st_size for file in self._event_files()}
             self._covered[Path(self._events.file.path).name] = self._events.file.size
 
     def on_end(self, run: Run) -> None:
-        """Write the config beside the latest metrics, for TensorBoard's table of runs.
+        """Write the config with the latest metrics, for TensorBoard's table of runs.
 
-        TensorBoard keeps the first that it finds, so a run that goes on in another attempt leaves
-        it to that one.
+        TensorBoard keeps the first entry it finds, so only the attempt that finishes writes one.
         """
         if run.stopping and run.consensus.interrupted:
             return
         if self._events is not None and self.hparams:
-            self._events.hparams(self.hparams, self._results)
+            self._events.add_hparams(self.hparams, self._results)
 
     def close(self) -> None:
-        """Hand over what is left."""
+        """Flush the events."""
         if self._events is not None:
             self._events.file.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far into each event file a checkpoint covers, in bytes, and the latest
-        metrics."""
+        """Return the size of each event file in bytes, and the latest metrics."""
         if self._covered:
             return {"covered": dict(self._covered), "results": dict(self._results)}
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint covers; the files are cut at `on_start`."""
+        """Restore sizes and metrics; `on_start` truncates the files."""
         self._covered = dict(state["covered"])
-        self._results = dict(
-            state.get("results", {})
-        )  # a checkpoint of an earlier version has none
+        # Checkpoints of an earlier version have no results.
+        self._results = dict(state.get("results", {}))
 
     def _event_files(self) -> list[Path]:
         return sorted(self._folder.glob("events.out.tfevents.*"))
 
 
 class EventFile:
-    """Appends events to a file of ours in the format that TensorBoard reads.
+    """Appends events to a log file in TensorBoard's format.
+
+    torch's SummaryWriter cannot be truncated, and loses events when the disk is full.
 
     Args:
-        file: where the bytes go.
+        file: the log file.
     """
 
     def __init__(self, file: LogFile) -> None:
         self.file = file
         self._add(file_version="brain.Event:2")
 
-    def scalars(self, values: Mapping[str, float], updates: int) -> None:
-        """Write named numbers of one moment."""
+    def add_scalars(self, values: Mapping[str, float], updates: int) -> None:
+        """Write named values."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(summary=Summary(value=found), step=updates)
 
-    def histogram(self, name: str, values: Tensor, updates: int) -> None:
-        """Write how the finite ones among some values are distributed."""
+    def add_histogram(self, name: str, values: Tensor, updates: int) -> None:
+        """Write a histogram of the finite values."""
         from torch.utils.tensorboard.summary import histogram
 
         finite = values.detach().float().cpu().flatten()
@@ -214,8 +218,8 @@ class EventFile:
         if finite.numel():
             self._add(summary=histogram(name, finite.numpy(), BINS), step=updates)
 
-    def image(self, name: str, picture: Tensor, updates: int) -> None:
-        """Write a picture, uint8 `(H, W, 3)`."""
+    def add_image(self, name: str, picture: Tensor, updates: int) -> None:
+        """Write an image, uint8 `(H, W, 3)`."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         height, width, _ = picture.shape
@@ -224,16 +228,14 @@ class EventFile:
         )
         self._add(summary=Summary(value=[Summary.Value(tag=name, image=image)]), step=updates)
 
-    def hparams(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Write the values of a config and the names of the metrics that go with them."""
+    def add_hparams(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Write the values of a config and the names of the metrics."""
         from torch.utils.tensorboard.summary import hparams
 
-        plain = {
-            key: value
-            if isinstance(value, bool | int | float | str)
-            else json.dumps(value, default=str)
-            for key, value in values.items()
-        }
+        plain = {}
+        for key, value in values.items():
+            is_plain = isinstance(value, bool | int | float | str)
+            plain[key] = value if is_plain else json.dumps(value, default=str)
         for summary in hparams(plain, dict(metrics)):
             self._add(summary=summary)
 
@@ -241,9 +243,9 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        whole = io.BytesIO()
-        RecordWriter(whole).write(Event(wall_time=time.time(), **content).SerializeToString())
-        self.file.write(whole.getvalue())
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
+        self.file.write(record.getvalue())
 
 
 def png(picture: Tensor) -> bytes:
@@ -264,13 +266,15 @@ def png(picture: Tensor) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-def pictures(inputs: Any, count: int) -> Tensor | None:
-    """Return the first images of a batch side by side, uint8 `(H, W, 3)`; None where there are
-    none.
+def join_images(inputs: Any, count: int) -> Tensor | None:
+    """Return the first images of a batch side by side, or None if they are no images.
 
     Args:
-        inputs: `(N, C, H, W)` with C of 1 or 3; each image is spread over all shades by itself.
-        count: at most so many.
+        inputs: `(N, C, H, W)` with C of 1 or 3; each image is scaled to the full range.
+        count: maximum number of images.
+
+    Returns:
+        uint8 `(H, W, 3)`.
     """
     if not isinstance(inputs, Tensor) or inputs.ndim != 4 or inputs.shape[1] not in (1, 3):
         return None
@@ -281,9 +285,8 @@ def pictures(inputs: Any, count: int) -> Tensor | None:
     return torch.cat(list(shades.expand(-1, 3, -1, -1)), 2).permute(1, 2, 0).contiguous()
 
 
-def heat_map(table: Mapping[str, Mapping[str, float]]) -> Tensor:
-    """Return a table as a picture, uint8 `(H, W, 3)`: white for 0, blue for the largest value of
-    its row."""
+def draw_heat_map(table: Mapping[str, Mapping[str, float]]) -> Tensor:
+    """Return an image of a table, uint8 `(H, W, 3)`: white is 0, blue the largest of its row."""
     values = torch.tensor(
         [list(row.values()) for row in table.values()], dtype=torch.float64
     ).nan_to_num()

@@ -1,4 +1,4 @@
-"""Sends records to Weights & Biases, into one run over all attempts, offline or online."""
+"""Sends records to Weights & Biases, offline or online."""
 
 import json
 import struct
@@ -10,29 +10,27 @@ from typing import Any, Literal
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS
 from phasetrain.hooks.trackers.base import Record
-from phasetrain.hooks.trackers.spooled import Backend, Ending, Remote, Target
+from phasetrain.hooks.trackers.spooled import Backend, Ending, SpooledTracker, Target
 
 BLOCK = 32768
-"""Bytes of a block of a `.wandb` file, which has the format of LevelDB's logs after a head of 7
-bytes."""
+"""Bytes per block of a `.wandb` file: a LevelDB log after a header of 7 bytes."""
 
 Mode = Literal["offline", "online"]
 
 
 @HOOKS.register("wandb")
-class WandB(Remote):
-    """One run of Weights & Biases for all attempts; needs the extra `wandb`.
+class WandB(SpooledTracker):
+    """One W&B run for all attempts; needs the extra `wandb`.
 
-    Offline, each attempt leaves a folder `wandb/offline-run-*` in the run folder, for `wandb sync`.
-    The step that W&B counts is the number of the record; curves are drawn over `updates`.
+    Offline, each attempt writes a folder `wandb/offline-run-*` in the run folder, for `wandb sync`.
+    W&B's step is the number of the record; curves are drawn over `updates`.
 
     Args:
-        project, entity: where the run belongs.
-        run_name: its name; None: that of the run folder.
-        group, tags: as in `wandb.init`.
+        project, entity, group, tags: arguments of `wandb.init`.
+        run_name: name of the run; None uses the name of the run folder.
         mode: `offline` needs no network and no account; `online` needs `wandb login` or
             WANDB_API_KEY.
-        every_updates, live, wait_seconds, hparams: see `Remote`.
+        every_updates, live, wait_seconds, hparams: see `SpooledTracker`.
     """
 
     kind = "wandb"
@@ -55,7 +53,7 @@ class WandB(Remote):
         if mode not in ("offline", "online"):
             raise ValueError(f"mode = {mode!r}: expected 'offline' or 'online'")
         self.mode: Mode = mode
-        self._words = {
+        self._init_arguments = {
             "project": project,
             "entity": entity,
             "name": run_name,
@@ -63,37 +61,43 @@ class WandB(Remote):
             "tags": list(tags),
         }
 
-    def backend(self, target: Target) -> Backend:
-        """Return W&B's run; raises ConfigError where the package or, online, the key is missing."""
+    def make_backend(self, target: Target) -> Backend:
+        """Return the W&B run, not yet connected.
+
+        Raises:
+            ConfigError: the package is not installed, or the API key is missing in online mode.
+        """
         try:
             import wandb
         except ImportError as error:
             raise ConfigError(
-                'HOOKS.wandb needs Weights & Biases: pip install "phasetrain[wandb]", or HOOKS.wandb=null'
+                'HOOKS.wandb needs Weights & Biases: pip install "phasetrain[wandb]", or '
+                "HOOKS.wandb=null",
+                code="config.missing_package",
             ) from error
         if self.mode == "online" and not wandb.api.api_key:
             raise ConfigError(
-                "HOOKS.wandb.mode = 'online' needs an API key: run `wandb login` once, set WANDB_API_KEY, or set "
-                "HOOKS.wandb.mode=offline"
+                "HOOKS.wandb.mode = 'online': no API key found; run `wandb login` once, set "
+                "WANDB_API_KEY, or set HOOKS.wandb.mode=offline",
+                code="config.missing_api_key",
             )
-        return WandBRun(
-            target, self.mode, {**self._words, "name": self._words["name"] or target.folder.name}
-        )
+        name = self._init_arguments["name"] or target.folder.name
+        return WandBRun(target, self.mode, {**self._init_arguments, "name": name})
 
 
 class WandBRun(Backend):
-    """A run of W&B under an id of ours.
+    """A W&B run with a given id.
 
     Args:
         target: the run.
-        mode: whether it goes over the network.
-        words: further arguments of `wandb.init`.
+        mode: `offline` or `online`.
+        init_arguments: further arguments of `wandb.init`.
     """
 
-    def __init__(self, target: Target, mode: Mode, words: Mapping[str, Any]) -> None:
+    def __init__(self, target: Target, mode: Mode, init_arguments: Mapping[str, Any]) -> None:
         self._target = target
         self._mode = mode
-        self._words = words
+        self._init_arguments = init_arguments
         self._run: Any = None
 
     def connect(self) -> int:
@@ -120,7 +124,7 @@ class WandBRun(Backend):
             config=dict(self._target.hparams),
             allow_val_change=True,
             settings=quiet,
-            **self._words,
+            **self._init_arguments,
         )
         self._run.define_metric("updates")
         self._run.define_metric("*", step_metric="updates")
@@ -131,19 +135,20 @@ class WandBRun(Backend):
     def send(self, first: int, records: Sequence[Record]) -> None:
         """Log records under their numbers."""
         for number, record in enumerate(records, first):
-            place = {"updates": record.updates, "epoch": record.epoch, "samples": record.samples}
-            self._run.log({**record.named(), **place, "_timestamp": record.at}, step=number)
+            position = {"updates": record.updates, "epoch": record.epoch, "samples": record.samples}
+            values = {**record.values_by_name(), **position, "_timestamp": record.at}
+            self._run.log(values, step=number)
 
     def note(self, name: str, value: str) -> None:
-        """Put a word into the summary of the run."""
+        """Add a value to the summary of the run."""
         self._run.summary[name] = value
 
     def close(self, ending: Ending) -> None:
-        """Finish the attempt; W&B calls a run with an exit code failed."""
+        """Finish the attempt; W&B shows a nonzero exit code as failed."""
         self._run.finish(exit_code=0 if ending == "finished" else 1)
 
     def abandon(self) -> None:
-        """End the service of a run that has failed; the next one gets a service of its own."""
+        """End W&B's service process; the next connection starts a new one."""
         import wandb
 
         with suppress(OSError):
@@ -152,24 +157,23 @@ class WandBRun(Backend):
 
 
 def count_offline(folder: Path, identity: str) -> int:
-    """Return how many records W&B has in the offline folders of a run: one more than the last step
-    it has written."""
+    """Return the number of records in the offline folders of a run: its last step plus one."""
     files = folder.glob(f"wandb/offline-run-*/run-{identity}.wandb")
     return max((step + 1 for file in files for step in history_steps(file.read_bytes())), default=0)
 
 
 def history_steps(content: bytes) -> Iterator[int]:
-    """Yield the step of each row of history in a `.wandb` file; a torn end is left out."""
-    for values in history(content):
+    """Yield the step of each history row in a `.wandb` file, without a torn end."""
+    for values in history_rows(content):
         with suppress(KeyError, ValueError):
             yield int(values["_step"])
 
 
-def history(content: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the rows of history in a `.wandb` file as name -> value; a torn end is left out."""
+def history_rows(content: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the history rows of a `.wandb` file as name -> value, without a torn end."""
     from wandb.proto import wandb_internal_pb2
 
-    for data in _records(content):
+    for data in _log_records(content):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
@@ -179,13 +183,13 @@ def history(content: bytes) -> Iterator[dict[str, Any]]:
             }
 
 
-def _records(content: bytes) -> Iterator[bytes]:
-    """Yield the records of a log in LevelDB's format: blocks of chunks (crc, length, kind), of
-    which one or more."""
+def _log_records(content: bytes) -> Iterator[bytes]:
+    """Yield the records of a LevelDB log; a record is one or more chunks (crc, length, kind)."""
+    # W&B's own reader raises on the torn end that a kill leaves.
     at = 7
     held = b""
     while True:
-        if BLOCK - at % BLOCK < 7:  # the end of a block is too short for the head of a chunk
+        if BLOCK - at % BLOCK < 7:  # the end of a block is too short for a chunk header
             at += BLOCK - at % BLOCK
         if at + 7 > len(content):
             return
@@ -193,7 +197,8 @@ def _records(content: bytes) -> Iterator[bytes]:
         at += 7
         if kind == 0 or at + length > len(content):
             return
-        held, at = held + content[at : at + length], at + length
+        held += content[at : at + length]
+        at += length
         if kind in (1, 4):  # a whole record, or the last chunk of one
             yield held
             held = b""

@@ -73,7 +73,7 @@ def test_the_log_has_a_line_for_each_phase(tmp_path: Path) -> None:
 def test_progress_without_a_terminal_comes_every_so_many_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phasetrain.hooks.progress.console.LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("phasetrain.hooks.progress.console.POLL_INTERVAL", 0.0)
     text = printed(tmp_path / "a", "HOOKS.console.every_seconds=0", "HOOKS.console.every_updates=4")
     found = [line for line in masked(text) if line.startswith("update")]
     assert len(found) == 2

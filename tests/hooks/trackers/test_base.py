@@ -16,7 +16,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Record
 from phasetrain.hooks.trackers import spooled
-from phasetrain.hooks.trackers.spooled import Remote, Sender, Spool, Target
+from phasetrain.hooks.trackers.spooled import Sender, Spool, SpooledTracker, Target
 
 QUICK = ("HOOKS.report=null", "HOOKS.ledger=null")
 KEPT = ("kind", "split", "phase", "epoch", "step", "updates", "samples", "values")
@@ -77,7 +77,7 @@ class Journal:
             raise ConnectionError("nobody answers")
 
 
-class Noted(Remote):
+class Noted(SpooledTracker):
     """Sends to a journal."""
 
     kind = "noted"
@@ -86,7 +86,7 @@ class Noted(Remote):
         super().__init__(every_updates=1, **settings)
         self.journal = journal
 
-    def backend(self, target: Target) -> Any:
+    def make_backend(self, target: Target) -> Any:
         self.target = target
         return self.journal
 
@@ -127,11 +127,11 @@ def test_each_step_and_phase_is_a_record(unbroken: list[dict[str, Any]]) -> None
 def test_names() -> None:
     values, speeds = {"loss": 2.0, "lr": 0.1, "norm": 3.0}, {"samples_per_second": 5}
     step = Record("step", "train", 0, 0, 2, 2, 48, values, 7.0, speeds)
-    assert step.named() == {
+    assert step.values_by_name() == {
         "train/step_loss": 2.0, "optimizer/lr": 0.1, "train/norm": 3.0, "time/samples_per_second": 5,
     }  # fmt: skip
     phase = Record("phase", "test@ema", 1, 0, 4, 2, 48, {"accuracy": 0.5, "loss": 1.0}, 8.0)
-    assert phase.named() == {"test@ema/accuracy": 0.5, "test@ema/loss": 1.0}
+    assert phase.values_by_name() == {"test@ema/accuracy": 0.5, "test@ema/loss": 1.0}
     assert Record.from_json(json.loads(json.dumps(step.to_json()))) == step
 
 
@@ -199,7 +199,7 @@ class TestFailing:
         assert train(tmp_path / "run", hooks={"noted": Noted(journal)}).state == "finished"
         assert kept(journal.lines()) == unbroken
         assert (tmp_path / "run" / "log.txt").read_text().count(
-            "HOOKS.noted: the backend fails"
+            "HOOKS.noted: the backend failed"
         ) >= 1
 
     @pytest.mark.parametrize("has", [0, 3])
@@ -215,7 +215,7 @@ class TestFailing:
                 if self.sent == 2:
                     raise ConnectionError("in the middle")
 
-        monkeypatch.setattr(spooled, "AT_ONCE", 5)
+        monkeypatch.setattr(spooled, "BATCH_SIZE", 5)
         monkeypatch.setattr(spooled, "FIRST_DELAY", 0.01)
         made = [Record("step", "train", 0, 0, n, n, n, {"loss": 1.0}, 0.0) for n in range(1, 21)]
         (tmp_path / "spool").write_text(
@@ -229,7 +229,7 @@ class TestFailing:
         assert sender.close("finished", 10.0) == 0
         assert [line["number"] for line in journal.lines()] == list(range(20))
         assert journal.notes == (
-            {"redone": "records 1 to 2 were made again and not sent again"} if has else {}
+            {"redone": "records 1 to 2 were repeated and not sent again"} if has else {}
         )
         assert journal.sent > 2
 
@@ -295,7 +295,7 @@ class TestFailing:
             "R", (), {"folder": type("F", (), {"storage": Elsewhere, "path": "mem://x"})}
         )
         with pytest.raises(
-            ConfigError, match=r"HOOKS\.noted keeps a spool in files of this machine"
+            ConfigError, match=r"HOOKS\.noted needs a run folder on a local file system"
         ):
             Noted(Journal(tmp_path / "journal")).on_start(run)
 

@@ -61,7 +61,7 @@ def test_a_file_shorter_than_the_checkpoint_covers_goes_on_with_whole_rows(tmp_p
         *map(str, range(6, 16)),
     ]
     assert (
-        "is shorter than the checkpoint covers: earlier rows are lost"
+        "is shorter than at the checkpoint: some rows are lost"
         in (tmp_path / "log.txt").read_text()
     )
 

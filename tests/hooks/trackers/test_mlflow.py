@@ -19,7 +19,7 @@ from harness import KillAfter, die, records, train
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, MLflow, Record
-from phasetrain.hooks.trackers.mlflow import COUNT, MLflowRun, plain_names
+from phasetrain.hooks.trackers.mlflow import COUNT, MLflowRun, sanitize_names
 from phasetrain.hooks.trackers.spooled import Target
 
 WORDS = (
@@ -134,7 +134,7 @@ def test_names_and_values_that_mlflow_does_not_take(
         "accuracy",
         "x",
     )
-    assert caplog.messages == ["HOOKS.mlflow: it does not take these values of the config: b"]
+    assert caplog.messages == ["HOOKS.mlflow: MLflow rejects these values of the config: b"]
 
 
 @pytest.mark.slow
@@ -258,18 +258,18 @@ def test_names_become_those_that_mlflow_takes() -> None:
         "x" * 251,
         "x" * 250 + "y",
     ]
-    assert list(plain_names(given).values()) == [
+    assert list(sanitize_names(given).values()) == [
         "test/acc_1_2", "test/acc_1", "test/acc_1_3", "test/Größe _m_", "_/a/_/b/_", "_", "x" * 249 + "_",
         "x" * 242 + "_2",
     ]  # fmt: skip
-    assert plain_names(given).keys() == set(given)
+    assert sanitize_names(given).keys() == set(given)
 
 
 def test_mlflow_takes_those_names() -> None:
     pytest.importorskip("mlflow")
     check: Any = importlib.import_module("mlflow.utils.validation")
     exceptions: Any = importlib.import_module("mlflow.exceptions")
-    for raw, name in plain_names(["acc@1", "/a//b/..", "", "x" * 251, "a/" * 200]).items():
+    for raw, name in sanitize_names(["acc@1", "/a//b/..", "", "x" * 251, "a/" * 200]).items():
         check._validate_param(name, "1")
         check._validate_metric(name, 1.0, 0, 0)
         with pytest.raises(exceptions.MlflowException):
@@ -279,22 +279,20 @@ def test_mlflow_takes_those_names() -> None:
 def test_errors_of_the_data_base_are_left_to_the_warning(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
-    MLflow().backend(Target("x", tmp_path))
+    MLflow().make_backend(Target("x", tmp_path))
     assert not logging.getLogger("mlflow.store.db.utils").isEnabledFor(logging.ERROR)
 
 
-def test_a_run_folder_that_no_address_can_name_is_refused(
+def test_run_folder_with_question_mark_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folder = tmp_path / "lr?"
-    with pytest.raises(
-        ConfigError,
-        match=r"RUN\.dir = '.*lr\?' has a '\?'.*give the folder another path, or set HOOKS\.mlflow\.uri",
-    ):
-        MLflow().backend(Target("x", folder))
+    with pytest.raises(ConfigError) as caught:
+        MLflow().make_backend(Target("x", folder))
+    assert (caught.value.code, caught.value.key) == ("config.conflict", "RUN.dir")
     pytest.importorskip("mlflow")
-    assert MLflow(uri="http://127.0.0.1:1").backend(Target("x", folder))
+    assert MLflow(uri="http://127.0.0.1:1").make_backend(Target("x", folder))
 
 
 def test_without_mlflow_it_says_how_to_get_it(

@@ -13,7 +13,7 @@ from PIL import Image
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, TensorBoard
-from phasetrain.hooks.trackers.tensorboard import heat_map, pictures
+from phasetrain.hooks.trackers.tensorboard import draw_heat_map, join_images
 
 pytest.importorskip("tensorboard")
 
@@ -139,7 +139,7 @@ class TestPictures:
         assert start["DATA.TRAIN.drop_last"].number_value == 1
 
     def test_a_heat_map_is_white_for_nothing_and_dark_for_the_most(self) -> None:
-        picture = heat_map({"a": {"a": 3.0, "b": 0.0}, "b": {"a": float("nan"), "b": 0.0}})
+        picture = draw_heat_map({"a": {"a": 3.0, "b": 0.0}, "b": {"a": float("nan"), "b": 0.0}})
         assert picture.shape == (32, 32, 3)
         assert picture[0, 0].tolist() == [8, 48, 107]
         assert picture[0, 31].tolist() == picture[31, 0].tolist() == [255, 255, 255]
@@ -148,7 +148,7 @@ class TestPictures:
         "inputs", [torch.zeros(2, 64), torch.zeros(2, 5, 8, 8), [torch.zeros(2, 1, 8, 8)]]
     )
     def test_what_is_no_image_is_not_shown(self, inputs: Any) -> None:
-        assert pictures(inputs, 2) is None
+        assert join_images(inputs, 2) is None
 
 
 class Stop(Hook):

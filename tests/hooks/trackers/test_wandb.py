@@ -13,7 +13,7 @@ from harness import KillAfter, die, records, train
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, WandB
 from phasetrain.hooks.trackers.spooled import Target
-from phasetrain.hooks.trackers.wandb import count_offline, history
+from phasetrain.hooks.trackers.wandb import count_offline, history_rows
 
 pytest.importorskip("wandb")
 
@@ -23,7 +23,7 @@ WORDS = ("HOOKS.wandb.every_updates=1", "HOOKS.report=null", "HOOKS.ledger=null"
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Return what the offline folders of a run hold, in their order."""
     files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
-    return [row for file in files for row in history(file.read_bytes())]
+    return [row for file in files for row in history_rows(file.read_bytes())]
 
 
 def services() -> list[int]:
@@ -79,7 +79,7 @@ class TestOffline:
         ]
         assert [row["test/accuracy"] for row in found if "test/accuracy" in row] == tests
         assert (
-            "HOOKS.wandb: the backend fails and is tried again"
+            "HOOKS.wandb: the backend failed and is tried again"
             in (tmp_path / "log.txt").read_text()
         )
         assert len({path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}) == 1
@@ -102,11 +102,10 @@ def test_a_torn_file_counts_what_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_home")
-def test_online_without_a_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"HOOKS\.wandb\.mode = 'online' needs an API key: run `wandb login` once"
-    ):
-        WandB(mode="online").backend(Target("x", tmp_path))
+def test_online_mode_without_api_key_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        WandB(mode="online").make_backend(Target("x", tmp_path))
+    assert (caught.value.code, caught.value.key) == ("config.missing_api_key", "HOOKS.wandb.mode")
 
 
 def test_without_wandb_it_says_how_to_get_it(
