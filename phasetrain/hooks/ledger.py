@@ -1,22 +1,33 @@
-"""Writes steps.ledger: a short record of every update, from which a replay and a comparison tell
-where runs part."""
+"""Writes steps.ledger: a short record of every update (hook `ledger`).
+
+A replay and a comparison of two runs read from it at which update and in which component two runs
+begin to differ.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import NumericsError
 from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.hooks.ledger_content import (
+    copy_bytes,
+    copy_scalars,
+    find_tensors,
+    finish_hash,
+    hash_bytes,
+    select_entries,
+    select_weights,
+    to_array,
+    to_memory_order,
+)
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.runs.ledger import (
     FILE,
@@ -35,28 +46,18 @@ from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
-Values = TypeVar("Values", Tensor, Array)
 Content = Literal["sampled", "full", "none"]
-SAMPLE_BYTES = 64
-PLACES = 256
-RUN = 64
-"""What is hashed at most: bytes of a sample in a tensor, places in a tensor, entries of a
-parameter."""
-
 
 Piece = Tensor | bytes
-"""What will be hashed: bytes, or a copy that is still on the device."""
-
-
-Fields = tuple[int, int, int, int, int, bytes, int, int, float, float, float]
-"""What one process knows of a record: its indices as they are, all else as it is written."""
+"""Bytes to hash, or a copy of them that is still on the device."""
 
 
 @dataclass(slots=True)
-class _Row:
-    """What a record is made of when it is written: between two steps caches are cold, and little is
-    done there."""
+class PendingRecord:
+    """The parts of a record before it is written.
+
+    Between two steps the CPU's caches are cold, so as little as possible is done there.
+    """
 
     updates: int
     phase: int
@@ -71,21 +72,38 @@ class _Row:
     norm: float | Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """The record of an update on one rank, with the sample indices themselves."""
+
+    updates: int
+    phase: int
+    step: int
+    samples: int
+    flags: int
+    ids: bytes
+    content: int
+    weights: int
+    loss: float
+    norm: float
+    lr: float
+
+
 @HOOKS.register("ledger")
 class LedgerHook(Hook):
     """Appends a record of 76 bytes per update to `steps.ledger` in the run folder.
 
-    What it hashes of batches is what the task gets, except for what hooks that come after it put in
-    their place. On the CPU everything is read at once. On other devices small copies are kept there
-    and read together, so that nothing waits for the device between two flushes.
+    Batches are hashed as the task gets them, before any hook that comes later replaces them. On the
+    CPU everything is hashed at once. On other devices small copies stay on the device and are
+    copied together, so that nothing waits for the device between two flushes.
 
     Args:
-        content: how much of a batch is hashed: about 64 bytes of each sample, or of 256 samples
-            where there are more, at evenly spaced places that move from update to update; all of
-            it, which on a device waits for each batch; or nothing.
-        flush_every: updates after which records are written; they are before each checkpoint and
-            after each phase.
-        deferred: keep copies until records are written; None: on every device but the CPU.
+        content: how much of a batch is hashed: `sampled` is about 64 bytes per sample, or of 256
+            samples if there are more, at places that change with the update; `full` is everything,
+            which waits for each batch on a device; or `none`.
+        flush_every: updates between two writes; records are also written before each checkpoint
+            and after each phase.
+        deferred: keep copies until records are written; None means on every device but the CPU.
     """
 
     observe_only = True
@@ -102,353 +120,253 @@ class LedgerHook(Hook):
         self.content = content
         self.flush_every = flush_every
         self.deferred = deferred
-        self._later = False
+        self._defers = False
         self._file: LogFile | None = None
         self._is_main = True
         self._records = 0
         self._warned = False
-        self._rows: list[_Row] = []
+        self._pending: list[PendingRecord] = []
         self._skipped: set[int] = set()
         self._parameters: list[Tensor] = []
         self._matrices: list[Tensor] = []
         self._hasher: blake2b | None = None
-        self._forget_batch()
+        self._reset_batch()
 
     def on_start(self, run: Run) -> None:
-        """Open the file and cut off what lies beyond the checkpoint."""
+        """Open the file and truncate it to the records that the checkpoint covers."""
         assert run.folder is not None, "the ledger hook needs a run folder"
         device = run.task.parts.machine.device
-        self._later = device.type != "cpu" if self.deferred is None else self.deferred
+        self._defers = device.type != "cpu" if self.deferred is None else self.deferred
         self._is_main = run.world.is_main
-        if not self._is_main:
-            return
-        self._file = file = run.folder.log(FILE)
-        whole = recorded(file.size)
-        begins = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
-        if self._records and not (begins and whole >= self._records):
-            found = f"{whole} records" if begins else "no header that this version knows"
+        if self._is_main:
+            self._file = run.folder.log(FILE)
+            self._truncate(self._file)
+
+    def _truncate(self, file: LogFile) -> None:
+        complete = recorded(file.size)
+        has_header = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
+        if self._records and not (has_header and complete >= self._records):
+            found = f"{complete} records" if has_header else "no header that this version can read"
             log.warning(
-                "%s has %s, the checkpoint covers %d: earlier ones are lost",
+                "%s has %s, and the checkpoint covers %d: earlier records are lost",
                 file.path,
                 found,
                 self._records,
             )
-        self._records = min(self._records, whole) if begins else 0
-        file.cut(len(HEADER) + self._records * RECORD_BYTES if begins else 0)
-        if not begins:
+        if has_header:
+            self._records = min(self._records, complete)
+            file.cut(len(HEADER) + self._records * RECORD_BYTES)
+        else:
+            self._records = 0
+            file.cut(0)
             file.write(HEADER)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Hash the indices of a micro-batch, and of its content what is asked for."""
+        """Hash the sample indices of a micro-batch, and its content as asked for."""
         if not phase.is_train:
             return
-        self._ids.append(
-            batch.ids.numpy().tobytes()
-        )  # no reference, as workers' memory comes with open files
+        # Bytes instead of a reference: tensors from workers hold a file descriptor each.
+        self._ids.append(batch.ids.numpy().tobytes())
         if self.content == "none":
             return
-        found = tensors((batch.input, batch.target, batch.mask))
+        tensors = find_tensors((batch.input, batch.target, batch.mask))
         if self.content == "full":
             self._flags |= FULL
             self._hasher = self._hasher or blake2b(digest_size=8)
-            for tensor in found:
-                self._hasher.update(array_of(tensor.cpu()).tobytes())
+            for tensor in tensors:
+                self._hasher.update(to_array(tensor.cpu()).tobytes())
             return
         self._flags |= SAMPLED
-        for tensor in found:
+        turn = run.state.updates
+        for tensor in tensors:
             if not tensor.numel():
                 continue
             count = len(tensor) if tensor.ndim else 1
-            if self._later:
-                self._pieces.append(part_of(as_it_lies(tensor), count, run.state.updates).clone())
+            if self._defers:
+                entries = select_entries(to_memory_order(tensor), count, turn)
+                self._pieces.append(entries.clone())
             else:
-                self._pieces.append(part_of(array_of(tensor), count, run.state.updates).tobytes())
+                self._pieces.append(select_entries(to_array(tensor), count, turn).tobytes())
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
-        """Note that an update was left out; a device may report it an update late."""
+        """Remember a skipped update; a device may report it one update late."""
         self._skipped.add(found.updates)
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Make the record of a train step."""
+        """Add the record of a train step."""
         if not phase.is_train:
             return
         state = run.state
         updater = run.task.updater
-        later = self._later
-        norm = updater.gradients.norm
-        self._rows.append(
-            _Row(
+        flags = self._flags
+        gradient_norm = updater.gradients.norm
+        if gradient_norm is not None:
+            flags |= NORM
+        if run.task.divides:
+            flags |= PIECES
+        loss: float | Tensor
+        norm: float | Tensor = 0.0
+        if self._defers:
+            loss = out.loss.detach().reshape(())
+            if gradient_norm is not None:
+                norm = gradient_norm.detach()
+        else:
+            loss = out.loss.item()
+            if gradient_norm is not None:
+                norm = gradient_norm.item()
+        self._pending.append(
+            PendingRecord(
                 updates=state.updates,
                 phase=phase.index,
                 step=state.step,
                 samples=out.samples,
-                flags=self._flags
-                | (NORM if norm is not None else 0)
-                | (PIECES if run.task.divides else 0),
+                flags=flags,
                 lr=updater.lr,
                 ids=self._ids,
-                content=digest_of(self._hasher) if self._hasher else self._pieces,
-                weights=self._weights(updater, state.updates),
-                loss=out.loss.detach().reshape(()) if later else out.loss.item(),
-                norm=0.0 if norm is None else norm.detach() if later else norm.item(),
+                content=finish_hash(self._hasher) if self._hasher else self._pieces,
+                weights=self._select_weights(updater, state.updates),
+                loss=loss,
+                norm=norm,
             )
         )
-        self._forget_batch()
-        if len(self._rows) >= self.flush_every:
+        self._reset_batch()
+        if len(self._pending) >= self.flush_every:
             self._flush(run)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Write what there is."""
+        """Write the pending records."""
         self._flush(run)
 
     def on_save(self, run: Run) -> None:
-        """Write what there is; it is made durable before the checkpoint is."""
+        """Write the pending records; the checkpoint hook syncs them before it commits."""
         self._flush(run)
 
     def on_end(self, run: Run) -> None:
-        """Write what there is."""
+        """Write the pending records."""
         self._flush(run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Write what there is, for whoever looks for the cause."""
-        if not run.world.is_single_process:  # several do not all hear of it at the same place
+        """Write the pending records; they help to find the cause."""
+        # Flushing gathers from all ranks, which may not all be here.
+        if not run.world.is_single_process:
             return
-        with suppress(NumericsError):  # the one that is being raised, perhaps
+        with suppress(NumericsError):  # perhaps the error that is being raised
             run.task.updater.resolve()
-        self._flush(run, settled=True)
+        self._flush(run, resolved=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many records a checkpoint covers."""
+        """Return the number of records."""
         return {"records": self._records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the number of records; the file is cut at `on_start`."""
+        """Restore the number of records; `on_start` truncates the file."""
         self._records = int(state["records"])
 
-    def _weights(self, updater: Updater, turn: int) -> list[Piece]:
-        """Return a run of entries of one of all trained parameters, and of one of those that are no
-        vectors.
+    def _select_weights(self, updater: Updater, turn: int) -> list[Piece]:
+        """Select entries of one trained parameter, and of one with more than one dimension.
 
-        They take turns. Biases and the like are too many beside the matrices, and weight decay
-        leaves them at the 0 that they begin with.
+        The parameters take turns. Vectors such as biases outnumber the matrices, and many of them
+        stay at 0 for a long time, so matrices get a turn in every update.
         """
-        if sum(len(group["params"]) for group in updater.optimizer.param_groups) != len(
-            self._parameters
-        ):
+        count = sum(len(group["params"]) for group in updater.optimizer.param_groups)
+        if count != len(self._parameters):
             self._parameters = updater.gradients.parameters
             self._matrices = [parameter for parameter in self._parameters if parameter.ndim > 1]
-        chosen = [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
-        if self._later:
-            return [run_of(as_it_lies(weight), turn).clone() for weight in chosen]
-        return [run_of(array_of(weight), turn).tobytes() for weight in chosen]
+        selected = [kind[turn % len(kind)] for kind in (self._parameters, self._matrices) if kind]
+        if self._defers:
+            return [select_weights(to_memory_order(one), turn).clone() for one in selected]
+        return [select_weights(to_array(one), turn).tobytes() for one in selected]
 
-    def _forget_batch(self) -> None:
+    def _reset_batch(self) -> None:
         self._flags = 0
         self._ids: list[bytes] = []
         self._pieces: list[Piece] = []
         self._hasher = None
 
-    def _flush(self, run: Run, *, settled: bool = False) -> None:
-        if (self._file is None and self._is_main) or not self._rows:
+    def _flush(self, run: Run, *, resolved: bool = False) -> None:
+        if (self._file is None and self._is_main) or not self._pending:
             return
-        if not settled:
-            run.task.updater.resolve()  # whether the last update was skipped is told by `on_skip`
-        rows, self._rows = self._rows, []
-        records = run.world.gather(list(self._read(rows)))
-        if self._file is None or records is None:
+        if not resolved:
+            run.task.updater.resolve()  # calls `on_skip` if the last update was skipped
+        pending = self._pending
+        self._pending = []
+        by_rank = run.world.gather(list(self._finish_records(pending)))
+        if self._file is None or by_rank is None:
             return
-        self._file.write(b"".join(encoded(*together(same)) for same in zip(*records, strict=True)))
-        self._records += len(rows)
+        lines = [merge_ranks(records) for records in zip(*by_rank, strict=True)]
+        self._file.write(b"".join(lines))
+        self._records += len(lines)
         error = self._file.flush()
         if error is not None and not self._warned:
             log.warning(
-                "%s cannot be written now: %s; records are kept in memory until it can", FILE, error
+                "%s cannot be written: %s; records are kept in memory until it can", FILE, error
             )
         self._warned = error is not None
 
-    def _read(self, rows: Sequence[_Row]) -> Iterator["Fields"]:
-        """Return what records are made of, after one copy from each device and type."""
-        skipped, self._skipped = self._skipped, set()
-        numbers = iter(
-            _floats(
-                [
-                    value
-                    for row in rows
-                    for value in (row.loss, row.norm)
-                    if isinstance(value, Tensor)
-                ]
-            )
-        )
-        lists = [
-            kept for row in rows for kept in (row.content, row.weights) if isinstance(kept, list)
+    def _finish_records(self, pending: Sequence[PendingRecord]) -> Iterator[RankRecord]:
+        """Yield the records of this rank, with one copy per device and type for all of them."""
+        skipped = self._skipped
+        self._skipped = set()
+        scalars = [one for row in pending for one in (row.loss, row.norm)]
+        numbers = iter(copy_scalars([one for one in scalars if isinstance(one, Tensor)]))
+        pieces = [
+            piece
+            for row in pending
+            for kept in (row.content, row.weights)
+            if isinstance(kept, list)
+            for piece in kept
         ]
-        blocks = iter(
-            _bytes([piece for kept in lists for piece in kept if isinstance(piece, Tensor)])
-        )
+        blocks = iter(copy_bytes([piece for piece in pieces if isinstance(piece, Tensor)]))
 
-        def hashed(kept: list[Piece]) -> int:
-            return digest(
-                b"".join([next(blocks) if isinstance(piece, Tensor) else piece for piece in kept])
+        def hash_pieces(kept: list[Piece]) -> int:
+            parts = [next(blocks) if isinstance(piece, Tensor) else piece for piece in kept]
+            return hash_bytes(b"".join(parts))
+
+        for row in pending:
+            # The order of these reads is the order in which the lists above were made.
+            content = 0
+            if isinstance(row.content, int):
+                content = row.content
+            elif row.flags & SAMPLED:
+                content = hash_pieces(row.content)
+            yield RankRecord(
+                updates=row.updates,
+                phase=row.phase,
+                step=row.step,
+                samples=row.samples,
+                flags=row.flags | (SKIPPED if row.updates in skipped else 0),
+                ids=b"".join(row.ids),
+                content=content,
+                weights=hash_pieces(row.weights),
+                loss=next(numbers) if isinstance(row.loss, Tensor) else row.loss,
+                norm=next(numbers) if isinstance(row.norm, Tensor) else row.norm,
+                lr=row.lr,
             )
 
-        for row in rows:
-            yield (
-                row.updates,
-                row.phase,
-                row.step,
-                row.samples,
-                row.flags | (SKIPPED if row.updates in skipped else 0),
-                b"".join(row.ids),
-                row.content
-                if isinstance(row.content, int)
-                else hashed(row.content)
-                if row.flags & SAMPLED
-                else 0,
-                hashed(row.weights),
-                next(numbers) if isinstance(row.loss, Tensor) else row.loss,
-                next(numbers) if isinstance(row.norm, Tensor) else row.norm,
-                row.lr,
-            )
 
+def merge_ranks(records: Sequence[RankRecord]) -> bytes:
+    """Return the record of an update from the records of all ranks, as it is in the file.
 
-def together(
-    processes: Sequence[Fields],
-) -> tuple[int, int, int, int, int, int, int, int, float, float, float]:
-    """Return the fields of a record: indices of all processes in their order, digests of theirs,
-    else the main one's.
-
-    The digest of the indices does not depend on the number of processes; that of the content does.
+    The hash of the sample indices does not depend on the number of ranks; the hash of the content
+    does. Everything else is the value of rank 0.
     """
-    updates, phase, step, samples, flags, _, content, weights, *numbers = processes[0]
-    ids = digest(b"".join(one[5] for one in processes))
-    if len(processes) > 1 and flags & (SAMPLED | FULL):
-        content = digest(b"".join(one[6].to_bytes(8, "little") for one in processes))
-    flags |= (len(processes) << PROCESSES_SHIFT) if len(processes) > 1 else 0
-    loss, norm, lr = numbers
-    return updates, phase, step, samples, flags, ids, content, weights, loss, norm, lr
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested dicts, lists and tuples, in their order."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        if isinstance(value, Tensor):
-            return [value]
-        return []
-    found = []
-    for item in value:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif item is not None:
-            found += tensors(item)
-    return found
-
-
-def as_it_lies(tensor: Tensor) -> Tensor:
-    """Return a tensor without graph, its dimensions but the first in the order of memory.
-
-    A tensor in `channels_last` or the like need not be copied then to look at its entries one after
-    the other.
-    """
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    tensor = tensor.detach()
-    if tensor.is_contiguous():
-        return tensor
-    return tensor.permute(0, *sorted(range(1, tensor.ndim), key=tensor.stride, reverse=True))
-
-
-def array_of(tensor: Tensor) -> Array:
-    """Return a tensor on the CPU as an array, see `as_it_lies`."""
-    tensor = as_it_lies(tensor)
-    try:
-        return tensor.numpy()
-    except TypeError:  # a type that NumPy does not have, such as bfloat16
-        return (
-            tensor.contiguous().view(torch.int16 if tensor.itemsize == 2 else torch.uint8).numpy()
-        )
-
-
-def part_of(values: Values, count: int, turn: int) -> Values:
-    """Return some entries of the samples: short runs at evenly spaced places,
-    `(samples, places, entries)`; or all, `(N, entries)`, where they are few.
-
-    Each place is a line of memory that has to be fetched, which is what this costs; so there are at
-    most 256, and the more samples the fewer and longer the runs. Of more samples than that only
-    some are looked at.
-
-    Args:
-        values: what the samples hold, one after the other.
-        count: how many samples.
-        turn: which samples and places; over many turns every entry is met.
-    """
-    rows = values.reshape(count, -1)
-    every, places, run, spacing, spare = _spread(count, rows.shape[1], rows.itemsize)
-    if every == 1 and run == spacing:
-        return rows  # all of them
-    turn, first = divmod(turn, every)
-    turn, shift = divmod(turn, spacing - run + 1)
-    begin = turn % spare
-    some = rows[first::every, begin : begin + places * spacing]
-    return some.reshape(len(some), places, spacing)[:, :, shift : shift + run]
-
-
-@lru_cache(maxsize=64)
-def _spread(count: int, entries: int, size: int) -> tuple[int, int, int, int, int]:
-    """Return which samples are taken (every so many), places in each, entries in a run, the
-    distance of places, and at how many entries the first place may begin.
-    """
-    every = -(-count // PLACES)
-    wanted = max(1, min(entries, SAMPLE_BYTES // size))
-    places = max(1, min(wanted, PLACES * every // count))
-    if wanted == entries:
-        return every, 1, entries, entries, 1
-    run = wanted // places
-    spacing = entries // places
-    return every, places, run, spacing, entries - places * spacing + 1
-
-
-def run_of(values: Values, turn: int) -> Values:
-    """Return up to 64 entries that lie one after the other; over many turns every entry is met."""
-    flat = values.reshape(-1)
-    return flat[turn * RUN % max(1, len(flat) - RUN + 1) :][:RUN]
-
-
-def digest(data: bytes) -> int:
-    """Return the 64-bit blake2b of `data`."""
-    return digest_of(blake2b(data, digest_size=8))
-
-
-def digest_of(hasher: blake2b) -> int:
-    """Return what a hasher has seen as 64 bits."""
-    return int.from_bytes(hasher.digest(), "little")
-
-
-def _floats(scalars: Sequence[Tensor]) -> list[float]:
-    """Return the values of 0-d tensors after one copy from each device and type."""
-    found = [0.0] * len(scalars)
-    for places in _kinds(scalars):
-        stacked = torch.stack([scalars[place] for place in places])
-        for place, value in zip(places, stacked.cpu().tolist(), strict=True):
-            found[place] = value
-    return found
-
-
-def _bytes(blocks: Sequence[Tensor]) -> list[bytes]:
-    """Return the bytes of tensors after one copy from each device and type."""
-    found = [b""] * len(blocks)
-    for places in _kinds(blocks):
-        joined = torch.cat([blocks[place].reshape(-1) for place in places]).cpu()
-        for place, part in zip(
-            places, torch.split(joined, [blocks[place].numel() for place in places]), strict=True
-        ):
-            found[place] = array_of(part).tobytes()
-    return found
-
-
-def _kinds(values: Sequence[Tensor]) -> list[list[int]]:
-    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, value in enumerate(values):
-        kinds.setdefault((value.device, value.dtype), []).append(place)
-    return list(kinds.values())
+    first = records[0]
+    content = first.content
+    flags = first.flags
+    if len(records) > 1:
+        flags |= len(records) << PROCESSES_SHIFT
+        if flags & (SAMPLED | FULL):
+            content = hash_bytes(b"".join(one.content.to_bytes(8, "little") for one in records))
+    return encoded(
+        first.updates,
+        first.phase,
+        first.step,
+        first.samples,
+        flags,
+        hash_bytes(b"".join(one.ids for one in records)),
+        content,
+        first.weights,
+        first.loss,
+        first.norm,
+        first.lr,
+    )

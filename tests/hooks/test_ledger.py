@@ -15,7 +15,13 @@ from phasetrain.engine.batch import Batch
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.hooks import HOOKS, Hook, LedgerHook
-from phasetrain.hooks.ledger import array_of, as_it_lies, digest, part_of, tensors
+from phasetrain.hooks.ledger_content import (
+    find_tensors,
+    hash_bytes,
+    select_entries,
+    to_array,
+    to_memory_order,
+)
 from phasetrain.optim import Updater
 from phasetrain.runs.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, Ledger, read
 
@@ -163,11 +169,11 @@ class TestResume:
         [
             (
                 lambda data: data[: len(HEADER) + 2 * RECORD_BYTES + 5],
-                "has 2 records, the checkpoint covers 4",
+                "has 2 records, and the checkpoint covers 4",
             ),
             (
                 lambda data: b"X" + data[1:],
-                "has no header that this version knows, the checkpoint covers 4",
+                "has no header that this version can read, and the checkpoint covers 4",
             ),
         ],
     )
@@ -177,7 +183,7 @@ class TestResume:
         die(tmp_path, *CUT, hooks={"kill": KillAfter(8)})
         (tmp_path / FILE).write_bytes(damage((tmp_path / FILE).read_bytes()))
         train(tmp_path, *CUT)
-        assert f"{message}: earlier ones are lost" in (tmp_path / "log.txt").read_text()
+        assert f"{message}: earlier records are lost" in (tmp_path / "log.txt").read_text()
         found = ledger(tmp_path)
         assert list(found)[-4:] == [5, 6, 7, 8]
         assert found.damaged == ()
@@ -223,13 +229,15 @@ def test_an_update_that_ends_the_run_leaves_the_ones_before_it(tmp_path: Path) -
 class TestPartOf:
     def test_few_samples_are_looked_at_in_many_places(self) -> None:
         batch = torch.arange(4 * 100, dtype=torch.float32).reshape(4, 10, 10)
-        part = part_of(array_of(batch), 4, 0)  # 16 entries of 4 bytes in 64 bytes, one every sixth
+        part = select_entries(
+            to_array(batch), 4, 0
+        )  # 16 entries of 4 bytes in 64 bytes, one every sixth
         assert part.shape == (4, 16, 1)
         assert part[1].ravel().tolist() == [100 + 6 * place for place in range(16)]
 
     def test_many_samples_are_looked_at_in_longer_runs(self) -> None:
         batch = torch.arange(128 * 100, dtype=torch.float32).reshape(128, 100)
-        part = part_of(array_of(batch), 128, 0)
+        part = select_entries(to_array(batch), 128, 0)
         assert part.shape == (128, 2, 8)
         assert part[1].tolist() == [[*range(100, 108)], [*range(150, 158)]]
 
@@ -238,7 +246,7 @@ class TestPartOf:
         batch = torch.arange(count * entries).reshape(count, entries)
         met: set[int] = set()
         for turn in range(2000):
-            met.update(part_of(batch, count, turn).flatten().tolist())
+            met.update(select_entries(batch, count, turn).flatten().tolist())
         assert met == set(range(count * entries))
 
     @pytest.mark.parametrize(
@@ -254,7 +262,7 @@ class TestPartOf:
     def test_it_costs_about_the_same_for_any_batch(
         self, count: int, shape: tuple[int, ...]
     ) -> None:
-        part = part_of(torch.zeros(1).expand(count, 1000), count, 0)
+        part = select_entries(torch.zeros(1).expand(count, 1000), count, 0)
         assert part.shape == shape
 
     @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), ()])
@@ -266,27 +274,31 @@ class TestPartOf:
         assert len(hook._pieces) == (2 if shape == () else 1)
 
     def test_short_samples_are_taken_whole(self) -> None:
-        assert part_of(torch.arange(12).reshape(3, 4), 3, 5).flatten().tolist() == list(range(12))
+        assert select_entries(torch.arange(12).reshape(3, 4), 3, 5).flatten().tolist() == list(
+            range(12)
+        )
 
     def test_channels_last_is_not_copied(self) -> None:
         batch = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
-        assert part_of(as_it_lies(batch), 4, 0).data_ptr() == batch.data_ptr()
-        assert array_of(batch).shape == (4, 8, 8, 3)
+        assert select_entries(to_memory_order(batch), 4, 0).data_ptr() == batch.data_ptr()
+        assert to_array(batch).shape == (4, 8, 8, 3)
 
     @pytest.mark.parametrize(
         "dtype", [torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.complex64]
     )
     def test_types_that_numpy_lacks_and_others(self, dtype: torch.dtype) -> None:
         value = torch.ones(3, 5, requires_grad=False).to(dtype)
-        assert len(array_of(value).tobytes()) == 15 * value.element_size()
-        assert array_of(torch.ones(3).to_sparse()).tolist() == [1.0, 1.0, 1.0]
+        assert len(to_array(value).tobytes()) == 15 * value.element_size()
+        assert to_array(torch.ones(3).to_sparse()).tolist() == [1.0, 1.0, 1.0]
 
     def test_nested_inputs(self) -> None:
         one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
         assert [
-            len(found) for found in tensors({"a": one, "b": [two, (three, "text")], "c": None})
+            len(found) for found in find_tensors({"a": one, "b": [two, (three, "text")], "c": None})
         ] == [1, 2, 3]
-        assert digest(b"") == int.from_bytes(hashlib.blake2b(b"", digest_size=8).digest(), "little")
+        assert hash_bytes(b"") == int.from_bytes(
+            hashlib.blake2b(b"", digest_size=8).digest(), "little"
+        )
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:

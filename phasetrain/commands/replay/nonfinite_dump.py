@@ -18,7 +18,7 @@ from phasetrain.commands.setup import Setup
 from phasetrain.distributed import Ordered, Strategy, World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ChangedError, ConfigError, InvalidCheckpointError, NumericsError
-from phasetrain.hooks.ledger import tensors
+from phasetrain.hooks.ledger_content import find_tensors
 from phasetrain.hooks.numerics import StepDump, read_dump
 from phasetrain.optim import NonFinite
 from phasetrain.runtime.format import join_first
@@ -144,7 +144,7 @@ class _Seen:
 
     def on_batch(self, batch: Batch) -> Batch:
         """Look at the input of each sample."""
-        for tensor in tensors(batch.input):
+        for tensor in find_tensors(batch.input):
             if tensor.is_floating_point() and tensor.ndim and len(tensor) == batch.size:
                 bad = ~tensor.reshape(batch.size, -1).isfinite().all(dim=1)
                 self.inputs += batch.ids[bad.cpu()].tolist()
@@ -276,5 +276,7 @@ def _gradient(name: str, seen: _Seen) -> Any:
 
 def _finite(value: Any) -> bool:
     return all(
-        bool(tensor.isfinite().all()) for tensor in tensors(value) if tensor.is_floating_point()
+        bool(tensor.isfinite().all())
+        for tensor in find_tensors(value)
+        if tensor.is_floating_point()
     )
