@@ -21,7 +21,7 @@ from phasetrain.models import MODELS
 class Cold(DataParallel):
     """`ddp` without the passes that go before a start."""
 
-    warms_up = False
+    needs_warmup = False
 
 
 @STRATEGIES.register("bucketed")
@@ -35,7 +35,7 @@ class Bucketed(ShardedDataParallel):
 class Deaf(ShardedDataParallel):
     """`sharded_ddp` of which each process looks at its own gradients alone."""
 
-    def any(self, flag: Tensor) -> Tensor:
+    def any_rank(self, flag: Tensor) -> Tensor:
         return flag
 
 

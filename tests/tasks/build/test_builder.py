@@ -318,11 +318,11 @@ class Witness(Strategy):
         self.look("prepare", model)
         self.model = model
 
-    def optimizer(self, make: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(self, make: Any, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         self.look("optimizer", self.model)
-        return super().optimizer(make, parameters)
+        return super().make_optimizer(make, parameters)
 
-    def wrap(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    def wrap_module(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         self.look("wrap", module)
         return nn.Sequential(module)
 
