@@ -113,7 +113,9 @@ def ways(state: dict[str, Any], scratch: Path) -> Iterator[dict[str, Save]]:
 
     def own(path: Path, *, background: bool) -> float:
         began = time.perf_counter()
-        draft = checkpointer.draft(RunState(step=next(position)), {"task": state}, b"{}", Facts())
+        draft = checkpointer.make_draft(
+            RunState(step=next(position)), {"task": state}, b"{}", Facts()
+        )
         stall = time.perf_counter() - began
         writing.start(lambda: checkpointer.write(draft))
         saved = writing.take()
@@ -186,7 +188,7 @@ def restore(name: str, file: Path, root: Path) -> float:
     elif name == "hash":
         tree_digest(content)
     else:
-        Checkpointer(str(root), Storage()).newest()
+        Checkpointer(str(root), Storage()).load_newest()
     return time.perf_counter() - began
 
 

@@ -1,22 +1,24 @@
-"""Checkpoints: how they are written, read, kept and deleted (section CHECKPOINT)."""
+"""Checkpoints: writing, reading, retention and deletion (section CHECKPOINT)."""
 
 from phasetrain.checkpoint.checkpointer import Checkpointer
-from phasetrain.checkpoint.codec import check, decode, encode
+from phasetrain.checkpoint.codec import check_encodable, decode, encode
 from phasetrain.checkpoint.commit import Facts, Manifest, Saved
+from phasetrain.checkpoint.contents import Draft, LoadedCheckpoint, SaveGroup
+from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.checkpoint.retention import Retention
-from phasetrain.checkpoint.save_group import Crowd, Draft, Loaded
 from phasetrain.checkpoint.weights import read_checkpoint
 
 __all__ = [
+    "CheckpointReader",
     "Checkpointer",
-    "Crowd",
     "Draft",
     "Facts",
-    "Loaded",
+    "LoadedCheckpoint",
     "Manifest",
     "Retention",
+    "SaveGroup",
     "Saved",
-    "check",
+    "check_encodable",
     "decode",
     "encode",
     "read_checkpoint",

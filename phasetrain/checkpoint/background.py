@@ -1,4 +1,4 @@
-"""One job at a time beside the training: how a checkpoint is written while steps go on."""
+"""Runs one job at a time in a thread: a checkpoint is written while training continues."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """Runs a job in a thread and hands over what it returned or raised, in the thread that asks."""
+    """Runs a job in a thread; its result or error is delivered to the thread that takes it."""
 
     def __init__(self) -> None:
         self._job: Future[T] | None = None
@@ -17,16 +17,16 @@ class Background(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether there is a job whose result nobody has taken."""
+        """Whether there is a job whose result has not been taken."""
         return self._job is not None
 
     @property
     def ready(self) -> bool:
-        """Whether a result waits to be taken."""
+        """Whether a result can be taken without waiting."""
         return self._job is not None and self._job.done()
 
     def cancelled(self) -> bool:
-        """Tell a job whether it is to be given up."""
+        """Tell a job whether it should give up."""
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
@@ -34,12 +34,11 @@ class Background(Generic[T]):
         self._cancelled.set()
 
     def leave(self) -> None:
-        """Let a job go on without anybody who waits for it; it ends with this process at the
-        latest."""
+        """Forget the job without waiting for it; its thread ends with the process at the latest."""
         self._job = None
 
     def start(self, job: Callable[[], T]) -> None:
-        """Run a job; the result of the one before must have been taken."""
+        """Run a job; the result of the previous one must have been taken."""
         assert self._job is None, "the result of the job before was not taken"
         future: Future[T] = Future()
         self._job = future
@@ -50,17 +49,20 @@ class Background(Generic[T]):
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that takes the result
                 future.set_exception(error)
 
+        # A daemon, and not an executor: at exit the interpreter waits for executors, and a write
+        # to a hanging file system would keep the process alive.
         Thread(target=work, name="phasetrain-save", daemon=True).start()
 
     def take(self) -> T:
         """Wait for the job and return its result.
 
         Raises:
-            whatever the job raised.
+            BaseException: the error of the job.
         """
         assert self._job is not None, "there is no job"
         try:
             return self._job.result()
         finally:
-            if self._job.done():  # else the waiting was broken off, by a signal: the job goes on
+            # A signal handler may raise out of result(): the job is then still running.
+            if self._job.done():
                 self._job = None

@@ -1,4 +1,8 @@
-"""Nested state as data: tensors in safetensors, everything else in JSON, and never a pickle."""
+"""Nested state as data: tensors as safetensors, everything else as JSON.
+
+Not a pickle: loading one runs the code it names, it can only be read if that code still exists, and
+a damaged one is not detected.
+"""
 
 import json
 import math
@@ -9,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, tensors_in
+from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, parse_safetensors
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import InvalidCheckpointError
 
 DEPTH = 64
-"""Levels of nesting that are written and read."""
+"""Maximum depth of nesting, well below Python's recursion limit."""
 
 INT_BITS = 8192
-"""Longest whole number that is written; Python refuses to read much longer ones from text."""
+"""Maximum size of an integer; Python rejects much longer ones in text (int_max_str_digits)."""
 
 TENSOR = "$tensor"
 TUPLE = "$tuple"
@@ -30,20 +34,21 @@ def encode(state: Any) -> tuple[bytes, bytes]:
     """Return `state` as (JSON, safetensors).
 
     None, bool, int, float, str, list, tuple, dict with keys of str, int, bool or None, and dense
-    tensors are written exactly, not-a-number and infinities included; a tensor that stands in
-    several places is written once. What is derived from a list, tuple or dict, such as Counter,
-    comes back as the plain kind.
+    tensors are written exactly, including NaN and infinities; a tensor referenced several times is
+    written once. Subclasses of list, tuple and dict, such as Counter, are read back as the base
+    class.
 
     Raises:
-        TypeError: anything else, with the path to it.
+        TypeError: a value of another type, with its path.
     """
-    tree, tensors = taken_apart(state)
-    return tree, bytes(Snapshot().take(tensors))
+    tree, tensors = flatten_state(state)
+    return tree, bytes(Snapshot().copy_tensors(tensors))
 
 
-def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
-    """Return `state` as (JSON, named tensors); the tensors are those of the state, not copies, and
-    may be divided.
+def flatten_state(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
+    """Return `state` as (JSON, named tensors).
+
+    The tensors are not copied, and may be DTensors.
 
     Raises:
         TypeError: see `encode`.
@@ -51,66 +56,67 @@ def taken_apart(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
     tensors: dict[str, Tensor] = {}
     seen: dict[tuple[Any, ...], str] = {}
 
-    def put(value: Tensor, path: str) -> dict[str, str]:
+    def add_tensor(value: Tensor, path: str) -> dict[str, str]:
         _check_tensor(value, path)
-        own = local_shard(value)
-        same = (
-            own.data_ptr(),
-            own.dtype,
-            tuple(own.shape),
-            own.stride(),
-            own.is_neg(),
-            str(own.device),
+        local = local_shard(value)
+        # Equal only if every byte read is the same: two views of one storage may differ in shape,
+        # stride or the lazy negation bit. Empty tensors all have data_ptr 0.
+        identity = (
+            local.data_ptr(),
+            local.dtype,
+            tuple(local.shape),
+            local.stride(),
+            local.is_neg(),
+            str(local.device),
         )
-        if own.numel() and same in seen:
-            return {TENSOR: seen[same]}
+        if local.numel() and identity in seen:
+            return {TENSOR: seen[identity]}
         name = path
         while name in tensors:  # the key "a.b" and the keys "a", "b" make the same path
             name += "+"
-        seen[same] = name
+        seen[identity] = name
         tensors[name] = value.detach()
         return {TENSOR: name}
 
-    tree = _encode(state, "", put, 0)
+    tree = _encode(state, "", add_tensor, 0)
     return json.dumps(tree, allow_nan=False).encode(), list(tensors.items())
 
 
-def check(state: Any) -> None:
-    """See that `encode` could write a state, without copying a tensor.
+def check_encodable(state: Any) -> None:
+    """Check that `encode` can write a state, without copying a tensor.
 
     Raises:
-        TypeError: it could not; the message has the path.
+        TypeError: it cannot; the message contains the path.
     """
 
-    def look(value: Tensor, path: str) -> dict[str, str]:
+    def check_tensor(value: Tensor, path: str) -> dict[str, str]:
         _check_tensor(value, path)
         return {TENSOR: path}
 
-    _encode(state, "", look, 0)
+    _encode(state, "", check_tensor, 0)
 
 
 def decode(tree: bytes | bytearray, tensors: bytes | bytearray) -> Any:
-    """Return the state that `encode` wrote; its tensors lie in the memory of `tensors` where that
-    can be written to.
+    """Return the state that `encode` wrote; its tensors share memory with a bytearray `tensors`.
 
     Raises:
         InvalidCheckpointError: the bytes are not of that form.
     """
+    # Tensors must be writable, so bytes are copied.
+    data = tensors if isinstance(tensors, bytearray) else bytearray(tensors)
     try:
-        return put_together(
-            tree, tensors_in(tensors if isinstance(tensors, bytearray) else bytearray(tensors))
-        )
+        return assemble_state(tree, parse_safetensors(data))
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise InvalidCheckpointError(
             f"its state cannot be read ({type(error).__name__}: {error})"
         ) from error
 
 
-def put_together(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `taken_apart` took apart.
+def assemble_state(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the state that `flatten_state` has split.
 
     Raises:
-        InvalidCheckpointError: the text is not of that form, or names a tensor that is not there.
+        InvalidCheckpointError: the text is not of that form, or names a missing tensor.
     """
     try:
         return _decode(json.loads(tree), tensors, 0)
@@ -131,11 +137,11 @@ def _check_tensor(value: Tensor, path: str) -> None:
         )
 
 
-def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
+def _encode(value: Any, path: str, add_tensor: Any, depth: int) -> Any:
     if depth > DEPTH:
         raise TypeError(f"{path}: state is nested more than {DEPTH} levels deep")
     if isinstance(value, Tensor):
-        return put(value, path)
+        return add_tensor(value, path)
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) is int and value.bit_length() > INT_BITS:
@@ -147,37 +153,45 @@ def _encode(value: Any, path: str, put: Any, depth: int) -> Any:
             return value
         return {FLOAT: repr(value)}
     if isinstance(value, list):
-        return [_encode(item, _below(path, i), put, depth + 1) for i, item in enumerate(value)]
+        return [
+            _encode(item, _join_path(path, i), add_tensor, depth + 1)
+            for i, item in enumerate(value)
+        ]
     if isinstance(value, tuple):
         return {
-            TUPLE: [_encode(item, _below(path, i), put, depth + 1) for i, item in enumerate(value)]
+            TUPLE: [
+                _encode(item, _join_path(path, i), add_tensor, depth + 1)
+                for i, item in enumerate(value)
+            ]
         }
     if isinstance(value, dict):
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {
-                key: _encode(item, _below(path, key), put, depth + 1) for key, item in value.items()
+                key: _encode(item, _join_path(path, key), add_tensor, depth + 1)
+                for key, item in value.items()
             }
+        # JSON turns every key into text: other keys, and keys that look like a tag, go into pairs.
         if all(key is None or type(key) in (str, int, bool) for key in value):
             return {
                 ITEMS: [
-                    [key, _encode(item, _below(path, key), put, depth + 1)]
+                    [key, _encode(item, _join_path(path, key), add_tensor, depth + 1)]
                     for key, item in value.items()
                 ]
             }
     raise TypeError(
-        f"{path}: {type(value).__module__}.{type(value).__qualname__} cannot be saved in a checkpoint; make it of "
-        "tensors, numbers, text, lists, tuples and dicts"
+        f"{path}: {type(value).__module__}.{type(value).__qualname__} cannot be saved in a "
+        "checkpoint; make it of tensors, numbers, text, lists, tuples and dicts"
     )
 
 
-def _below(path: str, key: object) -> str:
+def _join_path(path: str, key: object) -> str:
     if path:
         return f"{path}.{key}"
     return str(key)
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
-    if depth > 2 * DEPTH:
+    if depth > 2 * DEPTH:  # a tag takes a level of its own
         raise ValueError(f"nested more than {DEPTH} levels deep")
     if isinstance(value, list):
         return [_decode(item, tensors, depth + 1) for item in value]

@@ -1,5 +1,4 @@
-"""The commit protocol: how a checkpoint folder comes to exist whole or not at all, and how it is
-read back."""
+"""The commit protocol: a checkpoint folder is created atomically, and verified when it is read."""
 
 import json
 import re
@@ -14,8 +13,7 @@ from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
 
 FORMAT = 2
 SHARDED = 3
-"""Versions of the layout of a checkpoint folder: tensors in one file, or in one of each process; 1
-is read as well."""
+"""Versions of the layout: tensors in one file, or in one file per rank; version 1 can be read."""
 
 NAME = re.compile(r"(?P<position>p\d{4,}-s\d{8,})(-c\d+)?")
 MANIFEST = "manifest.json"
@@ -26,15 +24,14 @@ Contents = Mapping[str, bytes | bytearray | memoryview]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the weights in a checkpoint.
+    """Facts about the weights in a checkpoint.
 
     Attributes:
-        why: what asked for it, such as `epoch` or `signal`.
-        epochs: epochs complete, where it was made right at the end of one; else None.
-        healthy: whether all numbers of the model are numbers; a resume prefers a checkpoint that
-            is.
-        metrics: values measured with these very weights, by `split/name`.
-        name: under which a hook asked for it; one with a name is kept for good.
+        why: the reason for saving, such as `epoch` or `signal`.
+        epochs: number of completed epochs if saved at the end of one; else None.
+        healthy: whether model and loss contain no NaN; a resume prefers healthy checkpoints.
+        metrics: values measured with exactly these weights, by `split/name`.
+        name: name under which a hook requested it; named checkpoints are never deleted.
     """
 
     why: str = ""
@@ -46,17 +43,17 @@ class Facts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The manifest of a checkpoint.
 
     Attributes:
         format: version of the layout.
-        sequence: number of the commit in this run folder; a later commit has a higher one, whatever
-            the clock says.
-        run: id of the run, the same over all its attempts.
-        parent: name of the checkpoint that this attempt of the run went on from, or None.
-        state: the position, see RunState.
+        sequence: number of the commit in this run folder, which orders commits independently of
+            the clock.
+        run: id of the run, the same for all its attempts.
+        parent: name of the checkpoint from which this attempt resumed, or None.
+        state: the position in the run, see RunState.
         files: name -> size and digest of every other file in the folder.
-        facts: what is known of the weights.
+        facts: facts about the weights.
     """
 
     format: int
@@ -73,7 +70,7 @@ class Manifest:
         return int(self.state["phase"]), int(self.state["step"]), self.sequence
 
     def encode(self) -> bytes:
-        """Return the manifest as JSON with a digest of its own."""
+        """Return the manifest as JSON, with a digest of itself."""
         body = asdict(self)
         return (json.dumps({"body": body, "digest": _digest(body)}, indent=1) + "\n").encode()
 
@@ -82,7 +79,7 @@ class Manifest:
         """Return the manifest in `data`.
 
         Raises:
-            InvalidCheckpointError: it is torn or altered, or of a later format.
+            InvalidCheckpointError: it is truncated or altered, or of a later format.
         """
         try:
             content = json.loads(data)
@@ -95,11 +92,12 @@ class Manifest:
                 raise InvalidCheckpointError(
                     f"{MANIFEST} has format {body['format']}; this version reads {SHARDED}"
                 )
-            RunState().load_state_dict(body["state"])
+            RunState().load_state_dict(body["state"])  # raises on an invalid position
             files = {
-                _base_name(name): FileRecord(**record) for name, record in body["files"].items()
+                _check_file_name(name): FileRecord(**record)
+                for name, record in body["files"].items()
             }
-            facts = _facts(body.get("facts", {}))
+            facts = _parse_facts(body.get("facts", {}))
             return cls(
                 **(body | {"files": files, "facts": facts, "sequence": int(body["sequence"])})
             )
@@ -122,9 +120,8 @@ class Saved:
     manifest: Manifest
 
 
-def folder_name(state: RunState) -> str:
-    """Return the folder name of a position: phases completed, steps completed in the current
-    one."""
+def checkpoint_name(state: RunState) -> str:
+    """Return the folder name of a position: completed phases, completed steps of the current one."""
     return f"p{state.phase:04d}-s{state.step:08d}"
 
 
@@ -136,70 +133,72 @@ def commit(
     *,
     give_up: Callable[[], bool] = lambda: False,
 ) -> Saved:
-    """Write a checkpoint folder under `root`; it exists from the moment it is published, and only
-    whole.
+    """Write a checkpoint folder under `root` atomically.
 
-    Files go into a working folder, each created exclusively, hashed and synced; the manifest is
-    written last; publishing is the commit. What was there before stays untouched: a second
-    checkpoint of the same position gets a name of its own, with the number of its commit.
+    Files go into a working folder, each created exclusively, hashed and fsynced; the manifest is
+    written last, and publishing the folder is the commit. Existing checkpoints are not touched: a
+    second one at the same position gets the number of its commit as a suffix.
 
     Args:
+        storage: file access.
+        root: folder of the checkpoints.
         contents: file name -> content.
-        describe: makes the manifest of the files that were written.
-        give_up: asked between operations whether to stop.
+        describe: makes the manifest from the records of the written files.
+        give_up: polled between operations; True stops the write.
 
     Raises:
-        OSError: the write failed; nothing of it is left, and what was there before is still there.
-        Unfinished: it was given up; nothing of it is left either.
+        OSError: the write failed; no trace of it is left.
+        Unfinished: the write was given up; no trace of it is left.
     """
-    opened = Opened(storage, root, describe({}))
+    writer = CheckpointWriter(storage, root, describe({}))
     try:
         files = {}
         for file, data in contents.items():
             if give_up():
-                raise Unfinished(opened.name)
-            files[file] = storage.create(f"{opened.working}/{file}", data, give_up=give_up)
-        return opened.publish(describe(files))
+                raise Unfinished(writer.name)
+            files[file] = storage.create(f"{writer.working}/{file}", data, give_up=give_up)
+        return writer.publish(describe(files))
     except (OSError, Unfinished):
-        opened.abandon()
+        writer.abandon()
         raise
 
 
-class Opened:
+class CheckpointWriter:
     """A checkpoint folder that is being written.
 
     Args:
-        storage: the door to files.
+        storage: file access.
         root: folder of the checkpoints.
-        manifest: tells the position.
+        manifest: contains the position.
 
     Attributes:
-        name: of the folder once it is published.
-        working: path to write files to until then.
+        name: name of the published folder.
+        working: path of the folder until it is published.
     """
 
     def __init__(self, storage: Storage, root: str, manifest: Manifest) -> None:
         state = RunState()
         state.load_state_dict(manifest.state)
         self._storage = storage
-        self.name = _free_name(storage, root, folder_name(state), manifest.sequence)
+        self.name = _free_name(storage, root, checkpoint_name(state), manifest.sequence)
         self._final = f"{root}/{self.name}"
         self.working = storage.begin(self._final)
 
     def publish(self, manifest: Manifest) -> Saved:
-        """Write the manifest, the last of the files, and make the folder exist."""
+        """Write the manifest and publish the folder."""
+        # Last of the files: a folder without a manifest is recognized as unfinished on storages
+        # whose publish is no atomic rename.
         self._storage.create(f"{self.working}/{MANIFEST}", manifest.encode())
         self._storage.publish(self.working, self._final)
         return Saved(self.name, manifest)
 
     def abandon(self) -> None:
-        """Delete what was written."""
+        """Delete the files written so far."""
         self._storage.abandon(self.working, self._final)
 
 
-def committed(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
-    """Return the checkpoints under `root`, oldest first, and what is wrong with each folder that is
-    none."""
+def list_checkpoints(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
+    """Return the checkpoints under `root`, oldest first, and the reason for each invalid folder."""
     found = []
     rejected = {}
     for name in storage.names(root):
@@ -216,7 +215,7 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     """Return the manifest of one checkpoint folder.
 
     Raises:
-        InvalidCheckpointError: there is none, or it is torn or altered.
+        InvalidCheckpointError: it is missing, truncated or altered.
     """
     try:
         return Manifest.decode(storage.read(f"{folder}/{MANIFEST}"))
@@ -229,12 +228,10 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
 def read_files(
     storage: Storage, folder: str, manifest: Manifest, verify: Verify
 ) -> dict[str, bytearray]:
-    """Return the content of every file of a checkpoint, checked against the manifest in the same
-    pass.
+    """Return the content of every file of a checkpoint, verified while it is read.
 
     Raises:
-        InvalidCheckpointError: a file is missing, or its size or digest is not what the manifest
-            says.
+        InvalidCheckpointError: a file is missing, or its size or digest differs from the manifest.
     """
     return {
         name: read_file(storage, folder, name, record, verify)
@@ -248,7 +245,8 @@ def read_file(
     """Return the content of one file of a checkpoint, see `read_files`."""
     try:
         size = storage.size(f"{folder}/{name}")
-        if verify != "off" and size not in (None, record.size):  # before memory is taken for it
+        # Before it is read: a file of the wrong size may not fit into memory.
+        if verify != "off" and size not in (None, record.size):
             raise InvalidCheckpointError(
                 f"{name} has {size} bytes, the manifest says {record.size}"
             )
@@ -267,18 +265,18 @@ def read_file(
     return data
 
 
-def sweep(storage: Storage, root: str) -> list[str]:
-    """Clear away what an interrupted save or deletion left under `root`, and return the names."""
+def delete_leftovers(storage: Storage, root: str) -> list[str]:
+    """Delete remains of interrupted saves and deletions under `root`, and return their names."""
     return storage.sweep(root, lambda name: bool(NAME.fullmatch(name)), MANIFEST)
 
 
-def discard(storage: Storage, root: str, name: str) -> None:
-    """Delete a checkpoint; from the first moment on it is no longer listed."""
+def delete_checkpoint(storage: Storage, root: str, name: str) -> None:
+    """Delete a checkpoint; an interrupted deletion leaves nothing that is listed."""
     storage.discard(f"{root}/{name}", MANIFEST)
 
 
 def _free_name(storage: Storage, root: str, position: str, sequence: int) -> str:
-    """Return a name that no folder has, one that cannot be read included."""
+    """Return a name that no folder has, not even an unreadable one."""
     name = position
     while storage.exists(f"{root}/{name}"):
         name = f"{position}-c{sequence}"
@@ -290,12 +288,13 @@ def _digest(body: dict[str, Any]) -> str:
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _facts(body: dict[str, Any]) -> Facts:
+def _parse_facts(body: dict[str, Any]) -> Facts:
     metrics = {str(name): float(value) for name, value in body.get("metrics", {}).items()}
     return Facts(**(body | {"metrics": metrics}))
 
 
-def _base_name(name: str) -> str:
+def _check_file_name(name: str) -> str:
+    # A manifest may come from anywhere: a name such as ../../x must not be read.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InvalidCheckpointError(
             f"{MANIFEST} names the file {name!r}, which is no plain file name"

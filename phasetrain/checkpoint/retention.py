@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""Decides which checkpoints are kept."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -7,21 +7,20 @@ from dataclasses import dataclass
 from phasetrain.checkpoint.commit import NAME, Manifest, Saved
 
 PINNED = ".pinned"
-"""A file `NAME.pinned` beside the checkpoint NAME, made by whoever wants to keep it, keeps it for
-good."""
+"""A file `NAME.pinned` next to the checkpoint NAME, created by the user, protects it from deletion."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept beside pinned checkpoints and those with a name.
+    """Rules for the checkpoints to keep, in addition to pinned and named ones.
 
     Attributes:
-        last: so many of the newest.
-        every_updates: those at multiples of so many updates, or None.
-        every_epochs: those made at the end of each so many epochs, or None.
-        monitor: `split/metric` by which checkpoints are compared, with a minus sign where smaller
-            is better; or None.
-        best: so many of the best by `monitor`.
+        last: number of newest checkpoints.
+        every_updates: keep checkpoints at multiples of this number of updates, or None.
+        every_epochs: keep checkpoints at the end of every n-th epoch, or None.
+        monitor: `split/metric` by which checkpoints are ranked, with a minus sign if smaller is
+            better; or None.
+        best: number of best checkpoints by `monitor`.
     """
 
     last: int = 3
@@ -30,25 +29,31 @@ class Retention:
     monitor: str | None = None
     best: int = 1
 
-    def kept(self, found: Sequence[Saved], pinned: Collection[str] = ()) -> set[str]:
-        """Return the names to keep of the checkpoints `found`, oldest first.
+    def select_names(self, found: Sequence[Saved], pinned: Collection[str] = ()) -> set[str]:
+        """Return the names of the checkpoints to keep.
 
-        Of several at one position the latest commit stands for all. The newest two healthy ones
-        always stay.
+        Args:
+            found: all checkpoints, oldest first; of several at one position, only the latest
+                commit counts.
+            pinned: names of pinned checkpoints.
         """
         latest = list({_position(saved.name): saved for saved in found}.values())
-        kept = {*pinned, *(saved.name for saved in latest[-self.last :])}
-        kept |= {saved.name for saved in [one for one in latest if one.manifest.facts.healthy][-2:]}
-        kept |= {saved.name for saved in self.ranked(latest)[: self.best]}
-        kept |= {saved.name for saved in found if saved.manifest.facts.name}
-        return kept | {saved.name for saved in latest if self._is_milestone(saved.manifest)}
+        healthy = [saved for saved in latest if saved.manifest.facts.healthy]
+        # Two healthy ones, whatever the config says: one may turn out to be damaged.
+        chosen = [
+            *latest[-self.last :],
+            *healthy[-2:],
+            *self.rank_by_monitor(latest)[: self.best],
+            *(saved for saved in found if saved.manifest.facts.name),
+            *(saved for saved in latest if self._is_milestone(saved.manifest)),
+        ]
+        return {*pinned, *(saved.name for saved in chosen)}
 
-    def ranked(self, found: Sequence[Saved]) -> list[Saved]:
-        """Return the checkpoints whose weights `monitor` has measured, the best first; of equals,
-        the first.
+    def rank_by_monitor(self, found: Sequence[Saved]) -> list[Saved]:
+        """Return the checkpoints for which `monitor` was measured, best first; ties by age.
 
-        Of several with the same weights (of one number of updates) the newest stands for all. So
-        what is the best does not depend on when a run was stopped and saved in between.
+        Of several with the same number of updates, and so the same weights, only the newest is
+        returned: the ranking does not depend on interruptions.
         """
         latest = {
             saved.manifest.state["updates"]: saved
@@ -58,8 +63,8 @@ class Retention:
         return sorted(latest.values(), key=lambda saved: self.score(saved) or 0.0, reverse=True)
 
     def score(self, saved: Saved) -> float | None:
-        """Return the value of `monitor`, greater is better; None where it was not measured or is no
-        number."""
+        """Return the value of `monitor`, where greater is better; None if it was not measured or is
+        not finite."""
         if self.monitor is None:
             return None
         value = saved.manifest.facts.metrics.get(self.monitor.removeprefix("-"))

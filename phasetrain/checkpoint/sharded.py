@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint in one file of each process, through torch.distributed.checkpoint.
+"""Sharded checkpoints: one tensor file per rank, through torch.distributed.checkpoint.
 
-Importing it takes a second: only runs that divide their weights, and whoever reads what they saved,
-do so.
+Importing this module takes a second, so it is imported only where sharded weights are saved or
+read.
 """
 
 import json
@@ -26,25 +26,25 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_together
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from phasetrain.checkpoint.codec import put_together
-from phasetrain.checkpoint.commit import Manifest, Opened, Saved, Verify, read_file
-from phasetrain.checkpoint.save_group import LEARNED, Crowd, Draft, Places
-from phasetrain.checkpoint.snapshot import DTYPES, NAMED, has_nan, tensors_in
+from phasetrain.checkpoint.codec import assemble_state
+from phasetrain.checkpoint.commit import CheckpointWriter, Manifest, Saved, Verify, read_file
+from phasetrain.checkpoint.contents import WEIGHT_PREFIXES, Draft, FindTargets, SaveGroup
+from phasetrain.checkpoint.snapshot import DTYPE_OF_NAME, DTYPES, has_nan, parse_safetensors
 from phasetrain.errors import InvalidCheckpointError, SaveError
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
 
 INDEX = "shards.json"
-"""Name of the file that tells which piece of which tensor is in which file."""
+"""Name of the file that lists the file of each shard of each tensor."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a process has written.
+class ShardFile:
+    """A file that a rank has written.
 
     Attributes:
         file: its name in the folder.
         record: size and digest.
-        healthy: whether model and loss hold numbers only.
+        healthy: whether the shards of model and loss contain no NaN.
     """
 
     file: str
@@ -53,61 +53,61 @@ class Written:
 
 
 Describe = Callable[[dict[str, FileRecord], bool], Manifest]
-"""Makes the manifest of files, and of whether the weights are healthy."""
+"""Makes the manifest from the records of files, and from whether the weights are healthy."""
 
 
-def save(
+def save_sharded(
     storage: Storage,
     root: str,
     draft: Draft,
-    crowd: Crowd,
+    group: SaveGroup,
     describe: Describe,
     *,
     give_up: Callable[[], bool],
     before: Callable[[], None],
 ) -> Saved | None:
-    """Commit a checkpoint of which each process writes its pieces; every process takes part, in a
-    thread of its own.
+    """Commit a checkpoint of which each rank writes its shards; a collective call, from a thread.
 
     Args:
-        storage: the door to files.
+        storage: file access.
         root: folder of the checkpoints.
-        draft: what this process has of it.
-        crowd: the processes.
-        describe: makes the manifest; called on the main process.
-        give_up: asked between operations whether to stop.
-        before: done by the main process before anything is written.
+        draft: this rank's part.
+        group: the ranks.
+        describe: makes the manifest; called on rank 0.
+        give_up: polled between operations; True stops the write.
+        before: called on rank 0 before anything is written.
 
     Returns:
-        The checkpoint on the main process, else None.
+        The checkpoint on rank 0, else None.
 
     Raises:
-        OSError, SaveError: it failed on one process, perhaps another one; nothing is left of it.
-        Unfinished: it was given up on one process; nothing is left of it either.
-        RuntimeError: another process is gone.
+        OSError, SaveError: it failed on one rank, perhaps another one; no trace of it is left.
+        Unfinished: it was given up on one rank; no trace of it is left.
+        RuntimeError: another rank is gone.
     """
-    assert draft.pieces is not None
-    writer = ShardWriter(storage, root, draft, crowd, describe, give_up=give_up, before=before)
+    assert draft.shards is not None
+    writer = ShardWriter(storage, root, draft, group, describe, give_up=give_up, before=before)
+    # Not flattened: the names are final, and must be the same when the file is read.
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         save_together(
-            dict(draft.pieces), storage_writer=writer, planner=planner, process_group=crowd.group
+            dict(draft.shards), storage_writer=writer, planner=planner, process_group=group.group
         )
     except CheckpointException as error:
-        raise _cause(error, crowd.size) from error
+        raise _find_cause(error, group.size) from error
     finally:
         writer.close()
     return writer.saved
 
 
 class ShardWriter(StorageWriter):
-    """Writes the pieces of each process into a file of its own, inside the commit protocol.
+    """Writes one file per rank within the commit protocol, for torch.distributed.checkpoint.
 
     Args:
-        storage, root, draft, crowd, describe, give_up, before: see `save`.
+        storage, root, draft, group, describe, give_up, before: see `save_sharded`.
 
     Attributes:
-        saved: the checkpoint, on the main process, once it is committed.
+        saved: the checkpoint on rank 0, once it is committed.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ShardWriter(StorageWriter):
         storage: Storage,
         root: str,
         draft: Draft,
-        crowd: Crowd,
+        group: SaveGroup,
         describe: Describe,
         *,
         give_up: Callable[[], bool],
@@ -124,68 +124,67 @@ class ShardWriter(StorageWriter):
         self._storage = storage
         self._root = root
         self._draft = draft
-        self._crowd = crowd
+        self._group = group
         self._describe = describe
         self._give_up = give_up
         self._before = before
-        self._opened: Opened | None = None
+        self._writer: CheckpointWriter | None = None
         self.saved: Saved | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: each checkpoint has a writer of its own."""
+        """Do nothing: each checkpoint gets a new writer."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's
-        """Do nothing: the folder is opened once all have a plan."""
+        """Do nothing: rank 0 creates the folder once all ranks have a plan."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Open the folder, on the main process, and tell all where it is."""
+        """Create the working folder on rank 0, and send its path to all ranks."""
         self._before()
         self._storage.make_folder(self._root)
-        self._opened = Opened(self._storage, self._root, self._describe({}, True))  # noqa: FBT003
-        return [replace(plan, storage_data=self._opened.working) for plan in plans]
+        manifest = self._describe({}, True)  # noqa: FBT003 - passed on by position
+        self._writer = CheckpointWriter(self._storage, self._root, manifest)
+        # storage_data is the field of a plan that torch leaves to storage implementations.
+        return [replace(plan, storage_data=self._writer.working) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the file of this process; one that has nothing to write makes none."""
+        """Write the file of this rank, unless it has no shards."""
         done: Future[list[WriteResult]] = Future()
-        done.set_result(self._write(plan) if plan.items else [])
+        done.set_result(self._write_file(plan) if plan.items else [])
         return done
 
-    def _write(self, plan: SavePlan) -> list[WriteResult]:
+    def _write_file(self, plan: SavePlan) -> list[WriteResult]:
         if self._give_up():
             raise Unfinished(self._root)
-        name = _file_name(self._crowd.rank, self._crowd.size)
+        name = _file_name(self._group.rank, self._group.size)
         data = self._draft.tensors
         record = self._storage.create(f"{plan.storage_data}/{name}", data, give_up=self._give_up)
-        written = Written(name, record, not has_nan(data, LEARNED))
+        file = ShardFile(name, record, not has_nan(data, WEIGHT_PREFIXES))
         return [
-            WriteResult(item.index, item.tensor_storage_size() or 0, written) for item in plan.items
+            WriteResult(item.index, item.tensor_storage_size() or 0, file) for item in plan.items
         ]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write what there is once, the manifest last, and commit; on the main process."""
-        assert self._opened is not None
-        found = {_place(one.index): one.storage_data for result in results for one in result}
-        files = {one.file: one.record for one in found.values()}
-        texts = {
-            INDEX: _index(metadata, {at: one.file for at, one in found.items()}),
-            **self._draft.texts,
-        }
+        """Write the other files and the manifest, and commit; called on rank 0."""
+        assert self._writer is not None
+        written = {_shard_key(one.index): one.storage_data for result in results for one in result}
+        files = {one.file: one.record for one in written.values()}
+        index = _encode_index(metadata, {key: one.file for key, one in written.items()})
+        texts = {INDEX: index, **self._draft.texts}
         for name, data in texts.items():
             if self._give_up():
                 raise Unfinished(self._root)
-            files[name] = self._storage.create(f"{self._opened.working}/{name}", data)
-        self.saved = self._opened.publish(
-            self._describe(files, all(one.healthy for one in found.values()))
-        )
+            files[name] = self._storage.create(f"{self._writer.working}/{name}", data)
+        is_healthy = all(one.healthy for one in written.values())
+        self.saved = self._writer.publish(self._describe(files, is_healthy))
 
     def close(self) -> None:
-        """Delete what was written where it was not committed."""
-        if self._opened is not None and self.saved is None:
-            self._opened.abandon()
+        """Delete the files of a checkpoint that was not committed."""
+        if self._writer is not None and self.saved is None:
+            self._writer.abandon()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -193,18 +192,18 @@ class ShardWriter(StorageWriter):
         return True
 
 
-class Shards:
-    """The tensors of a checkpoint that several processes wrote.
+class ShardedTensors:
+    """The tensors of a sharded checkpoint.
 
     Args:
-        storage: the door to files.
-        folder: of the checkpoint.
-        manifest: of the checkpoint.
-        verify: what of a file is checked before it is used.
+        storage: file access.
+        folder: folder of the checkpoint.
+        manifest: manifest of the checkpoint.
+        verify: how files are verified when they are read.
         index: content of `shards.json`.
 
     Raises:
-        InvalidCheckpointError: the index is not of its form, or does not cover a tensor.
+        InvalidCheckpointError: the index is malformed, or its shards do not cover a tensor.
     """
 
     def __init__(
@@ -216,7 +215,9 @@ class Shards:
         self._verify = verify
         try:
             tensors = json.loads(index)["tensors"]
-            self.metadata = Metadata({name: _metadata(entry) for name, entry in tensors.items()})
+            self.metadata = Metadata(
+                {name: _parse_metadata(entry) for name, entry in tensors.items()}
+            )
             self.files: Mapping[tuple[str, tuple[int, ...]], tuple[str, Size]] = {
                 (name, tuple(chunk["offsets"])): (chunk["file"], Size(chunk["sizes"]))
                 for name, entry in tensors.items()
@@ -239,34 +240,36 @@ class Shards:
                     f"{INDEX} names the file {file!r}, which is not in the manifest"
                 )
 
-    def state(self, tree: bytes | bytearray, places: Places | None = None) -> Any:
-        """Return the state whose tensors these are.
+    def read_state(self, tree: bytes | bytearray, find_targets: FindTargets | None = None) -> Any:
+        """Return the state with these tensors.
 
         Args:
-            tree: the JSON text beside them.
-            places: called with the state, its tensors without content; returns for some of them the
-                tensors into which they are read, which may be divided. All others are read whole.
+            tree: the state as JSON.
+            find_targets: returns tensors to read into, such as DTensors, for some of the state's
+                tensors; the others are read whole.
 
         Raises:
             InvalidCheckpointError: a file that is needed is missing or damaged.
         """
-        found: dict[str, Any] = dict(self.metadata.state_dict_metadata)
-        blank = {
+        metadata: dict[str, Any] = dict(self.metadata.state_dict_metadata)
+        # On the meta device, tensors have a shape and an identity, and take no memory.
+        empty = {
             name: torch.empty(one.size, dtype=one.properties.dtype, device="meta")
-            for name, one in found.items()
+            for name, one in metadata.items()
         }
-        wanted = places(put_together(tree, blank)) if places is not None else []
-        into = {id(saved): tensor for saved, tensor in wanted}
-        targets = {
-            name: into[id(one)] if id(one) in into else torch.empty(one.shape, dtype=one.dtype)
-            for name, one in blank.items()
-        }
-        self.read(targets)
-        return put_together(tree, targets)
+        given: dict[int, Tensor] = {}
+        if find_targets is not None:
+            pairs = find_targets(assemble_state(tree, empty))
+            given = {id(saved): target for saved, target in pairs}
+        targets: dict[str, Tensor] = {}
+        for name, one in empty.items():
+            target = given.get(id(one))
+            targets[name] = torch.empty(one.shape, dtype=one.dtype) if target is None else target
+        self.read_into(targets)
+        return assemble_state(tree, targets)
 
-    def read(self, targets: Mapping[str, Tensor]) -> None:
-        """Fill tensors by their names, each as it is divided here; files that are not needed are
-        not opened."""
+    def read_into(self, targets: Mapping[str, Tensor]) -> None:
+        """Fill tensors by name, DTensors with this rank's shard; only the files needed are read."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             planner.set_up_planner(dict(targets), self.metadata)
@@ -277,13 +280,13 @@ class Shards:
                 f"its tensors cannot be read ({type(error).__name__}: {error})"
             ) from error
 
-    def content(self, file: str) -> dict[str, Tensor]:
-        """Return what is in a file, checked in the same pass."""
+    def read_file(self, file: str) -> dict[str, Tensor]:
+        """Return the tensors of a file, verified while it is read."""
         data = read_file(
             self._storage, self._folder, file, self._manifest.files[file], self._verify
         )
         try:
-            return tensors_in(data)
+            return parse_safetensors(data)
         except (
             ValueError,
             KeyError,
@@ -298,20 +301,20 @@ class Shards:
 
 
 class ShardReader(StorageReader):
-    """Reads pieces from the files of a checkpoint, each file once.
+    """Reads shards from the files of a checkpoint, each file once.
 
     Args:
-        shards: the checkpoint.
+        shards: the tensors of the checkpoint.
     """
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: ShardedTensors) -> None:
         self._shards = shards
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: each checkpoint has a reader of its own."""
+        """Do nothing: each checkpoint gets a new reader."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what tensors there are, and in which pieces."""
+        """Return the tensors and their shards."""
         return self._shards.metadata
 
     def set_up_storage_reader(
@@ -321,7 +324,7 @@ class ShardReader(StorageReader):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Do nothing."""
+        """Do nothing: the metadata comes from the index."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""
@@ -332,17 +335,20 @@ class ShardReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what is asked for to where it is wanted; holds the content of one file at a time."""
+        """Copy the planned slices to their targets."""
+        # Grouped by file, so that the content of only one file is in memory at a time.
         items: dict[str, list[Any]] = {}
         for item in plan.items:
-            items.setdefault(self._shards.files[_place(item.storage_index)][0], []).append(item)
-        for file, asked in items.items():
-            tensors = self._shards.content(file)
-            for item in asked:
+            file, _ = self._shards.files[_shard_key(item.storage_index)]
+            items.setdefault(file, []).append(item)
+        for file, wanted in items.items():
+            tensors = self._shards.read_file(file)
+            for item in wanted:
                 source = tensors[item.storage_index.fqn]
-                if source.shape != self._shards.files[_place(item.storage_index)][1]:
+                _, shape = self._shards.files[_shard_key(item.storage_index)]
+                if source.shape != shape:
                     raise ValueError(
-                        f"{file} has another piece of {item.storage_index.fqn!r} than {INDEX} says"
+                        f"{file} has another shard of {item.storage_index.fqn!r} than {INDEX} says"
                     )
                 for dim, (start, length) in enumerate(
                     zip(item.storage_offsets, item.lengths, strict=True)
@@ -363,12 +369,12 @@ def _file_name(rank: int, size: int) -> str:
     return f"tensors-{rank + 1:05d}-of-{size:05d}.safetensors"
 
 
-def _place(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
+def _shard_key(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
     return index.fqn, tuple(index.offset or ())
 
 
-def _index(metadata: Metadata, files: Mapping[tuple[str, tuple[int, ...]], str]) -> bytes:
-    """Return as JSON what torch would pickle."""
+def _encode_index(metadata: Metadata, files: Mapping[tuple[str, tuple[int, ...]], str]) -> bytes:
+    """Return the metadata as JSON; torch's own writer pickles it."""
     tensors = {}
     for name, one in metadata.state_dict_metadata.items():
         assert isinstance(one, TensorStorageMetadata), name
@@ -388,18 +394,20 @@ def _index(metadata: Metadata, files: Mapping[tuple[str, tuple[int, ...]], str])
     return json.dumps({"tensors": tensors}).encode()
 
 
-def _metadata(entry: Any) -> TensorStorageMetadata:
+def _parse_metadata(entry: Any) -> TensorStorageMetadata:
     shape = Size(entry["shape"])
     chunks = [
         ChunkStorageMetadata(Size(one["offsets"]), Size(one["sizes"])) for one in entry["chunks"]
     ]
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
-        raise ValueError("the pieces of a tensor are not all there")
-    return TensorStorageMetadata(TensorProperties(dtype=NAMED[entry["dtype"]]), shape, chunks)
+        raise ValueError("the shards do not cover the tensor")
+    return TensorStorageMetadata(
+        TensorProperties(dtype=DTYPE_OF_NAME[entry["dtype"]]), shape, chunks
+    )
 
 
-def _cause(error: CheckpointException, size: int) -> BaseException:
-    """Return what went wrong, and on which process."""
+def _find_cause(error: CheckpointException, size: int) -> BaseException:
+    """Return the error of the rank that caused the others to fail."""
     failed = {rank: failure[0] for rank, failure in sorted(error.failures.items())}
     for one in failed.values():
         if isinstance(one, Unfinished):
@@ -407,7 +415,7 @@ def _cause(error: CheckpointException, size: int) -> BaseException:
     for rank, one in failed.items():
         if isinstance(one, OSError):
             return OSError(
-                one.errno, f"{one.strerror or one} on process {rank} of {size}", one.filename
+                one.errno, f"{one.strerror or one} on rank {rank} of {size}", one.filename
             )
         if isinstance(one, SaveError):
             return one

@@ -1,5 +1,4 @@
-"""A standing copy of a run's tensors, in kept memory laid out as the safetensors file that will be
-written."""
+"""A copy of a run's tensors in reused memory, laid out as the safetensors file to be written."""
 
 import json
 import math
@@ -29,21 +28,20 @@ DTYPES = MappingProxyType(
         torch.bool: "BOOL",
     }
 )
-"""Types of tensors that can be saved, by their names in the format
-(github.com/huggingface/safetensors)."""
+"""Dtypes that can be saved, and their names in the format (github.com/huggingface/safetensors)."""
 
-NAMED = MappingProxyType({name: dtype for dtype, name in DTYPES.items()})
+DTYPE_OF_NAME = MappingProxyType({name: dtype for dtype, name in DTYPES.items()})
 HEADER_BYTES = 100_000_000
-"""Longest header that is read, as in the format's own library."""
+"""Maximum size of a header, as in the reference implementation."""
 
-Named = Sequence[tuple[str, Tensor]]
+NamedTensors = Sequence[tuple[str, Tensor]]
 
 
 class Snapshot:
-    """Copies tensors to CPU memory that is kept for the next time.
+    """Copies tensors to CPU memory, which is allocated once and reused for later checkpoints.
 
-    Memory is fetched once; later copies of the same tensors cost a copy and nothing else. The
-    content stays as it is until `take` is called again.
+    The content is unchanged until `copy_tensors` is called again, so a thread can write it to disk
+    while training continues.
     """
 
     def __init__(self) -> None:
@@ -51,19 +49,19 @@ class Snapshot:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._views: list[Tensor] = []
 
-    def take(self, tensors: Named) -> memoryview:
-        """Copy the tensors and return the whole file."""
-        ordered = sorted(
-            tensors, key=lambda named: -named[1].element_size()
-        )  # so that each lies on its own boundary
+    def copy_tensors(self, tensors: NamedTensors) -> memoryview:
+        """Copy the tensors and return the content of the file."""
+        # Widest dtype first: then each tensor is aligned to its element size without padding,
+        # which the format does not allow, and view(dtype) needs the alignment.
+        ordered = sorted(tensors, key=lambda named: -named[1].element_size())
         layout = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in ordered)
         if layout != self._layout or not len(self._memory):
-            self._arrange(layout)
+            self._allocate(layout)
         for view, (_, tensor) in zip(self._views, ordered, strict=True):
             view.copy_(tensor)
         return self._memory.numpy().data
 
-    def _arrange(self, layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> None:
+    def _allocate(self, layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> None:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         places = []
         at = 0
@@ -73,8 +71,10 @@ class Snapshot:
             places.append((at, end, dtype, shape))
             at = end
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
+        text += b" " * (-len(text) % 8)  # so that the data starts at a multiple of 8
         start = 8 + len(text)
+        # A layout of the same size, as after a change of names only, reuses the memory: touching
+        # fresh pages costs more than the copy.
         if len(self._memory) != start + at:
             self._memory = torch.empty(start + at, dtype=torch.uint8)
         head = len(text).to_bytes(8, "little") + text
@@ -86,23 +86,24 @@ class Snapshot:
         self._layout = layout
 
 
-def tensors_in(file: bytearray | memoryview) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name; they lie in its memory.
+def parse_safetensors(file: bytearray | memoryview) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name; they share its memory.
+
+    Not with the safetensors library, which would copy the file; the checks are the same.
 
     Raises:
-        ValueError: it is no such file: a length, a type, a shape or a place does not fit the
-            others. As in the format's own library, tensors may neither overlap nor leave a gap.
-        TypeError, KeyError, RuntimeError: as ValueError, where a part is of a kind that nobody
-            expects.
+        ValueError: a length, dtype, shape or offset is inconsistent. As in the reference
+            implementation, tensors may neither overlap nor leave a gap.
+        TypeError, KeyError, RuntimeError: a part of the header has an unexpected type.
     """
     length = int.from_bytes(file[:8], "little")
     if len(file) < 8 or length > min(len(file) - 8, HEADER_BYTES):
         raise ValueError("its header is longer than the file")
-    header = json.loads(bytes(file[8 : 8 + length]), object_pairs_hook=_without_duplicates)
+    header = json.loads(bytes(file[8 : 8 + length]), object_pairs_hook=_reject_duplicates)
     if not isinstance(header, dict):
         raise ValueError("its header is no mapping")  # noqa: TRY004 - it is the file that is wrong
     header.pop("__metadata__", None)
-    found = {name: _tensor(file, 8 + length, name, entry) for name, entry in header.items()}
+    found = {name: _view_tensor(file, 8 + length, name, entry) for name, entry in header.items()}
     at = 0
     for begin, end in sorted(tuple(entry["data_offsets"]) for entry in header.values()):
         if begin != at:
@@ -113,36 +114,38 @@ def tensors_in(file: bytearray | memoryview) -> dict[str, Tensor]:
     return found
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) != len(pairs):
         raise ValueError("its header has a name twice")
     return found
 
 
-def _tensor(file: bytearray | memoryview, start: int, name: str, entry: Any) -> Tensor:
-    dtype, shape, (begin, end) = NAMED[entry["dtype"]], entry["shape"], entry["data_offsets"]
+def _view_tensor(file: bytearray | memoryview, start: int, name: str, entry: Any) -> Tensor:
+    dtype = DTYPE_OF_NAME[entry["dtype"]]
+    shape = entry["shape"]
+    begin, end = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError(f"tensor {name!r} has a shape or place that is no whole number")
     count = math.prod(shape)
     if end - begin != count * dtype.itemsize or start + end > len(file):
         raise ValueError(f"tensor {name!r} of shape {shape} does not fit its {end - begin} bytes")
-    if not count:
+    if not count:  # frombuffer rejects an empty buffer
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(file, dtype=dtype, count=count, offset=start + begin).view(shape)
 
 
 def has_nan(file: bytearray | memoryview, prefix: str | tuple[str, ...]) -> bool:
-    """Tell whether a tensor whose name begins with `prefix`, or one of several, holds a value that
-    is not a number."""
+    """Tell whether a tensor whose name starts with `prefix`, or with one of several, contains NaN."""
     return any(
-        _least_is_nan(tensor)
-        for name, tensor in tensors_in(file).items()
+        _contains_nan(tensor)
+        for name, tensor in parse_safetensors(file).items()
         if name.startswith(prefix) and tensor.is_floating_point() and tensor.numel()
     )
 
 
-def _least_is_nan(tensor: Tensor) -> bool:
-    """Tell whether the least value is no number, as it is wherever one value is none; faster than
-    `isnan`."""
-    least = tensor.float().min() if tensor.element_size() == 1 else tensor.min()
-    return math.isnan(least.item())
+def _contains_nan(tensor: Tensor) -> bool:
+    # min() propagates NaN, and needs no mask of the tensor's size as isnan() does. It is not
+    # implemented for float8.
+    if tensor.element_size() == 1:
+        tensor = tensor.float()
+    return math.isnan(tensor.min().item())

@@ -101,7 +101,7 @@ def _checkpoint_at(folder: str, best: Best) -> str:
     """Return the newest checkpoint that was saved after the update of `best`, or an empty text."""
     reader = Checkpointer(f"{folder}/checkpoints", open_storage(folder))
     try:
-        listed = reader.listed()
+        listed = reader.list_checkpoints()
     except (PhasetrainError, OSError):
         return ""
     kept = [one.name for one in listed if one.manifest.state["updates"] == best.updates]

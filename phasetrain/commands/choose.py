@@ -1,6 +1,6 @@
 """The checkpoint that RUN.checkpoint names, and its weights put into built parts."""
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.setup import Setup
 from phasetrain.distributed import Strategy
@@ -9,7 +9,7 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Parts, SelfSupervised, Task
 
 
-def restore(parts: Parts, loaded: Loaded) -> None:
+def restore(parts: Parts, loaded: LoadedCheckpoint) -> None:
     """Give model, loss and averages what a checkpoint holds of them.
 
     Raises:
@@ -37,7 +37,7 @@ def restore(parts: Parts, loaded: Loaded) -> None:
             ) from error
 
 
-def restore_teacher(task: Task, loaded: Loaded) -> None:
+def restore_teacher(task: Task, loaded: LoadedCheckpoint) -> None:
     """Give a task the teacher that its loss was measured with in the run."""
     if isinstance(task, SelfSupervised) and task.teacher is not None:
         try:
@@ -48,11 +48,11 @@ def restore_teacher(task: Task, loaded: Loaded) -> None:
             ) from error
 
 
-def agreed(setup: Setup, folder: RunFolder) -> Loaded:
+def agreed(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
     """Return the checkpoint that the main process chooses: a run under way may save meanwhile."""
     world = setup.world
     checkpointer = build_checkpointer(setup, folder)
-    found: list[Loaded] = []
+    found: list[LoadedCheckpoint] = []
 
     def choose() -> str:
         found.append(_checkpoint(setup, folder, checkpointer))
@@ -61,14 +61,16 @@ def agreed(setup: Setup, folder: RunFolder) -> Loaded:
     path = world.run_on_main(choose)
     if found:
         return found[0]
-    return checkpointer.reached(path)
+    return checkpointer.load_when_visible(path)
 
 
-def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> Loaded:
+def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
     named = setup.config.RUN.checkpoint
     if named not in ("latest", "best"):
         asked = (
-            one.name for one in reversed(checkpointer.listed()) if one.manifest.facts.name == named
+            one.name
+            for one in reversed(checkpointer.list_checkpoints())
+            if one.manifest.facts.name == named
         )
         name = next(asked, None)
         return checkpointer.load(named if name is None else f"{checkpointer.root}/{name}")
@@ -77,7 +79,7 @@ def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
             "RUN.checkpoint = 'best' needs CHECKPOINT.best.monitor, the metric that it is the best by, such as "
             "test/accuracy or -test/loss"
         )
-    loaded = checkpointer.best() if named == "best" else checkpointer.newest()
+    loaded = checkpointer.load_best() if named == "best" else checkpointer.load_newest()
     if loaded is None:
         if named == "best":
             measured = f" in which {checkpointer.retention.monitor} was measured"

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from phasetrain.checkpoint import Checkpointer
-from phasetrain.checkpoint.codec import taken_apart
+from phasetrain.checkpoint.codec import flatten_state
 from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import open_storage
@@ -36,8 +36,8 @@ def consolidate(checkpoint: str, out: str, *, everything: bool = False) -> tuple
     storage = open_storage(checkpoint)
     loaded = Checkpointer(checkpoint.rstrip("/").rpartition("/")[0], storage).load(checkpoint)
     state: Any = loaded.state if everything else loaded.state["task"]["model"]
-    tensors: list[tuple[str, Tensor]] = taken_apart(state)[1]
-    content = Snapshot().take(tensors)
+    tensors: list[tuple[str, Tensor]] = flatten_state(state)[1]
+    content = Snapshot().copy_tensors(tensors)
     try:
         open_storage(out).replace(out, content)
     except OSError as error:

@@ -17,8 +17,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from phasetrain import __version__
-from phasetrain.checkpoint import Loaded
-from phasetrain.checkpoint.weights import chosen
+from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.setup import settle
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
@@ -51,7 +51,7 @@ class Weights:
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, str]
-    loaded: Loaded
+    loaded: LoadedCheckpoint
 
 
 def export(
@@ -115,7 +115,7 @@ def read_weights(source: Source) -> Weights:
     storage = source.storage()
     if not storage.exists(source.path):
         raise source.refused("there is no such folder")
-    loaded = chosen(source, storage)
+    loaded = find_checkpoint(source, storage)
     learned = loaded.state["task"]
     if source.which not in learned:
         raise source.refused(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from phasetrain.checkpoint import Checkpointer, Loaded
-from phasetrain.checkpoint.weights import chosen
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.choose import restore, restore_teacher
 from phasetrain.commands.setup import Setup, settle
 from phasetrain.config.compose.override_text import removals, words_of
@@ -93,7 +93,7 @@ class _Recorded(Builder):
         }
 
 
-def _built(setup: Setup, loaded: Loaded) -> tuple[Builder, Parts]:
+def _built(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Builder, Parts]:
     """Return the parts of a run with their weights: from the facts on record, or from the data
     where they lack."""
     recorded = _Recorded(setup.config, setup.machine, setup.world, setup.stages)
@@ -128,7 +128,7 @@ def _facts(checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _loaded(folder: str, checkpoint: str) -> Loaded:
+def _loaded(folder: str, checkpoint: str) -> LoadedCheckpoint:
     storage = open_storage(folder)
     if not storage.names(folder):
         raise ConfigError(
@@ -136,9 +136,9 @@ def _loaded(folder: str, checkpoint: str) -> Loaded:
         )
     if checkpoint in ("latest", "best"):
         which: Literal["latest", "best"] = "best" if checkpoint == "best" else "latest"
-        return chosen(Source(folder, checkpoint=which, where=""), storage)
+        return find_checkpoint(Source(folder, checkpoint=which, where=""), storage)
     reader = Checkpointer(f"{folder}/checkpoints", storage)
-    listed = reader.listed()
+    listed = reader.list_checkpoints()
     name = next(
         (one.name for one in reversed(listed) if checkpoint in (one.name, one.manifest.facts.name)),
         None,

@@ -10,7 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from phasetrain.checkpoint import Checkpointer, Crowd, Draft, Facts, Loaded, Saved, check
+from phasetrain.checkpoint import (
+    Checkpointer,
+    Draft,
+    Facts,
+    LoadedCheckpoint,
+    Saved,
+    SaveGroup,
+    check_encodable,
+)
 from phasetrain.checkpoint.background import Background
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.distributed import is_lost_peer
@@ -50,7 +58,7 @@ class CheckpointHook(Hook):
         settings: CheckpointSection,
         signals: Signals,
         promised: Mapping[str, Any],
-        loaded: Loaded | None = None,
+        loaded: LoadedCheckpoint | None = None,
     ) -> None:
         self.checkpointer = checkpointer
         self.settings = settings
@@ -77,7 +85,9 @@ class CheckpointHook(Hook):
             )
         self._wait_minutes()
         if run.task.divides:
-            self.checkpointer.crowd = Crowd(run.world.new_group(), run.world.rank, run.world.size)
+            self.checkpointer.group = SaveGroup(
+                run.world.new_group(), run.world.rank, run.world.size
+            )
         if self._loaded is None:
             return
         restore(run, self._loaded)
@@ -92,7 +102,7 @@ class CheckpointHook(Hook):
         self._checked = True
         state = state_of(run)
         try:
-            check(state)
+            check_encodable(state)
         except TypeError as error:
             raise ConfigError(f"this run could not be saved: {error}") from error
 
@@ -236,7 +246,7 @@ class CheckpointHook(Hook):
         trouble = ""
         if run.world.is_main or run.task.divides:
             try:
-                draft = self.checkpointer.draft(run.state, state, self._promised, facts)
+                draft = self.checkpointer.make_draft(run.state, state, self._promised, facts)
             except TypeError as error:  # at the start all could be saved
                 trouble = f"the checkpoint at update {run.state.updates} could not be made: {error}"
         if run.task.divides:  # they write together or not at all
@@ -317,7 +327,9 @@ class CheckpointHook(Hook):
         retention = self.checkpointer.retention
         scores = [
             retention.score(saved)
-            for saved in retention.ranked(self.checkpointer.listed())[: retention.best]
+            for saved in retention.rank_by_monitor(self.checkpointer.list_checkpoints())[
+                : retention.best
+            ]
         ]
         return len(scores) < retention.best or any(
             score is not None and now > score for score in scores
@@ -327,10 +339,10 @@ class CheckpointHook(Hook):
         """Give the modules the best weights; what is on the disk stays as it is, and a file names
         the checkpoint."""
         checkpointer = self.checkpointer
-        found = list[Loaded]()
+        found = list[LoadedCheckpoint]()
 
         def choose() -> str:
-            found.extend([loaded] if (loaded := checkpointer.best()) is not None else [])
+            found.extend([loaded] if (loaded := checkpointer.load_best()) is not None else [])
             if found:
                 return found[0].path
             return ""
@@ -340,13 +352,13 @@ class CheckpointHook(Hook):
             text = "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights stay"
             log.warning(text, checkpointer.retention.monitor)
             return
-        loaded = found[0] if found else checkpointer.reached(path)
+        loaded = found[0] if found else checkpointer.load_when_visible(path)
         restore_modules(run, loaded)
         self.best = path, dict(loaded.manifest.facts.metrics)
         log.info(
             "the weights are those of %s, the best by %s", path, checkpointer.retention.monitor
         )
-        run.world.run_on_main(lambda: checkpointer.point_to_best(path))
+        run.world.run_on_main(lambda: checkpointer.mark_best(path))
 
 
 def _refuse_lost(run: Run) -> None:

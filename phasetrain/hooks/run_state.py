@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.base import Run
 from phasetrain.tasks.base import Task
@@ -62,7 +62,7 @@ def _digest(tensor: Tensor) -> bytes:
     return sha256(f"{flat.dtype} {tuple(tensor.shape)}".encode() + b";" + bytes(content)).digest()
 
 
-def restore(run: Run, loaded: Loaded) -> None:
+def restore(run: Run, loaded: LoadedCheckpoint) -> None:
     """Give every part of a run, and every hook, the state in a checkpoint.
 
     What processes had for themselves they get back where there are as many as then. Otherwise the
@@ -72,7 +72,7 @@ def restore(run: Run, loaded: Loaded) -> None:
         ChangedError: the run has a part of which the checkpoint knows nothing, or one of another
             shape.
     """
-    state = loaded.state_in(lambda saved: _places(run.task, saved["task"]))
+    state = loaded.read_state(lambda saved: _places(run.task, saved["task"]))
     own: list[Mapping[str, Any]] = state.get("processes") or []
     hooks = state["hooks"]
     try:
@@ -88,7 +88,7 @@ def restore(run: Run, loaded: Loaded) -> None:
     run.hooks.load_state_dict(hooks)
 
 
-def restore_modules(run: Run, loaded: Loaded) -> None:
+def restore_modules(run: Run, loaded: LoadedCheckpoint) -> None:
     """Give the modules of a run, and nothing else, the weights and buffers in a checkpoint; every
     process takes part.
 
@@ -96,7 +96,7 @@ def restore_modules(run: Run, loaded: Loaded) -> None:
         ChangedError: the run has a module of which the checkpoint knows nothing, or one of another
             shape.
     """
-    state = loaded.state_in(lambda saved: _places(run.task, saved["task"]))
+    state = loaded.read_state(lambda saved: _places(run.task, saved["task"]))
     own: list[Mapping[str, Any]] = state.get("processes") or []
     try:
         run.task.load_modules(state["task"])

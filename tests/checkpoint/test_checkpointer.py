@@ -50,7 +50,7 @@ def save(root: Path, steps: list[int], *, keep_last: int = 3, **known: Any) -> C
 
 def newest(root: Path, verify: Verify = "full") -> int | None:
     """Return the step of the newest whole checkpoint, after a look at its weights."""
-    loaded = checkpointer(root, verify=verify).newest()
+    loaded = checkpointer(root, verify=verify).load_newest()
     if loaded is None:
         return None
     step = loaded.manifest.state["step"]
@@ -73,15 +73,15 @@ def described(state: RunState, sequence: int) -> Callable[[dict[str, FileRecord]
 
 def test_nothing_is_there_before_the_first_save(tmp_path: Path) -> None:
     made = checkpointer(tmp_path / "none")
-    assert made.newest() is None
-    assert made.best() is None
-    assert not made.finished()
+    assert made.load_newest() is None
+    assert made.load_best() is None
+    assert not made.is_finished()
     made.clear_leftovers()
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     save(tmp_path, [3])
-    loaded = checkpointer(tmp_path).newest()
+    loaded = checkpointer(tmp_path).load_newest()
     assert loaded is not None
     assert (loaded.path, loaded.promised) == (f"{tmp_path}/p0000-s00000003", PROMISED)
     assert loaded.manifest.state == at(3).state_dict()
@@ -94,7 +94,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 def test_lineage_and_sequence_go_on_over_attempts(tmp_path: Path) -> None:
     save(tmp_path, [1, 2])
     again = checkpointer(tmp_path)
-    first = again.newest()
+    first = again.load_newest()
     saved = again.save(at(3), learned(3), PROMISED)
     assert first is not None
     assert [first.manifest.sequence, saved.manifest.sequence] == [2, 3]
@@ -105,15 +105,17 @@ def test_lineage_and_sequence_go_on_over_attempts(tmp_path: Path) -> None:
 def test_finished_is_told_from_the_manifest(tmp_path: Path) -> None:
     made = checkpointer(tmp_path)
     made.save(at(1), learned(1), PROMISED)
-    assert not made.finished()
+    assert not made.is_finished()
     made.save(RunState(1, 0, 1, 8, "completed"), learned(0), PROMISED)
-    assert made.finished()
+    assert made.is_finished()
 
 
 class TestDraft:
     def test_it_stays_as_it_is_while_the_weights_change(self, tmp_path: Path) -> None:
         made, weights = checkpointer(tmp_path), learned(1)
-        draft = made.draft(at(1), weights, json.dumps(PROMISED).encode(), Facts("epoch", epochs=1))
+        draft = made.make_draft(
+            at(1), weights, json.dumps(PROMISED).encode(), Facts("epoch", epochs=1)
+        )
         weights["task"]["model"]["weight"] += 7
         saved = made.write(draft)
         assert newest(tmp_path) == 1
@@ -123,7 +125,7 @@ class TestDraft:
         made = checkpointer(tmp_path)
         places = []
         for step in (1, 2):
-            draft = made.draft(at(step), learned(step), json.dumps(PROMISED).encode(), Facts())
+            draft = made.make_draft(at(step), learned(step), json.dumps(PROMISED).encode(), Facts())
             places.append(torch.frombuffer(draft.tensors, dtype=torch.uint8).data_ptr())
             made.write(draft)
             assert newest(tmp_path) == step
@@ -131,7 +133,7 @@ class TestDraft:
 
     def test_giving_up_is_no_failure_and_leaves_nothing(self, tmp_path: Path) -> None:
         made = save(tmp_path, [1])
-        draft = made.draft(at(2), learned(2), b"{}", Facts())
+        draft = made.make_draft(at(2), learned(2), b"{}", Facts())
         with pytest.raises(Unfinished):
             made.write(draft, give_up=lambda: True)
         assert names(tmp_path) == ["latest", "p0000-s00000001"]
@@ -157,7 +159,7 @@ class TestRetention:
     def test_what_was_loaded_counts_as_verified(self, tmp_path: Path) -> None:
         save(tmp_path, [1, 2, 3])
         made = checkpointer(tmp_path, keep_last=2)
-        made.newest()
+        made.load_newest()
         made.save(at(4), learned(4), PROMISED)
         assert steps(tmp_path) == [3, 4]
 
@@ -184,14 +186,14 @@ class TestRetention:
             "p0000-s00000001",
             "p0000-s00000002-c3",
         ]
-        loaded = checkpointer(tmp_path).newest()
+        loaded = checkpointer(tmp_path).load_newest()
         assert loaded is not None
         assert loaded.promised["again"] is True
 
     def test_two_healthy_verified_ones_stay_however_many_others_come(self, tmp_path: Path) -> None:
         save(tmp_path, [1, 2, 3])
         made = checkpointer(tmp_path, keep_last=2)
-        made.newest()  # verifies 3 alone; what is in 2 nobody knows
+        made.load_newest()  # verifies 3 alone; what is in 2 nobody knows
         for step in (4, 5, 6):
             made.save(at(step), learned(step, math.nan), PROMISED)
         assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
@@ -238,22 +240,22 @@ class TestHealth:
         made.say = said.append
         made.save(at(3), learned(3, math.nan), PROMISED)
         assert said == [
-            f"{tmp_path}/p0000-s00000003: model or loss holds values that are no numbers; a resume passes it over"
+            f"{tmp_path}/p0000-s00000003: model or loss contains NaN; a resume skips it"
         ]
         again = checkpointer(tmp_path)
         again.say = said.append
-        loaded = again.newest()
+        loaded = again.load_newest()
         assert loaded is not None
         assert loaded.manifest.state["step"] == 2
         assert said[1:] == [
-            f"checkpoint {tmp_path}/p0000-s00000003 was passed over: its model or loss holds values that are no numbers"
+            f"checkpoint {tmp_path}/p0000-s00000003 was skipped: its model or loss contains NaN"
         ]
         again.save(at(3), learned(3), PROMISED)
         assert newest(tmp_path) == 3
 
     def test_where_there_is_no_other_it_is_used(self, tmp_path: Path) -> None:
         checkpointer(tmp_path).save(at(3), learned(3, math.nan), PROMISED)
-        loaded = checkpointer(tmp_path).newest()
+        loaded = checkpointer(tmp_path).load_newest()
         assert loaded is not None
         assert (loaded.manifest.state["step"], loaded.manifest.facts.healthy) == (3, False)
 
@@ -266,7 +268,7 @@ class TestBest:
         return made
 
     def test_it_is_loaded(self, tmp_path: Path) -> None:
-        best = self.made(tmp_path).best()
+        best = self.made(tmp_path).load_best()
         assert best is not None
         assert best.manifest.state["step"] == 2
 
@@ -275,7 +277,7 @@ class TestBest:
         made = self.made(tmp_path)
         made.say = said.append
         (tmp_path / "p0000-s00000002" / "state.json").unlink()
-        best = made.best()
+        best = made.load_best()
         assert best is not None
         assert best.manifest.state["step"] == 3
         assert len(said) == 1
@@ -301,11 +303,11 @@ class TestFallingBack:
         said: list[str] = []
         made = checkpointer(tmp_path)
         made.say = said.append
-        loaded = made.newest()
+        loaded = made.load_newest()
         assert loaded is not None
         assert loaded.manifest.state["step"] == 2
         assert len(said) == 1
-        assert said[0].startswith(f"checkpoint {tmp_path}/p0000-s00000003 was passed over: {name} ")
+        assert said[0].startswith(f"checkpoint {tmp_path}/p0000-s00000003 was skipped: {name} ")
         made.save(at(3), learned(3), PROMISED)
         assert newest(tmp_path) == 3
 
@@ -349,7 +351,7 @@ class TestFallingBack:
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
-        loaded = checkpointer(tmp_path, verify="size").newest()
+        loaded = checkpointer(tmp_path, verify="size").load_newest()
         assert loaded is not None
         assert loaded.state["task"]["model"]["weight"].tolist() != [1.0] * 3
         with pytest.raises(NoValidCheckpointError):
@@ -427,7 +429,7 @@ def test_format_1_still_loads(tmp_path: Path) -> None:
         (folder / name).write_bytes(data)
     assert newest(tmp_path) == 4
     made = checkpointer(tmp_path)
-    loaded = made.newest()
+    loaded = made.load_newest()
     assert loaded is not None
     assert loaded.manifest.facts == Facts()
     assert "promised" not in loaded.state

@@ -18,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from phasetrain.checkpoint.codec import DEPTH, check, decode, encode
+from phasetrain.checkpoint.codec import DEPTH, check_encodable, decode, encode
 from phasetrain.errors import InvalidCheckpointError
 
 
@@ -176,7 +176,7 @@ def test_long_whole_numbers(number: int) -> None:
 
 @pytest.mark.parametrize("number", [2**8192, 10**5000], ids="ab")
 def test_endless_whole_numbers_are_refused_before_they_are_written(number: int) -> None:
-    for look in (check, encode):
+    for look in (check_encodable, encode):
         with pytest.raises(
             TypeError, match=r"^n: a whole number of more than 8192 bits cannot be saved$"
         ):
@@ -363,7 +363,7 @@ def test_numbers_of_numpy_come_back_as_plain_ones() -> None:
 
 
 def test_check_refuses_what_encode_refuses_and_copies_nothing() -> None:
-    check({"a": [torch.zeros(2), (None, 1, "x")]})
+    check_encodable({"a": [torch.zeros(2), (None, 1, "x")]})
     for bad in (object(), torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse()):
         with pytest.raises(TypeError, match=r"^a\.0: "):
-            check({"a": [bad]})
+            check_encodable({"a": [bad]})

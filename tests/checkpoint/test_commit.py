@@ -12,13 +12,13 @@ from phasetrain.checkpoint import commit as protocol
 from phasetrain.checkpoint.commit import (
     FORMAT,
     Manifest,
+    checkpoint_name,
     commit,
-    committed,
-    discard,
-    folder_name,
+    delete_checkpoint,
+    delete_leftovers,
+    list_checkpoints,
     read_files,
     read_manifest,
-    sweep,
 )
 from phasetrain.engine.position import RunState
 from phasetrain.errors import InvalidCheckpointError
@@ -51,7 +51,7 @@ def write(
 def listed(place: Place) -> list[str]:
     """Return `name: weights` of every checkpoint that is listed, after reading all of its files."""
     texts = []
-    for saved in committed(place.storage(), place.path)[0]:
+    for saved in list_checkpoints(place.storage(), place.path)[0]:
         contents = read_files(place.storage(), f"{place.path}/{saved.name}", saved.manifest, "full")
         assert contents.keys() == CONTENTS.keys()
         texts.append(f"{saved.name}: {contents['tensors.safetensors'].decode()[:7]}")
@@ -60,7 +60,7 @@ def listed(place: Place) -> list[str]:
 
 def whole(place: Place) -> list[str]:
     """Return the same after making sure that there is nothing else."""
-    assert committed(place.storage(), place.path)[1] == {}
+    assert list_checkpoints(place.storage(), place.path)[1] == {}
     found = listed(place)
     assert top(place) == sorted(text.partition(":")[0] for text in found)
     assert not any(".tmp-" in path for path in place.content())
@@ -91,8 +91,8 @@ def test_a_committed_checkpoint(tmp_path: Path) -> None:
 
 
 def test_folder_names_sort_like_positions() -> None:
-    assert folder_name(RunState(3, 17)) == "p0003-s00000017"
-    assert folder_name(RunState(12345, 123456789)) == "p12345-s123456789"
+    assert checkpoint_name(RunState(3, 17)) == "p0003-s00000017"
+    assert checkpoint_name(RunState(12345, 123456789)) == "p12345-s123456789"
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -107,7 +107,7 @@ def test_checkpoints_are_ordered_by_position_then_sequence_and_never_by_time(
     write(place, RunState(2, 9), sequence=4)
     place.storage().replace(f"{place.path}/latest", b"p0002-s00000009")
     place.storage().replace(f"{place.path}/notes/a.txt", b"") if kind is Objects else None
-    found, rejected = committed(place.storage(), place.path)
+    found, rejected = list_checkpoints(place.storage(), place.path)
     assert [saved.manifest.order for saved in found] == [
         (2, 9, 2),
         (2, 9, 4),
@@ -130,14 +130,14 @@ def test_a_second_commit_of_a_position_gets_a_name_that_nothing_has(
     )  # its number is known to nobody now
     assert write(place, FIRST, sequence=2, data=b"further").name == "p0001-s00000000-c3"
     assert listed(place) == [OLD, "p0001-s00000000-c3: further"]
-    assert committed(place.storage(), place.path)[1].keys() == {"p0001-s00000000-c2"}
+    assert list_checkpoints(place.storage(), place.path)[1].keys() == {"p0001-s00000000-c2"}
 
 
 class TestDying:
     """Die before every operation of an act; afterwards the old or the new is there, whole, and a
     sweep leaves that."""
 
-    def check(
+    def check_encodable(
         self, tmp_path: Path, kind: Kind, prepare: Any, act: Any, outcomes: list[list[str]]
     ) -> None:
         prepare(counted := kind(tmp_path / "count"))
@@ -147,7 +147,7 @@ class TestDying:
             with pytest.raises(Died):
                 act(place, Failpoint(number))
             before = listed(place)
-            swept = sweep(place.storage(), place.path)
+            swept = delete_leftovers(place.storage(), place.path)
             assert not {text.partition(":")[0] for text in before} & set(swept)
             assert whole(place) == before
             assert before in outcomes
@@ -158,7 +158,7 @@ class TestDying:
 
     @pytest.mark.parametrize("kind", PLACES)
     def test_the_first_commit(self, tmp_path: Path, kind: Kind) -> None:
-        self.check(
+        self.check_encodable(
             tmp_path,
             kind,
             prepare=lambda place: None,
@@ -168,7 +168,7 @@ class TestDying:
 
     @pytest.mark.parametrize("kind", PLACES)
     def test_the_second_commit(self, tmp_path: Path, kind: Kind) -> None:
-        self.check(
+        self.check_encodable(
             tmp_path,
             kind,
             prepare=lambda place: write(place, FIRST),
@@ -178,7 +178,7 @@ class TestDying:
 
     @pytest.mark.parametrize("kind", PLACES)
     def test_a_commit_of_the_same_position(self, tmp_path: Path, kind: Kind) -> None:
-        self.check(
+        self.check_encodable(
             tmp_path,
             kind,
             prepare=lambda place: write(place, FIRST),
@@ -188,11 +188,13 @@ class TestDying:
 
     @pytest.mark.parametrize("kind", PLACES)
     def test_a_deletion(self, tmp_path: Path, kind: Kind) -> None:
-        self.check(
+        self.check_encodable(
             tmp_path,
             kind,
             prepare=lambda place: write(place, FIRST),
-            act=lambda place, before: discard(place.storage(before), place.path, "p0001-s00000000"),
+            act=lambda place, before: delete_checkpoint(
+                place.storage(before), place.path, "p0001-s00000000"
+            ),
             outcomes=[[OLD], []],
         )
 
@@ -204,17 +206,17 @@ class TestDying:
             write(place, FIRST)
             name = write(place, SECOND).name
             with pytest.raises(Died):
-                discard(place.storage(Failpoint(4)), place.path, name)
+                delete_checkpoint(place.storage(Failpoint(4)), place.path, name)
             with pytest.raises(Died):
                 write(place, RunState(2, 0), Failpoint(4))
             if isinstance(place, Objects):
                 place.objects[f"{place.path}/p0001-s00000000/written.tmp-0a1b2c3d"] = b""
 
-        self.check(
+        self.check_encodable(
             tmp_path,
             kind,
             prepare=prepare,
-            act=lambda place, before: sweep(place.storage(before), place.path),
+            act=lambda place, before: delete_leftovers(place.storage(before), place.path),
             outcomes=[[OLD]],
         )
 
@@ -276,7 +278,7 @@ def unmarked(
 def name_of(manifest: Manifest) -> str:
     state = RunState()
     state.load_state_dict(manifest.state)
-    return folder_name(state)
+    return checkpoint_name(state)
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -333,7 +335,7 @@ class TestRefusing:
                 assert (told, whole(place)) == (number, [OLD])
             else:  # on objects the mark may stay until the next sweep
                 accepted += 1
-                sweep(place.storage(), place.path)
+                delete_leftovers(place.storage(), place.path)
                 assert len(whole(place)) == 2
         assert accepted == (0 if kind is Files else 1)
 
@@ -350,7 +352,7 @@ class TestRefusing:
             except OSError:
                 assert before.raised >= 1
             assert listed(place)[0] == OLD
-            sweep(place.storage(), place.path)
+            delete_leftovers(place.storage(), place.path)
             assert whole(place)[0] == OLD
 
 

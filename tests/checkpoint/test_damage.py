@@ -15,7 +15,7 @@ from phasetrain.checkpoint.commit import (
     Manifest,
     Verify,
     commit,
-    committed,
+    list_checkpoints,
     read_files,
     read_manifest,
 )
@@ -97,7 +97,7 @@ class TestDamage:
 
     def test_a_folder_without_a_manifest_is_listed_as_rejected(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
-        assert committed(Storage(), str(folder.parent)) == (
+        assert list_checkpoints(Storage(), str(folder.parent)) == (
             [],
             {"p0001-s00000000": "manifest.json cannot be read (No such file or directory)"},
         )

@@ -46,7 +46,7 @@ def saved(place: Place, steps: list[int]) -> Checkpointer:
 
 def newest(place: Place) -> tuple[int, int] | None:
     """Return step and sequence of the newest whole checkpoint, after a look at its weights."""
-    loaded = checkpointer(place).newest()
+    loaded = checkpointer(place).load_newest()
     if loaded is None:
         return None
     step = int(loaded.manifest.state["step"])
@@ -58,7 +58,7 @@ def cleared(place: Place) -> list[str]:
     """Return the checkpoints in a place that holds nothing else, each of them whole."""
     made = checkpointer(place)
     names = [name for name in top(place) if name != "latest"]
-    assert [saved.name for saved in made.listed()] == names
+    assert [saved.name for saved in made.list_checkpoints()] == names
     for name in names:
         made.load(f"{place.path}/{name}")
     assert not any(".tmp-" in path for path in place.content())
@@ -81,7 +81,7 @@ class TestDyingInASave:
             again.clear_leftovers()
             assert len(cleared(place)) >= min(2, len(before))
             outcomes.append(newest(place))
-            assert (again.newest() is None) == (outcomes[-1] is None)
+            assert (again.load_newest() is None) == (outcomes[-1] is None)
             again.save(at(9), learned(9), {})
             assert newest(place) == (9, len(before) + 1 + (outcomes[-1] == new))
             assert len(cleared(place)) >= min(2, len(before) + 1)
@@ -123,12 +123,12 @@ class TestDyingInAStart:
             starting = checkpointer(place, before)
             try:
                 starting.clear_leftovers()
-                starting.newest()
+                starting.load_newest()
             except Died:
                 assert newest(place) == expected
                 again = checkpointer(place)
                 again.clear_leftovers()
-                again.newest()
+                again.load_newest()
                 cleared(place)
                 assert newest(place) == expected
             else:
@@ -232,14 +232,14 @@ class TestReading:
         place = kind(tmp_path / "count")
         made, reads = saved(place, [1, 2, 3]), list[str]()
         made.storage = place.storage(lambda operation, path: reads.append(path))
-        assert made.newest() is not None
+        assert made.load_newest() is not None
         assert len(reads) == 6  # three manifests, and three files of the newest
         for number, path in enumerate(reads):
             said: list[str] = []
             saved(place := kind(tmp_path / str(number)), [1, 2, 3])
             made = checkpointer(place, Failpoint(number, refused(error)))
             made.say = said.append
-            loaded = made.newest()
+            loaded = made.load_newest()
             assert loaded is not None
             hurt = "s00000003" in path
             assert loaded.manifest.state["step"] == (2 if hurt else 3)
@@ -255,7 +255,7 @@ class TestReading:
         place = Files(tmp_path / "place")
         saved(place, [1, 2, 3])
         with pytest.raises(NoValidCheckpointError, match="Input/output error"):
-            checkpointer(place, Failpoint(0, refused(errno.EIO), lasting=True)).newest()
+            checkpointer(place, Failpoint(0, refused(errno.EIO), lasting=True)).load_newest()
         assert newest(place) == (3, 3)
 
 
@@ -275,6 +275,6 @@ def test_a_death_between_the_commit_and_the_pointer_is_repaired_by_the_next_save
     assert Path(place.path, "latest").read_text() == "p0000-s00000001"
     assert newest(place) == (2, 2)
     again = checkpointer(place)
-    again.newest()
+    again.load_newest()
     again.save(at(3), learned(3), {})
     assert Path(place.path, "latest").read_text() == "p0000-s00000003"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from phasetrain.checkpoint import Facts, Manifest, Retention, Saved
-from phasetrain.checkpoint.commit import folder_name
+from phasetrain.checkpoint.commit import checkpoint_name
 from phasetrain.engine.position import RunState
 
 
@@ -18,12 +18,12 @@ def saved(
     manifest = Manifest(
         2, step, "r", None, state.state_dict(), {}, Facts(metrics=metrics or {}, **facts)
     )
-    return Saved(name or folder_name(state), manifest)
+    return Saved(name or checkpoint_name(state), manifest)
 
 
 def kept(retention: Retention, found: list[Saved], pinned: tuple[str, ...] = ()) -> list[int | str]:
     """Return the steps of the kept checkpoints; names that are not a plain position as they are."""
-    names = retention.kept(found, pinned)
+    names = retention.select_names(found, pinned)
     return [
         int(one.name[7:]) if one.name[7:].isdigit() else one.name
         for one in found
@@ -87,7 +87,7 @@ class TestBest:
             assert Retention(2, monitor=monitor).score(found[1]) is None
 
     def test_the_ranking(self) -> None:
-        ranked = Retention(monitor="test/accuracy").ranked(self.FOUND)
+        ranked = Retention(monitor="test/accuracy").rank_by_monitor(self.FOUND)
         assert [one.manifest.sequence for one in ranked] == [2, 4, 5, 1, 7, 3, 6]
 
     def test_of_the_same_weights_the_newest_stands_for_all(self) -> None:
@@ -95,7 +95,7 @@ class TestBest:
             2, 9, "r", None, self.FOUND[1].manifest.state, {}, Facts(metrics={"test/accuracy": 0.9})
         )
         found = [*self.FOUND, Saved("p0001-s00000000", second)]
-        ranked = Retention(monitor="test/accuracy").ranked(found)
+        ranked = Retention(monitor="test/accuracy").rank_by_monitor(found)
         assert [one.manifest.sequence for one in ranked] == [9, 4, 5, 1, 7, 3, 6]
 
 

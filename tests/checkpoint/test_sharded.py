@@ -10,7 +10,7 @@ import torch
 
 from phasetrain.checkpoint import Checkpointer, Facts, Manifest
 from phasetrain.checkpoint.commit import MANIFEST, SHARDED, read_manifest
-from phasetrain.checkpoint.sharded import Shards
+from phasetrain.checkpoint.sharded import ShardedTensors
 from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
@@ -43,11 +43,11 @@ def made(folder: Path, index: dict[str, Any] = INDEX) -> Path:
     folder.mkdir(parents=True)
     contents = {
         FIRST: bytes(
-            Snapshot().take(
+            Snapshot().copy_tensors(
                 [(WEIGHT, torch.tensor([[0.0, 1.0], [2.0, 3.0]])), (STEP, torch.tensor(9))]
             )
         ),
-        SECOND: bytes(Snapshot().take([(WEIGHT, torch.tensor([[4.0, 5.0]]))])),
+        SECOND: bytes(Snapshot().copy_tensors([(WEIGHT, torch.tensor([[4.0, 5.0]]))])),
         "state.json": json.dumps(TREE).encode(),
         "promised.json": b"{}",
         "shards.json": json.dumps(index).encode(),
@@ -66,24 +66,24 @@ def load(folder: Path) -> dict[str, Any]:
     return Checkpointer(str(folder.parent), Storage()).load(str(folder)).state
 
 
-def test_pieces_are_put_together(tmp_path: Path) -> None:
+def test_shards_are_assembled(tmp_path: Path) -> None:
     state = load(made(tmp_path / "p0000-s00000000"))
 
     assert state["task"]["model"]["weight"].tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     assert state["task"]["step"].tolist() == 9
 
 
-def test_a_tensor_is_read_to_where_it_is_wanted_and_files_that_nobody_needs_are_not_opened(
+def test_a_tensor_is_read_into_its_target_without_opening_other_files(
     tmp_path: Path,
 ) -> None:
     folder = made(tmp_path / "p0000-s00000000")
     manifest = read_manifest(Storage(), str(folder))
-    shards = Shards(
+    shards = ShardedTensors(
         Storage(), str(folder), manifest, "full", bytearray((folder / "shards.json").read_bytes())
     )
     target = torch.zeros(3, 2)
 
-    state = shards.state(
+    state = shards.read_state(
         (folder / "state.json").read_bytes(),
         lambda saved: [(saved["task"]["model"]["weight"], target)],
     )
@@ -92,7 +92,7 @@ def test_a_tensor_is_read_to_where_it_is_wanted_and_files_that_nobody_needs_are_
 
     (folder / SECOND).unlink()
     step = torch.tensor(0)
-    shards.read({STEP: step})
+    shards.read_into({STEP: step})
     assert step.item() == 9
 
 
@@ -130,11 +130,11 @@ def changed(path: list[Any], value: Any) -> dict[str, Any]:
     ("index", "reason"),
     [
         (changed([WEIGHT, "chunks", 1, "file"], "elsewhere"), "names the file 'elsewhere'"),
-        (changed([WEIGHT, "shape"], [4, 2]), "pieces of a tensor are not all there"),
+        (changed([WEIGHT, "shape"], [4, 2]), "the shards do not cover the tensor"),
         (changed([WEIGHT, "dtype"], "PICKLE"), "KeyError"),
-        (changed([WEIGHT, "chunks", 0, "sizes"], [3, 2]), "not all there"),
+        (changed([WEIGHT, "chunks", 0, "sizes"], [3, 2]), "do not cover"),
         (changed([WEIGHT, "chunks"], 3), "TypeError"),
-        (changed([WEIGHT, "chunks", 1, "file"], FIRST), "has another piece of"),
+        (changed([WEIGHT, "chunks", 1, "file"], FIRST), "has another shard of"),
         (changed([STEP, "chunks", 0, "file"], SECOND), "cannot be read"),
         ({"tensors": {}}, "cannot be read"),
         ({}, "cannot be read"),
@@ -152,4 +152,4 @@ def test_a_resume_passes_over_what_is_damaged(tmp_path: Path) -> None:
     (folder / SECOND).unlink()
 
     with pytest.raises(NoValidCheckpointError, match=SECOND):
-        Checkpointer(str(folder.parent), Storage()).newest()
+        Checkpointer(str(folder.parent), Storage()).load_newest()

@@ -12,7 +12,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from phasetrain.checkpoint.codec import decode
-from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, has_nan, tensors_in
+from phasetrain.checkpoint.snapshot import DTYPES, Snapshot, has_nan, parse_safetensors
 from phasetrain.errors import InvalidCheckpointError
 
 
@@ -52,10 +52,10 @@ def raw(tensor: Tensor) -> list[int]:
 
 class TestFormat:
     def test_the_library_reads_the_bytes(self) -> None:
-        assert same(load(bytes(Snapshot().take(list(TENSORS.items())))), TENSORS)
+        assert same(load(bytes(Snapshot().copy_tensors(list(TENSORS.items())))), TENSORS)
 
     def test_the_library_reads_the_file(self, tmp_path: Path) -> None:
-        (tmp_path / "a.safetensors").write_bytes(Snapshot().take(list(TENSORS.items())))
+        (tmp_path / "a.safetensors").write_bytes(Snapshot().copy_tensors(list(TENSORS.items())))
         assert same(load_file(tmp_path / "a.safetensors"), TENSORS)
 
     def test_files_of_the_library_are_read(self) -> None:
@@ -64,7 +64,7 @@ class TestFormat:
             for name, tensor in TENSORS.items()
         }
         assert same(
-            tensors_in(bytearray(save_tensors(plain, metadata={"by": "somebody"}))), TENSORS
+            parse_safetensors(bytearray(save_tensors(plain, metadata={"by": "somebody"}))), TENSORS
         )
 
     def test_a_comparison_that_sees_differences(self) -> None:
@@ -73,31 +73,31 @@ class TestFormat:
         assert not same({"a": torch.zeros(1)}, {"b": torch.zeros(1)})
 
     def test_every_tensor_lies_on_its_own_boundary(self) -> None:
-        found = tensors_in(bytearray(Snapshot().take(list(TENSORS.items()))))
+        found = parse_safetensors(bytearray(Snapshot().copy_tensors(list(TENSORS.items()))))
         assert [
             name for name, t in found.items() if t.numel() and t.data_ptr() % t.element_size()
         ] == []
 
     def test_nothing_at_all(self) -> None:
-        assert load(bytes(Snapshot().take([]))) == {}
-        assert tensors_in(bytearray(Snapshot().take([]))) == {}
+        assert load(bytes(Snapshot().copy_tensors([]))) == {}
+        assert parse_safetensors(bytearray(Snapshot().copy_tensors([]))) == {}
 
 
 class TestMemory:
     def test_it_is_kept_and_holds_the_new_values(self) -> None:
         snapshot, weight = Snapshot(), torch.zeros(1000)
-        first = tensors_in(snapshot.take([("weight", weight)]))["weight"]
+        first = parse_safetensors(snapshot.copy_tensors([("weight", weight)]))["weight"]
         place = first.data_ptr()
         weight += 1
         assert first.sum() == 0  # it stays as it is until the next one is taken
-        second = tensors_in(snapshot.take([("weight", weight)]))["weight"]
+        second = parse_safetensors(snapshot.copy_tensors([("weight", weight)]))["weight"]
         assert (second.data_ptr(), second.sum().item()) == (place, 1000.0)
         assert place != weight.data_ptr()
 
     def test_another_value_of_the_same_layout_needs_no_new_header(self) -> None:
         snapshot = Snapshot()
-        one = bytes(snapshot.take([("a", torch.ones(2)), ("b", torch.zeros(3))]))
-        assert bytes(snapshot.take([("a", torch.ones(2)), ("b", torch.zeros(3))])) == one
+        one = bytes(snapshot.copy_tensors([("a", torch.ones(2)), ("b", torch.zeros(3))]))
+        assert bytes(snapshot.copy_tensors([("a", torch.ones(2)), ("b", torch.zeros(3))])) == one
 
     @pytest.mark.parametrize(
         "other",
@@ -113,10 +113,11 @@ class TestMemory:
     )
     def test_another_layout_is_arranged_anew(self, other: dict[str, Tensor]) -> None:
         snapshot = Snapshot()
-        snapshot.take([("weight", torch.zeros(4))])
-        assert same(load(bytes(snapshot.take(list(other.items())))), other)
+        snapshot.copy_tensors([("weight", torch.zeros(4))])
+        assert same(load(bytes(snapshot.copy_tensors(list(other.items())))), other)
         assert same(
-            load(bytes(snapshot.take([("weight", torch.zeros(4))]))), {"weight": torch.zeros(4)}
+            load(bytes(snapshot.copy_tensors([("weight", torch.zeros(4))]))),
+            {"weight": torch.zeros(4)},
         )
 
 
@@ -184,7 +185,9 @@ class TestHostile:
 
     def test_the_sound_one_is_read(self) -> None:
         sound = file({"a": entry(), "b": entry(shape=[], offsets=[4, 8])}, FOUR * 2)
-        assert {name: tensor.tolist() for name, tensor in tensors_in(bytearray(sound)).items()} == {
+        assert {
+            name: tensor.tolist() for name, tensor in parse_safetensors(bytearray(sound)).items()
+        } == {
             "a": [1.0],
             "b": 1.0,
         }
@@ -218,4 +221,4 @@ class TestHealth:
         ],
     )
     def test_of_a_model(self, tensors: dict[str, Tensor], found: bool) -> None:
-        assert has_nan(Snapshot().take(list(tensors.items())), "model.") is found
+        assert has_nan(Snapshot().copy_tensors(list(tensors.items())), "model.") is found

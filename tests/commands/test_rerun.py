@@ -15,7 +15,7 @@ import pytest
 import torch
 from harness import SMALL, train
 
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.cli.output import write_text
@@ -193,15 +193,15 @@ class TestDepartures:
 
     def test_those_of_the_checkpoint_stay(self) -> None:
         first = departures(None, 0, ["hook"])
-        loaded = Loaded("there", None, {"departures": first}, {})  # type: ignore[arg-type]
+        loaded = LoadedCheckpoint("there", None, {"departures": first}, {})  # type: ignore[arg-type]
         assert departures(loaded, 3, ["hook"]) == first == [{"updates": 0, "what": ["hook"]}]
         second = [*first, {"updates": 3, "what": ["loop", "2 -> 3"]}]
         assert departures(loaded, 3, ["hook", "loop"], ["2 -> 3"]) == second
-        loaded = Loaded("there", None, {"departures": second}, {})  # type: ignore[arg-type]
+        loaded = LoadedCheckpoint("there", None, {"departures": second}, {})  # type: ignore[arg-type]
         assert departures(loaded, 5, ["hook"], ["2 -> 3"])[2:] == [
             {"updates": 5, "what": ["2 -> 3"]}
         ]
-        assert departures(Loaded("there", None, {}, {}), 5, []) == []  # type: ignore[arg-type]
+        assert departures(LoadedCheckpoint("there", None, {}, {}), 5, []) == []  # type: ignore[arg-type]
 
     def test_what_was_damaged_is_left_out(self) -> None:
         broken: list[Any] = [

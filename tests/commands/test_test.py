@@ -140,7 +140,7 @@ class TestBest:
     def test_the_best_by_the_monitor_is_tested(self, tmp_path: Path, sign: str) -> None:
         monitor = f"CHECKPOINT.best.monitor={sign}test/accuracy"
         train(tmp_path, monitor, "CHECKPOINT.keep_last=9", "OPTIMIZER.lr=0.5")
-        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
+        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).list_checkpoints()
         values = {saved.name: saved.manifest.facts.metrics.get("test/accuracy") for saved in listed}
         measured = {name: value for name, value in values.items() if value is not None}
         wanted = (min if sign else max)(measured.values())

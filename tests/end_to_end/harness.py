@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
 from phasetrain.hooks import Hook
@@ -59,9 +59,9 @@ def die(folder: Path, *overrides: str, hooks: Mapping[str, Hook]) -> None:
     raise AssertionError("the run was to be killed and was not")
 
 
-def newest(folder: Path) -> Loaded:
+def newest(folder: Path) -> LoadedCheckpoint:
     """Return the newest checkpoint of a run folder."""
-    loaded = Checkpointer(f"{folder}/checkpoints", Storage()).newest()
+    loaded = Checkpointer(f"{folder}/checkpoints", Storage()).load_newest()
     assert loaded is not None
     return loaded
 

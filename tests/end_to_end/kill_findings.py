@@ -109,7 +109,7 @@ def found(folder: Path) -> str | None:
     """Return the name of the newest checkpoint that is whole, empty where there is none at all,
     None: all are torn."""
     try:
-        loaded = Checkpointer(f"{folder}/checkpoints", Storage()).newest()
+        loaded = Checkpointer(f"{folder}/checkpoints", Storage()).load_newest()
     except NoValidCheckpointError:
         return None
     return Path(loaded.path).name if loaded else ""

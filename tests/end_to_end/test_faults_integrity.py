@@ -52,7 +52,7 @@ def test_one_flipped_bit_of_the_weights_on_the_command_line(
     ended = starter.run(mine, *SMALL, ONE)
     assert ended.code == 0, ended.output
     text = " ".join(ended.output.split())
-    assert f"{NEWEST} was passed over: tensors.safetensors has digest " in text
+    assert f"{NEWEST} was skipped: tensors.safetensors has digest " in text
     assert f"the manifest says {record['digest']}" in text
     assert f"going on from {mine}/checkpoints/{PREVIOUS} " in text
     assert parted(calm, mine) == []
@@ -151,7 +151,7 @@ class TestDamage:
             path = mine / "checkpoints" / name / "state.json"
             path.write_bytes(path.read_bytes()[:-1])
         text = said(mine)
-        assert all(f"{name} was passed over: state.json has " in text for name in damaged)
+        assert all(f"{name} was skipped: state.json has " in text for name in damaged)
         assert parted(calm, mine) == []
         assert leftovers(mine) == []
 
@@ -160,7 +160,7 @@ class TestDamage:
         path = mine / "checkpoints" / NEWEST / "tensors.safetensors"
         flip(path, 8 * path.stat().st_size - 7)
         checkpointer = Checkpointer(f"{mine}/checkpoints", Storage(), verify="size")
-        loaded = checkpointer.newest()
+        loaded = checkpointer.load_newest()
         assert loaded is not None
         assert Path(loaded.path).name == NEWEST
 

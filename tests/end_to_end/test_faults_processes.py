@@ -404,7 +404,7 @@ class TestTheFolder:
             InvalidCheckpointError,
             match=r"cannot be read here after 0\.3 s .* file system that all",
         ):
-            checkpointer.reached(f"{tmp_path}/p0001", patience_seconds=0.3)
+            checkpointer.load_when_visible(f"{tmp_path}/p0001", patience_seconds=0.3)
 
     @pytest.mark.slow
     def test_a_checkpoint_that_another_process_sees_late(

@@ -298,6 +298,6 @@ def test_a_checkpoint_with_a_damaged_shard_is_passed_over_and_others_are_never_m
     ok(launcher.run(folder, 3, *words))
 
     text = (folder / "log.txt").read_text()
-    assert f"checkpoint {saved[-1]} was passed over: {shard}" in text
+    assert f"checkpoint {saved[-1]} was skipped: {shard}" in text
     assert f"going on from {saved[-2]} " in text
     assert parted(calm3, folder) == []

@@ -22,7 +22,7 @@ from harness import (
 from processes import Launcher
 from safetensors.torch import load_file
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.export import export
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.train.train import digest_of, digest_of_state
@@ -54,7 +54,7 @@ def trained(folder: Path, *words: str, values: tuple[float, ...] = (0.5, 0.9, 0.
     return train(folder, *(words or BEST), hooks={"measured": Measured(*values)})
 
 
-def at(folder: Path, name: str) -> Loaded:
+def at(folder: Path, name: str) -> LoadedCheckpoint:
     return Checkpointer(f"{folder}/checkpoints", Storage()).load(f"{folder}/checkpoints/{name}")
 
 
@@ -202,7 +202,7 @@ def test_three_processes(tmp_path: Path, launcher: Launcher, strategy: str) -> N
     assert status(tmp_path / "run")["digest"] == digest_of_state(
         at(tmp_path / "run", name).state["task"]["model"]
     )
-    listed = Checkpointer(f"{tmp_path}/run/checkpoints", Storage()).listed()
+    listed = Checkpointer(f"{tmp_path}/run/checkpoints", Storage()).list_checkpoints()
     losses = {
         one.name: one.manifest.facts.metrics["test/loss"]
         for one in listed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from harness import SMALL, KillAfter, Killed, SaveEachStep, differences
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
@@ -31,8 +31,8 @@ def train(folder: str, *overrides: str, hooks: dict[str, Hook] | None = None) ->
     return run(words, hooks=hooks, terminal=Terminal(io.StringIO(), live=False))
 
 
-def newest(folder: str) -> Loaded:
-    loaded = Checkpointer(f"{folder}/checkpoints", open_storage(folder)).newest()
+def newest(folder: str) -> LoadedCheckpoint:
+    loaded = Checkpointer(f"{folder}/checkpoints", open_storage(folder)).load_newest()
     assert loaded is not None
     return loaded
 

@@ -7,7 +7,7 @@ from harness import SMALL, newest, records
 from processes import Launcher
 from test_processes import ONE, STRIKE
 
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.runs.diff import diff
 from phasetrain.testing import differences
 
@@ -24,7 +24,7 @@ ORDERED = (*WORDS, "DISTRIBUTED.reduction=ordered")
 
 
 def learned(folder: Path) -> dict[str, object]:
-    loaded: Loaded = newest(folder)
+    loaded: LoadedCheckpoint = newest(folder)
     return {name: loaded.state["task"][name] for name in ("model", "loss", "updater")}
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from harness import SMALL, KillAfter, die, newest, parted, records, train
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.result import RunResult
@@ -146,7 +146,7 @@ class TestHooks:
 
         words = ("CHECKPOINT.every_updates=2", "CHECKPOINT.keep_last=2")
         train(tmp_path, *words, hooks={"ask": ask})
-        saved = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
+        saved = Checkpointer(f"{tmp_path}/checkpoints", Storage()).list_checkpoints()
         assert [one.manifest.state["updates"] for one in saved] == [3, 15, 15]
         assert (saved[0].manifest.facts.name, saved[0].manifest.facts.why) == ("third", "hook")
         tested = train(tmp_path, *words, "RUN.engine=test", "RUN.checkpoint=third")
@@ -220,7 +220,7 @@ class OwnLoop:
         self.task = builder.task(builder.parts(data, self.plan))
         self.folder = RunFolder(str(folder))
         self.checkpointer = Checkpointer(self.folder.file("checkpoints"), self.folder.storage)
-        self.loaded: Loaded | None = self.checkpointer.newest()
+        self.loaded: LoadedCheckpoint | None = self.checkpointer.load_newest()
         self.state = RunState()
         if self.loaded is not None:
             self.state.load_state_dict(self.loaded.manifest.state)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from phasetrain.checkpoint import Loaded, Manifest
+from phasetrain.checkpoint import LoadedCheckpoint, Manifest
 from phasetrain.distributed import Strategy, World
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.run_state import _digests, restore, state_of
@@ -47,9 +47,9 @@ class Run:
         return {}
 
 
-def loaded(**parts: Any) -> Loaded:
+def loaded(**parts: Any) -> LoadedCheckpoint:
     manifest = Manifest(1, 1, "r", None, {}, {})
-    return Loaded(
+    return LoadedCheckpoint(
         "checkpoints/p0001-s00000000",
         manifest,
         {},

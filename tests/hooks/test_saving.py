@@ -128,7 +128,7 @@ class TestBesideTheTraining:
 
         train(tmp_path, "CHECKPOINT.keep_last=9", hooks={"look": look, "door": Door(before)})
         made = Checkpointer(f"{tmp_path}/checkpoints", Storage())
-        names = [saved.name for saved in made.listed()]
+        names = [saved.name for saved in made.list_checkpoints()]
         assert names == ["p0001-s00000000", "p0003-s00000000", "p0005-s00000000", "p0006-s00000000"]
         for name in names:
             model = made.load(f"{tmp_path}/checkpoints/{name}").state["task"]["model"]
@@ -325,7 +325,7 @@ class TestSignals:
             lambda updates: os.kill(os.getpid(), signal.SIGTERM) if updates == 6 else None
         )
         assert train(tmp_path, hooks={"door": Door(before), "first": first}).exit_code == 143
-        assert [saved.name for saved in Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()] == [
+        assert [saved.name for saved in Checkpointer(f"{tmp_path}/checkpoints", Storage()).list_checkpoints()] == [
             "p0001-s00000000", "p0002-s00000001",
         ]  # fmt: skip
         train(tmp_path)
@@ -408,7 +408,7 @@ class TestBest:
             "CHECKPOINT.keep_last=2",
         )
         train(tmp_path, *words, hooks={"measured": Measured()})
-        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).listed()
+        listed = Checkpointer(f"{tmp_path}/checkpoints", Storage()).list_checkpoints()
         found = {
             saved.name: (
                 saved.manifest.facts.why,

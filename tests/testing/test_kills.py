@@ -25,7 +25,7 @@ def test_a_killed_run_has_saved_its_last_step(
         run_quietly(
             [*WORDS, f"RUN.dir={tmp_path}"], {"save": SaveEachStep(), "kill": KillAfter(steps)}
         )
-    loaded = Checkpointer(f"{tmp_path}/checkpoints", Storage()).newest()
+    loaded = Checkpointer(f"{tmp_path}/checkpoints", Storage()).load_newest()
     assert loaded is not None
     state = loaded.manifest.state
     assert (state["phase"], state["step"], state["updates"]) == position

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain import __version__
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.choose import agreed
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
@@ -283,7 +283,9 @@ def _splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def _model(setup: Setup, data: Mapping[str, SplitData], loaded: Loaded | None) -> nn.Module:
+def _model(
+    setup: Setup, data: Mapping[str, SplitData], loaded: LoadedCheckpoint | None
+) -> nn.Module:
     """Return the model in test mode with the weights of a checkpoint, of MODEL.weights, or drawn
     from the seed."""
     builder = setup.builder()
@@ -309,7 +311,7 @@ def _model(setup: Setup, data: Mapping[str, SplitData], loaded: Loaded | None) -
     return model.to(setup.machine.device).eval()
 
 
-def _origin(loaded: Loaded | None) -> str:
+def _origin(loaded: LoadedCheckpoint | None) -> str:
     if loaded is None:
         return NONE
     return loaded.path.rstrip("/").rpartition("/")[2]

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from phasetrain.checkpoint import Checkpointer, Crowd, Facts, Loaded
-from phasetrain.checkpoint.codec import taken_apart
+from phasetrain.checkpoint import Checkpointer, Facts, LoadedCheckpoint, SaveGroup
+from phasetrain.checkpoint.codec import flatten_state
 from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Plan
@@ -59,7 +59,7 @@ def save_and_restore(
     run = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
     checkpointer = Checkpointer(path, folder.storage, say=log.warning)
     if task.divides:
-        checkpointer.crowd = Crowd(world.new_group(), world.rank, world.size)
+        checkpointer.group = SaveGroup(world.new_group(), world.rank, world.size)
     began = time.perf_counter()
     fresh = world.is_main and not folder.storage.exists(folder.path)
     try:
@@ -67,7 +67,7 @@ def save_and_restore(
         saved = time.perf_counter()
         move_on()
         moved = time.perf_counter()
-        loaded = checkpointer.reached(place)
+        loaded = checkpointer.load_when_visible(place)
         restore(run, loaded)
         restored = time.perf_counter()
         _warn_of_differences(run, loaded)
@@ -85,7 +85,7 @@ def _saved(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
     found = ("", 0)
     if run.world.is_main or run.task.divides:
         try:
-            draft = checkpointer.draft(run.state, state, b"{}", Facts("rehearsal"))
+            draft = checkpointer.make_draft(run.state, state, b"{}", Facts("rehearsal"))
         except TypeError as error:
             raise ConfigError(f"this run could not be saved: {error}") from error
         saved = checkpointer.write(draft)
@@ -95,7 +95,7 @@ def _saved(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
     return run.world.broadcast(found)
 
 
-def _warn_of_differences(run: PhaseEngine, loaded: Loaded) -> None:
+def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
     """Say of which parts the state is not what was saved; not where each process has a piece of
     it."""
     now = state_of(run)["task"]
@@ -112,5 +112,7 @@ def _warn_of_differences(run: PhaseEngine, loaded: Loaded) -> None:
 
 def _alike(one: Any, other: Any) -> bool:
     """Tell whether two states are equal bit for bit."""
-    (tree, tensors), (other_tree, others) = taken_apart(one), taken_apart(other)
-    return tree == other_tree and Snapshot().take(tensors) == Snapshot().take(others)
+    (tree, tensors), (other_tree, others) = flatten_state(one), flatten_state(other)
+    return tree == other_tree and Snapshot().copy_tensors(tensors) == Snapshot().copy_tensors(
+        others
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
 from phasetrain.commands.replay.nonfinite_dump import examine, kept_step
 from phasetrain.commands.result import RunResult
@@ -205,11 +205,13 @@ class _Replay:
             return "sampled"
         return "none"
 
-    def _before(self) -> Loaded | None:
+    def _before(self) -> LoadedCheckpoint | None:
         """Return the newest checkpoint before the update that is whole, or None."""
         checkpointer = build_checkpointer(self.setup, self.folder)
         saved = [
-            one for one in checkpointer.listed() if one.manifest.state["updates"] < self.number
+            one
+            for one in checkpointer.list_checkpoints()
+            if one.manifest.state["updates"] < self.number
         ]
         for one in reversed(saved):
             try:
@@ -264,7 +266,7 @@ class _Replay:
 class _UpTo(Hook):
     """Restores a checkpoint, and stops after an update."""
 
-    def __init__(self, number: int, loaded: Loaded | None) -> None:
+    def __init__(self, number: int, loaded: LoadedCheckpoint | None) -> None:
         self._number = number
         self._loaded = loaded
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from phasetrain.checkpoint.commit import committed
+from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.config.changes import Change, differences
 from phasetrain.config.schema import default_schema
 from phasetrain.config.validation import shown
@@ -424,7 +424,7 @@ def _lines(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _fingerprints(storage: Storage, root: str) -> Mapping[str, str]:
-    found, _ = committed(storage, root)
+    found, _ = list_checkpoints(storage, root)
     promised = storage.read_json(f"{root}/{found[-1].name}/promised.json") if found else None
     data = promised.get("data") if isinstance(promised, dict) else None
     if isinstance(data, dict):

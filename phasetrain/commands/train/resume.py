@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from phasetrain import __version__
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.setup import Setup
 from phasetrain.config.changes import Change, differences
 from phasetrain.config.validation import shown
@@ -122,7 +122,7 @@ def _strategy(setup: Setup) -> str:
     return str(section.strategy)
 
 
-def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
+def settled_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
     """Return the changes of the config that shape the trajectory and are consented to.
 
     Raises:
@@ -143,7 +143,9 @@ def settled_changes(setup: Setup, loaded: Loaded) -> list[Change]:
     return [change for change in found if change.resume == "adjustable"]
 
 
-def settled_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) -> list[str]:
+def settled_data(
+    setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, SplitData]
+) -> list[str]:
     """Return a line for each split whose data is not what the checkpoint was made with, if that is
     consented to.
 
@@ -171,7 +173,7 @@ def settled_data(setup: Setup, loaded: Loaded, data: Mapping[str, SplitData]) ->
 
 
 def position(
-    setup: Setup, loaded: Loaded, data: Mapping[str, SplitData], stages: Sequence[Stage]
+    setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, SplitData], stages: Sequence[Stage]
 ) -> tuple[Plan, RunState, list[str]]:
     """Return plan and position to go on from, and a line for each change.
 
@@ -201,7 +203,7 @@ def position(
     return plan, state, notes
 
 
-def explained(setup: Setup, loaded: Loaded) -> list[str]:
+def explained(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a line for each difference since the checkpoint that a resume is free to have: config,
     packages, code."""
     changes = differences(loaded.promised["config"], setup.asked, setup.schema)
@@ -213,7 +215,7 @@ def explained(setup: Setup, loaded: Loaded) -> list[str]:
     return lines + renewed(setup, loaded)
 
 
-def renewed(setup: Setup, loaded: Loaded) -> list[str]:
+def renewed(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a line for each package with another version, and each module with another source,
     than then."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
@@ -238,7 +240,7 @@ def _freely(path: str) -> str:
     return "free: the trajectory stays the same"
 
 
-def adopted(setup: Setup, loaded: Loaded) -> tuple[Machine, list[str]]:
+def adopted(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list[str]]:
     """Return the machine with the checkpoint's number of threads where none is set, and what may
     change the bits.
 
@@ -273,7 +275,7 @@ def adopted(setup: Setup, loaded: Loaded) -> tuple[Machine, list[str]]:
 
 
 def departures(
-    loaded: Loaded | None, updates: int, given: Sequence[str], changed: Sequence[str] = ()
+    loaded: LoadedCheckpoint | None, updates: int, given: Sequence[str], changed: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return in what a run is more than its newest command, as JSON data: a run from that command
     alone is another.

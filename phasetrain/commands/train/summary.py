@@ -144,7 +144,7 @@ def _told(unit: tuple[tuple[str, int], ...]) -> Iterator[str]:
 def _keeps(checkpointer: Checkpointer) -> bool:
     """Tell whether a run has a checkpoint; where nobody can tell, it is taken to have one."""
     try:
-        return bool(checkpointer.listed())
+        return bool(checkpointer.list_checkpoints())
     except OSError:
         return True
 

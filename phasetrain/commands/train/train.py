@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.checkpoint import Checkpointer, Loaded
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.build_hooks import build_checkpointer, build_hooks, merge_hooks
 from phasetrain.commands.plan.preview import described
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepared
@@ -203,17 +203,17 @@ class _Training:
         self.signals.stop = asked[0] if asked else 0
         return bool(asked)
 
-    def _restored(self) -> Loaded | None:
+    def _restored(self) -> LoadedCheckpoint | None:
         """Return the checkpoint to go on from; the main process chooses it, and every process reads
         it."""
         world = self.setup.world
         checkpointer = self.checkpointer
-        found: list[Loaded | None] = [None]
+        found: list[LoadedCheckpoint | None] = [None]
 
         def choose() -> str:
             with self.folder.writing():
                 checkpointer.clear_leftovers()
-            listed = [saved.manifest for saved in checkpointer.listed()]
+            listed = [saved.manifest for saved in checkpointer.list_checkpoints()]
             sequence = max((one.sequence for one in listed if one.facts.healthy), default=0)
             self.attempt.check_progress(self.folder, sequence, self.setup.config.RUN.give_up_after)
             found[0] = self._newest()
@@ -223,11 +223,11 @@ class _Training:
                 return found[0].path
             return ""
 
-        checkpointer.examine(world)
+        checkpointer.verify_shards(world)
         path = world.run_on_main(choose)
         if world.is_main or not path:
             return found[0]
-        return checkpointer.reached(path)
+        return checkpointer.load_when_visible(path)
 
     def _begin(self, plan: Plan, parts: Parts, rehearsal: Rehearsal | None) -> None:
         """Write down what will be done, and say what of the config never takes effect."""
@@ -245,16 +245,18 @@ class _Training:
         for line in content["never"]:
             log.warning(line)
 
-    def _newest(self) -> Loaded | None:
+    def _newest(self) -> LoadedCheckpoint | None:
         try:
-            return self.checkpointer.newest()
+            return self.checkpointer.load_newest()
         except NoValidCheckpointError as error:
             if "no_valid" not in self.setup.config.RUN.allow:
                 raise
             log.warning("%s. Starting anew (allowed by RUN.allow)", error)
             return None
 
-    def _from(self, loaded: Loaded | None, given: Sequence[str]) -> tuple[Machine, Plan, RunState]:
+    def _from(
+        self, loaded: LoadedCheckpoint | None, given: Sequence[str]
+    ) -> tuple[Machine, Plan, RunState]:
         setup = self.setup
         if loaded is None:
             self.departures = departures(None, 0, given)
@@ -269,7 +271,7 @@ class _Training:
             log.warning(line)
         return machine, plan, state
 
-    def _header(self, plan: Plan, state: RunState, loaded: Loaded | None) -> None:
+    def _header(self, plan: Plan, state: RunState, loaded: LoadedCheckpoint | None) -> None:
         setup = self.setup
         for line in setup.dropped:
             log.info(line)
@@ -379,9 +381,9 @@ def _finished(
 ) -> RunResult | None:
     """Return the result of a run that has finished and is asked for nothing new; nothing is
     written."""
-    if not checkpointer.finished():
+    if not checkpointer.is_finished():
         return None
-    loaded = checkpointer.newest()
+    loaded = checkpointer.load_newest()
     if loaded is None or not loaded.manifest.state["finished"]:
         return None
     other = settled_data(setup, loaded, data)
@@ -394,7 +396,7 @@ def _finished(
     log.info(
         "%s is a finished run (%s after %d updates); nothing is left to do", folder, reason, updates
     )
-    best = checkpointer.best() if setup.config.CHECKPOINT.load_best else None
+    best = checkpointer.load_best() if setup.config.CHECKPOINT.load_best else None
     digest = digest_of_state((best or loaded).state["task"]["model"])
     path = best.path if best else ""
     return RunResult(

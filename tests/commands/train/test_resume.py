@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
 
-from phasetrain.checkpoint import Loaded
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.setup import settle
@@ -350,7 +350,7 @@ class TestShares:
         setup = replace(setup, world=World(0, processes))
         told = {**environment(setup, setup.machine), **before}
         promised = {"environment": {key: value for key, value in told.items() if value is not None}}
-        return adopted(setup, Loaded("there", None, promised, {}))[1]  # type: ignore[arg-type]
+        return adopted(setup, LoadedCheckpoint("there", None, promised, {}))[1]  # type: ignore[arg-type]
 
     def test_an_equal_number_says_nothing(self) -> None:
         assert self.warnings({"processes": 3, "strategy": "ddp"}, processes=3) == []

@@ -1,0 +1,222 @@
+"""Finds and reads the checkpoints of a run (section CHECKPOINT)."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from phasetrain.checkpoint.codec import decode
+from phasetrain.checkpoint.commit import (
+    Manifest,
+    Saved,
+    Verify,
+    list_checkpoints,
+    read_file,
+    read_files,
+    read_manifest,
+)
+from phasetrain.checkpoint.contents import LoadedCheckpoint
+from phasetrain.checkpoint.retention import Retention
+from phasetrain.distributed import World
+from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
+from phasetrain.runtime.storage import Storage
+
+TREE = "state.json"
+TENSORS = "tensors.safetensors"
+PROMISED = "promised.json"
+INDEX = "shards.json"
+
+_UNHEALTHY = "its model or loss contains NaN"
+
+
+@dataclass
+class CheckpointReader:
+    """Reads the checkpoints of one run folder.
+
+    Args:
+        root: folder of the checkpoints.
+        storage: file access.
+        retention: ranks checkpoints for `load_best`.
+        verify: how files are verified before they are used.
+        say: called with a sentence for each checkpoint that is skipped.
+    """
+
+    root: str
+    storage: Storage
+    retention: Retention = field(default_factory=Retention)
+    verify: Verify = "full"
+    say: Callable[[str], None] = lambda sentence: None
+    # Path -> problem, of sharded checkpoints that all ranks have verified together.
+    _examined: dict[str, str] = field(default_factory=dict)
+
+    def list_checkpoints(self) -> list[Saved]:
+        """Return the checkpoints with readable manifests, oldest first."""
+        return list_checkpoints(self.storage, self.root)[0]
+
+    def is_finished(self) -> bool:
+        """Tell whether the newest manifest says that the run has finished; reads no state."""
+        found = self.list_checkpoints()
+        return bool(found) and bool(found[-1].manifest.state["finished"])
+
+    def load_newest(self) -> LoadedCheckpoint | None:
+        """Return the newest valid and healthy checkpoint, or None if there are no checkpoints.
+
+        If no valid one is healthy, the newest valid one is returned.
+
+        Raises:
+            NoValidCheckpointError: there are checkpoints, and none of them is valid.
+        """
+        return self._load_first_valid(*list_checkpoints(self.storage, self.root))
+
+    def _load_first_valid(
+        self, found: list[Saved], rejected: dict[str, str]
+    ) -> LoadedCheckpoint | None:
+        healthy = [saved for saved in reversed(found) if saved.manifest.facts.healthy]
+        unhealthy = [saved for saved in reversed(found) if not saved.manifest.facts.healthy]
+        for saved in (*healthy, *unhealthy):
+            try:
+                loaded = self._load(f"{self.root}/{saved.name}", saved.manifest)
+            except InvalidCheckpointError as error:
+                rejected[saved.name] = str(error)
+                continue
+            for one in unhealthy:
+                if one.manifest.order > saved.manifest.order:
+                    rejected[one.name] = _UNHEALTHY
+            self._report_skipped(rejected)
+            return loaded
+        if rejected:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+            raise NoValidCheckpointError(
+                f"{self.root!r} holds checkpoints and none of them is valid ({reasons}); put one "
+                "back from a copy, start again in another folder with RUN.dir=..., or start again "
+                "here with RUN.allow=[no_valid]"
+            )
+        return None
+
+    def load_best(self) -> LoadedCheckpoint | None:
+        """Return the best valid checkpoint by the monitor, or None if none was measured."""
+        for saved in self.retention.rank_by_monitor(self.list_checkpoints()):
+            try:
+                return self._load(f"{self.root}/{saved.name}", saved.manifest)
+            except InvalidCheckpointError as error:
+                self._report_skipped({saved.name: str(error)})
+        return None
+
+    def load(self, path: str) -> LoadedCheckpoint:
+        """Return the content of the checkpoint folder `path`.
+
+        Raises:
+            ConfigError: it is not valid.
+        """
+        path = path.rstrip("/")
+        try:
+            return self._load(path, read_manifest(self.storage, path))
+        except InvalidCheckpointError as error:
+            raise ConfigError(
+                f"RUN.checkpoint = {path!r} is no checkpoint that can be used: {error}",
+                code="checkpoint.unusable",
+            ) from error
+
+    def load_when_visible(self, path: str, *, patience_seconds: float = 30.0) -> LoadedCheckpoint:
+        """Return the content of a checkpoint chosen by rank 0, waiting until it can be read here.
+
+        A network file system may show a new file to other machines only after seconds.
+
+        Raises:
+            InvalidCheckpointError: it cannot be read on this machine.
+        """
+        end = time.monotonic() + patience_seconds
+        while True:
+            try:
+                return self._load(path, read_manifest(self.storage, path))
+            except InvalidCheckpointError as error:
+                if time.monotonic() > end:
+                    raise InvalidCheckpointError(
+                        f"{path}, from which rank 0 resumes, cannot be read here after "
+                        f"{patience_seconds:g} s ({error}); RUN.dir has to be on a file system "
+                        "that all machines share",
+                        code="checkpoint.not_visible",
+                    ) from error
+            time.sleep(0.2)
+
+    def verify_shards(self, world: World) -> None:
+        """Verify the newest sharded checkpoints, each rank some of the files; a collective call.
+
+        Stops at the first valid one; `load_newest` does not verify the examined ones again.
+        """
+        if world.is_single_process:
+            return
+        for saved in world.run_on_main(self._list_newest_sharded):
+            problems = world.all_gather(self._find_problem(saved, world))
+            problem = next(filter(None, problems), "")
+            self._examined[f"{self.root}/{saved.name}"] = problem
+            if not problem:
+                return
+
+    def _list_newest_sharded(self) -> list[Saved]:
+        """Return the sharded checkpoints that `load_newest` would try before any other."""
+        newest_first = self.list_checkpoints()[::-1]
+        tried = sorted(newest_first, key=lambda saved: not saved.manifest.facts.healthy)
+        return list(takewhile(lambda saved: INDEX in saved.manifest.files, tried))
+
+    def _find_problem(self, saved: Saved, world: World) -> str:
+        """Return the first problem in this rank's part of the files of a checkpoint, or ""."""
+        for name, record in list(saved.manifest.files.items())[world.rank :: world.size]:
+            try:
+                read_file(self.storage, f"{self.root}/{saved.name}", name, record, self.verify)
+            except InvalidCheckpointError as error:
+                return str(error)
+        return ""
+
+    def _load(self, path: str, manifest: Manifest) -> LoadedCheckpoint:
+        if INDEX in manifest.files:
+            return self._load_sharded(path, manifest)
+        contents = read_files(self.storage, path, manifest, self.verify)
+        if not contents.keys() >= {TREE, TENSORS}:
+            raise InvalidCheckpointError(f"{TREE} or {TENSORS} is missing from its manifest")
+        state = decode(contents[TREE], contents[TENSORS])
+        promised = _parse_json(contents[PROMISED]) if PROMISED in contents else None
+        if isinstance(state, dict) and manifest.format == 1:  # it had no separate file
+            promised = state.pop("promised", None)
+        if not isinstance(state, dict) or not isinstance(promised, dict):
+            raise InvalidCheckpointError(f"{TREE} or {PROMISED} does not contain a mapping")
+        return LoadedCheckpoint(path, manifest, promised, state)
+
+    def _load_sharded(self, path: str, manifest: Manifest) -> LoadedCheckpoint:
+        from phasetrain.checkpoint.sharded import ShardedTensors
+
+        if problem := self._examined.get(path):
+            raise InvalidCheckpointError(problem)
+        if not manifest.files.keys() >= {TREE, PROMISED}:
+            raise InvalidCheckpointError(f"{TREE} or {PROMISED} is missing from its manifest")
+        texts = {
+            name: read_file(self.storage, path, name, manifest.files[name], self.verify)
+            for name in (TREE, PROMISED, INDEX)
+        }
+        shards = ShardedTensors(self.storage, path, manifest, self.verify, texts[INDEX])
+        loaded = LoadedCheckpoint(
+            path,
+            manifest,
+            _parse_json(texts[PROMISED]),
+            lambda find_targets: shards.read_state(texts[TREE], find_targets),
+        )
+        if path not in self._examined:
+            # Read everything now: a damaged shard must be found while there is still a choice of
+            # another checkpoint.
+            assert loaded.state
+        return loaded
+
+    def _report_skipped(self, rejected: Mapping[str, str]) -> None:
+        for name, reason in rejected.items():
+            self.say(f"checkpoint {self.root}/{name} was skipped: {reason}")
+
+
+def _parse_json(data: bytes | bytearray) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidCheckpointError(
+            f"{PROMISED} cannot be read ({type(error).__name__}: {error})"
+        ) from error
