@@ -92,8 +92,30 @@ left out."""
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what there is before options such as -m leave a part of it out."""
+    """Remember all tests, and mark cases as slow, before options such as -m deselect tests."""
     config.stash[COLLECTED] = frozenset(item.nodeid.partition("[")[0] for item in items)
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("by_default") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for members in cases.values():
+        mark_other_cases_slow(members)
+
+
+def mark_other_cases_slow(members: list[pytest.Item]) -> None:
+    """Mark the cases of a parametrized test that its marker `by_default` does not choose."""
+    marker = members[0].get_closest_marker("by_default")
+    assert marker
+    if isinstance(marker.args[0], int):
+        others = members[marker.args[0] :]
+    else:
+        chosen = {f"{members[0].nodeid.partition('[')[0]}[{case}]" for case in marker.args}
+        others = [item for item in members if item.nodeid not in chosen]
+        assert len(members) - len(others) == len(chosen) or len(members) < len(chosen), (
+            f"{members[0].nodeid}: by_default names a case that does not exist"
+        )
+    for item in others:
+        item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

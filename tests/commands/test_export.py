@@ -54,6 +54,7 @@ def scores(state: dict[str, Tensor] | None = None, weights: Any = None) -> Tenso
     return found
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("form", ["safetensors", "huggingface"])
 @pytest.mark.parametrize("part", ["run", "checkpoints", "checkpoint"])
 def test_weights_loaded_again_give_equal_bits(

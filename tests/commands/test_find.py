@@ -67,6 +67,7 @@ class TestLr:
         ]
         assert found(tmp_path / "find", "find_lr")["loss"] == pytest.approx(losses, rel=1e-4)
 
+    @pytest.mark.slow
     def test_equal_calls_give_equal_numbers_and_another_seed_others(self, tmp_path: Path) -> None:
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
             train(tmp_path / name, "RUN.engine=find_lr", *SHORT, f"RUN.seed={seed}")
@@ -91,6 +92,7 @@ class TestLr:
         )
         assert 10 < len(content["loss"]) < 40
 
+    @pytest.mark.slow
     def test_a_scaled_learning_rate_is_not_scaled_again(self, tmp_path: Path) -> None:
         scaled = "OPTIMIZER.auto_lr_scaling={base_batch_size: 12}"
         result = train(tmp_path, "RUN.engine=find_lr", *SHORT, scaled)

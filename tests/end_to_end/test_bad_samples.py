@@ -113,6 +113,7 @@ def test_all_four_kinds_are_met_and_told_once(unbroken: Path) -> None:
     )
 
 
+@pytest.mark.by_default("substitute-6", "drop-6")
 @pytest.mark.parametrize(
     "step",
     [pytest.param(step, marks=[] if step in QUICK else pytest.mark.slow) for step in range(STEPS)],

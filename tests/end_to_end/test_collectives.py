@@ -29,6 +29,7 @@ def test_three_processes_exchange_rows_numbers_and_gradients(
     assert "".join(ended.outputs).count("said once") == 1
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("size", [1, 3])
 def test_rows_of_a_meter_are_all_there_after_a_kill_in_the_middle_of_a_test(
     launcher: Launcher, tmp_path: Path, size: int

@@ -44,6 +44,7 @@ class TestOneProcess:
             train(tmp_path / str(step), *words)
             assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []
 
+    @pytest.mark.slow
     def test_a_test_is_not_compiled_so_its_batches_may_have_any_size(self, tmp_path: Path) -> None:
         words = (ONE, "PHASES.epochs=1", "PHASES.limit.test=null", "DATA.TEST.batch_size=100")
         compiled = train(tmp_path / "compiled", *words, AOT)
@@ -51,6 +52,7 @@ class TestOneProcess:
         assert compiled.last == plain.last
         assert learned(tmp_path / "plain", tmp_path / "compiled") == []
 
+    @pytest.mark.slow
     def test_activations_computed_again_may_come_and_go_at_a_resume(self, tmp_path: Path) -> None:
         train(tmp_path / "unbroken", ONE)
         die(tmp_path / "run", ONE, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})

@@ -66,6 +66,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize(
     ("words", "expected"), [case[1:] for case in CONFIGS], ids=[case[0] for case in CONFIGS]
 )

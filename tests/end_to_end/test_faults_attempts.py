@@ -72,6 +72,7 @@ def picked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 class TestOtherData:
     WORDS = (ONE, "DATA.TRAIN.dataset=picked", "PHASES.limit.train=null", "PHASES.epochs=2")
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize("change", ["shrunk", "grown", "reordered"])
     def test_is_refused_with_both_fingerprints_and_may_be_allowed(
         self, picked: list[int], tmp_path: Path, change: str
@@ -107,6 +108,7 @@ class TestOtherData:
 class TestAnotherBatchSize:
     WORDS = (ONE, "PHASES.limit.train=null", "PHASES.epochs=2", "DATA.TRAIN.drop_last=false")
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("first", "second", "at"), [(100, 64, 5), (64, 100, 7), (100, 30, 15), (300, 7, 2)]
     )

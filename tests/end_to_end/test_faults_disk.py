@@ -55,6 +55,7 @@ def says(ended: Ended, folder: Path, error: str) -> bool:
 
 
 class TestASystemCallThatFailsOnce:
+    @pytest.mark.by_default(2)
     @pytest.mark.parametrize(("call", "error", "number"), ONCE)
     def test_training_goes_on(
         self, faults: Starter, calm: Path, tmp_path: Path, call: str, error: str, number: int
@@ -112,6 +113,7 @@ class TestASystemCallThatFailsOnce:
             assert parted(calm, folder) == []
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("call", "error", "first"),
     [("write", "ENOSPC", 5), ("fsync", "EIO", 9), ("rename", "EROFS", 3)],
@@ -136,6 +138,7 @@ def test_a_disk_that_fails_from_then_on(
     assert parted(calm, folder) == []
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "path", ["status.json", "metrics.jsonl", "log.txt", "steps.ledger", "owner.json"]
 )

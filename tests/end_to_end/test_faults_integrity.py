@@ -60,6 +60,7 @@ def test_one_flipped_bit_of_the_weights_on_the_command_line(
 
 
 class TestDamage:
+    @pytest.mark.by_default(2)
     @pytest.mark.parametrize("name", FILES)
     def test_a_hundred_flipped_bits(self, mine: Path, name: str) -> None:
         path = mine / "checkpoints" / NEWEST / name
@@ -120,6 +121,7 @@ class TestDamage:
         said(mine)
         assert parted(calm, mine) == []
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         "copy", [f"{NEWEST}-c99", "p0009-s00000000", f"{NEWEST} (copy)", f"{NEWEST}.bak"]
     )
@@ -178,6 +180,7 @@ class TestThePointer:
         "out": lambda latest: latest.write_text("../../../etc"),
     }
 
+    @pytest.mark.by_default(2)
     @pytest.mark.parametrize("lie", LIES)
     def test_whatever_it_says_the_newest_is_used(self, calm: Path, mine: Path, lie: str) -> None:
         latest = mine / "checkpoints" / "latest"
@@ -271,6 +274,7 @@ class TestOnlyDamagedOnes:
 
 
 class TestTornLogs:
+    @pytest.mark.by_default(3)
     @pytest.mark.parametrize("name", ["metrics.jsonl", "steps.ledger", "log.txt"])
     @pytest.mark.parametrize("torn", [b'{"kind": "st', b"\xff\xfe\0", b"x" * 10_000])
     def test_beyond_the_checkpoint(self, calm: Path, mine: Path, name: str, torn: bytes) -> None:
@@ -285,6 +289,7 @@ class TestTornLogs:
             assert b"weights sha256" in last
             assert not last.startswith(torn)
 
+    @pytest.mark.by_default(2)
     @pytest.mark.parametrize("torn", ["", "{", "[]", '{"attempt": "x", "time": 3}', "\0"])
     def test_a_torn_status(self, calm: Path, mine: Path, torn: str) -> None:
         (mine / "status.json").write_text(torn)

@@ -56,6 +56,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestAStop:
+    @pytest.mark.by_default(3)
     @pytest.mark.parametrize(
         ("number", "workers"),
         [
@@ -131,6 +132,7 @@ class TestAStop:
         assert is_clean(ended, folder)
         assert parted(calm, folder) == []
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize("moment", ["a train step", "a test step", "a save"])
     @pytest.mark.parametrize(
         "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
@@ -204,6 +206,7 @@ class TestASaveUnderWay:
 
 
 class TestWhatDoesNotStop:
+    @pytest.mark.by_default(3)
     @pytest.mark.parametrize(
         "moment",
         [

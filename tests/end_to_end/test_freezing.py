@@ -194,6 +194,7 @@ class TestStages:
         assert parted(tmp_path / "calm", tmp_path / "run") == []
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_before_and_after_the_thaw() -> None:
     rules = "MODEL.freeze_updates=[{match: features.0, for: 2}, {match: [features.1, features.3.*], for: 4}]"
     assert_exact_resume(

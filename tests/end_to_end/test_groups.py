@@ -17,6 +17,7 @@ RULES = (
 )
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
     train(tmp_path / "whole", *RULES)
     die(tmp_path / "run", *RULES, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})

@@ -99,10 +99,14 @@ def seen(folder: Path, protocol: str, sees: Callable[[Report], bool]) -> bool:
     return any(sees(reports([one])[protocol]) for one in rounds)
 
 
-def test_twenty_kills(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    report = reports([start_suite(tmp_path / "suite", "--alone=0", "sound")])["sound"]
+@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_no_bit(
+    tmp_path: Path, record_property: Callable[[str, object], None], kills: int
+) -> None:
+    suite = start_suite(tmp_path / "suite", "--alone=0", f"--kills={kills}", "sound")
+    report = reports([suite])["sound"]
     record_property("summary", report.summary())
-    assert report.kills == 20
+    assert report.kills == kills
     assert (report.lost, report.wrong, report.left) == ([], [], [])
 
 

@@ -103,6 +103,7 @@ def test_the_same_command_again_says_the_same(whole: tuple[Path, RunResult]) -> 
     assert (again.digest, again.loaded_checkpoint) == (whole[1].digest, whole[1].loaded_checkpoint)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "steps", [12, 14, 17]
 )  # in the test that finds the best, right after it, and later
@@ -185,6 +186,7 @@ def test_without_a_test_it_is_refused(tmp_path: Path) -> None:
         train(tmp_path, "CHECKPOINT.load_best=true", "DATA.TEST=null")
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_three_processes(tmp_path: Path, launcher: Launcher, strategy: str) -> None:
     """They agree on the best and on when to lower the learning rate."""

@@ -68,6 +68,7 @@ def test_skipped_updates_are_counted_kept_and_leave_no_trace(unbroken: Path) -> 
     assert leftovers(unbroken) == []
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "step", [2, 3, 6, 12]
 )  # after one skip, after two, in a test phase, before the last
@@ -226,6 +227,7 @@ class TestBudget:
         assert dumps(tmp_path / "short") == ["u00000003"]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "words",
     [

@@ -52,6 +52,7 @@ def below(folder: str) -> list[str]:
     ]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("step", [0, 3, 5, 6, 12])
 def test_killed_and_resumed(step: int) -> None:
     assert train("mem://whole").state == "finished"

@@ -57,6 +57,7 @@ def apart(one: Path, other: Path) -> float:
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("words", "plain"),
     [
@@ -140,6 +141,7 @@ class TestThreeProcesses:
             assert "Warning" not in "".join(ended.outputs), ended.outputs
         assert apart(tmp_path / "1", tmp_path / "3") < 1e-5
 
+    @pytest.mark.by_default(1)
     @pytest.mark.slow
     @pytest.mark.parametrize("words", [SEVERAL, ROWS, SAM], ids=["several", "rows", "sam"])
     def test_killed_and_resumed(

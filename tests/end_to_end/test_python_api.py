@@ -254,6 +254,7 @@ class TestOwnLoop:
         assert digest_of(engine.task.model) == trained[1].digest
         assert parted(trained[0], tmp_path) == []
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize("updates", [1, 5, 12])
     def test_goes_on_after_a_crash(
         self, trained: tuple[Path, RunResult], tmp_path: Path, updates: int

@@ -14,9 +14,9 @@ import numpy
 import pytest
 import torch
 
-from phasetrain.commands.cli import run
+from phasetrain.commands.api import run
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.list_runs import compare, listed
-from phasetrain.commands.train.train import Result
 from phasetrain.runs.history import read_history
 from phasetrain.runs.report.__main__ import main as report
 from phasetrain.runtime.terminal import Terminal
@@ -53,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resume(folder: Path, *overrides: str) -> Result:
+def resume(folder: Path, *overrides: str) -> RunResult:
     """Run the command of the release on a folder."""
     return run(
         [*SETTINGS, *overrides, f"RUN.dir={folder}"], terminal=Terminal(io.StringIO(), live=False)

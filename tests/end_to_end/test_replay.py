@@ -59,6 +59,7 @@ def test_an_update_from_the_checkpoint_before_it(trained: Path, step: int, since
     assert rows == ["equal"] * 3
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "words",
     [

@@ -79,6 +79,7 @@ def test_killed_at_every_step_and_resumed_from_that_step(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("every", [1, 2, 4])
 def test_killed_again_and_again(unbroken: Path, tmp_path: Path, every: int) -> None:
     overrides = (f"CHECKPOINT.every_updates={every}", "CHECKPOINT.every_epochs=null")
@@ -98,6 +99,7 @@ QUICK = [((0, 1), 3), ((0, 2), 5), ((2, 0), 6), ((2, 1), 12)]
 """Each change of the number of workers, and each step, once."""
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("workers", "step"),
     [
@@ -258,6 +260,7 @@ class TestPartsOfUsers:
         monkeypatch.chdir(tmp_path)
         monkeypatch.syspath_prepend(str(tmp_path))
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         "words",
         [

@@ -48,6 +48,7 @@ def test_it_resumes_exactly_with_and_without_workers(name: str) -> None:
     assert_exact_resume(words(name))
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -40,6 +40,7 @@ STOPS = [(3, (0, 3)), (5, (0, 5)), (6, (1, 1)), (7, (1, 2)), (8, (2, 1))]
 """Steps, train and test steps counted, and the position after them."""
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize(
     ("number", "step", "position"),
     [

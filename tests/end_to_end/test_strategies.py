@@ -101,6 +101,7 @@ class TestFiftyUpdates:
             > 0.01
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "strategies",
         [

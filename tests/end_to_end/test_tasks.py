@@ -73,6 +73,7 @@ def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTokensOverProcesses:
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("size", "words"),
         [
@@ -105,6 +106,7 @@ class TestTokensOverProcesses:
 class TestTextTiny:
     WORDS = ("experiment=text_tiny", "MODEL.width=32", "MODEL.depth=1", *QUIET)
 
+    @pytest.mark.slow
     def test_it_learns_more_than_frequencies_in_one_epoch(self, tmp_path: Path) -> None:
         done = run(
             [

@@ -73,6 +73,7 @@ def test_it_starts_from_the_first_run_with_another_head(
     assert len(report["loaded"]) == 18
 
 
+@pytest.mark.slow
 def test_what_was_learned_before_helps_and_the_rate_falls_every_two_epochs(
     tmp_path: Path, first: Path, pictures: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_what_was_learned_before_helps_and_the_rate_falls_every_two_epochs(
     )  # of the features, a tenth of that of the head
 
 
+@pytest.mark.slow
 def test_it_resumes_exactly_when_the_first_run_has_gone(
     tmp_path: Path, first: Path, pictures: Path
 ) -> None:

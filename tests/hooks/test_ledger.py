@@ -95,6 +95,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 class TestResume:
+    @pytest.mark.by_default(3)
     @pytest.mark.parametrize("step", [0, 1, 3, 4, 5, 6, 7, 10])
     def test_a_run_killed_anywhere_has_the_same_bytes(
         self, unbroken: bytes, tmp_path: Path, step: int

@@ -2,6 +2,7 @@
 leftovers."""
 
 import ast
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -172,9 +173,15 @@ def _plain(node: ast.AST) -> list[str]:
 RULES: tuple[Rule, ...] = (probing, mutable_globals, swallowed_errors, wildcard_imports)
 
 
+@functools.cache
+def parse_source(path: Path) -> ast.Module:
+    """Parse a source file once for all rules."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def broken(rule: Rule, path: Path) -> list[str]:
-    """Return what a rule finds in a file, each with its place."""
-    return [f"{path.relative_to(ROOT)}:{line}" for line in rule(ast.parse(path.read_text("utf-8")))]
+    """Return the places of a file that break a rule."""
+    return [f"{path.relative_to(ROOT)}:{line}" for line in rule(parse_source(path))]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

@@ -21,7 +21,8 @@ OPTIONS = [(group, option) for group in sorted(FILES.groups()) for option in FIL
 def plan(overrides: list[str], folder: Path) -> str:
     """Plan a run, which builds every part of it, and return what was printed."""
     printed = io.StringIO()
-    run([*overrides, "RUN.engine=plan", f"RUN.dir={folder}"], terminal=Terminal(printed))
+    words = [*overrides, "RUN.engine=plan", f"RUN.dir={folder}"]
+    run(words, terminal=Terminal(printed))
     return printed.getvalue()
 
 
@@ -44,9 +45,13 @@ def test_every_file_is_an_option() -> None:
     assert {Path(group, option) for group, option in OPTIONS} == files
 
 
+@pytest.mark.parametrize(
+    "rehearse", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["built", "rehearsed"]
+)
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_it_composes_and_builds(group: str, option: str, tmp_path: Path) -> None:
-    printed = plan([f"{group}={option}", *files_for(option, tmp_path / "files")], tmp_path)
+def test_it_composes_and_builds(group: str, option: str, rehearse: bool, tmp_path: Path) -> None:
+    words = [f"{group}={option}", *files_for(option, tmp_path / "files")]
+    printed = plan([*words, f"RUN.rehearse={rehearse}"], tmp_path)
     written = json.loads((tmp_path / "plan.json").read_text("utf-8"))
     assert written["phases"]
     assert "parameters" in printed

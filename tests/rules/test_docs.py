@@ -183,13 +183,13 @@ def _failure(
     ]
 
 
-AT_ONCE = {"README.md", "extending.md"}
-"""Pages that the default tests run; the others are run by `make docs`, and in CI."""
+QUICK = {"README.md"}
+"""Pages that the default tests run; `make docs` and CI run the others."""
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=() if path.name in AT_ONCE else pytest.mark.slow) for path in PAGES],
+    [pytest.param(path, marks=() if path.name in QUICK else pytest.mark.slow) for path in PAGES],
     ids=[path.relative_to(ROOT).as_posix() for path in PAGES],
 )
 def test_page(path: Path, tmp_path: Path, socket: str) -> None:

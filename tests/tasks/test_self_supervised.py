@@ -77,6 +77,7 @@ def test_the_teacher_follows_the_model_by_the_cosine_of_the_progress() -> None:
     assert not any(name.startswith("predictor") for name in expected)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     ("name", "moves"),
     [

@@ -30,6 +30,7 @@ def test_a_run_without_tests_passes() -> None:
     assert_exact_resume([*LINEAR, "DATA.TEST=null", "PHASES.updates=1000"], steps=[2], workers=None)
 
 
+@pytest.mark.by_default(4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -15,6 +15,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(PLANTED, 1) if text in line)
 
 
+@pytest.mark.by_default(3)
 @pytest.mark.parametrize(
     "words",
     [

@@ -103,6 +103,7 @@ def both(tmp_path: Path, *words: str) -> list[str]:
     return parted(one, other)
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "words", [("PHASES.epochs=2",), MUCH, ("PHASES.epochs=1", "DATA.TRAIN.workers=2")]
 )

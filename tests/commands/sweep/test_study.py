@@ -103,6 +103,7 @@ def test_tpe_finds_better_values_than_it_began_with(tmp_path: Path) -> None:
     assert sum(above[30:]) < 0.6 * sum(above[:10])  # ten random ones come first
 
 
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize("n_jobs", [1, 3])
 @pytest.mark.parametrize("killed", [0, 5, 12])
 def test_a_killed_sweep_ends_with_the_trials_of_an_unbroken_one(

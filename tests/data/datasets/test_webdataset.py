@@ -273,6 +273,7 @@ def test_it_travels_to_worker_processes(two: str) -> None:
     assert float(pickle.loads(pickle.dumps(data))[1][0][0, 0, 0]) == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(
     tmp_path: Path,
 ) -> None:

@@ -60,6 +60,7 @@ class KillService(Hook):
 
 @pytest.mark.usefixtures("own_home")
 class TestOffline:
+    @pytest.mark.slow
     def test_each_record_once_though_run_and_service_are_killed(self, tmp_path: Path) -> None:
         die(tmp_path, *WORDS, hooks={"kill": KillAfter(9)})
         service = KillService()

@@ -71,6 +71,7 @@ def test_a_phase_of_a_classifier_of_text(folder: Path, tmp_path: Path) -> None:
     assert set(learned) == set(MODELS.build(CLASSIFIER, {"config": BERT}).state_dict())
 
 
+@pytest.mark.slow
 def test_it_resumes_exactly_with_its_dropout(folder: Path) -> None:
     assert_exact_resume(words(folder), steps=[2, 5])
 
