@@ -16,6 +16,8 @@ SOURCES = sorted(
 )
 PRINTS = {"phasetrain/runtime/terminal.py"}
 
+# Replaces methods of torch's ProcessGroup by name, and puts them back.
+PROBING = {"phasetrain/distributed/collective_check.py"}
 PROBES = {"hasattr", "getattr", "setattr", "delattr"}
 MAKES_MUTABLE = {
     "list",
@@ -186,7 +188,11 @@ def broken(rule: Rule, path: Path) -> list[str]:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule(rule: Rule) -> None:
-    assert [line for path in SOURCES for line in broken(rule, path)] == []
+    sources = SOURCES
+    if rule is probing:
+        sources = [path for path in SOURCES if path.relative_to(ROOT).as_posix() not in PROBING]
+        assert len(sources) == len(SOURCES) - len(PROBING)
+    assert [line for path in sources for line in broken(rule, path)] == []
 
 
 def test_only_the_terminal_and_the_entry_print() -> None:

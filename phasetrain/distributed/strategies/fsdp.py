@@ -152,8 +152,10 @@ class FullyShard(GradientAveraging):
                 f"replicas = {self.replicas}: expected a divisor of the number of processes, "
                 f"which is {self.world.size}"
             )
-        for key in ("param_dtype", "reduce_dtype"):
-            value = getattr(self, key)
+        for key, value in (
+            ("param_dtype", self.param_dtype),
+            ("reduce_dtype", self.reduce_dtype),
+        ):
             if value not in (None, *DTYPES):
                 raise ValueError(f"{key} = {value!r}: expected null or one of {', '.join(DTYPES)}")
         self.state = self._dtensors = DTensorState()
