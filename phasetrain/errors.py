@@ -40,14 +40,14 @@ class Problem:
     suggestion: str = ""
 
     @classmethod
-    def from_message(cls, message: str, code: str) -> "Problem":
-        """Parse a message of the form `SECTION.key = value: sentence`."""
+    def from_message(cls, message: str, code: str, key: str = "") -> "Problem":
+        """Parse a message of the form `SECTION.key = value: sentence`, or one about a given key."""
         found = _KEY_AND_VALUE.match(message)
         near = _SUGGESTION.search(message)
         return cls(
             code=code,
             message=message,
-            key=found["key"] if found else "",
+            key=key or (found["key"] if found else ""),
             given=(found["given"] or "") if found else "",
             expected=found["rest"] if found else message,
             suggestion=near["suggestion"].strip("'") if near else "",

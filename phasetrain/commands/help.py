@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from phasetrain.commands.setup import SLOTS
 from phasetrain.config.compose.sources import ConfigFiles
+from phasetrain.config.problems import shown
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import default_schema
-from phasetrain.config.validation import Slot, shown
+from phasetrain.config.validation import Slot
 from phasetrain.errors import ConfigError, did_you_mean
 
 

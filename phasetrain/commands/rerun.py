@@ -21,8 +21,8 @@ from phasetrain.commands.train.resume import departures_told
 from phasetrain.config.changes import ABSENT, LABELS, Change, differences
 from phasetrain.config.compose.override_text import literal
 from phasetrain.config.compose.sources import EXPERIMENT
+from phasetrain.config.problems import shown
 from phasetrain.config.schema import part_pattern
-from phasetrain.config.validation import shown
 from phasetrain.distributed import find_placement
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE

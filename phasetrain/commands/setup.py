@@ -9,10 +9,12 @@ from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.composed import Composed, compose
+from phasetrain.config.plugins import load_plugins, run_imports
+from phasetrain.config.problems import collect_problems, raise_all
 from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
 from phasetrain.config.stages import staged
-from phasetrain.config.validation import Slot, check, found_by, load_plugins, raise_all, run_imports
+from phasetrain.config.validation import Slot, check
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
 from phasetrain.distributed import STRATEGIES, Placement, World
@@ -171,7 +173,7 @@ def settle(
     stages = staged(composed, derived.config.plain(), schema)
     config = derived.config
     raise_all(
-        found_by(
+        collect_problems(
             *(partial(check, stage, SLOTS, schema) for stage in stages),
             lambda: check_consent(config.RUN.allow, schema),
             lambda: sources_of(config.MODEL.weights),
@@ -212,10 +214,10 @@ def checked(composed: Composed, schema: Schema, place: Placement) -> None:
     Raises:
         ConfigError: see `check` and `derive`.
     """
-    problems = found_by(lambda: check(composed, SLOTS, schema))
+    problems = collect_problems(lambda: check(composed, SLOTS, schema))
     if problems:
         try:
-            problems += found_by(lambda: derived_of(composed, schema, place))
+            problems += collect_problems(lambda: derived_of(composed, schema, place))
         except Exception as error:  # noqa: BLE001 - rules that rest on wrong values may fail in any way
             log.debug(
                 "what follows from wrong values is not looked at: %s: %s",

@@ -15,11 +15,11 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from phasetrain.config.compose.overrides import as_word
+from phasetrain.config.problems import shown
 from phasetrain.config.schema import part_pattern
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection
 from phasetrain.config.sections.keys import Key, define_key, key_name, section_keys
-from phasetrain.config.validation import shown
 
 HEADER = """# Reference
 

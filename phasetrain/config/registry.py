@@ -18,8 +18,8 @@ Resolver = Callable[[str], Factory[T] | None]
 """Finds a part of another library: takes its name without the library's, returns None for what is a
 dotted path."""
 
-NO_FACT = "neither the config nor the data gives one"
-"""Of a parameter without a value."""
+MISSING_PARAMETER = "config.missing_parameter"
+"""Code of the error that a parameter has no value."""
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,14 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         if name in self._own:
             return self._own[name]
         if "." in name:
-            return self._beyond(name, where)
+            return self._find_dotted(name, where)
         library = self._library()
         if name in library:
             return library[name]
-        known = ", ".join(sorted(self._own)) or "none"
-        beyond = f", and {len(library)} of the library by class name" if library else ""
-        bridged = f", and so does a name after {' or '.join(f'{one}.' for one in self._bridges)}"
+        near = did_you_mean(name, [*self._own, *library]) or "."
         raise ConfigError(
-            f"{where} = {name!r}: no {self.kind} has this name{did_you_mean(name, [*self._own, *library]) or '.'} "
-            f"Known: {known}{beyond}; a dotted path works too{bridged if self._bridges else '.'}"
+            f"{where} = {name!r}: no {self.kind} has this name{near} {self._list_known(library)}",
+            code="config.unknown_part",
         )
 
     def build(
@@ -182,7 +180,9 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             given |= given.pop("params", None) or {}
         else:
             for key in given.keys() - takes.keys():
-                raise ConfigError(unknown_parameter(where, key, name, takes))
+                raise ConfigError(
+                    unknown_parameter(where, key, name, takes), code="config.unknown_parameter"
+                )
         for key in takes.keys() & (facts or {}).keys() - given.keys():
             given[key] = (facts or {})[key]
             if used is not None:
@@ -190,18 +190,30 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         for key, parameter in takes.items():
             if parameter.default is parameter.empty and key not in given:
                 raise ConfigError(
-                    f"{where}.{key}: {self.kind} {name!r} needs a value and {NO_FACT}; set {where}.{key}=..."
+                    f"{where}.{key}: {self.kind} {name!r} needs a value and neither the config nor "
+                    f"the data gives one; set {where}.{key}=...",
+                    code=MISSING_PARAMETER,
                 )
         try:
             return factory(**given)
         except ConfigError:
             raise
         except (TypeError, ValueError, OSError) as error:
-            raise ConfigError(f"{where} ({self.kind} {name!r}): {error}") from error
+            raise ConfigError(
+                f"{where} ({self.kind} {name!r}): {error}", code="config.rejected_by_part"
+            ) from error
 
-    def _beyond(self, name: str, where: str) -> Factory[T]:
-        """Return what a name with a dot stands for: a part of a library that there is a bridge to,
-        or a path."""
+    def _list_known(self, library: Mapping[str, Factory[T]]) -> str:
+        known = ", ".join(sorted(self._own)) or "none"
+        by_class = f", and {len(library)} of the library by class name" if library else ""
+        bridged = "."
+        if self._bridges:
+            names = " or ".join(f"{one}." for one in self._bridges)
+            bridged = f", and so does a name after {names}"
+        return f"Known: {known}{by_class}; a dotted path works too{bridged}"
+
+    def _find_dotted(self, name: str, where: str) -> Factory[T]:
+        """Return the part behind a name with a dot: a name behind a bridge, or a dotted path."""
         library, _, rest = name.partition(".")
         if library not in self._bridges:
             return _import_path(name, where)
@@ -215,14 +227,19 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         except UnknownNameError as error:
             near = did_you_mean(error.name, error.known) or f". It has {len(error.known)} others"
             raise ConfigError(
-                f"{where} = {name!r}: {library} has no {self.kind} {error.name!r}{near}"
+                f"{where} = {name!r}: {library} has no {self.kind} {error.name!r}{near}",
+                code="config.unknown_part",
             ) from error
         except ConfigError as error:
             if "torchvision::" in str(error):
-                advice = "torchvision is installed for another build of torch: install the one that fits, or remove it"
-                raise ConfigError(f"{error}; {advice}") from error
+                advice = (
+                    "torchvision is installed for another build of torch: install the matching one, "
+                    "or remove it"
+                )
+                raise ConfigError(f"{error}; {advice}", code=error.code) from error
             if find_spec(library) is None:
-                raise ConfigError(f"{error}; pip install 'phasetrain[{bridge.extra}]'") from error
+                advice = f"pip install 'phasetrain[{bridge.extra}]'"
+                raise ConfigError(f"{error}; {advice}", code=error.code) from error
             raise
 
     def __getitem__(self, name: str) -> Factory[T]:
@@ -296,7 +313,8 @@ def _import_path(path: str, where: str) -> Factory[Any]:
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(
-            f"{where} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}"
+            f"{where} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}",
+            code="config.unknown_part",
         )
     return found  # type: ignore[no-any-return]
 
@@ -315,7 +333,8 @@ def _resolved(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T]
             causes.append(f"{type(cause).__name__}: {' '.join(str(cause).split())}")
             cause = cause.__cause__
         raise ConfigError(
-            f"{where} = {name!r}: it cannot be loaded ({'; '.join(dict.fromkeys(causes))})"
+            f"{where} = {name!r}: it cannot be loaded ({'; '.join(dict.fromkeys(causes))})",
+            code="config.import_failed",
         ) from error
 
 
@@ -326,7 +345,8 @@ def _import(module_name: str, path: str, where: str) -> ModuleType:
         Exception,
         SystemExit,
     ) as error:  # a user's module may raise anything, even end the process
-        told = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{where} = {path!r}: module {module_name!r} cannot be imported ({told})"
+            f"{where} = {path!r}: module {module_name!r} cannot be imported ({reason})",
+            code="config.import_failed",
         ) from error

@@ -8,8 +8,8 @@ from typing import Any
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import Merged, leaves
 from phasetrain.config.compose.sources import Layer
+from phasetrain.config.problems import raise_all
 from phasetrain.config.schema import Schema
-from phasetrain.config.validation import raise_all
 from phasetrain.errors import did_you_mean
 
 LENGTHS = ("epochs", "updates", "samples")

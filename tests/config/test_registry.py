@@ -253,7 +253,7 @@ class TestBridges:
         losses.bridge("broken_bridge", "more")(lambda name: None)
         with pytest.raises(
             ConfigError,
-            match=r"torchvision is installed for another build of torch: install the one",
+            match=r"torchvision is installed for another build of torch: install the matching",
         ):
             losses.find("broken_bridge.Thing")
 

@@ -7,18 +7,25 @@ from pathlib import Path
 import pytest
 
 from phasetrain.config.compose.composed import compose
+from phasetrain.config.plugins import load_plugins, run_imports
+from phasetrain.config.problems import raise_all, shown
 from phasetrain.config.schema import default_schema
 from phasetrain.config.sections.keys import key
-from phasetrain.config.validation import Slot, check, load_plugins, raise_all, run_imports, shown
-from phasetrain.errors import ConfigError
+from phasetrain.config.validation import Slot, check
+from phasetrain.errors import ConfigError, Problem
 
 SCHEMA = default_schema()
 
 
-def refused(slots: list[Slot], *overrides: str, **options) -> str:
+def find_problems(slots: list[Slot], *overrides: str, **options) -> tuple[Problem, ...]:
     with pytest.raises(ConfigError) as caught:
         check(compose(overrides, **options), slots, SCHEMA)
-    return str(caught.value)
+    return caught.value.problems
+
+
+def find_problem(slots: list[Slot], *overrides: str, **options) -> Problem:
+    (problem,) = find_problems(slots, *overrides, **options)
+    return problem
 
 
 @pytest.mark.parametrize(
@@ -67,179 +74,205 @@ def test_what_is_right_passes(slots: list[Slot], overrides: list[str]) -> None:
         ("DATA.TRAIN.transforms=[{name: normalize, maen: [0]}]", "DATA.TRAIN.transforms[0].mean"),
     ],
 )
-def test_the_near_miss_of_an_unknown_key(slots: list[Slot], override: str, near: str) -> None:
-    message = refused(slots, override)
-    assert f"; did you mean {near}?" in message
-    assert "(command line): " in message
-    assert "\n" not in message, "one mistake, one line"
+def test_suggestion_for_an_unknown_key(slots: list[Slot], override: str, near: str) -> None:
+    problem = find_problem(slots, override)
+    assert problem.suggestion == near
+    assert problem.code.startswith("config.unknown_")
+    assert f"; did you mean {near}?" in problem.message
+    assert "(command line): " in problem.message
 
 
-def test_a_key_like_nothing_gets_no_near_miss(slots: list[Slot]) -> None:
-    message = refused(slots, "OPTIMIZER.zzzzzz=3")
-    assert message == (
-        "OPTIMIZER.zzzzzz = 3 (command line): 'sgd' has no such parameter. It takes: lr, momentum, nesterov, "
-        "weight_decay"
+def test_key_like_nothing_gets_no_suggestion(slots: list[Slot]) -> None:
+    problem = find_problem(slots, "OPTIMIZER.zzzzzz=3")
+    assert problem == Problem(
+        code="config.unknown_parameter",
+        message="OPTIMIZER.zzzzzz = 3 (command line): 'sgd' has no such parameter. It takes: lr, "
+        "momentum, nesterov, weight_decay",
+        key="OPTIMIZER.zzzzzz",
+        given="3",
+        expected="'sgd' has no such parameter. It takes: lr, momentum, nesterov, weight_decay",
     )
 
 
-def test_unknown_sections_of_files_are_one_line_each(slots: list[Slot], user_dir) -> None:
+def test_unknown_sections_of_files_are_one_problem_each(slots: list[Slot], user_dir) -> None:
     own = user_dir({"experiment/mine.yaml": "trainer: {gpus: 1, nodes: 2}\noptimizer: {lr: 3}\n"})
-    lines = refused(slots, "experiment=mine", "PHASES.epochs=1", config_dir=own).splitlines()
-    assert lines[0] == "2 problems in the config:"
-    assert lines[1].startswith(
-        f"  1. trainer = {{'gpus': 1, 'nodes': 2}} ({own}/experiment/mine.yaml): no such key"
-    )
-    assert lines[2].startswith(
-        f"  2. optimizer.lr = 3 ({own}/experiment/mine.yaml): no such key; did you mean OPTIMIZER.lr?"
+    first, second = find_problems(slots, "experiment=mine", "PHASES.epochs=1", config_dir=own)
+    assert (first.key, first.given) == ("trainer", "{'gpus': 1, 'nodes': 2}")
+    assert (second.key, second.suggestion) == ("optimizer.lr", "OPTIMIZER.lr")
+    assert f"({own}/experiment/mine.yaml)" in second.message
+
+
+def test_code_tells_unknown_sections_keys_and_parameters_apart(slots: list[Slot]) -> None:
+    overrides = ["MODLE.name=x", "RUN.sed=1", "OPTIMIZER.lrr=1", "METERS.accuracy.topp=1"]
+    assert [(one.code, one.suggestion) for one in find_problems(slots, *overrides)] == [
+        ("config.unknown_key", "RUN.seed"),
+        ("config.unknown_section", "MODEL.name"),
+        ("config.unknown_parameter", "METERS.accuracy.top"),
+        ("config.unknown_parameter", "OPTIMIZER.lr"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "given", "suggestion"),
+    [
+        ("LOSS.name=focl", "LOSS.name", "'focl'", "focal"),
+        ("MODEL.name=zzz", "MODEL.name", "'zzz'", ""),
+        ("DATA.TRAIN.dataset=digit", "DATA.TRAIN.dataset", "'digit'", "digits"),
+        ("METERS.acuracy={}", "METERS.acuracy", "'acuracy'", "accuracy"),
+        ("METERS.x.name=acuracy", "METERS.x.name", "'acuracy'", "accuracy"),
+        ("HOOKS.consol={}", "HOOKS.consol", "'consol'", "console"),
+        ("OPTIMIZER.SCHEDULES.lr=cosin", "OPTIMIZER.SCHEDULES.lr.name", "'cosin'", "cosine"),
+        ("DATA.TRAIN.transforms=[flaten]", "DATA.TRAIN.transforms[0]", "'flaten'", "flatten"),
+        ("DATA.TRAIN.sampler=shufled", "DATA.TRAIN.sampler", "'shufled'", "shuffled"),
+    ],
+)
+def test_unknown_name_of_a_part(
+    slots: list[Slot], override: str, key: str, given: str, suggestion: str
+) -> None:
+    found = find_problem(slots, override)
+    assert (found.code, found.key, found.given, found.suggestion) == (
+        "config.unknown_part",
+        key,
+        given,
+        suggestion,
     )
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "message"),
+    ("override", "key", "expected"),
     [
         (
-            "LOSS.name=focl",
-            "LOSS.name = 'focl'",
-            "no loss has this name; did you mean 'focal'? Known: cross_entropy",
-        ),
-        (
-            "MODEL.name=zzz",
-            "MODEL.name = 'zzz'",
-            "no model has this name. Known: mlp, resnet_cifar, small_cnn",
-        ),
-        (
-            "DATA.TRAIN.dataset=digit",
-            "DATA.TRAIN.dataset = 'digit'",
-            "no data set has this name; did you mean 'digits'?",
-        ),
-        (
-            "METERS.acuracy={}",
-            "METERS.acuracy = 'acuracy'",
-            "no meter has this name; did you mean 'accuracy'?",
-        ),
-        (
-            "METERS.x.name=acuracy",
-            "METERS.x.name = 'acuracy'",
-            "no meter has this name; did you mean 'accuracy'?",
-        ),
-        (
-            "HOOKS.consol={}",
-            "HOOKS.consol = 'consol'",
-            "no hook has this name; did you mean 'console'?",
-        ),
-        (
-            "OPTIMIZER.SCHEDULES.lr=cosin",
-            "OPTIMIZER.SCHEDULES.lr.name = 'cosin'",
-            "no schedule has this name",
-        ),
-        (
-            "DATA.TRAIN.transforms=[flaten]",
-            "DATA.TRAIN.transforms[0] = 'flaten'",
-            "no transform has this name",
-        ),
-        (
-            "DATA.TRAIN.sampler=shufled",
-            "DATA.TRAIN.sampler = 'shufled'",
-            "no sampler has this name",
-        ),
-        (
             "DATA.TRAIN.transforms=[{mean: [0]}]",
-            "DATA.TRAIN.transforms[0] = {'mean': [0]}",
+            "DATA.TRAIN.transforms[0]",
             "names no transform; set DATA.TRAIN.transforms[0].name. Known: flatten, normalize",
         ),
         (
             "DATA.TRAIN.transforms=[3]",
-            "DATA.TRAIN.transforms[0] = 3",
-            "expected a name or a mapping with `name`",
+            "DATA.TRAIN.transforms[0]",
+            "expected a name or a mapping with `name`. Known: flatten, normalize",
         ),
         (
             "OPTIMIZER.SCHEDULES.momentum.end=3",
-            "OPTIMIZER.SCHEDULES.momentum = {'end': 3}",
-            "names no schedule; set OPTIMIZER.SCHEDULES.momentum.name",
+            "OPTIMIZER.SCHEDULES.momentum",
+            "names no schedule; set OPTIMIZER.SCHEDULES.momentum.name. Known: cosine, linear",
         ),
         (
             "METERS.x=accuracy",
-            "METERS.x = 'accuracy'",
+            "METERS.x",
             "expected a mapping of parameters; a meter is named by METERS.x.name=accuracy",
         ),
         (
             "OPTIMIZER.scaler=${HOOKS}",
-            "OPTIMIZER.scaler = {'console': {}, 'ledger': {}, 'metrics': {}, 'numerics': ...",
-            "names no scaler; set",
+            "OPTIMIZER.scaler",
+            "names no scaler; set OPTIMIZER.scaler.name. Known: auto, none",
         ),
         (
             "METERS.x.name=null",
-            "METERS.x.name = null",
+            "METERS.x.name",
             "names no meter; set METERS.x.name. Known: accuracy, loss",
         ),
-        ("METERS.x=3", "METERS.x = 3", "expected a mapping of parameters. Known: accuracy, loss"),
         (
-            "OPTIMIZER.SCHEDULES.lrr=cosine",
-            "OPTIMIZER.SCHEDULES.lrr",
-            "'sgd' has no option 'lrr'; did you mean 'lr'?",
-        ),
-        (
-            "LOSS.name=no.such.Loss",
-            "LOSS.name = 'no.such.Loss'",
-            "module 'no.such' cannot be imported",
-        ),
-        (
-            "OPTIMIZER.params=[1]",
-            "OPTIMIZER.params = [1]",
-            "the program passes this one itself; leave it out",
+            "METERS.x=3",
+            "METERS.x",
+            "expected a mapping of parameters. Known: accuracy, loss",
         ),
     ],
 )
-def test_names_of_parts(slots: list[Slot], override: str, key: str, message: str) -> None:
-    assert f"{key} (command line): {message}" in refused(slots, override)
+def test_place_without_a_part(slots: list[Slot], override: str, key: str, expected: str) -> None:
+    found = find_problem(slots, override)
+    assert (found.code, found.key, found.expected) == ("config.missing_part", key, expected)
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "code", "key", "suggestion"),
     [
-        ("OPTIMIZER.lr=fast", "OPTIMIZER.lr = 'fast' (command line): expected float >= 0"),
-        ("DATA.TEST.workers=-1", "DATA.TEST.workers = -1 (command line): expected int >= 0"),
-        ("DATA.TRAIN.drop_last=1", "DATA.TRAIN.drop_last = 1 (command line): expected bool"),
-        ("RUN.engine=trian", "RUN.engine = 'trian' (command line): expected 'train' or 'test' or"),
-        ("RUN.imports=[{a: 1}]", "RUN.imports = [{'a': 1}] (command line): expected list of str"),
-        ("RUN.imports=mine", "RUN.imports = 'mine' (command line): expected list of str"),
-        ("MODEL.width=wide", "MODEL.width = 'wide' (command line): expected int"),
-        ("MODEL.width=3.5", "MODEL.width = 3.5 (command line): expected int"),
-        ("MODEL.width=true", "MODEL.width = true (command line): expected int"),
-        ("MODEL.width=null", "MODEL.width = null (command line): expected int"),
-        ("OPTIMIZER.SCHEDULES.lr.warmup=[1]", "expected float or str"),
         (
-            "MODEL={name: mlp, hidden: [a]}",
-            "MODEL.hidden = ['a'] (command line): expected list of int",
+            "OPTIMIZER.SCHEDULES.lrr=cosine",
+            "config.unknown_option",
+            "OPTIMIZER.SCHEDULES.lrr",
+            "lr",
         ),
-        (
-            "DATA.TEST=3",
-            "DATA.TEST = 3 (command line): expected keys below it: dataset, batch_size",
-        ),
-        ("DATA.TRAIN=null", "DATA.TRAIN = null (command line): expected keys below it"),
-        ("RUN.seed={a: 1}", "RUN.seed = {'a': 1} (command line): expected int >= 0"),
-        ("LOSS={name: 3}", "LOSS.name = 3 (command line): expected str"),
-        ("OPTIMIZER.scaler=[1]", "OPTIMIZER.scaler = [1] (command line): expected str or mapping"),
+        ("LOSS.name=no.such.Loss", "config.import_failed", "LOSS.name", ""),
+        ("OPTIMIZER.params=[1]", "config.reserved_parameter", "OPTIMIZER.params", ""),
     ],
 )
-def test_types(slots: list[Slot], override: str, message: str) -> None:
-    assert message in refused(slots, override)
+def test_other_problems_of_parts(
+    slots: list[Slot], override: str, code: str, key: str, suggestion: str
+) -> None:
+    found = find_problem(slots, override)
+    assert (found.code, found.key, found.suggestion) == (code, key, suggestion)
 
 
-def test_a_split_without_a_data_set_is_a_slip(slots: list[Slot]) -> None:
-    message = refused(slots, "DATA.TRIAN.batch_size=3")
-    assert message.startswith(
-        "DATA.TRIAN (command line): each upper-case key of DATA but TRAIN is a test split"
+ENGINES = ("train", "test", "extract", "plan", "replay", "find_lr", "find_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("override", "given", "expected"),
+    [
+        ("OPTIMIZER.lr=fast", "'fast'", "float >= 0"),
+        ("DATA.TEST.workers=-1", "-1", "int >= 0 or 'auto'"),
+        ("DATA.TRAIN.drop_last=1", "1", "bool"),
+        ("RUN.engine=trian", "'trian'", " or ".join(map(repr, ENGINES))),
+        ("RUN.imports=[{a: 1}]", "[{'a': 1}]", "list of str"),
+        ("RUN.imports=mine", "'mine'", "list of str"),
+        ("MODEL.width=wide", "'wide'", "int"),
+        ("MODEL.width=3.5", "3.5", "int"),
+        ("MODEL.width=true", "true", "int"),
+        ("MODEL.width=null", "null", "int"),
+        ("OPTIMIZER.SCHEDULES.lr.warmup=[1]", "[1]", "float or str"),
+        ("RUN.seed={a: 1}", "{'a': 1}", "int >= 0"),
+        ("LOSS.name={a: 3}", "{'a': 3}", "str"),
+        ("OPTIMIZER.scaler=[1]", "[1]", "str or mapping"),
+        ("MACHINE.compile={fullgraph: 1}", "1", "bool"),
+        ("OPTIMIZER.auto_lr_scaling={base_batch_size: 0}", "0", "int >= 1"),
+    ],
+)
+def test_wrong_type(slots: list[Slot], override: str, given: str, expected: str) -> None:
+    found = find_problem(slots, override)
+    assert (found.code, found.given) == ("config.wrong_type", given)
+    assert found.expected == f"expected {expected}"
+    assert override.startswith(found.key.rpartition(".")[0])
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("DATA.TEST=3", "DATA.TEST"),
+        ("DATA.TRAIN=null", "DATA.TRAIN"),
+        ("MODEL={name: mlp, hidden: [a]}", "MODEL.hidden"),
+        ("LOSS={name: 3}", "LOSS.name"),
+    ],
+)
+def test_wrong_type_of_a_section_or_in_a_mapping(
+    slots: list[Slot], override: str, key: str
+) -> None:
+    found = find_problem(slots, override)
+    assert (found.code, found.key) == ("config.wrong_type", key)
+
+
+def test_unknown_key_in_a_mapping_with_known_keys(slots: list[Slot]) -> None:
+    found = find_problem(slots, "MACHINE.compile={backedn: eager}")
+    assert (found.code, found.key, found.suggestion) == (
+        "config.unknown_key",
+        "MACHINE.compile.backedn",
+        "MACHINE.compile.backend",
     )
-    assert message.endswith("set DATA.TRIAN.dataset; did you mean 'TRAIN'?")
+
+
+def test_split_without_a_dataset_is_a_misspelt_key(slots: list[Slot]) -> None:
+    found = find_problem(slots, "DATA.TRIAN.batch_size=3")
+    assert (found.code, found.key, found.suggestion) == (
+        "config.missing_dataset",
+        "DATA.TRIAN",
+        "TRAIN",
+    )
 
 
 def test_free_parameters_go_into_one_mapping(slots: list[Slot]) -> None:
-    message = refused(slots, "LOSS.name=Free", "LOSS.b=2")
-    assert "It takes: a, and others in one mapping `params`" in message
-    assert "LOSS.params = 3 (command line): expected a mapping" in refused(
-        slots, "LOSS.name=Free", "LOSS.params=3"
-    )
+    found = find_problem(slots, "LOSS.name=Free", "LOSS.b=2")
+    assert "It takes: a, and others in one mapping `params`" in found.message
+    wrong = find_problem(slots, "LOSS.name=Free", "LOSS.params=3")
+    assert (wrong.key, wrong.expected) == ("LOSS.params", "expected mapping")
 
 
 def test_required_parameters_may_be_missing(slots: list[Slot]) -> None:
@@ -247,23 +280,23 @@ def test_required_parameters_may_be_missing(slots: list[Slot]) -> None:
     check(compose([]), slots, SCHEMA)
 
 
-def test_everything_is_listed_at_once_with_what_composition_found(slots: list[Slot]) -> None:
-    message = refused(
-        slots, "OPTIMIZER.lrr=1", "LOSS.name=focl", "A.b=1,2", "MODEL.width=a", "zzz=1"
-    )
-    assert message.splitlines()[0] == "5 problems in the config:"
-    assert [line[:5] for line in message.splitlines()[1:]] == [
-        "  1. ",
-        "  2. ",
-        "  3. ",
-        "  4. ",
-        "  5. ",
+def test_all_problems_are_listed_at_once_with_those_of_composition(slots: list[Slot]) -> None:
+    overrides = ["OPTIMIZER.lrr=1", "LOSS.name=focl", "A.b=1,2", "MODEL.width=a", "zzz=1"]
+    found = find_problems(slots, *overrides)
+    assert sorted(one.key for one in found) == [
+        "A.b",
+        "LOSS.name",
+        "MODEL.width",
+        "OPTIMIZER.lrr",
+        "zzz",
     ]
+    with pytest.raises(ConfigError, match=r"^5 problems in the config:\n  1\. "):
+        raise_all(found)
 
 
-def test_a_problem_found_on_the_way_is_not_told_twice(slots: list[Slot]) -> None:
-    assert "\n" not in refused(slots, "OPTIMIZER.lr=???")
-    assert "\n" not in refused(slots, "MODEL.width=${no.such}")
+@pytest.mark.parametrize("override", ["OPTIMIZER.lr=???", "MODEL.width=${no.such}"])
+def test_problem_of_composition_is_not_reported_again(slots: list[Slot], override: str) -> None:
+    assert find_problem(slots, override).code in ("config.missing_value", "config.interpolation")
 
 
 def test_raise_all() -> None:
@@ -301,20 +334,13 @@ def test_each_broken_import_is_told_with_its_place(
         register + "@R.register('a')\ndef f(): ...\n@R.register('a')\ndef g(): ...\n"
     )
     found = run_imports(["my_losses", "my_syntax", "my_needs", "my_lossess", "my_twice"])
-    assert (
-        found[0]
-        == f"RUN.imports: module 'my_losses' failed: ZeroDivisionError: division by zero ({tmp_path}/my_losses.py:2)"
-    )
-    assert found[1].startswith("RUN.imports: module 'my_syntax' failed: '(' was never closed")
-    assert found[1].endswith("my_syntax.py:1)")
-    assert "ModuleNotFoundError: No module named 'no_such_library'" in found[2]
-    assert found[3] == (
-        f"RUN.imports: there is no module 'my_lossess', neither installed nor in {tmp_path}; did you mean 'my_losses'?"
-    )
-    assert re.search(
-        r"the loss name 'a' is defined twice: my_twice.f \(.*py:3\) and my_twice.g \(.*py:5\)",
-        found[4],
-    )
+    assert {one.code for one in found} == {"config.import_failed"}
+    texts = [one.message for one in found]
+    assert f"ZeroDivisionError: division by zero ({tmp_path}/my_losses.py:2)" in texts[0]
+    assert texts[1].endswith("my_syntax.py:1)")
+    assert "ModuleNotFoundError: No module named 'no_such_library'" in texts[2]
+    assert found[3].suggestion == "my_losses"
+    assert re.search(r"defined twice: my_twice.f \(.*py:3\) and my_twice.g \(.*py:5\)", texts[4])
 
 
 def test_a_stale_plugin_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,9 +350,8 @@ def test_a_stale_plugin_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (info / "entry_points.txt").write_text("[phasetrain]\nmine = stale_module_of_mine\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     (warning,) = load_plugins()
-    assert warning.startswith(
-        "plugin 'mine' of stale is left out: there is no module 'stale_module_of_mine'"
-    )
+    assert "plugin 'mine' of stale" in warning
+    assert "stale_module_of_mine" in warning
 
 
 def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
@@ -373,16 +398,15 @@ class TestKeysBesideAPart:
     def test_they_are_taken(self, slots: list[Slot]) -> None:
         check(compose(["METERS.accuracy={output: head, top: 2}"]), self.slots(slots), SCHEMA)
 
-    def test_their_types_and_slips(self, slots: list[Slot]) -> None:
-        assert "METERS.accuracy.output = 3 (command line): expected str or null" in refused(
-            self.slots(slots), "METERS.accuracy.output=3"
-        )
-        found = refused(self.slots(slots), "METERS.accuracy.outptu=head")
-        assert "did you mean METERS.accuracy.output? It takes: top, output" in found
+    def test_wrong_type_and_suggestion(self, slots: list[Slot]) -> None:
+        wrong = find_problem(self.slots(slots), "METERS.accuracy.output=3")
+        assert (wrong.code, wrong.expected) == ("config.wrong_type", "expected str or null")
+        unknown = find_problem(self.slots(slots), "METERS.accuracy.outptu=head")
+        assert unknown.suggestion == "METERS.accuracy.output"
 
-    def test_a_place_that_is_there_for_one_value_of_a_key_only(self, slots: list[Slot]) -> None:
-        found = refused(self.slots(slots), "LOSS.name=focal", "LOSS.of={focal: {weight: a}}")
-        assert "LOSS.of.focal.weight = 'a' (command line): expected float" in found
-        other = refused(self.slots(slots), "LOSS.of={focal: {weight: a}}")
-        assert "LOSS.of.focal" not in other
-        assert "'cross_entropy' has no such parameter" in other
+    def test_place_that_exists_for_one_value_of_a_key(self, slots: list[Slot]) -> None:
+        override = "LOSS.of={focal: {weight: a}}"
+        found = find_problems(self.slots(slots), "LOSS.name=focal", override)
+        assert "LOSS.of.focal.weight" in [one.key for one in found]
+        (other,) = find_problems(self.slots(slots), override)
+        assert (other.code, other.key) == ("config.unknown_parameter", "LOSS.of")

@@ -13,9 +13,9 @@ from phasetrain.commands.plan.validate import all_at_once, never
 from phasetrain.commands.setup import Setup, size_of
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import leaves
+from phasetrain.config.problems import shown
 from phasetrain.config.rules.derive import overview
 from phasetrain.config.stages import OWN
-from phasetrain.config.validation import shown
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import format_bytes, format_duration, format_si

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from phasetrain.commands.build_hooks import build_hook
 from phasetrain.commands.setup import Setup
-from phasetrain.config.registry import NO_FACT
-from phasetrain.config.validation import found_by, problems_in, raise_all, several
+from phasetrain.config.problems import collect_problems, combine, raise_all
+from phasetrain.config.registry import MISSING_PARAMETER
 from phasetrain.data import OwnLoader
 from phasetrain.data.loading.seed_check import check_pure, first_target
 from phasetrain.distributed import World
 from phasetrain.engine.plan import TRAIN, Plan
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, Problem
 from phasetrain.hooks.monitor import AUTO, Monitor
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim.groups import weights_of
@@ -37,16 +37,16 @@ def all_at_once(setup: Setup) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        known = problems_in(error)
-        others = [one for one in problems(setup) if one not in known]
+        known = {one.message for one in error.problems}
+        others = [one for one in problems(setup) if one.message not in known]
         if not others:
             raise
-        complete = several([*known, *others])
+        complete = combine([*error.problems, *others])
         complete.__notes__ = vars(error).get("__notes__", [])
         raise complete from error
 
 
-def problems(setup: Setup) -> list[str]:
+def problems(setup: Setup) -> list[Problem]:
     """Make the parts of a run one by one and return a sentence for each mistake; nothing is kept,
     no process asked.
 
@@ -65,7 +65,7 @@ def check_monitors(setup: Setup, plan: Plan, meters: Mapping[str, Meter]) -> Non
     """
     measure = setup.config.PHASES.train_meters
     raise_all(
-        found_by(
+        collect_problems(
             *(partial(one.among, plan, meters, train_meters=measure) for one in monitors(setup))
         )
     )
@@ -215,7 +215,7 @@ class _Survey:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.found = list[str]()
+        self.found: list[Problem] = []
         self.builder = Builder(setup.config, setup.machine, World(), setup.stages)
 
     def look(self) -> None:
@@ -279,7 +279,7 @@ class _Survey:
         try:
             return make()
         except ConfigError as error:
-            self.found += [one for one in problems_in(error) if NO_FACT not in one]
+            self.found += [one for one in error.problems if one.code != MISSING_PARAMETER]
         except Exception as error:  # noqa: BLE001 - it is raised again, and told of, where the part is used
             log.debug("while mistakes were looked for: %s: %s", type(error).__name__, error)
         return None

@@ -13,8 +13,8 @@ from yaml import YAMLError
 
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.config.changes import Change, differences
+from phasetrain.config.problems import shown
 from phasetrain.config.schema import default_schema
-from phasetrain.config.validation import shown
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import (
     COMPONENTS,

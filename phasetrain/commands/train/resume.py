@@ -18,7 +18,7 @@ from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.setup import Setup
 from phasetrain.config.changes import Change, differences
-from phasetrain.config.validation import shown
+from phasetrain.config.problems import shown
 from phasetrain.data import GrowingDataset
 from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.interleave import splice

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from phasetrain.config.compose.merge import Merged, leaves, lookup
-from phasetrain.config.compose.overrides import CommandLine, read_overrides, unknown_removal
+from phasetrain.config.compose.overrides import CommandLine, read_overrides
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles, Layer
 from phasetrain.config.schema import DEFAULTS, Schema, default_schema
+from phasetrain.errors import Problem, did_you_mean
 
 COMMAND_LINE = "command line"
 
@@ -40,7 +41,7 @@ class Composed:
     origins: Mapping[str, str]
     layers: tuple[str, ...]
     notes: tuple[str, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     experiment: str
     overrides: tuple[str, ...]
 
@@ -66,7 +67,7 @@ def compose(
     problems = [
         *files.problems,
         *line.problems,
-        *_dotted_keys([*layers, Layer(COMMAND_LINE, line.values)]),
+        *_find_dotted_keys([*layers, Layer(COMMAND_LINE, line.values)]),
         *_remove(merged, line, default),
     ]
     merged.apply(Layer(COMMAND_LINE, line.values))
@@ -92,44 +93,56 @@ def _selected(files: ConfigFiles, line: CommandLine) -> list[Layer]:
     return layers
 
 
-def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[str]:
+def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[Problem]:
     problems = []
     for path, value in line.removals:
         found = lookup(merged.values, path)
         if value is not None and value != found:
-            problems.append(f"~{path}={value}: the value is {found!r}, so nothing is removed")
+            message = f"~{path}={value}: the value is {found!r}, so nothing is removed"
+            problems.append(Problem.from_message(message, "config.override", path))
         elif not merged.remove(path, default):
-            problems.append(unknown_removal(path, list(merged.origins)))
+            near = did_you_mean(path, merged.origins)
+            message = f"~{path}: nothing is set there{near}"
+            problems.append(Problem.from_message(message, "config.unknown_key", path))
     return problems
 
 
-def _dotted_keys(layers: Sequence[Layer]) -> list[str]:
-    return [
-        f"{path} ({layer.name}): a key with a dot; in files keys are nested, as in `{_nested(path)}`"
-        for layer in layers
-        for path in _with_dots(layer.values)
-    ]
+def _find_dotted_keys(layers: Sequence[Layer]) -> list[Problem]:
+    found = []
+    for layer in layers:
+        for path in _list_keys_with_dots(layer.values):
+            message = (
+                f"{path} ({layer.name}): a key with a dot; in files keys are nested, as in "
+                f"`{_write_nested(path)}`"
+            )
+            found.append(Problem.from_message(message, "config.dotted_key", path))
+    return found
 
 
-def _with_dots(values: Mapping[Any, Any]) -> list[str]:
+def _list_keys_with_dots(values: Mapping[Any, Any]) -> list[str]:
     found = []
     for key, value in values.items():
         if "." in str(key):
             found.append(str(key))
         if isinstance(value, Mapping):
-            found += _with_dots(value)
+            found += _list_keys_with_dots(value)
     return found
 
 
-def _nested(path: str) -> str:
+def _write_nested(path: str) -> str:
     *parents, last = path.split(".")
     return "".join(f"{name}: {{" for name in parents) + f"{last}: ..." + "}" * len(parents)
 
 
-def _resolve(merged: Merged) -> list[str]:
-    """Replace `${...}` by what it names, and report `???` and what cannot be resolved."""
+def _resolve(merged: Merged) -> list[Problem]:
+    """Resolve interpolations, `${...}`; report those that cannot be resolved, and missing values,
+    `???`."""
     problems = [
-        f"{path} = ??? ({merged.origins[path]}): a value must be given, as in {path}=..."
+        Problem.from_message(
+            f"{path} = ??? ({merged.origins[path]}): a value must be given, as in {path}=...",
+            "config.missing_value",
+            path,
+        )
         for path, value in leaves(merged.values).items()
         if value == "???"
     ]
@@ -149,9 +162,9 @@ def _resolve(merged: Merged) -> list[str]:
                 plain = value
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             reason = str(error).splitlines()[0]
-            problems.append(
-                f"{path} = {given!r} ({merged.origins[path]}): cannot be resolved: {reason}"
-            )
+            layer = merged.origins[path]
+            message = f"{path} = {given!r} ({layer}): cannot be resolved: {reason}"
+            problems.append(Problem.from_message(message, "config.interpolation", path))
             continue
         merged.replace(path, plain)
     return problems

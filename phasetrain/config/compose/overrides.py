@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 
 from phasetrain.config.compose.sources import EXPERIMENT, ConfigFiles
 from phasetrain.config.schema import LABELLED, WORDS, Schema, part_pattern
-from phasetrain.errors import did_you_mean
+from phasetrain.errors import Problem, did_you_mean
 
 DEFAULT_EXPERIMENT = "digits"
 
@@ -34,7 +34,7 @@ class CommandLine:
     groups: dict[str, list[str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     removals: list[tuple[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema) -> CommandLine:
@@ -63,31 +63,24 @@ class _Reader:
     def read(self, override: Override) -> None:
         text = str(override.input_line)
         key = override.key_or_group
-        problems = self._line.problems
-        if not key:
-            problems.append(_no_override(text))
-        elif override.is_sweep_override():
-            problems.append(
-                f"{text} gives several values; add -m to train with each of them, write [a,b] for a list, or quote "
-                f"the value for a text with a comma"
-            )
-        elif override.is_hydra_override():
-            problems.append(f"{text}: settings of Hydra belong to a sweep; add -m, or leave it out")
-        elif override.package is not None:
-            problems.append(f"{text}: `@` can stand in the defaults list of a file only")
+        rejection = _reject(text, override)
+        if rejection:
+            self._add_problem(rejection, key)
         elif override.is_delete():
             self._remove(key, override.value())
         elif _is_options(override.value()) and "." not in key and self._selects(key):
             options = override.value()
-            self._select(
-                key, [str(o) for o in options] if isinstance(options, list) else [str(options)]
-            )
+            chosen = options if isinstance(options, list) else [options]
+            self._select(key, [str(option) for option in chosen])
         elif key == EXPERIMENT and override.value() is None:
             self._line.experiment = None
         elif "/" in key:
-            problems.append(f"{text}: there is no folder {key} with options")
+            self._add_problem(f"{text}: there is no folder {key} with options", key)
         else:
             self._set(key, override)
+
+    def _add_problem(self, message: str, key: str, code: str = "config.override") -> None:
+        self._line.problems.append(Problem.from_message(message, code, key))
 
     def _selects(self, key: str) -> bool:
         return key == EXPERIMENT or key in self._schema.sections or self._files.is_group(key)
@@ -103,13 +96,15 @@ class _Reader:
                 more = f"; expected mapping, from labels to parameters, as in {group}.{option}={{}}"
             elif group in self._schema.sections:
                 more = f"; a part is chosen by name with {group}.name={option}"
-            self._line.problems.append(
-                f"{group}={option}: there is no file {group}/{option}.yaml{near} options of {group}: {listed}{more}"
+            message = (
+                f"{group}={option}: there is no file {group}/{option}.yaml{near} options of {group}: "
+                f"{listed}{more}"
             )
+            self._add_problem(message, group, "config.unknown_file")
         if group == EXPERIMENT and len(chosen) > 1:
-            self._line.problems.append(
-                f"{EXPERIMENT}=[{','.join(chosen)}]: one experiment at a time; add -m for each"
-            )
+            several = ",".join(chosen)
+            message = f"{EXPERIMENT}=[{several}]: one experiment at a time; add -m for each"
+            self._add_problem(message, group)
         elif unknown:
             return
         elif group == EXPERIMENT:
@@ -131,9 +126,11 @@ class _Reader:
             if isinstance(node.get(name), str) and part_pattern(".".join(parents[:depth])) in WORDS:
                 node[name] = {"name": node[name]}
             if not isinstance(node.get(name), dict | None):
-                self._line.problems.append(
-                    f"{override.input_line}: {'.'.join(parents[:depth])} is set to {node[name]!r} by another override"
+                parent = ".".join(parents[:depth])
+                message = (
+                    f"{override.input_line}: {parent} is set to {node[name]!r} by another override"
                 )
+                self._add_problem(message, path, "config.conflict")
                 return
             node[name] = node.get(name) or {}
             node = node[name]
@@ -156,21 +153,32 @@ class _Reader:
         self._line.removals.append((path, value))
 
 
-def unknown_removal(path: str, known: Sequence[str]) -> str:
-    """Return the sentence for `~path` where nothing is set."""
-    return f"~{path}: nothing is set there{did_you_mean(path, known)}"
+def _reject(text: str, override: Override) -> str:
+    """Return why an override that could be parsed cannot be used, or an empty string."""
+    if not override.key_or_group:
+        return _no_override(text)
+    if override.is_sweep_override():
+        return (
+            f"{text} gives several values; add -m to train with each of them, write [a,b] for a "
+            "list, or quote the value for a text with a comma"
+        )
+    if override.is_hydra_override():
+        return f"{text}: settings of Hydra belong to a sweep; add -m, or leave it out"
+    if override.package is not None:
+        return f"{text}: `@` can be used in the defaults list of a file only"
+    return ""
 
 
-def _unreadable(text: str, error: HydraException) -> str:
+def _unreadable(text: str, error: HydraException) -> Problem:
     key, equals, value = text.partition("=")
     if not equals and not text.startswith("~"):
-        return _no_override(text)
+        return Problem.from_message(_no_override(text), "config.override")
     reason = str(error).splitlines()[0].partition(" expecting {")[0]
-    if value[:1] in "[{'\"":
-        hint = ""
-    else:
+    hint = ""
+    if value[:1] not in "[{'\"":
         hint = f"; a text with special characters is quoted twice: \"{key}='{value}'\""
-    return f"{text!r} cannot be read: {reason}{hint}"
+    message = f"{text!r} cannot be read: {reason}{hint}"
+    return Problem.from_message(message, "config.override", key)
 
 
 def as_word(value: Any) -> str:

@@ -28,7 +28,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from phasetrain.errors import did_you_mean
+from phasetrain.errors import Problem, did_you_mean
 
 PACKAGE = "phasetrain.configs"
 EXPERIMENT = "experiment"
@@ -57,25 +57,25 @@ class ConfigFiles:
         config_dir: folder laid out as `configs/`: `experiment/mine.yaml`, `LOSS/mine.yaml`, ...
 
     Attributes:
-        problems: sentences about files that cannot be used, in the order found.
+        problems: files that cannot be used, in the order found.
     """
 
     def __init__(self, config_dir: str | Path | None = None) -> None:
         if hydra.__version__.startswith("1.3."):
             hydra.version.setbase("1.3")  # Hydra 1.3 would behave like 1.1 otherwise
-        self.problems: list[str] = []
+        self.problems: list[Problem] = []
         self._builtin = ImportlibResourcesConfigSource(
             provider="phasetrain", path=f"pkg://{PACKAGE}"
         )
         self._user: FileConfigSource | None = None
         self._user_dir = config_dir
         if config_dir is not None and not Path(config_dir).is_dir():
-            self.problems.append(f"--config-dir {config_dir}: there is no such folder")
+            self._add_problem(f"--config-dir {config_dir}", "there is no such folder")
         elif config_dir is not None:
             self._user = FileConfigSource(
                 provider="user", path=f"file://{Path(config_dir).absolute()}"
             )
-            self._refuse_hidden(self._user)
+            self._reject_hidden(self._user)
 
     def is_group(self, group: str) -> bool:
         """Tell whether `group` (`LOSS`, `DATA/TRAIN`) is a folder with options."""
@@ -113,9 +113,8 @@ class ConfigFiles:
             self._layer(repository, path, package)
             for path, package in self._ordered(repository, group, option)
         ]
-        self.problems += [
-            f"{self._label(path)}: {problem}" for path, problem in repository.problems
-        ]
+        for path, sentence in repository.problems:
+            self._add_problem(self._label(path), sentence)
         return layers
 
     def _ordered(
@@ -128,16 +127,15 @@ class ConfigFiles:
                 )
             except MissingConfigException as error:
                 path = str(error.missing_cfg_file)
-                self.problems.append(self._missing(path, str(error)))
-                repository.blank(path)  # go on as if it were empty, to find the next problem
+                self._add_missing(path, str(error))
+                repository.blank(path)  # read it as empty from now on, to find the next problem
                 continue
             except (ConfigCompositionException, ValueError) as error:
-                self.problems.append(f"{self._label(f'{group}/{option}')}: {_hydra_reason(error)}")
+                self._add_problem(self._label(f"{group}/{option}"), _hydra_reason(error))
                 return
             except RecursionError:
-                self.problems.append(
-                    f"{self._label(f'{group}/{option}')}: its defaults list leads back to itself"
-                )
+                label = self._label(f"{group}/{option}")
+                self._add_problem(label, "its defaults list leads back to itself")
                 return
             yield from (
                 (str(d.config_path), d.package or "")
@@ -150,7 +148,7 @@ class ConfigFiles:
         loaded = repository.load_config(path)
         values = OmegaConf.to_container(loaded.config, resolve=False) if loaded is not None else {}
         if not isinstance(values, dict):
-            self.problems.append(f"{self._label(path)}: expected a mapping of keys, found a list")
+            self._add_problem(self._label(path), "expected a mapping of keys, found a list")
             values = {}
         for name in reversed(package.split(".") if package else []):
             values = {name: values}
@@ -170,24 +168,33 @@ class ConfigFiles:
             return str(Path(self._user_dir or ".") / f"{path}.yaml")
         return f"{path}.yaml"
 
-    def _missing(self, path: str, message: str) -> str:
+    def _add_problem(self, name: str, sentence: str) -> None:
+        self.problems.append(
+            Problem("config.invalid_file", f"{name}: {sentence}", name, "", sentence)
+        )
+
+    def _add_missing(self, path: str, message: str) -> None:
         named = _PARENT.match(message)
         group, _, option = path.rpartition("/")
         known = self.options(group) if group and self.is_group(group) else []
         near = did_you_mean(option, known) or ";"
         listed = ", ".join(known) or "none"
         parent = self._label(named["parent"]) if named else group
-        return f"{parent}: its defaults list names {path}.yaml, which does not exist{near} options of {group}: {listed}"
+        text = (
+            f"{parent}: its defaults list names {path}.yaml, which does not exist{near} options of "
+            f"{group}: {listed}"
+        )
+        self.problems.append(Problem.from_message(text, "config.missing_file", parent))
 
-    def _refuse_hidden(self, user: ConfigSource) -> None:
+    def _reject_hidden(self, user: ConfigSource) -> None:
+        """Report files of the user that have the name of a built-in one, which Hydra would hide."""
         for group in self._builtin.list("", ObjectType.GROUP):
             for option in _names(self._builtin, group):
                 path = f"{group}/{option}"
                 if user.is_config(path):
                     own = Path(self._user_dir or ".") / f"{path}.yaml"
-                    self.problems.append(
-                        f"{own} has the name of the built-in {PACKAGE}/{path}.yaml; rename yours"
-                    )
+                    text = f"{own} has the name of the built-in {PACKAGE}/{path}.yaml; rename yours"
+                    self.problems.append(Problem.from_message(text, "config.conflict", str(own)))
 
 
 class _Repository(ConfigRepository):

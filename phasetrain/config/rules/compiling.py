@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.config.validation import shown
+from phasetrain.config.problems import shown
 from phasetrain.errors import did_you_mean
 
 COMPILE: Mapping[str, Any] = MappingProxyType(

@@ -10,11 +10,11 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, lookup, origin_of
+from phasetrain.config.problems import raise_all, shown
 from phasetrain.config.rules.compiling import compile_settings
 from phasetrain.config.rules.scaling import lr_factor
 from phasetrain.config.schema import Schema
 from phasetrain.config.stages import LENGTHS
-from phasetrain.config.validation import raise_all, shown
 from phasetrain.errors import ConfigError
 
 _NAME = re.compile(r"[\w.+-]+")

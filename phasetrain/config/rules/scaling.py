@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.config.validation import shown
+from phasetrain.config.problems import shown
 from phasetrain.errors import ConfigError, did_you_mean
 
 SCALING: Mapping[str, Any] = MappingProxyType({"base_batch_size": 256, "rule": "linear"})

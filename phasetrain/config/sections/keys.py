@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from phasetrain.config.value_types import ValueType
+from phasetrain.config.sections.value_types import ValueType
 
 Resume = Literal["forbidden", "adjustable", "free"]
 """What happens if the value differs from the one in the checkpoint that a run resumes from.

@@ -9,7 +9,6 @@ from harness import SMALL, train
 
 from phasetrain.commands.cli import main
 from phasetrain.commands.plan.validate import all_at_once, check_room, monitors, never, problems
-from phasetrain.config.validation import problems_in
 from phasetrain.errors import ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.testing.build import built, settled
@@ -118,7 +117,9 @@ def test_mistakes_of_all_kinds_in_one_report() -> None:
         "OPTIMIZER.groups[0]",
         "HOOKS.",
     ]
-    assert [any(one.startswith(start) for one in found) for start in starts] == [True] * 6, found
+    assert [any(one.message.startswith(start) for one in found) for start in starts] == [
+        True
+    ] * 6, found
     assert len(found) == 6
 
 
@@ -130,9 +131,9 @@ def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() ->
         ]
     )  # fmt: skip
     found = problems(setup)
-    assert [one.partition(" ")[0] for one in found[:2]] == ["DATA.TRAIN", "DATA.TEST"]
-    assert found[-1].startswith("HOOKS.early_stopping")
-    assert not any("needs a value" in one for one in found)
+    assert [one.message.partition(" ")[0] for one in found[:2]] == ["DATA.TRAIN", "DATA.TEST"]
+    assert found[-1].message.startswith("HOOKS.early_stopping")
+    assert not any(one.code == "config.missing_parameter" for one in found)
 
 
 def test_a_sound_run_has_none() -> None:
@@ -175,8 +176,8 @@ def test_keys_and_values_and_what_follows_from_them_in_one_report(
 def test_the_mistakes_in_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         settled(["MODEL.widht=4", "OPTIMIZER.lrr=0.1"])
-    assert [one.partition(" ")[0] for one in problems_in(caught.value)] == [
-        "MODEL.widht",
-        "OPTIMIZER.lrr",
+    assert [(one.key, one.suggestion) for one in caught.value.problems] == [
+        ("MODEL.widht", "MODEL.width"),
+        ("OPTIMIZER.lrr", "OPTIMIZER.lr"),
     ]
-    assert problems_in(ConfigError("one")) == ["one"]
+    assert [one.message for one in ConfigError("one").problems] == ["one"]

@@ -51,9 +51,8 @@ def test_numeric_keys_of_mappings_become_text() -> None:
 
 
 def test_only_one_experiment() -> None:
-    assert read("experiment=[digits,digits]").problems == [
-        "experiment=[digits,digits]: one experiment at a time; add -m for each"
-    ]
+    (problem,) = read("experiment=[digits,digits]").problems
+    assert (problem.code, problem.key) == ("config.override", "experiment")
 
 
 @pytest.mark.parametrize(

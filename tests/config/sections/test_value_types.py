@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional
 import pytest
 import torch
 
-from phasetrain.config.value_types import ValueType, describe_type, fits
+from phasetrain.config.sections.value_types import ValueType, describe_type, fits
 
 
 class Other: ...

@@ -1,0 +1,81 @@
+"""Import of modules that register parts: those of RUN.imports, and installed packages."""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from phasetrain.errors import Problem, did_you_mean
+
+PLUGINS = "phasetrain"
+"""Entry point group of installed packages that register parts."""
+
+
+def run_imports(names: Sequence[str]) -> list[Problem]:
+    """Import the modules of `RUN.imports`, so that their parts are registered; the current folder
+    is searched too.
+
+    Returns:
+        one problem per module that failed: its error, and the file and line that raised it.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # Last, so that no file of the folder hides a module of a library. It is not removed, since
+        # spawned data loading workers import the same modules.
+        sys.path.append(here)
+    problems = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module can raise anything
+            message = f"RUN.imports: {_describe_import_error(name, error)}"
+            problems.append(Problem.from_message(message, "config.import_failed", "RUN.imports"))
+    return problems
+
+
+def load_plugins() -> list[str]:
+    """Load the entry points of group `phasetrain`, so that installed packages register their parts.
+
+    Returns:
+        one warning per entry point that failed; a stale package must not block every run.
+    """
+    warnings = []
+    for point in entry_points(group=PLUGINS):
+        try:
+            point.load()
+        except Exception as error:  # noqa: BLE001 - an installed package can raise anything
+            package = point.dist.name if point.dist is not None else "unknown package"
+            reason = _describe_import_error(point.module, error)
+            warnings.append(f"plugin {point.name!r} of {package} is left out: {reason}")
+    return warnings
+
+
+def _describe_import_error(name: str, error: Exception | SystemExit) -> str:
+    if _is_missing(name, error):
+        files: list[str] = []
+        with suppress(OSError):  # this user may not be allowed to read the current folder
+            files = [path.stem for path in Path.cwd().glob("*.py")]
+        near = did_you_mean(name, files)
+        return f"there is no module {name!r}, neither installed nor in {Path.cwd()}{near}"
+    if isinstance(error, SyntaxError):
+        return f"module {name!r} failed: {error.msg} ({error.filename}:{error.lineno})"
+    # The innermost frame of the user's code: not importlib, and not the call in this file.
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)[1:]
+        if not frame.filename.startswith("<frozen importlib")
+        and frame.filename not in (importlib.__file__, __file__)
+    ]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"module {name!r} failed: {type(error).__name__}: {error}{place}"
+
+
+def _is_missing(name: str, error: Exception | SystemExit) -> bool:
+    """Return whether the module itself, or a package that it is in, does not exist; the same error
+    is raised for a module that it imports."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return False
+    return f"{name}.".startswith(f"{error.name}.")
