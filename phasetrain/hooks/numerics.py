@@ -1,5 +1,4 @@
-"""Keeps the steps whose loss or gradient was not finite, with all that it takes to run them
-again."""
+"""Dumps steps whose loss or gradient was not finite, so that they can be repeated (`numerics`)."""
 
 import logging
 import re
@@ -29,17 +28,17 @@ TENSORS = "tensors.safetensors"
 
 @dataclass(frozen=True)
 class StepDump:
-    """A step whose update was not made.
+    """A step whose update was skipped.
 
     Attributes:
-        position: where it stands; `updates` are those before it.
-        batches: its micro-batches as the model got them, on the CPU, those of all processes in
-            their order.
-        task: state of everything that learns or accumulates, by name, as in a checkpoint. Weights
-            and optimizer are those that the step began with, and so are buffers; meters have
-            already seen its batches, and with a verdict that comes late buffers may have moved on.
-        found: what was not finite.
-        shares: how many of the micro-batches were those of each process.
+        position: position of the step; `updates` counts the updates before it.
+        batches: micro-batches of all ranks, in the order of ranks, as the model got them; on the
+            CPU.
+        task: state of the task by name, as in a checkpoint. Weights, optimizer state and buffers
+            are those before the step; meters have already seen its batches, and on a device that
+            reports late buffers may be one step ahead.
+        found: description of the non-finite values.
+        shares: number of micro-batches of each rank.
     """
 
     position: Position
@@ -51,15 +50,14 @@ class StepDump:
 
 @HOOKS.register("numerics")
 class Numerics(Hook):
-    """Writes a skipped step to `numerics/u00000012/` in the run folder, where 12 is the update as
-    metrics.jsonl counts.
+    """Writes a skipped step to `numerics/u00000012/` in the run folder, where 12 is its update.
 
-    Steps that a gradient scaler skips are no fault and are kept only when the run stops for them. A
-    disk that is full is warned of and ends nothing. Of several processes each gives its batches,
-    and the main one writes.
+    Steps that a gradient scaler skips are normal and are dumped only if the run stops for them. A
+    full disk causes a warning. All ranks send their batches, and rank 0 writes.
 
     Args:
-        keep: steps to keep in a run; the first ones, as later ones may be their consequence.
+        keep: maximum number of dumps per run; the first ones are kept, because later ones may
+            follow from them.
     """
 
     observe_only = True
@@ -72,51 +70,48 @@ class Numerics(Hook):
         self.keep = keep
 
     def on_start(self, run: Run) -> None:
-        """Clear away what a kill has left half written."""
+        """Remove incomplete dumps that a kill has left."""
         if run.folder is not None and run.world.is_main:
             run.folder.storage.sweep(
                 run.folder.file(ROOT), lambda name: bool(NAME.fullmatch(name)), STATE
             )
 
     def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
-        """Keep the step, unless there are enough, and note on `found` where."""
+        """Dump the step, unless there are enough dumps, and set `found.dump`."""
         if run.folder is None or not found.updates or (found.scale is not None and not found.stops):
             return
         name = folder_name(found.updates)
         folder = f"{run.folder.file(ROOT)}/{name}"
-        kept = run.world.broadcast(self._kept(run.folder) if run.world.is_main else None)
-        if kept is None:
+        dumps = run.world.broadcast(self._list_dumps(run.folder) if run.world.is_main else None)
+        if dumps is None:
             return
-        is_there = name in kept  # the attempt before this one came here too
-        if not is_there and len(kept) < self.keep:
-            step = gathered(run, batches, found)
-            is_there = run.world.broadcast(
-                step is not None and _written(run.folder.storage, folder, step)
+        exists = name in dumps  # an earlier attempt has skipped the same step
+        if not exists and len(dumps) < self.keep:
+            step = gather_step(run, batches, found)
+            exists = run.world.broadcast(
+                step is not None and _try_write(run.folder.storage, folder, step)
             )
-        if is_there:
+        if exists:
             found.dump = folder
 
-    def _kept(self, folder: RunFolder) -> list[str] | None:
-        """Return the steps that are kept, None where the disk does not tell."""
+    def _list_dumps(self, folder: RunFolder) -> list[str] | None:
+        """Return the names of the dumps, or None if the folder cannot be read."""
         root = folder.file(ROOT)
         try:
             return [name for name in folder.storage.names(root) if NAME.fullmatch(name)]
         except OSError as error:
-            log.warning(
-                "HOOKS.numerics: %s cannot be looked at, and no step is kept: %s", root, error
-            )
+            log.warning("HOOKS.numerics: %s cannot be read, and no step is dumped: %s", root, error)
             return None
 
 
 def folder_name(updates: int) -> str:
-    """Return the name of the folder in which an update is kept, such as `u00000012`."""
+    """Return the folder name of an update, such as `u00000012`."""
     return f"u{updates:08d}"
 
 
-def gathered(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any] | None:
-    """Return all that a step takes, on the main process; None on others, each of which takes
-    part."""
-    shares = run.world.gather(_share(batches))
+def gather_step(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any] | None:
+    """Return the content of a dump on rank 0, and None on other ranks; collective."""
+    shares = run.world.gather(_prepare_batches(batches))
     task = run.task.whole_state()
     if shares is None:
         return None
@@ -129,10 +124,12 @@ def gathered(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any]
     }
 
 
-def _share(batches: list[Batch]) -> list[Any]:
-    """Return what a process has of a step, as it can be sent: a batch that cannot be written is
-    told by its error."""
-    fields: list[Any] = [_fields(batch.to(torch.device("cpu"))) for batch in batches]
+def _prepare_batches(batches: list[Batch]) -> list[Any]:
+    """Return the batches as data, or the error message if they cannot be written.
+
+    A message instead of an exception, because all ranks have to reach the gather.
+    """
+    fields: list[Any] = [_batch_fields(batch.to(torch.device("cpu"))) for batch in batches]
     try:
         encode(fields)
     except TypeError as error:
@@ -140,21 +137,21 @@ def _share(batches: list[Batch]) -> list[Any]:
     return fields
 
 
-def _written(storage: Storage, folder: str, step: dict[str, Any]) -> bool:
+def _try_write(storage: Storage, folder: str, step: dict[str, Any]) -> bool:
     try:
         write_dump(storage, folder, step)
     except (OSError, TypeError) as error:
-        log.warning("HOOKS.numerics: the step could not be kept in %s: %s", folder, error)
+        log.warning("HOOKS.numerics: the step could not be dumped to %s: %s", folder, error)
         return False
     return True
 
 
 def write_dump(storage: Storage, folder: str, step: Mapping[str, Any]) -> None:
-    """Write a step that was gathered; `folder` exists from the moment this returns, and only whole.
+    """Write a dump atomically.
 
     Raises:
-        OSError: the write failed; nothing of it is left.
-        TypeError: a batch holds what cannot be written; the message has the path to it.
+        OSError: the write failed; no part of it is left.
+        TypeError: a batch holds a value that cannot be written; the message has its path.
     """
     for batch in step["batches"]:
         if isinstance(batch, str):
@@ -171,10 +168,10 @@ def write_dump(storage: Storage, folder: str, step: Mapping[str, Any]) -> None:
 
 
 def read_dump(storage: Storage, folder: str) -> StepDump:
-    """Return the step that is kept in `folder`.
+    """Read the dump in `folder`.
 
     Raises:
-        InvalidCheckpointError: the files are missing or not of that form.
+        InvalidCheckpointError: files are missing or have another format.
     """
     try:
         content = decode(storage.read(f"{folder}/{STATE}"), storage.load(f"{folder}/{TENSORS}")[0])
@@ -190,10 +187,10 @@ def read_dump(storage: Storage, folder: str) -> StepDump:
             f"{folder} cannot be read ({error.strerror or error})"
         ) from error
     except (KeyError, TypeError) as error:
-        raise InvalidCheckpointError(f"{folder} is no kept step ({error})") from error
+        raise InvalidCheckpointError(f"{folder} is no dump of a step ({error})") from error
 
 
-def _fields(batch: Batch) -> dict[str, Any]:
+def _batch_fields(batch: Batch) -> dict[str, Any]:
     return {
         "input": batch.input,
         "target": batch.target,

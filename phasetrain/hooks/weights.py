@@ -1,4 +1,4 @@
-"""Takes weights from a folder into which somebody else puts newer ones while the run goes on."""
+"""Loads new weights from a folder during training (hook `reload_weights`)."""
 
 import logging
 import re
@@ -24,34 +24,33 @@ from phasetrain.runtime.storage import TEMPORARY
 log = logging.getLogger(__name__)
 
 FILE = "reloads.json"
-"""File of the run folder that tells what was loaded when; unlike a log it is not cut by a
-resume."""
+"""File in the run folder with all loads; unlike a log, a resume does not truncate it."""
 
-Taken = tuple[str, str, Report]
-"""Name of what was loaded, its digest, and what became of its tensors."""
+LoadedFile = tuple[str, str, Report]
+"""Name of a loaded file, its digest, and the report on its tensors."""
 
 
 @HOOKS.register("reload_weights")
 class ReloadWeights(Hook):
-    """Looks into a folder now and then, and loads what is newer than what was loaded last.
+    """Polls a folder and loads the newest file if it is newer than the last one.
 
-    Newer is what comes later in the order of names, numbers in them compared as numbers, never by
-    time: so each file needs a name of its own, and is best renamed to it once it is whole. Of the
-    files in between none is loaded. One that cannot be read, or does not fit, is passed over with a
-    warning. The state of the optimizer stays.
+    Files are ordered by name, with numbers in names compared as numbers, and never by time: each
+    file needs a new name, and should be renamed to it when it is complete. Files between the last
+    and the newest are not loaded. A file that cannot be read or does not fit is skipped with a
+    warning. The optimizer state stays.
 
-    What was loaded at which step stands in `reloads.json`, so a run that is killed and goes on does
-    there what it did before, whatever the folder has got meanwhile.
+    `reloads.json` records which file was loaded at which step, so a resumed run loads the same
+    files at the same steps, even if the folder has changed.
 
     Args:
-        folder: holds files or folders as MODEL.weights takes them, or is a run folder, whose
-            checkpoints count.
-        every_updates, every_epochs, every_phases: look after each so many; exactly one is set.
-        pattern: of names to look at.
-        source: how names are changed and what is taken, with the keys of MODEL.weights but `path`.
+        folder: contains files or folders in a format of MODEL.weights, or is a run folder, whose
+            checkpoints are loaded.
+        every_updates, every_epochs, every_phases: interval; exactly one has to be set.
+        pattern: pattern over file names.
+        source: renaming and selection of tensors, with the keys of MODEL.weights except `path`.
 
     Raises:
-        ValueError: not exactly one interval, or one below 1.
+        ValueError: not exactly one interval is set, or it is below 1.
     """
 
     main_only = False
@@ -73,8 +72,8 @@ class ReloadWeights(Hook):
         }
         asked = {key: value for key, value in given.items() if value is not None}
         if len(asked) != 1 or min(asked.values()) < 1:
-            told = ", ".join(f"{key} = {value}" for key, value in asked.items()) or "no interval"
-            raise ValueError(f"{told}: expected exactly one of {', '.join(given)}, of at least 1")
+            text = ", ".join(f"{key} = {value}" for key, value in asked.items()) or "no interval"
+            raise ValueError(f"{text}: expected exactly one of {', '.join(given)}, at least 1")
         self.every_updates = every_updates
         self.every_epochs = every_epochs
         self.every_phases = every_phases
@@ -87,7 +86,7 @@ class ReloadWeights(Hook):
         self._warned: set[str] = set()
 
     def on_start(self, run: Run) -> None:
-        """Say so where there is no such folder yet."""
+        """Log a warning if the folder does not exist yet."""
         assert run.folder is not None, "reload_weights needs a run folder"
         if run.world.is_main and not self._source.storage().exists(self.folder):
             log.warning(
@@ -95,44 +94,43 @@ class ReloadWeights(Hook):
             )
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Look if it is due by updates."""
+        """Poll the folder if it is due by updates."""
         if (
             self.every_updates is not None
             and phase.is_train
             and run.state.updates % self.every_updates == 0
         ):
-            self._look(run)
+            self._poll(run)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Look if it is due by epochs or phases, unless this was the last phase."""
+        """Poll the folder if it is due by epochs or phases, unless this was the last phase."""
         if run.state.phase == len(run.plan.phases):
             return
-        ended = phase.is_train and phase.ends_epoch
-        by_epochs = (
-            self.every_epochs is not None and ended and (phase.epoch + 1) % self.every_epochs == 0
-        )
-        if by_epochs or (
-            self.every_phases is not None and run.state.phase % self.every_phases == 0
-        ):
-            self._look(run)
+        is_due = False
+        if self.every_epochs is not None and phase.is_train and phase.ends_epoch:
+            is_due = (phase.epoch + 1) % self.every_epochs == 0
+        elif self.every_phases is not None:
+            is_due = run.state.phase % self.every_phases == 0
+        if is_due:
+            self._poll(run)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the name of what was loaded last."""
+        """Return the name of the last loaded file."""
         return {"last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore the name of the last loaded file."""
         self._last = str(state["last"])
 
-    def _look(self, run: Run) -> None:
-        """Load what is newer, if anything is; the main process decides, all load."""
+    def _poll(self, run: Run) -> None:
+        """Load a newer file if there is one; rank 0 decides, and all ranks load."""
         model = run.task.parts.model
         own = model_tensors(model)
         values = dict[str, Tensor]()
-        taken = run.world.run_on_main(lambda: self._taken(run, own, values))
-        if taken is None:
+        loaded = run.world.run_on_main(lambda: self._choose_file(run, own, values))
+        if loaded is None:
             return
-        self._last, digest, report = taken
+        self._last, digest, report = loaded
         new = dict(sent(report, own, values, run.world))
         strategy = run.task.parts.strategy or Strategy(run.world)
         strategy.state.load_model_state(model, {**strategy.state.model_state(model), **new})
@@ -151,14 +149,15 @@ class ReloadWeights(Hook):
             if isinstance(hook, Metrics):
                 hook.record(record | {"file": self._last, "digest": digest})
 
-    def _taken(
+    def _choose_file(
         self, run: Run, own: Mapping[str, Tensor], values: dict[str, Tensor]
-    ) -> Taken | None:
-        """Return what is loaded here, its tensors in `values`: as before where the run has been
-        here, else the newest.
+    ) -> LoadedFile | None:
+        """Read the file to load at this position into `values`.
+
+        If an earlier attempt has been here, it is the file that was loaded then.
 
         Raises:
-            ChangedError: what was loaded here before is gone, or is another file now.
+            ChangedError: that file is gone or has changed.
         """
         assert run.folder is not None
         at = [run.state.phase, run.state.step]
@@ -167,9 +166,9 @@ class ReloadWeights(Hook):
         if at <= before["looked"]:
             entries = [one for one in before["loads"] if one["at"] == at]
             if entries:
-                return self._again(entries[0], own, values)
+                return self._read_again(entries[0], own, values)
             return None
-        found = self._newest(own, values)
+        found = self._read_newest(own, values)
         if found is not None:
             entry = {"at": at, "updates": run.state.updates, "file": found[0], "digest": found[1]}
             before["loads"].append(entry)
@@ -187,39 +186,43 @@ class ReloadWeights(Hook):
             return None
         return found
 
-    def _again(
+    def _read_again(
         self, entry: Mapping[str, Any], own: Mapping[str, Tensor], values: dict[str, Tensor]
-    ) -> Taken:
+    ) -> LoadedFile:
         name = entry["file"]
         digest = entry["digest"]
-        told = f"HOOKS.reload_weights: {self.folder}/{name} was loaded at update {entry['updates']}"
+        path = f"{self.folder}/{name}"
+        loaded_at = f"HOOKS.reload_weights: {path} was loaded at update {entry['updates']}"
         try:
-            found = self._read(name, own, values)
+            found = self._read_file(name, own, values)
         except ConfigError as error:
             raise ChangedError(
-                f"{told}, and going on needs it again: {error}; put it back"
+                f"{loaded_at}, and the resumed run has to load it again: {error}; restore it"
             ) from error
         if found[1] != digest:
             raise ChangedError(
-                f"{told} with digest {digest}, and is another file now, with digest {found[1]}; put the old one back"
+                f"{loaded_at} with digest {digest}, and now has digest {found[1]}; restore the "
+                "old file"
             )
         return found
 
-    def _newest(self, own: Mapping[str, Tensor], values: dict[str, Tensor]) -> Taken | None:
-        for name in sorted(self._names(), key=_natural, reverse=True):
-            if self._last and _natural(name) <= _natural(self._last):
+    def _read_newest(
+        self, own: Mapping[str, Tensor], values: dict[str, Tensor]
+    ) -> LoadedFile | None:
+        for name in sorted(self._list_names(), key=_natural_order, reverse=True):
+            if self._last and _natural_order(name) <= _natural_order(self._last):
                 return None
             try:
-                return self._read(name, own, values)
+                return self._read_file(name, own, values)
             except ConfigError as error:
                 if name not in self._warned:
                     log.warning(
-                        "HOOKS.reload_weights: %s/%s was passed over: %s", self.folder, name, error
+                        "HOOKS.reload_weights: %s/%s was skipped: %s", self.folder, name, error
                     )
                 self._warned.add(name)
         return None
 
-    def _names(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         storage = self._source.storage()
         root = checkpoint_root(storage, self.folder)
         names = storage.names(root or self.folder)
@@ -228,7 +231,9 @@ class ReloadWeights(Hook):
         hidden = [name for name in names if name.startswith(".") or TEMPORARY.search(name)]
         return [name for name in names if name not in hidden and fnmatchcase(name, self.pattern)]
 
-    def _read(self, name: str, own: Mapping[str, Tensor], values: dict[str, Tensor]) -> Taken:
+    def _read_file(
+        self, name: str, own: Mapping[str, Tensor], values: dict[str, Tensor]
+    ) -> LoadedFile:
         root = checkpoint_root(self._source.storage(), self.folder) or self.folder
         source: Source = replace(self._source, path=f"{root}/{name}")
         matching = Matching(own, [source])
@@ -240,7 +245,7 @@ class ReloadWeights(Hook):
         return name, content.digest, matching.report
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_order(name: str) -> list[tuple[int, str]]:
     """Return a sort key by which `step-9` comes before `step-10`."""
     return [
         (int(part) if number % 2 else 0, part)

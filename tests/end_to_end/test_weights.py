@@ -266,11 +266,11 @@ class TestReload:
         made.store = made.watched  # so that nobody puts the old one back
         with pytest.raises(
             ChangedError,
-            match=r"w-10.safetensors was loaded at update 8 with digest \w+, and is anot",
+            match=r"w-10.safetensors was loaded at update 8 with digest \w+, and now has",
         ):
             train(made.folder, *made.words)
         (made.watched / "w-10.safetensors").unlink()
-        with pytest.raises(ChangedError, match=r"and going on needs it again: .* put it back"):
+        with pytest.raises(ChangedError, match=r"has to load it again: .* restore it"):
             train(made.folder, *made.words)
 
     def test_what_cannot_be_used_is_passed_over(self, tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ class TestReload:
         train(made.folder, *made.words)
         assert made.loads() == [(4, "w-8.safetensors")]
         log = (made.folder / "log.txt").read_text()
-        assert log.count("w-12.safetensors was passed over: ") == 1
-        assert "w-14.safetensors was passed over: " in log
+        assert log.count("w-12.safetensors was skipped: ") == 1
+        assert "w-14.safetensors was skipped: " in log
         assert "w-13" not in log
 
     @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from phasetrain.hooks.ledger_content import (
     to_array,
     to_memory_order,
 )
-from phasetrain.optim import Updater
+from phasetrain.optim.update import updater
+from phasetrain.optim.update.steppers import GatedStepper, Stepper
 from phasetrain.runs.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, Ledger, read
 
 CUT = ("PHASES.epochs=2", "PHASES.limit.train=4")
@@ -149,7 +150,10 @@ class TestResume:
                 if phase.is_train and run.state.updates in (1, 3):
                     out.loss = out.loss * float("nan")
 
-        monkeypatch.setattr(Updater, "_lag", lambda self, wanted: 1)
+        def make_gated(optimizer: Any, gradients: Any, guard: Any, scaler: Any) -> Stepper:
+            return GatedStepper(optimizer, gradients, guard)
+
+        monkeypatch.setattr(updater, "make_stepper", make_gated)
         words = (*CUT, "OPTIMIZER.on_nonfinite=skip", "METERS.loss=null")
         train(tmp_path / "unbroken", *words, hooks={"break": Break()})
         found = ledger(tmp_path / "unbroken")

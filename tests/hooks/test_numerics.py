@@ -189,7 +189,7 @@ class TestFaults:
         with caplog.at_level(logging.WARNING, "phasetrain"):
             run.run()
         assert run.state.updates == 6
-        assert "HOOKS.numerics: the step could not be kept in" in caplog.text
+        assert "HOOKS.numerics: the step could not be dumped to" in caplog.text
         assert "No space left on device" in caplog.text
         assert dumps(tmp_path) == []
 
@@ -207,7 +207,7 @@ class TestFaults:
             engine(tmp_path, Numerics(), 0).run()
         folder = tmp_path / "numerics" / "u00000001"
         (folder / "state.json").write_text("{}")
-        with pytest.raises(InvalidCheckpointError, match="is no kept step"):
+        with pytest.raises(InvalidCheckpointError, match="is no dump of a step"):
             read_dump(Storage(), str(folder))
 
     def test_keep_is_checked(self) -> None:
