@@ -81,7 +81,7 @@ def framework(world: Any, updates: int) -> Callable[[], float]:
 
     def trial() -> float:
         engine = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
-        with setup.machine.applied():
+        with setup.machine.apply_settings():
             dist.barrier()
             began = time.perf_counter()
             engine.run()

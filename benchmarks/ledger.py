@@ -101,7 +101,7 @@ class Training:
             self.task, self.plan, RunState(), Hooks(hooks), folder=folder, world=self.setup.world
         )
         gc.collect()
-        with self.setup.machine.applied():
+        with self.setup.machine.apply_settings():
             began = time.process_time()
             engine.run()
             taken = time.process_time() - began

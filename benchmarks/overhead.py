@@ -168,7 +168,7 @@ def framework(
         engine = PhaseEngine(
             task, plan, RunState(), Hooks(hooks()), folder=run_folder, world=setup.world
         )
-        with setup.machine.applied(), stopwatch() as taken:
+        with setup.machine.apply_settings(), stopwatch() as taken:
             engine.run()
         assert engine.state.updates == updates
         return taken[0]
@@ -190,7 +190,7 @@ def default_hooks(folder: Path) -> dict[str, Trial]:
         engine = PhaseEngine(
             task, plan, RunState(), Hooks(hooks()), folder=RunFolder(str(folder)), world=setup.world
         )
-        with setup.machine.applied(), stopwatch() as taken:
+        with setup.machine.apply_settings(), stopwatch() as taken:
             engine.run()
         return taken[0]
 

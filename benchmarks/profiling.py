@@ -90,7 +90,7 @@ def trial(make: Callable[[], Mapping[str, Hook]], updates: int) -> tuple[float, 
         engine = PhaseEngine(
             task, plan, RunState(), Hooks(hooks), folder=RunFolder(folder), world=setup.world
         )
-        with setup.machine.applied():
+        with setup.machine.apply_settings():
             engine.run()
     return watch.ended[0] - watch.began[0], watch.ended[1] - watch.began[1]
 

@@ -83,7 +83,7 @@ def trial(name: str, make: Callable[[], Hook] | None, updates: int) -> tuple[flo
         marks: list[float] = []
         events._start = [*events._start, lambda run: marks.append(time.perf_counter())]
         events._end = [lambda run: marks.append(time.perf_counter()), *events._end]
-        with setup.machine.applied():
+        with setup.machine.apply_settings():
             engine.run()
         end = time.perf_counter() - marks[1]
     return marks[1] - marks[0], timed.seconds, end

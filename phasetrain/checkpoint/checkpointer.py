@@ -208,7 +208,7 @@ class Checkpointer(CheckpointReader):
 
     def _delete_old(self) -> None:
         """Delete the checkpoints that retention does not keep."""
-        names = self.storage.names(self.root)
+        names = self.storage.list_names(self.root)
         pinned = {name.removesuffix(PINNED) for name in names if name.endswith(PINNED)}
         found = self.list_checkpoints()
         kept = self.retention.select_names(found, pinned)
@@ -224,7 +224,7 @@ class Checkpointer(CheckpointReader):
                 self._verified.discard(saved.name)
 
     def _save_error(self, draft: Draft, error: OSError) -> SaveError:
-        free_bytes = self.storage.free(self.root)
+        free_bytes = self.storage.free_bytes(self.root)
         free = "an unknown number of" if free_bytes is None else f"{free_bytes:,}"
         name = errno.errorcode.get(error.errno or 0, "")
         place = f" at {error.filename}" if error.filename else ""

@@ -182,26 +182,26 @@ class CheckpointWriter:
         self._storage = storage
         self.name = _free_name(storage, root, checkpoint_name(state), manifest.sequence)
         self._final = f"{root}/{self.name}"
-        self.working = storage.begin(self._final)
+        self.working = storage.begin_folder(self._final)
 
     def publish(self, manifest: Manifest) -> Saved:
         """Write the manifest and publish the folder."""
         # Last of the files: a folder without a manifest is recognized as unfinished on storages
         # whose publish is no atomic rename.
         self._storage.create(f"{self.working}/{MANIFEST}", manifest.encode())
-        self._storage.publish(self.working, self._final)
+        self._storage.publish_folder(self.working, self._final)
         return Saved(self.name, manifest)
 
     def abandon(self) -> None:
         """Delete the files written so far."""
-        self._storage.abandon(self.working, self._final)
+        self._storage.abandon_folder(self.working, self._final)
 
 
 def list_checkpoints(storage: Storage, root: str) -> tuple[list[Saved], dict[str, str]]:
     """Return the checkpoints under `root`, oldest first, and the reason for each invalid folder."""
     found = []
     rejected = {}
-    for name in storage.names(root):
+    for name in storage.list_names(root):
         if not NAME.fullmatch(name):
             continue
         try:
@@ -244,13 +244,13 @@ def read_file(
 ) -> bytearray:
     """Return the content of one file of a checkpoint, see `read_files`."""
     try:
-        size = storage.size(f"{folder}/{name}")
+        size = storage.file_size(f"{folder}/{name}")
         # Before it is read: a file of the wrong size may not fit into memory.
         if verify != "off" and size not in (None, record.size):
             raise InvalidCheckpointError(
                 f"{name} has {size} bytes, the manifest says {record.size}"
             )
-        data, digest = storage.load(f"{folder}/{name}")
+        data, digest = storage.read_hashed(f"{folder}/{name}")
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         raise InvalidCheckpointError(f"{name} cannot be read ({reason})") from error
@@ -267,12 +267,12 @@ def read_file(
 
 def delete_leftovers(storage: Storage, root: str) -> list[str]:
     """Delete remains of interrupted saves and deletions under `root`, and return their names."""
-    return storage.sweep(root, lambda name: bool(NAME.fullmatch(name)), MANIFEST)
+    return storage.delete_leftovers(root, lambda name: bool(NAME.fullmatch(name)), MANIFEST)
 
 
 def delete_checkpoint(storage: Storage, root: str, name: str) -> None:
     """Delete a checkpoint; an interrupted deletion leaves nothing that is listed."""
-    storage.discard(f"{root}/{name}", MANIFEST)
+    storage.delete_folder(f"{root}/{name}", MANIFEST)
 
 
 def _free_name(storage: Storage, root: str, position: str, sequence: int) -> str:

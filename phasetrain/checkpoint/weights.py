@@ -46,7 +46,7 @@ def find_checkpoint(source: Source, storage: Storage) -> LoadedCheckpoint:
         ConfigError: there is no usable checkpoint.
     """
     path = source.path.rstrip("/")
-    names = storage.names(path)
+    names = storage.list_names(path)
     if MANIFEST in names:
         try:
             return CheckpointReader(path, storage).load(path)
@@ -72,7 +72,7 @@ def find_checkpoint(source: Source, storage: Storage) -> LoadedCheckpoint:
 
 def checkpoint_root(storage: Storage, folder: str) -> str | None:
     """Return the folder of checkpoints in a run folder, or a folder that is one; None without."""
-    names = storage.names(folder)
+    names = storage.list_names(folder)
     if FOLDER in names:
         return f"{folder}/{FOLDER}"
     if any(map(NAME.fullmatch, names)):

@@ -148,7 +148,7 @@ def _plan(setup: Setup) -> RunResult:
 def print_log(terminal: Terminal) -> Iterator[None]:
     """Print on the terminal what phasetrain logs."""
     logger = logging.getLogger("phasetrain")
-    handler = terminal.handler()
+    handler = terminal.make_handler()
     level = logger.level
     propagate = logger.propagate
     logger.addHandler(handler)

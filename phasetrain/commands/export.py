@@ -264,13 +264,13 @@ def _write_folder(out: str, weights: Weights) -> None:
         **{key: weights.facts[key] for key in ("phasetrain", "checkpoint", "updates", "config")},
         "metrics": json.loads(weights.facts["metrics"]),
     }
-    working = storage.begin(out.rstrip("/"))
+    working = storage.begin_folder(out.rstrip("/"))
     try:
         storage.create(f"{working}/config.json", (json.dumps(described, indent=1) + "\n").encode())
         storage.create(f"{working}/model.safetensors", _safetensors(weights))
-        storage.publish(working, out.rstrip("/"))
+        storage.publish_folder(working, out.rstrip("/"))
     except OSError:
-        storage.abandon(working, out.rstrip("/"))
+        storage.abandon_folder(working, out.rstrip("/"))
         raise
 
 

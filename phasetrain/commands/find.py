@@ -160,7 +160,7 @@ def find_lr(setup: Setup) -> RunResult:
         (f"{lr:.3g}", f"{loss:.4f}", f"{smooth:.4f}")
         for lr, loss, smooth in points[:: 1 + len(points) // ROWS]
     ]
-    setup.terminal.table(
+    setup.terminal.print_table(
         f"learning rates, {reason or 'all tried'}", ("lr", "loss", "smoothed"), rows
     )
     series = {"loss": (lrs, watch.losses), "smoothed": (lrs, found.smoothed)}
@@ -221,7 +221,7 @@ def find_batch_size(setup: Setup) -> RunResult:
         "samples_per_second": {str(size): rate for size, rate in rates.items()},
     }
     rows = [(str(size), f"{rate:,.0f}") for size, rate in rates.items()]
-    setup.terminal.table("batches in one piece", ("samples", "samples/s"), rows)
+    setup.terminal.print_table("batches in one piece", ("samples", "samples/s"), rows)
     series = {"samples/s": (list(rates), list(rates.values()))}
     _write(
         setup,
@@ -342,7 +342,7 @@ def _trained(setup: Setup, config: AttrDict, hook: Hook) -> str:
     engine = PhaseEngine(
         builder.task(builder.parts(data, plan)), plan, state, Hooks({"find": hook})
     )
-    with setup.machine.applied():
+    with setup.machine.apply_settings():
         engine.run()
     if state.finished == "completed":
         return ""

@@ -130,7 +130,7 @@ def _facts(checkpoint: str) -> dict[str, Any]:
 
 def _loaded(folder: str, checkpoint: str) -> LoadedCheckpoint:
     storage = open_storage(folder)
-    if not storage.names(folder):
+    if not storage.list_names(folder):
         raise ConfigError(
             f"{folder!r}: there is no such folder, or nothing in it; name the folder of a run"
         )

@@ -60,10 +60,10 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         task.check_targets(split.name, first_target(data[split.name].reader))
     called = Hooks({"collected": found, **(hooks or {})}, setup.world)
     engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
-    with setup.machine.applied():
+    with setup.machine.apply_settings():
         engine.run()
     rows = [(name, f"{value:.4f}") for name, value in found.metrics.items()]
-    setup.terminal.table(
+    setup.terminal.print_table(
         f"{loaded.path} at update {loaded.manifest.state['updates']}", ("metric", "value"), rows
     )
     name = f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json"

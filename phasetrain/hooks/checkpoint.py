@@ -309,7 +309,7 @@ class CheckpointHook(Hook):
         try:
             run.folder.sync_logs()
         except OSError as error:
-            free = run.folder.storage.free(run.folder.path)
+            free = run.folder.storage.free_bytes(run.folder.path)
             raise SaveError(
                 f"the checkpoint at update {run.state.updates} was not saved, because the logs in {run.folder.path!r} "
                 f"could not be written: {error} ({free} bytes are free)"

@@ -155,10 +155,10 @@ class LedgerHook(Hook):
             )
         if has_header:
             self._records = min(self._records, complete)
-            file.cut(len(HEADER) + self._records * RECORD_BYTES)
+            file.truncate(len(HEADER) + self._records * RECORD_BYTES)
         else:
             self._records = 0
-            file.cut(0)
+            file.truncate(0)
             file.write(HEADER)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:

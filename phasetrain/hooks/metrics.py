@@ -57,7 +57,7 @@ class Metrics(Hook):
                 self._offset,
             )
             self._offset = self._file.read().rfind(b"\n") + 1
-        self._file.cut(self._offset)
+        self._file.truncate(self._offset)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""

@@ -72,7 +72,7 @@ class Numerics(Hook):
     def on_start(self, run: Run) -> None:
         """Remove incomplete dumps that a kill has left."""
         if run.folder is not None and run.world.is_main:
-            run.folder.storage.sweep(
+            run.folder.storage.delete_leftovers(
                 run.folder.file(ROOT), lambda name: bool(NAME.fullmatch(name)), STATE
             )
 
@@ -98,7 +98,7 @@ class Numerics(Hook):
         """Return the names of the dumps, or None if the folder cannot be read."""
         root = folder.file(ROOT)
         try:
-            return [name for name in folder.storage.names(root) if NAME.fullmatch(name)]
+            return [name for name in folder.storage.list_names(root) if NAME.fullmatch(name)]
         except OSError as error:
             log.warning("HOOKS.numerics: %s cannot be read, and no step is dumped: %s", root, error)
             return None
@@ -157,13 +157,13 @@ def write_dump(storage: Storage, folder: str, step: Mapping[str, Any]) -> None:
         if isinstance(batch, str):
             raise TypeError(batch)
     tree, tensors = encode(step)
-    working = storage.begin(folder)
+    working = storage.begin_folder(folder)
     try:
         storage.create(f"{working}/{TENSORS}", tensors)
         storage.create(f"{working}/{STATE}", tree)
-        storage.publish(working, folder)
+        storage.publish_folder(working, folder)
     except OSError:
-        storage.abandon(working, folder)
+        storage.abandon_folder(working, folder)
         raise
 
 
@@ -174,7 +174,9 @@ def read_dump(storage: Storage, folder: str) -> StepDump:
         InvalidCheckpointError: files are missing or have another format.
     """
     try:
-        content = decode(storage.read(f"{folder}/{STATE}"), storage.load(f"{folder}/{TENSORS}")[0])
+        content = decode(
+            storage.read(f"{folder}/{STATE}"), storage.read_hashed(f"{folder}/{TENSORS}")[0]
+        )
         return StepDump(
             position=Position(**content["position"]),
             batches=[Batch(**batch) for batch in content["batches"]],

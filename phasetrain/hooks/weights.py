@@ -225,7 +225,7 @@ class ReloadWeights(Hook):
     def _list_names(self) -> list[str]:
         storage = self._source.storage()
         root = checkpoint_root(storage, self.folder)
-        names = storage.names(root or self.folder)
+        names = storage.list_names(root or self.folder)
         if root is not None:
             names = [name for name in names if NAME.fullmatch(name)]
         hidden = [name for name in names if name.startswith(".") or TEMPORARY.search(name)]

@@ -325,7 +325,7 @@ def _see_all(sources: Sequence[Source]) -> None:
         if not storage.exists(source.path):
             parent, _, name = source.path.rstrip("/").rpartition("/")
             raise source.refused(
-                f"there is no such file or folder{did_you_mean(name, storage.names(parent or '.'))} (A start needs it; "
+                f"there is no such file or folder{did_you_mean(name, storage.list_names(parent or '.'))} (A start needs it; "
                 "a run that goes on from a checkpoint does not.)"
             )
 

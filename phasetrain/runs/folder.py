@@ -87,7 +87,7 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Tell whether a run has written here."""
         return self.storage.exists(self.file("status.json")) or bool(
-            self.storage.names(self.file("checkpoints"))
+            self.storage.list_names(self.file("checkpoints"))
         )
 
     def status(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class RunFolder:
         tell."""
         places = (self.path, *map(str, Path(self.path).parents))
         return next(
-            (free for place in places if (free := self.storage.free(place)) is not None), None
+            (free for place in places if (free := self.storage.free_bytes(place)) is not None), None
         )
 
     @contextmanager
@@ -243,7 +243,7 @@ class RunFolder:
 
     def _sweep(self) -> None:
         """Delete the files that a killed attempt was about to put in place of others."""
-        for name in self.storage.names(self.path):
+        for name in self.storage.list_names(self.path):
             if TEMPORARY.search(name):
                 self.storage.remove(self.file(name))
 

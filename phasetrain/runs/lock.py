@@ -134,7 +134,7 @@ class FolderLock:
 
     @property
     def _file(self) -> str:
-        return self.storage.local(f"{self.path}/run.lock")
+        return self.storage.local_path(f"{self.path}/run.lock")
 
     def _write(self, owner: Owner, *, durable: bool) -> None:
         self.storage.replace_json(self._record, asdict(owner), durable=durable)

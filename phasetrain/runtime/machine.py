@@ -31,7 +31,7 @@ def seed_of(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(blake2b(repr((seed, purpose)).encode(), digest_size=8).digest(), "little")
 
 
-def mixed(seed: int, *counters: int) -> int:
+def mix_seed(seed: int, *counters: int) -> int:
     """Return the 64-bit seed of one place in a stream: the finaliser of SplitMix64 after each
     counter.
 
@@ -67,7 +67,7 @@ def reseed_all(seed: int) -> None:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Put the global generators of torch, on all CUDA devices in use, NumPy and Python back to
     where they were."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
@@ -101,24 +101,24 @@ class Machine:
     deterministic: bool = True
     test_precision: Precision | None = None
 
-    def casts(self, *, train: bool = True) -> bool:
+    def uses_autocast(self, *, train: bool = True) -> bool:
         """Tell whether activations have another type than weights."""
-        return self._precision(train=train) in AUTOCAST
+        return self._precision_of(train=train) in AUTOCAST
 
     def autocast(self, *, train: bool = True) -> AbstractContextManager[object]:
         """Return the context of a forward pass: torch's autocast for bf16 and fp16, nothing for
         fp32 and tf32."""
-        if not self.casts(train=train):
+        if not self.uses_autocast(train=train):
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=AUTOCAST[self._precision(train=train)])
+        return torch.autocast(self.device.type, dtype=AUTOCAST[self._precision_of(train=train)])
 
-    def _precision(self, *, train: bool) -> Precision:
+    def _precision_of(self, *, train: bool) -> Precision:
         if train or self.test_precision is None:
             return self.precision
         return self.test_precision
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply_settings(self) -> Iterator[None]:
         """Set threads and determinism, and put back on the way out what was set before."""
         threads = torch.get_num_threads()
         fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ END_SECONDS = 60
 """After a second signal the kernel ends a process that has not found its way out by then."""
 
 
-def heard() -> tuple[signal.Signals, ...]:
+def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask this process to stop: SIGHUP is none of them where it is ignored.
 
     A closed terminal sends it, often twice: its shell does, and the kernel. `nohup` ignores it, for
@@ -64,7 +64,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
-            for number in heard():
+            for number in stop_signals():
                 self._before[number] = signal.signal(number, self._on_stop)
             for number in SAVING:
                 self._before[number] = signal.signal(number, self._on_save)

@@ -27,7 +27,7 @@ SHOWN = logging.getLogger("phasetrain.shown")
 """Lines for log.txt that the terminal shows in a form of its own."""
 
 KEY = 7
-"""Columns of the word before a line of `pairs`."""
+"""Columns of the word before a line of `print_pairs`."""
 
 DIFFERENT = 5
 """Different warnings of one kind that are shown; further ones are counted."""
@@ -86,15 +86,15 @@ class Terminal:
         if self._console is not None and os.getpid() == self._process:
             self._console.print(line, markup=False, soft_wrap=True, style=style or None)
         else:
-            self._print(line)
+            self._print_plain(line)
 
-    def line(self, text: str, *, level: int = logging.INFO, style: str = "") -> None:
+    def print_line(self, text: str, *, level: int = logging.INFO, style: str = "") -> None:
         """Print a line of a run, with the time of day where there is no terminal, if the verbosity
         shows its level."""
         if level >= self.shows:
-            self._timed(text, style)
+            self._print_timed(text, style)
 
-    def pairs(self, rows: Pairs, *, always: bool = False, logged: bool = True) -> None:
+    def print_pairs(self, rows: Pairs, *, always: bool = False, logged: bool = True) -> None:
         """Print lines with a word before each, and write them to log.txt.
 
         Args:
@@ -108,7 +108,7 @@ class Terminal:
             return
         if self._console is None:
             for word, text in rows:
-                self._timed(f"{word.ljust(KEY)} {text}")
+                self._print_timed(f"{word.ljust(KEY)} {text}")
             return
         from rich.text import Text
 
@@ -122,10 +122,10 @@ class Terminal:
             lines.append("\n")
         self._console.print(lines, soft_wrap=True, end="")
 
-    def table(self, title: str, head: Sequence[str], rows: Rows) -> None:
+    def print_table(self, title: str, head: Sequence[str], rows: Rows) -> None:
         """Print a table."""
         if self._console is None:
-            self._print(plain_table(title, head, rows))
+            self._print_plain(plain_table(title, head, rows))
             return
         from rich.table import Table
         from rich.text import Text
@@ -133,45 +133,45 @@ class Terminal:
         table = Table(title=Text(title, style="bold"), title_justify="left")
         for column, name in enumerate(head):
             table.add_column(
-                Text(name), justify="right" if column and _numeric(rows, column) else "left"
+                Text(name), justify="right" if column and _is_numeric(rows, column) else "left"
             )
         for row in rows:
             table.add_row(*(Text(cell, overflow="fold") for cell in row))
         self._console.print(table)
 
-    def watch(self, view: Callable[[], View]) -> None:
-        """Draw what `view` returns below all other lines until `end_watch`; nothing on a quiet or
+    def start_live(self, view: Callable[[], View]) -> None:
+        """Draw what `view` returns below all other lines until `stop_live`; nothing on a quiet or
         plain terminal.
 
         Args:
             view: asked twice a second, from another thread.
         """
-        self.end_watch()
+        self.stop_live()
         if self._console is not None and self.verbosity != "quiet":
             self._lines = LiveLines(self._console, view)
-            self._lines.start(self._above)
+            self._lines.start(self._print_above)
 
-    def end_watch(self) -> None:
+    def stop_live(self) -> None:
         """Take the live lines away."""
         if self._lines is not None:
             self._lines.stop()
             self._lines = None
 
-    def handler(self) -> logging.Handler:
+    def make_handler(self) -> logging.Handler:
         """Return a logging handler that prints here, with the time of day where there is no
         terminal."""
         return _TerminalHandler(self)
 
-    def _timed(self, text: str, style: str = "") -> None:
+    def _print_timed(self, text: str, style: str = "") -> None:
         self.say(text if self.live else f"{time.strftime('%H:%M:%S')} {text}", style=style)
 
-    def _above(self, line: str) -> None:
+    def _print_above(self, line: str) -> None:
         from rich.text import Text
 
         assert self._console is not None
         self._console.print(Text.from_ansi(line), soft_wrap=True)
 
-    def _print(self, text: str) -> None:
+    def _print_plain(self, text: str) -> None:
         self.stream.write(f"{text}\n")
         self.stream.flush()
 
@@ -197,7 +197,7 @@ class Warnings:
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, object], Kind] = {}
 
-    def hear(self, record: logging.LogRecord) -> str:
+    def select_text(self, record: logging.LogRecord) -> str:
         """Return what to print of a warning; nothing where it has been printed, or enough of its
         kind have been."""
         message = record.getMessage()
@@ -211,7 +211,7 @@ class Warnings:
             return f"{message} (further ones of this kind are counted, and stand in log.txt)"
         return message
 
-    def rows(self) -> list[tuple[str, str]]:
+    def repeated_rows(self) -> list[tuple[str, str]]:
         """Return how often which warnings came that came more than once, for the end of a run."""
         kinds = sorted(
             (kind for kind in self.kinds.values() if kind.count > 1), key=lambda kind: -kind.count
@@ -233,20 +233,22 @@ class _TerminalHandler(logging.Handler):
         if record.name == SHOWN.name or level < self._terminal.shows:
             return
         if level < logging.WARNING:
-            self._terminal.line(record.getMessage(), level=level)
+            self._terminal.print_line(record.getMessage(), level=level)
             return
         is_error = level >= logging.ERROR
-        text = record.getMessage() if is_error else self._terminal.warnings.hear(record)
+        text = record.getMessage() if is_error else self._terminal.warnings.select_text(record)
         if text:
             style = "bold red" if is_error else "yellow"
-            self._terminal.line(f"{record.levelname.lower()}: {text}", level=level, style=style)
+            self._terminal.print_line(
+                f"{record.levelname.lower()}: {text}", level=level, style=style
+            )
 
 
 def plain_table(title: str, head: Sequence[str], rows: Rows) -> str:
     """Return a table as text with aligned columns."""
     cells = [list(head), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    right = [bool(column) and _numeric(rows, column) for column in range(len(head))]
+    right = [bool(column) and _is_numeric(rows, column) for column in range(len(head))]
     lines = [
         "  ".join(
             text.rjust(w) if r else text.ljust(w)
@@ -257,5 +259,5 @@ def plain_table(title: str, head: Sequence[str], rows: Rows) -> str:
     return "\n".join([title, lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def _numeric(rows: Rows, column: int) -> bool:
+def _is_numeric(rows: Rows, column: int) -> bool:
     return all(row[column][:1] in "0123456789-." for row in rows)

@@ -20,7 +20,7 @@ from phasetrain.engine.position import Position
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LoggingLoss
 from phasetrain.optim import NonFinite, Updater
-from phasetrain.runtime.machine import mixed, reseed, seed_of
+from phasetrain.runtime.machine import mix_seed, reseed, seed_of
 from phasetrain.tasks.batchnorm_refresh import settle
 from phasetrain.tasks.inference import Predicts
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
@@ -62,7 +62,7 @@ class Task(WholeState, Predicts):
         )
         self._device = parts.machine.device
         self._moves = parts.machine.device.type != "cpu"
-        self._casts = parts.machine.casts()
+        self._casts = parts.machine.uses_autocast()
         self._trains = True
         self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
         self._mix = seed_of(parts.seed, "mix")
@@ -112,7 +112,7 @@ class Task(WholeState, Predicts):
         if self.parts.losses:
             self.loss = self.parts.losses[phase.stage]
             self._logged = _logging(self.loss)
-        self._casts = self.parts.machine.casts(train=phase.is_train)
+        self._casts = self.parts.machine.uses_autocast(train=phase.is_train)
         self._trains = phase.is_train
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
@@ -303,7 +303,7 @@ class Task(WholeState, Predicts):
         """Seed dropout and the like for a micro-batch: a function of the position, so no checkpoint
         has to keep it."""
         rank, number = self._strategy.seed_key(micro)
-        reseed(mixed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
+        reseed(mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
 
     def measure(self, phase: Phase) -> dict[str, float]:
         """Return the metrics of the phase that the meters have seen, by label.
@@ -346,7 +346,7 @@ class Task(WholeState, Predicts):
             return batch
         rank, number = self._strategy.seed_key(micro)
         return self.parts.batch_transforms[at.stage](
-            batch, mixed(self._mix, rank, at.updates, number)
+            batch, mix_seed(self._mix, rank, at.updates, number)
         )
 
     def _learned(self, batch: Batch, at: Position, micro: int) -> StepOutput:

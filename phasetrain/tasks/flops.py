@@ -7,7 +7,7 @@ from types import MappingProxyType
 import torch
 
 from phasetrain.engine.plan import Phase, Plan
-from phasetrain.runtime.machine import Machine, Precision, generators_kept
+from phasetrain.runtime.machine import Machine, Precision, preserve_generators
 from phasetrain.tasks import Position, Task
 from phasetrain.tasks.inspection import inspect
 
@@ -86,7 +86,7 @@ def train_flops(task: Task, plan: Plan) -> dict[int, int]:
     for phase in plan.phases:
         if phase.is_train and phase.steps:
             first.setdefault(phase.stage, phase)
-    with generators_kept():
+    with preserve_generators():
         return {stage: _counted(task, phase) for stage, phase in first.items()}
 
 

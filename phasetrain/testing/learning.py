@@ -61,7 +61,7 @@ def _losses(overrides: Sequence[str], updates: int, config_dir: str | None) -> l
         )
     losses: list[float] = []
     try:
-        with machine.applied():
+        with machine.apply_settings():
             task.begin(phase, fresh=True)
             batches = next(iter(task.batches(phase, 0)))
             for number in range(updates):

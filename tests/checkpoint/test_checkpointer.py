@@ -435,7 +435,11 @@ def test_format_1_still_loads(tmp_path: Path) -> None:
     assert "promised" not in loaded.state
     assert made.save(at(5), learned(5), PROMISED).manifest.sequence == 7
     assert newest(tmp_path) == 5
-    assert made.storage.names(str(tmp_path)) == ["latest", "p0000-s00000004", "p0000-s00000005"]
+    assert made.storage.list_names(str(tmp_path)) == [
+        "latest",
+        "p0000-s00000004",
+        "p0000-s00000005",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -253,9 +253,9 @@ def published_early(
     files = {name: FileRecord(len(data), tree_digest(data)) for name, data in contents.items()}
     manifest = describe(files)
     final = f"{root}/{name_of(manifest)}"
-    working = storage.begin(final)
+    working = storage.begin_folder(final)
     storage.create(f"{working}/manifest.json", manifest.encode())
-    storage.publish(working, final)
+    storage.publish_folder(working, final)
     for name, data in contents.items():
         storage.create(f"{final}/{name}", data)
     return protocol.Saved(name_of(manifest), manifest)

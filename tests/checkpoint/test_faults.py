@@ -141,7 +141,7 @@ class TestDyingInAStart:
     ) -> None:
         def greedy(made: Checkpointer) -> None:
             """Make room by deleting the newest one."""
-            made.storage.remove(f"{made.root}/{made.storage.names(made.root)[-1]}")
+            made.storage.remove(f"{made.root}/{made.storage.list_names(made.root)[-1]}")
 
         monkeypatch.setattr(Checkpointer, "clear_leftovers", greedy)
         with pytest.raises((AssertionError, NoValidCheckpointError)):

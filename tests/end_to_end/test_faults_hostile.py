@@ -34,7 +34,7 @@ def resign(folder: Path, change: Callable[[dict[str, Any]], object] = lambda bod
     for name in body["files"]:
         body["files"][name] = {
             "size": (folder / name).stat().st_size,
-            "digest": Storage().load(str(folder / name))[1],
+            "digest": Storage().read_hashed(str(folder / name))[1],
         }
     change(body)
     digest = sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -228,7 +228,7 @@ class OwnLoop:
     def run(self, *, until: int | None = None) -> PhaseEngine:
         """Run the loop, or leave it after the update `until` as a crash would."""
         settings = CheckpointSection(every_updates=1, every_epochs=None)
-        with Signals() as signals, self.setup.machine.applied():
+        with Signals() as signals, self.setup.machine.apply_settings():
             save = CheckpointHook(
                 self.checkpointer, settings, signals, promised={}, loaded=self.loaded
             )
@@ -266,7 +266,10 @@ class TestOwnLoop:
 
     def test_that_hands_nothing_over_is_told_so(self, tmp_path: Path) -> None:
         loop = OwnLoop(tmp_path)
-        with loop.setup.machine.applied(), pytest.raises(RuntimeError, match=r"engine\.finish"):
+        with (
+            loop.setup.machine.apply_settings(),
+            pytest.raises(RuntimeError, match=r"engine\.finish"),
+        ):
             list(PhaseEngine(loop.task, loop.plan, loop.state, Hooks()).steps())
 
 

@@ -118,7 +118,7 @@ def drawn() -> int:
     """Draw for a moment, then print a table, as a run does."""
     live_view.REFRESHES = 8  # of this fork
     terminal = Terminal()
-    terminal.watch(
+    terminal.start_live(
         lambda: View(
             (Bar("epoch 1/2 train", 3, 10, "2.0 s"), Bar("run", 3, 20, "5.0 s")), ("loss 0.5",)
         )
@@ -126,9 +126,11 @@ def drawn() -> int:
     time.sleep(0.4)
     terminal.say("a line that stays")
     time.sleep(0.25)
-    terminal.end_watch()
-    terminal.pairs([("best", "test/accuracy 0.9972 (update 220), test/loss 0.0319 (update 264)")])
-    terminal.table(
+    terminal.stop_live()
+    terminal.print_pairs(
+        [("best", "test/accuracy 0.9972 (update 220), test/loss 0.0319 (update 264)")]
+    )
+    terminal.print_table(
         "results", ("metric", "value"), [("test/accuracy", "0.9972"), ("test/" + 30 * "x", "0.1")]
     )
     return 0

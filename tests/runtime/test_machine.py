@@ -16,7 +16,7 @@ from phasetrain.hooks import on
 from phasetrain.runtime.machine import (
     Machine,
     check_threads,
-    generators_kept,
+    preserve_generators,
     reseed,
     reseed_all,
     resolve_device,
@@ -89,7 +89,7 @@ class TestAutocast:
 
     def test_tests_may_have_another_precision(self, tmp_path: Path) -> None:
         machine = Machine(CPU, "bf16", test_precision="fp32")
-        assert (machine.casts(), machine.casts(train=False)) == (True, False)
+        assert (machine.uses_autocast(), machine.uses_autocast(train=False)) == (True, False)
         seen: dict[str, set[torch.dtype]] = {"train": set(), "test": set()}
 
         @on("forward")
@@ -109,13 +109,13 @@ class TestAutocast:
         assert seen == {"train": {torch.bfloat16}, "test": {torch.float32}}
 
     def test_tf32_is_no_type_of_activations(self) -> None:
-        assert not Machine(CPU, "tf32").casts()
+        assert not Machine(CPU, "tf32").uses_autocast()
 
 
 class TestApplied:
     def test_it_is_set_and_put_back(self) -> None:
         threads = torch.get_num_threads()
-        with Machine(CPU, threads=threads + 1).applied():
+        with Machine(CPU, threads=threads + 1).apply_settings():
             assert torch.get_num_threads() == threads + 1
             assert torch.are_deterministic_algorithms_enabled()
             assert not torch.utils.deterministic.fill_uninitialized_memory
@@ -125,7 +125,7 @@ class TestApplied:
     def test_it_is_put_back_after_an_error(self) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
-            with pytest.raises(ZeroDivisionError), Machine(CPU).applied():
+            with pytest.raises(ZeroDivisionError), Machine(CPU).apply_settings():
                 _ = 1 / 0
             assert torch.is_deterministic_algorithms_warn_only_enabled()
         finally:
@@ -133,7 +133,7 @@ class TestApplied:
 
     def test_nothing_is_set_unasked(self) -> None:
         threads = torch.get_num_threads()
-        with Machine(CPU, deterministic=False).applied():
+        with Machine(CPU, deterministic=False).apply_settings():
             assert not torch.are_deterministic_algorithms_enabled()
             assert torch.get_num_threads() == threads
 
@@ -178,7 +178,7 @@ class TestDevice:
 
 def test_generators_are_put_back() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
-    with generators_kept():
+    with preserve_generators():
         torch.rand(3), np.random.rand(), random.random()
     after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
     assert torch.equal(before[0], after[0])

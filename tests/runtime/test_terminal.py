@@ -27,7 +27,7 @@ class TestPlain:
 
     def test_a_table(self) -> None:
         terminal, stream = plain()
-        terminal.table(
+        terminal.print_table(
             "results", ("metric", "value"), [("test/loss", "0.1000"), ("test/accuracy", "-12.5")]
         )
         assert stream.getvalue() == (
@@ -36,13 +36,13 @@ class TestPlain:
 
     def test_nothing_moves(self) -> None:
         terminal, stream = plain()
-        terminal.watch(lambda: View((Bar("run", 5, 10),)))
-        terminal.end_watch()
+        terminal.start_live(lambda: View((Bar("run", 5, 10),)))
+        terminal.stop_live()
         assert stream.getvalue() == ""
 
     def test_lines_with_a_word_before_each(self) -> None:
         terminal, stream = plain()
-        terminal.pairs([("run", "digits"), ("weights", "sha256 0")])
+        terminal.print_pairs([("run", "digits"), ("weights", "sha256 0")])
         assert re.fullmatch(
             r"\d\d:\d\d:\d\d run     digits\n\d\d:\d\d:\d\d weights sha256 0\n", stream.getvalue()
         )
@@ -54,7 +54,7 @@ class TestPlain:
     def test_logged_lines_have_the_time_and_the_level(self, level: int, text: str) -> None:
         terminal, stream = plain()
         record = logging.LogRecord("phasetrain.x", level, "", 0, "%d updates", (3,), None)
-        terminal.handler().handle(record)
+        terminal.make_handler().handle(record)
         assert re.fullmatch(rf"\d\d:\d\d:\d\d {text}3 updates\n", stream.getvalue())
 
     @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ class TestPlain:
     def test_how_much_is_printed(self, verbosity: Verbosity, shown: list[str]) -> None:
         terminal, stream = plain()
         terminal.verbosity = verbosity
-        handler = terminal.handler()
+        handler = terminal.make_handler()
         for level, text in ((logging.DEBUG, "d"), (logging.INFO, "i"), (logging.WARNING, "w")):
             handler.handle(logged(text, level=level))
         assert [line[9:] for line in stream.getvalue().splitlines()] == shown
 
     def test_what_is_for_the_log_alone_is_not_shown(self) -> None:
         terminal, stream = plain()
-        terminal.handler().handle(
+        terminal.make_handler().handle(
             logging.LogRecord("phasetrain.shown", logging.INFO, "", 0, "in a table", (), None)
         )
         assert stream.getvalue() == ""
@@ -83,8 +83,8 @@ class TestPlain:
     def test_a_quiet_terminal_prints_the_end(self) -> None:
         terminal, stream = plain()
         terminal.verbosity = "quiet"
-        terminal.pairs([("run", "digits")])
-        terminal.pairs([("end", "completed")], always=True)
+        terminal.print_pairs([("run", "digits")])
+        terminal.print_pairs([("end", "completed")], always=True)
         assert [line[9:] for line in stream.getvalue().splitlines()] == ["end     completed"]
 
     def test_a_stream_that_is_no_terminal(self) -> None:
@@ -94,18 +94,18 @@ class TestPlain:
 class TestWarnings:
     def test_each_is_shown_once_and_counted(self) -> None:
         terminal, stream = plain()
-        handler = terminal.handler()
+        handler = terminal.make_handler()
         for text in ("one", "one", "other", "one"):
             handler.handle(logged(text))
         assert [line[9:] for line in stream.getvalue().splitlines()] == [
             "warning: one",
             "warning: other",
         ]
-        assert terminal.warnings.rows() == [("warned", "3 x one")]
+        assert terminal.warnings.repeated_rows() == [("warned", "3 x one")]
 
     def test_of_one_kind_a_few_are_shown(self) -> None:
         terminal, stream = plain()
-        handler = terminal.handler()
+        handler = terminal.make_handler()
         for sample in range(9):
             handler.handle(logged("sample %d cannot be read", sample))
         lines = [line[9:] for line in stream.getvalue().splitlines()]
@@ -113,20 +113,20 @@ class TestWarnings:
         assert lines[4:] == [
             "warning: sample 4 cannot be read (further ones of this kind are counted, and stand in log.txt)"
         ]
-        assert terminal.warnings.rows() == [("warned", "9 x sample 0 cannot be read")]
+        assert terminal.warnings.repeated_rows() == [("warned", "9 x sample 0 cannot be read")]
 
     def test_errors_are_always_shown(self) -> None:
         terminal, stream = plain()
         for _ in range(2):
-            terminal.handler().handle(logged("broken", level=logging.ERROR))
+            terminal.make_handler().handle(logged("broken", level=logging.ERROR))
         assert stream.getvalue().count("error: broken") == 2
 
     def test_many_kinds(self) -> None:
         terminal, _ = plain()
         for kind in range(7):
             for _ in range(2):
-                terminal.handler().handle(logged(f"kind {kind}"))
-        rows = terminal.warnings.rows()
+                terminal.make_handler().handle(logged(f"kind {kind}"))
+        rows = terminal.warnings.repeated_rows()
         assert rows[0] == ("warned", "2 x kind 0")
         assert rows[-1] == ("", "4 x others, 2 kinds; all stand in log.txt")
         assert len(rows) == 6
@@ -148,12 +148,12 @@ class Gone(io.StringIO):
 def test_a_reader_that_has_gone_ends_nothing(live: bool) -> None:
     stream = Gone()
     terminal = Terminal(stream, live=live)
-    terminal.watch(lambda: View((Bar("run", 5, 10),)))
+    terminal.start_live(lambda: View((Bar("run", 5, 10),)))
     terminal.say("one")
     asked = stream.asked
     terminal.say("two")
-    terminal.table("results", ("a",), [("b",)])
-    terminal.end_watch()
+    terminal.print_table("results", ("a",), [("b",)])
+    terminal.stop_live()
     assert stream.asked == asked == 1
 
 
@@ -161,17 +161,17 @@ class TestLive:
     def test_a_run(self) -> None:
         stream = io.StringIO()
         terminal = Terminal(stream, live=True)
-        terminal.watch(lambda: View((Bar("run", 5, 10),), ("loss 0.5",)))
+        terminal.start_live(lambda: View((Bar("run", 5, 10),), ("loss 0.5",)))
         terminal.say("epoch 1 [not markup]")
-        terminal.end_watch()
-        terminal.end_watch()
-        terminal.table("results", ("metric", "value"), [("loss", "0.1")])
+        terminal.stop_live()
+        terminal.stop_live()
+        terminal.print_table("results", ("metric", "value"), [("loss", "0.1")])
         assert "epoch 1 [not markup]" in stream.getvalue()
         assert "0.1" in stream.getvalue()
 
     def test_logged_lines_have_no_time(self) -> None:
         stream = io.StringIO()
-        Terminal(stream, live=True).handler().handle(
+        Terminal(stream, live=True).make_handler().handle(
             logging.LogRecord("x", logging.INFO, "", 0, "hello", (), None)
         )
         assert stream.getvalue() == "hello\n"
@@ -179,8 +179,8 @@ class TestLive:
     def test_a_quiet_terminal_does_not_move(self) -> None:
         stream = io.StringIO()
         terminal = Terminal(stream, live=True, verbosity="quiet")
-        terminal.watch(lambda: View((Bar("run", 5, 10),)))
-        terminal.end_watch()
+        terminal.start_live(lambda: View((Bar("run", 5, 10),)))
+        terminal.stop_live()
         assert stream.getvalue() == ""
 
 

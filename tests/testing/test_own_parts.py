@@ -317,7 +317,7 @@ class Steps:
         """Make an update and return its loss."""
         at = Position(self.phase.split, self.step, self.step, self.step / 10)
         self.step += 1
-        with self.machine.applied():
+        with self.machine.apply_settings():
             return self.task.train_step(self.batches, at, Silent()).loss
 
     def state_dict(self) -> dict[str, Any]:

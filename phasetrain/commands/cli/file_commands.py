@@ -224,5 +224,5 @@ def run_probe(call: Call) -> Outcome:
         f"{found.layer}: {found.dimensions} numbers, {found.samples[0]} training samples, "
         f"{found.samples[1]} test samples"
     )
-    Terminal().table(title, ("classifier", "accuracy"), found.rows())
+    Terminal().print_table(title, ("classifier", "accuracy"), found.rows())
     return Outcome(content=json.loads(json.dumps(asdict(found))))

@@ -27,7 +27,7 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError, did_you_mean
 from phasetrain.models.layers import Layers
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.machine import mixed, reseed, seed_of
+from phasetrain.runtime.machine import mix_seed, reseed, seed_of
 from phasetrain.tasks import Builder, SplitData
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
@@ -64,12 +64,12 @@ def extract(setup: Setup) -> RunResult:
     model = _model(setup, data, loaded)
     rows = []
     root = (section.dir or f"{setup.config.RUN.dir}/extract/{_origin(loaded)}").rstrip("/")
-    with setup.machine.applied(), Layers(model, section.layers, section.pool) as layers:
+    with setup.machine.apply_settings(), Layers(model, section.layers, section.pool) as layers:
         for name in names:
             done = _Extraction(setup, name, data[name], model, layers, f"{root}/{name}").run()
             rows.append((name, *map(str, done)))
     head = ("split", "rows", "shards", "kept from before")
-    setup.terminal.table(f"features in {root}", head, rows)
+    setup.terminal.print_table(f"features in {root}", head, rows)
     return RunResult(
         "extracted",
         folder=root,
@@ -145,7 +145,7 @@ class _Extraction:
     @torch.no_grad()
     def _columns(self, batch: Batch) -> dict[str, Tensor]:
         """Return what is written of a batch, on the CPU."""
-        reseed(mixed(self._stream, int(batch.ids[0])))
+        reseed(mix_seed(self._stream, int(batch.ids[0])))
         moved = batch.to(self.setup.machine.device)
         try:
             with self.setup.machine.autocast(train=False):

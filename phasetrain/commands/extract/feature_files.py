@@ -89,7 +89,7 @@ class FeatureFolder:
         if not isinstance(record, dict) or not self._storage.exists(f"{self.path}/{name}"):
             return None
         shard = Shard(**record)
-        content, digest = self._storage.load(f"{self.path}/{name}")
+        content, digest = self._storage.read_hashed(f"{self.path}/{name}")
         if (len(content), digest) == (shard.size, shard.digest):
             return shard
         return None
@@ -127,7 +127,7 @@ class FeatureFolder:
         with self._writing():
             self._write_index({**content, "request": request, "shards": shown})
             records = {f"{shard.file}.json" for shard in listed}
-            for name in self._storage.names(
+            for name in self._storage.list_names(
                 self.path
             ):  # what a killed process has left half written, too
                 if name in records or ".tmp-" in name:
@@ -235,7 +235,7 @@ def _column(path: str, name: str, columns: Mapping[str, Any]) -> str:
 def _verified(storage: Storage, path: str, shard: Mapping[str, Any]) -> bytes:
     name = f"{path}/{shard['file']}"
     try:
-        content, digest = storage.load(name)
+        content, digest = storage.read_hashed(name)
     except OSError as error:
         raise ConfigError(
             f"{name!r} cannot be read ({error}); start the same RUN.engine=extract again"

@@ -42,7 +42,7 @@ def preview(setup: Setup) -> dict[str, Any]:
         ConfigError: lists what is wrong with the run.
     """
     folder = RunFolder(setup.config.RUN.dir)
-    fresh = not folder.storage.names(folder.file("checkpoints"))
+    fresh = not folder.storage.list_names(folder.file("checkpoints"))
     with all_at_once(setup):
         builder = setup.builder()
         data = builder.data()
@@ -121,13 +121,15 @@ def show(setup: Setup, content: dict[str, Any]) -> None:
     for note in content["notes"]:
         terminal.say(note)
     differs = [(path, shown(value), layer) for path, value, layer in content["differs"]]
-    terminal.table("values that differ from the defaults", ("key", "value", "set by"), differs)
+    terminal.print_table(
+        "values that differ from the defaults", ("key", "value", "set by"), differs
+    )
     for key, value in content["facts"].items():
         terminal.say(f"{key} = {shown(value)} (from {source_of_fact(key)})")
     _show_data(setup, content)
     _show_model(setup, content)
     if content["groups"]:
-        terminal.table(
+        terminal.print_table(
             "groups of weights", ("options", "weights", "scalars", "names"), content["groups"]
         )
     for stage in content["stages"]:
@@ -155,7 +157,7 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
         )
         for name, split in content["data"].items()
     ]
-    setup.terminal.table("data", head, rows)
+    setup.terminal.print_table("data", head, rows)
     share = content["processes"]
     if share["processes"] == 1:
         count = "1 process"
@@ -184,7 +186,7 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
         for row in shown_modules([ModuleRow(**row) for row in content["modules"]])
     ]
     head = ("module", "kind", "parameters", "trained", "output", "activations", "flops per sample")
-    setup.terminal.table(f"model {model['name']}", head, rows)
+    setup.terminal.print_table(f"model {model['name']}", head, rows)
     line = f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them trained"
     if inspection is not None:
         line += (
@@ -215,7 +217,7 @@ def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
     title = (
         f"{content['epochs']} epochs, {content['updates']} updates, {content['samples']} samples"
     )
-    setup.terminal.table(title, head, _shortened(rows))
+    setup.terminal.print_table(title, head, _shortened(rows))
 
 
 def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
 from phasetrain.optim import NonFinite
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.machine import Machine, generators_kept
+from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Builder, Parts, Position, SplitData, Task
 from phasetrain.tasks.inspection import Inspection, inspect
 
@@ -193,7 +193,7 @@ def prepared(
     _checked(setup, data, plan, task, folder, reads=wanted or not plans, fresh=fresh)
     if not wanted:
         return parts, None
-    with generators_kept():
+    with preserve_generators():
         found = rehearse(setup, task, plan, machine, folder)
     del parts, task
     gc.collect()
@@ -258,7 +258,7 @@ def rehearse(
         torch.cuda.reset_peak_memory_stats(machine.device)
     _slow_down(task)
     try:
-        with machine.applied():
+        with machine.apply_settings():
             trained = next((phase for phase in plan.phases if phase.is_train), None)
             inspection = _inspected(task, trained) if trained is not None else None
             rows = [_rehearsed(setup, task, plan, kind) for kind in kinds(plan, task)]

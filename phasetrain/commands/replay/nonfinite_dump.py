@@ -80,7 +80,7 @@ def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
         parts = replace(parts, strategy=_InTurn(setup.world, dump.shares))
     task = builder.task(parts)
     log.info("the update of %s: %s", folder, dump.found)
-    with machine.applied():
+    with machine.apply_settings():
         seen = _watched(task, dump, folder)
         function = "" if seen.outputs or seen.made else _first_in_backward(task, dump, folder)
     then = dump.found.loss
@@ -102,7 +102,7 @@ def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
         ),
         ("first operation in backward", "-", function or "not looked for", ""),
     ]
-    setup.terminal.table(
+    setup.terminal.print_table(
         f"update {dump.found.updates}: what is not finite", ("", "kept", "replay", ""), rows
     )
     if not same:

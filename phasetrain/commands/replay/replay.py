@@ -179,7 +179,7 @@ class _Replay:
             since,
             state.updates,
         )
-        with _scratch() as scratch, machine.applied():
+        with _scratch() as scratch, machine.apply_settings():
             own = {"replay": _UpTo(self.number, loaded), "replayed": LedgerHook(self._content())}
             hooks = {**own, **_taking_part(build_hooks(self.setup)), **extra}
             engine = PhaseEngine(
@@ -260,7 +260,7 @@ class _Replay:
     def _table(self, now: Record, told: tuple[str, ...]) -> None:
         then = None if self.ledger is None else self.ledger[self.number]
         rows = [(name, *_cells(then, now, name)) for name in told]
-        self.setup.terminal.table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
+        self.setup.terminal.print_table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
 
 
 class _UpTo(Hook):

@@ -210,7 +210,7 @@ def side(path: str) -> Side:
 
 
 def _read(storage: Storage, path: str) -> Side:
-    names = storage.names(path)
+    names = storage.list_names(path)
     if not names:
         return Side(path, _ledger(storage, path), {}, {}, {}, [])
     if FILE not in names and "metrics.jsonl" not in names:

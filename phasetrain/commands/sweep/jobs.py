@@ -21,7 +21,7 @@ from phasetrain.commands.sweep.override_text import digest, own_words, quoted
 from phasetrain.errors import FolderInUseError
 from phasetrain.runs.lock import Owner, holder, process_start
 from phasetrain.runtime.live_view import LastingStream
-from phasetrain.runtime.signals import heard
+from phasetrain.runtime.signals import stop_signals
 from phasetrain.runtime.storage import open_storage
 
 NAME = "[0-9a-f]" * 8 + ".json"
@@ -271,7 +271,7 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in heard()}
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield
     finally:

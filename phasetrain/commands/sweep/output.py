@@ -22,7 +22,7 @@ PAGE = "sweep.html"
 
 def show(results: Results, terminal: Terminal) -> None:
     """Print the table, say why runs have failed, and write the files."""
-    terminal.table(results.title(), *results.table(terminal.width, SHOWN))
+    terminal.print_table(results.title(), *results.table(terminal.width, SHOWN))
     for one in results.runs:
         if one.error:
             words = " ".join(f"{key}={value}" for key, value in one.swept.items())

@@ -105,8 +105,8 @@ class Attempt:
                     f"{_told(self._all(spent))}, in {count(self.before, 'attempt') + 1} attempts",
                 )
             )
-        terminal.pairs(told, always=True)
-        terminal.pairs(terminal.warnings.rows(), always=True, logged=False)
+        terminal.print_pairs(told, always=True)
+        terminal.print_pairs(terminal.warnings.repeated_rows(), always=True, logged=False)
         rows = [
             _row("this attempt", spent),
             *([_row("the run", self._all(spent))] if earlier else []),

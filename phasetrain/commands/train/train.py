@@ -161,7 +161,7 @@ class _Training:
         task = self.builder.task(parts)
         world.run_on_main(lambda: self._begin(plan, parts, rehearsal))
         expected = None if rehearsal is None else rehearsal.time["expected"]
-        setup.terminal.pairs(
+        setup.terminal.print_pairs(
             opening(setup, folder, machine, self.data, plan, task.model, estimate=expected)
         )
         self._header(plan, state, loaded)
@@ -183,7 +183,7 @@ class _Training:
             for loader in parts.loaders.values():
                 loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
         try:
-            with machine.applied():
+            with machine.apply_settings():
                 if trained is not None:
                     task.warm_up(trained)
                 if not self._stopped_before():
@@ -279,7 +279,7 @@ class _Training:
             log.debug(line)
         if loaded is not None:
             at = f"update {state.updates} of {plan.updates}"
-            setup.terminal.pairs([("resume", f"going on from {loaded.path} at {at}")])
+            setup.terminal.print_pairs([("resume", f"going on from {loaded.path} at {at}")])
         elif not plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
@@ -315,7 +315,7 @@ class _Training:
             rows = stopped(self.setup, state, engine.plan, reason)
         else:
             rows = ended(self.setup, state, result.digest, best, self.checkpointer)
-        self.setup.terminal.pairs(rows, always=True)
+        self.setup.terminal.print_pairs(rows, always=True)
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
         try:
             folder.write_status(result.state, **facts, digest=result.digest)
@@ -370,7 +370,7 @@ def _begun(
     if done is not None:
         _complete(folder, checkpointer, done)
         return done
-    if setup.config.RUN.resume == "must" and not folder.storage.names(checkpointer.root):
+    if setup.config.RUN.resume == "must" and not folder.storage.list_names(checkpointer.root):
         raise _nothing_to_resume(folder)
     folder.open()
     return None

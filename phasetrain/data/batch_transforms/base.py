@@ -11,7 +11,7 @@ from torch import Tensor
 from phasetrain.config.registry import Registry
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError, is_out_of_memory
-from phasetrain.runtime.machine import mixed
+from phasetrain.runtime.machine import mix_seed
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
 
@@ -59,7 +59,7 @@ class PairPipeline:
             ConfigError: a transform does not take such a batch.
         """
         for number, transform in enumerate(self.transforms):
-            random = np.random.Generator(np.random.Philox(key=mixed(seed, number)))
+            random = np.random.Generator(np.random.Philox(key=mix_seed(seed, number)))
             try:
                 batch = transform(batch, random)
             except MISFITS as error:

@@ -17,7 +17,7 @@ from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.runtime.machine import generators_kept, reseed_all, seed_of
+from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class OwnLoader(PhaseLoader):
     def read(self, draw: Draw) -> Batch:
         """Return the first batch of a pass, whatever the draw; the loader under way stays where it
         is."""
-        with generators_kept():
+        with preserve_generators():
             return self._batch(next(self._begun(draw.split, draw.epoch)[1]), 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class OwnLoader(PhaseLoader):
             return
         loaded, self._loaded = self._loaded, None
         self.close()
-        with generators_kept():
+        with preserve_generators():
             if place and self.own.resumable:
                 state = self._checked(loaded, phase, place)
                 self._loader, self._batches = self._begun(phase.data, phase.epoch, state)
@@ -245,7 +245,7 @@ class OwnLoader(PhaseLoader):
     def _fetched(self, phase: Phase) -> Batch:
         epoch, place = self._at
         assert self._batches is not None, "no iteration is under way"
-        with generators_kept():
+        with preserve_generators():
             reseed_all(self._seed_of(phase.data, epoch, place))
             found = next(self._batches, None)
         if found is None:

@@ -29,7 +29,7 @@ from phasetrain.data.loading.reader import Reader
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
-from phasetrain.runtime.signals import STOPPING, Interrupted, heard
+from phasetrain.runtime.signals import STOPPING, Interrupted, stop_signals
 
 SIGNALS = frozenset({*STOPPING, signal.SIGUSR1, signal.SIGUSR2})
 """What a run may be sent from outside."""
@@ -395,7 +395,7 @@ def prepare_worker(worker: int, stacks: str | None = None) -> None:
             sys.exit(128 + number)
         received.append(number)
 
-    for number in heard():
+    for number in stop_signals():
         signal.signal(number, handle)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     faulthandler.unregister(signal.SIGUSR2)  # a fork has inherited what the main process registered

@@ -24,7 +24,7 @@ from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import is_out_of_memory
-from phasetrain.runtime.machine import mixed, reseed_all, seed_of
+from phasetrain.runtime.machine import mix_seed, reseed_all, seed_of
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
 SUBSTITUTES = 10
@@ -208,7 +208,7 @@ class Reader(Dataset[Batch]):
             )
             other = word % others
             other = int(places[other + (other >= own)])
-            key = Keys([mixed(word, other)])
+            key = Keys([mix_seed(word, other)])
             sample = _fitting(self._sample(draw.split, other, key.seeds()[0], key), wanted)
             if not isinstance(sample, Unreadable):
                 return other, sample

@@ -9,7 +9,7 @@ import numpy as np
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Order
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.machine import generators_kept, reseed_all, seed_of
+from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
 ANY_SEED = seed_of(0, "purity of a sampler")
 
@@ -87,7 +87,7 @@ class TorchOrder:
         return drawn
 
     def _drawn(self, seed: int) -> Indices:
-        with generators_kept():
+        with preserve_generators():
             reseed_all(seed)
             if isinstance(self._sampler, Epochal):
                 self._sampler.set_epoch(seed & 0x7FFFFFFF)

@@ -246,19 +246,19 @@ class Breakdown(Hook):
         for title, head, rows in self._make_tables():
             log.debug(plain_table(title, head, rows))
             if self.terminal.verbosity == "normal":  # a verbose terminal shows the debug log
-                self.terminal.table(title, head, rows)
+                self.terminal.print_table(title, head, rows)
         for split, totals in self._times.totals.items():
             if rates := self._flop_rates(totals):
                 text = f"{format_si(rates['flops_per_second'])}FLOP/s in {split} steps"
                 if "mfu" in rates:
                     text += f", {100 * rates['mfu']:.1f} % of the peak of {self._device} (MFU)"
-                self.terminal.pairs([("flops", text)])
+                self.terminal.print_pairs([("flops", text)])
         if self._per_sample and not any(one.flops for one in self._times.totals.values()):
             self._note = (
                 "the task never called events.on_forward, so operations per second are not known"
             )
         if self._note:
-            self.terminal.pairs([("flops", self._note)])
+            self.terminal.print_pairs([("flops", self._note)])
 
     def _make_tables(self) -> list[Table]:
         """Return the tables of steps and of the slowest hooks."""

@@ -126,7 +126,9 @@ class Memory(Hook):
                 (split, *(_format_value(name, row.get(name)) for name in names))
                 for split, row in self._peaks.items()
             ]
-            self.terminal.table("peak memory", ("split", *(COLUMNS[name] for name in names)), rows)
+            self.terminal.print_table(
+                "peak memory", ("split", *(COLUMNS[name] for name in names)), rows
+            )
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Write the snapshot if the device is out of memory."""

@@ -207,7 +207,7 @@ class Profiler(Hook):
         if profiler is not None:
             profiler.stop()
         if self.terminal is not None and self._folder is not None:
-            self.terminal.pairs([(ROOT, self._summarize())])
+            self.terminal.print_pairs([(ROOT, self._summarize())])
 
     def _finish_cycle(self, done: profile) -> None:
         """Write the trace of a cycle, or log a warning if that fails."""

@@ -73,7 +73,7 @@ class ConsoleView(Hook):
         self._eta = EtaEstimator(run.plan)
         self._last_line = time.perf_counter()
         self._lines.epochs = run.plan.epochs
-        self.terminal.watch(lambda: self._make_view(run))
+        self.terminal.start_live(lambda: self._make_view(run))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase; before a train phase, print the pending lines."""
@@ -124,7 +124,7 @@ class ConsoleView(Hook):
     def on_end(self, run: Run) -> None:
         """Print the best metrics, of test splits if there are any."""
         self._end_live_view()
-        self.terminal.pairs(self._summarize_best(), always=True)
+        self.terminal.print_pairs(self._summarize_best(), always=True)
         if self._latest and self.terminal.verbosity == "verbose":
             ordered = sorted(self._latest.items(), key=lambda item: item[0][0] == TRAIN)
             rows = [
@@ -136,7 +136,7 @@ class ConsoleView(Hook):
                 )
                 for (split, name), (value, at) in ordered
             ]
-            self.terminal.table(
+            self.terminal.print_table(
                 "results", ("metric", "last", "at update", "best", "at update"), rows
             )
 
@@ -146,7 +146,7 @@ class ConsoleView(Hook):
 
     def close(self) -> None:
         """Remove the live view in every case."""
-        self.terminal.end_watch()
+        self.terminal.stop_live()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the latest and the best value of every metric, for the last lines of the run."""
@@ -162,7 +162,7 @@ class ConsoleView(Hook):
         self._best = self._latest | best
 
     def _end_live_view(self) -> None:
-        self.terminal.end_watch()
+        self.terminal.stop_live()
         self._lines.end()
 
     def _start_timing(self, run: Run) -> None:
@@ -188,7 +188,7 @@ class ConsoleView(Hook):
             else:
                 form = "%H:%M" if left[1] < 86_400 else "%Y-%m-%d %H:%M"
             until = time.strftime(form, time.localtime(time.time() + left[1]))
-            self.terminal.pairs(
+            self.terminal.print_pairs(
                 [("time", f"about {format_duration(left[1])} to go, until {until}")]
             )
 
@@ -202,7 +202,7 @@ class ConsoleView(Hook):
             facts = "  ".join((epoch, *self._format_facts(run, phase)))
             left = self._format_remaining(run)[1]
             SHOWN.info("update %d/%d  %s", run.state.updates, run.plan.updates, facts)
-            self.terminal.line(
+            self.terminal.print_line(
                 f"update {run.state.updates}/{run.plan.updates}  {facts}{left and f'  {left} left'}"
             )
 

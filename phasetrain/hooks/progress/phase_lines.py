@@ -49,7 +49,7 @@ class PhaseLines:
         text = f"{epoch}  {phase.split:<5}  {found}({format_duration(seconds)})"
         SHOWN.info(text)
         if self.terminal.verbosity == "verbose":
-            self.terminal.line(text)
+            self.terminal.print_line(text)
             return
         self._waiting = [*self._waiting, CompletedPhase(phase, dict(metrics), seconds)]
         if not self.terminal.live and seconds >= LONG:
@@ -66,17 +66,17 @@ class PhaseLines:
         if width is not None and len(self._format_header(columns)) <= width:
             if columns != self._columns:
                 self._columns = columns
-                self.terminal.line(self._format_header(columns), style="bold")
-            self.terminal.line(self._format_row(columns, waiting))
+                self.terminal.print_line(self._format_header(columns), style="bold")
+            self.terminal.print_line(self._format_row(columns, waiting))
             return
         self._columns = None
         line = self._format_line(waiting)
         if width is None or len(line) <= width:
-            self.terminal.line(line)
+            self.terminal.print_line(line)
             return
         for one in waiting:
             rows = wrap(self._format_line([one]), width, subsequent_indent="    ")
-            self.terminal.line("\n".join(rows))
+            self.terminal.print_line("\n".join(rows))
 
     def pending(self) -> str:
         """Return the line of phases that are not printed yet."""

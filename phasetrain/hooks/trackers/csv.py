@@ -56,7 +56,7 @@ class CSV(Tracker):
         storage = run.folder.storage
         root = run.folder.file("csv")
         storage.make_folder(root)
-        for name in storage.names(root):
+        for name in storage.list_names(root):
             if name.endswith(".csv") and name not in self._tables:
                 storage.remove(f"{root}/{name}")
         for name, table in self._tables.items():
@@ -66,7 +66,7 @@ class CSV(Tracker):
                     "%s is shorter than at the checkpoint: some rows are lost", table.file.path
                 )
                 table.size = table.file.read().rfind(b"\n") + 1
-            table.file.cut(table.size)
+            table.file.truncate(table.size)
             if not table.size:
                 self._append_row(table, (*POSITION, *table.columns, "at"))
 

@@ -307,7 +307,7 @@ class SpooledTracker(Tracker):
                 "metrics.jsonl has the same values",
                 code="config.conflict",
             )
-        folder = Path(storage.local(run.folder.path))
+        folder = Path(storage.local_path(run.folder.path))
         self._file = run.folder.log(f"{self.kind}.jsonl")
         identity = self._truncate_spool(self._file)
         backend = self.make_backend(Target(identity, folder, self.hparams))
@@ -419,10 +419,10 @@ class SpooledTracker(Tracker):
                 log.warning("%s is damaged: HOOKS.%s starts a new run", file.path, self.kind)
             identity = uuid4().hex[:12]
             head = b""
-            file.cut(0)
+            file.truncate(0)
         else:
             head = content[: content.index(b"\n") + 1]
-            file.cut(self._size or len(head))
+            file.truncate(self._size or len(head))
         if not head or not self._size:
             self._lines = 0
         if not head:

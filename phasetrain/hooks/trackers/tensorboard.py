@@ -90,7 +90,7 @@ class TensorBoard(Tracker):
             ) from error
         if not run.world.is_main:
             return
-        self._folder = Path(storage.local(run.folder.file("tensorboard")))
+        self._folder = Path(storage.local_path(run.folder.file("tensorboard")))
         storage.make_folder(run.folder.file("tensorboard"))
         for file in self._event_files():
             if file.name in self._covered:

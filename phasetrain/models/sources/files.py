@@ -43,7 +43,7 @@ def read_file(source: Source, storage: Storage, path: str) -> File:
         ConfigError: it cannot be read, is damaged, or would have to execute code.
     """
     try:
-        content, digest = storage.load(path)
+        content, digest = storage.read_hashed(path)
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         raise source.refused(f"{path} cannot be read ({reason})") from error

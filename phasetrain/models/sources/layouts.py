@@ -42,14 +42,14 @@ def read(source: Source) -> Content:
     storage = source.storage()
     if not storage.exists(source.path):
         parent, _, name = source.path.rstrip("/").rpartition("/")
-        near = did_you_mean(name, storage.names(parent or "."))
+        near = did_you_mean(name, storage.list_names(parent or "."))
         raise source.refused(f"there is no such file or folder{near}")
     name = _recognised(source, storage) if source.format == "auto" else source.format
     return FORMATS.find(name, f"{source.where}.format")(source, storage)
 
 
 def _recognised(source: Source, storage: Storage) -> str:
-    names = storage.names(source.path)
+    names = storage.list_names(source.path)
     if not names:
         return "torch"
     if {"manifest.json", "checkpoints"} & set(names) or any(map(CHECKPOINT.match, names)):
@@ -104,7 +104,7 @@ def read_vissl(source: Source, storage: Storage) -> Content:
 def read_timm(source: Source, storage: Storage) -> Content:
     """Return the weights in a checkpoint of timm (`state_dict`, or `state_dict_ema`), or in a
     folder from its hub."""
-    if storage.names(source.path):
+    if storage.list_names(source.path):
         return read_huggingface(source, storage)
     _, loaded, digest = read_file(source, storage, source.path)
     return Content(flat(_state_dict(source, loaded)), "timm", digest, source.path)
@@ -116,7 +116,7 @@ def read_huggingface(source: Source, storage: Storage) -> Content:
     pieces."""
     if source.which != "model":
         raise source.refused("a folder of this kind has no averaged weights; set which=model")
-    names = storage.names(source.path)
+    names = storage.list_names(source.path)
     if not names:
         return read_torch(source, storage)
     files = _pieces(source, storage, names)

@@ -106,7 +106,7 @@ def read_run(path: str, storage: Storage | None = None) -> RunRecord:
     folder = path.rstrip("/") or "/"
     try:
         storage = storage or open_storage(folder)
-        names = storage.names(folder)
+        names = storage.list_names(folder)
     except OSError as error:
         raise ConfigError(
             f"{path!r} cannot be read: {error.strerror or error}; expected the folder of a run"

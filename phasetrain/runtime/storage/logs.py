@@ -53,40 +53,40 @@ class LogFile(ABC):
                 raise error
         self._make_durable()  # beside the guard: whoever writes need not wait for the disk
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Cut the file back to its first `size` bytes."""
         with self._guard:
             self._pending.clear()
-            self._truncate(size)
+            self._truncate_to(size)
             self._written = size
 
     def close(self) -> None:
         """Write what is left, as far as that is possible, and release the file."""
         with self._guard:
             self._hand_over()
-            self._release()
+            self._close_file()
 
     @abstractmethod
     def read(self) -> bytes:
         """Return the content of the file."""
 
     @abstractmethod
-    def _append(self, data: bytes) -> int:
+    def _append_bytes(self, data: bytes) -> int:
         """Write some of `data` at the end and return how many bytes that were."""
 
     @abstractmethod
-    def _truncate(self, size: int) -> None: ...
+    def _truncate_to(self, size: int) -> None: ...
 
     @abstractmethod
     def _make_durable(self) -> None: ...
 
     @abstractmethod
-    def _release(self) -> None: ...
+    def _close_file(self) -> None: ...
 
     def _hand_over(self) -> OSError | None:
         try:
             while self._pending:
-                count = self._append(bytes(self._pending))
+                count = self._append_bytes(bytes(self._pending))
                 self._written += count
                 del self._pending[:count]
         except OSError as error:
@@ -111,11 +111,11 @@ class LocalLog(LogFile):
         """Return the content of the file."""
         return os.pread(self._handle, self._written, 0)
 
-    def _append(self, data: bytes) -> int:
+    def _append_bytes(self, data: bytes) -> int:
         self._before("append", self.path)
         return os.pwrite(self._handle, data, self._written)
 
-    def _truncate(self, size: int) -> None:
+    def _truncate_to(self, size: int) -> None:
         self._before("truncate", self.path)
         os.ftruncate(self._handle, size)
 
@@ -123,5 +123,5 @@ class LocalLog(LogFile):
         self._before("fsync", self.path)
         os.fsync(self._handle)
 
-    def _release(self) -> None:
+    def _close_file(self) -> None:
         os.close(self._handle)

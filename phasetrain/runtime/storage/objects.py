@@ -75,11 +75,11 @@ class ObjectStorage(Storage):
         super().__init__(before)
         self._files.register_handler(handler)
 
-    def size(self, path: str) -> int | None:
+    def file_size(self, path: str) -> int | None:
         """Return None: handlers cannot tell."""
         return None
 
-    def free(self, folder: str) -> int | None:
+    def free_bytes(self, folder: str) -> int | None:
         """Return None: nobody can tell."""
         return None
 
@@ -89,7 +89,7 @@ class ObjectStorage(Storage):
         with cast(BinaryIO, self._files.open(path, "rb")) as file:
             return file.read()
 
-    def load(self, path: str) -> tuple[bytearray, str]:
+    def read_hashed(self, path: str) -> tuple[bytearray, str]:
         """Return the content of an object, in memory that may be written to, and its
         `tree_digest`."""
         content = bytearray(self.read(path))
@@ -104,43 +104,43 @@ class ObjectStorage(Storage):
             raise FileExistsError(path)
         if give_up():
             raise Unfinished(path)
-        self._put(path, data)
+        self._write_object(path, data)
         return FileRecord(size=memoryview(data).nbytes, digest=tree_digest(data))
 
     def replace(self, path: str, data: Data, *, durable: bool = True) -> None:
         """Write an object, in place of the one that is there."""
-        self._put(path, data)
+        self._write_object(path, data)
 
-    def begin(self, folder: str) -> str:
+    def begin_folder(self, folder: str) -> str:
         """Return `folder` itself, marked as being written."""
-        self._mark(folder)
+        self._add_marker(folder)
         return folder
 
-    def publish(self, working: str, folder: str) -> None:
+    def publish_folder(self, working: str, folder: str) -> None:
         """Take the mark away; the object written last was the commit."""
         with suppress(OSError):  # the next sweep takes it away
-            self._unmark(folder)
+            self._remove_markers(folder)
 
-    def abandon(self, working: str, folder: str) -> None:
+    def abandon_folder(self, working: str, folder: str) -> None:
         """Delete what was written."""
         self.remove(folder)
 
-    def discard(self, folder: str, last: str) -> None:
+    def delete_folder(self, folder: str, last: str) -> None:
         """Delete the objects of a folder, the one first that vouches for the others."""
-        self._mark(folder)
+        self._add_marker(folder)
         self.remove(f"{folder}/{last}")
-        for name in sorted(self.names(folder), key=lambda name: bool(TEMPORARY.search(name))):
+        for name in sorted(self.list_names(folder), key=lambda name: bool(TEMPORARY.search(name))):
             self.remove(f"{folder}/{name}")
 
-    def sweep(self, root: str, is_folder: Callable[[str], bool], last: str) -> list[str]:
+    def delete_leftovers(self, root: str, is_folder: Callable[[str], bool], last: str) -> list[str]:
         """Delete marked folders that nothing vouches for, and take the marks off the others."""
         left = []
-        for name in filter(is_folder, self.names(root)):
-            inside = self.names(f"{root}/{name}")
+        for name in filter(is_folder, self.list_names(root)):
+            inside = self.list_names(f"{root}/{name}")
             if not any(map(TEMPORARY.search, inside)):
                 continue
             if last in inside:
-                self._unmark(f"{root}/{name}")
+                self._remove_markers(f"{root}/{name}")
             else:
                 self.remove(f"{root}/{name}")
                 left.append(name)
@@ -152,16 +152,18 @@ class ObjectStorage(Storage):
     def remove(self, path: str) -> None:
         """Delete an object, or all objects below a path."""
         self._before("remove", path)
-        for name in self.names(path):
+        for name in self.list_names(path):
             self.remove(f"{path}/{name}")
         if self._files.isfile(path):
             self._files.rm(path)
 
     def log_file(self, path: str) -> LogFile:
         """Return a log that is held in memory and written as a whole when it is made durable."""
-        return _ObjectLog(path, self.read(path) if self._files.isfile(path) else b"", self._put)
+        return _ObjectLog(
+            path, self.read(path) if self._files.isfile(path) else b"", self._write_object
+        )
 
-    def local(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
         """Refuse: an object is no file of this machine.
 
         Raises:
@@ -171,16 +173,16 @@ class ObjectStorage(Storage):
             f"RUN.dir: {path!r} is no file of this machine, and this part can only write to files"
         )
 
-    def _put(self, path: str, data: Any) -> None:
+    def _write_object(self, path: str, data: Any) -> None:
         self._before("write", path)
         with cast(BinaryIO, self._files.open(path, "wb")) as file:
             file.write(data)
 
-    def _mark(self, folder: str) -> None:
-        self._put(f"{folder}/written.tmp-{uuid.uuid4().hex[:8]}", b"")
+    def _add_marker(self, folder: str) -> None:
+        self._write_object(f"{folder}/written.tmp-{uuid.uuid4().hex[:8]}", b"")
 
-    def _unmark(self, folder: str) -> None:
-        for name in filter(TEMPORARY.search, self.names(folder)):
+    def _remove_markers(self, folder: str) -> None:
+        for name in filter(TEMPORARY.search, self.list_names(folder)):
             self.remove(f"{folder}/{name}")
 
 
@@ -188,26 +190,26 @@ class _ObjectLog(LogFile):
     def __init__(self, path: str, content: bytes, put: Callable[[str, Any], None]) -> None:
         super().__init__(path, len(content))
         self._content = bytearray(content)
-        self._put = put
+        self._write_object = put
         self._durable = len(content)
 
     def read(self) -> bytes:
         return bytes(self._content)
 
-    def _append(self, data: bytes) -> int:
+    def _append_bytes(self, data: bytes) -> int:
         self._content += data
         return len(data)
 
-    def _truncate(self, size: int) -> None:
+    def _truncate_to(self, size: int) -> None:
         del self._content[size:]
         self._durable = -1
 
     def _make_durable(self) -> None:
         if self._durable != len(self._content):
             content = bytes(self._content)
-            self._put(self.path, content)
+            self._write_object(self.path, content)
             self._durable = len(content)
 
-    def _release(self) -> None:
+    def _close_file(self) -> None:
         with suppress(OSError):
             self._make_durable()

@@ -48,17 +48,17 @@ class Storage:
         """Tell whether a file or folder exists."""
         return bool(self._files.exists(path))
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         """Return the sorted names in a folder; none where it does not exist."""
         if self._files.isdir(folder):
             return sorted(self._files.ls(folder))
         return []
 
-    def size(self, path: str) -> int | None:
+    def file_size(self, path: str) -> int | None:
         """Return the bytes of a file; None where only reading it would tell."""
         return Path(path).stat().st_size
 
-    def free(self, folder: str) -> int | None:
+    def free_bytes(self, folder: str) -> int | None:
         """Return the bytes that are left for files in `folder`; None where nobody can tell."""
         with suppress(OSError):
             return shutil.disk_usage(folder).free
@@ -70,7 +70,7 @@ class Storage:
         with cast(BinaryIO, self._files.open(path, "rb", buffering=0)) as file:
             return file.read()
 
-    def load(self, path: str) -> tuple[bytearray, str]:
+    def read_hashed(self, path: str) -> tuple[bytearray, str]:
         """Return the content of a large file, in memory that may be written to, and its
         `tree_digest`."""
         self._before("read", path)
@@ -156,33 +156,33 @@ class Storage:
                 Path(temporary).unlink(missing_ok=True)
             raise
         if durable:
-            self.sync_folder(_parent(path))
+            self.sync_folder(_parent_of(path))
 
     def replace_json(self, path: str, content: Any, *, durable: bool = True) -> None:
         """Write a JSON file as `replace` does, indented."""
         self.replace(path, (json.dumps(content, indent=1) + "\n").encode(), durable=durable)
 
-    def begin(self, folder: str) -> str:
+    def begin_folder(self, folder: str) -> str:
         """Return the path of a new folder to write in, from which `publish` makes `folder`."""
         working = f"{folder}.tmp-{uuid.uuid4().hex[:8]}"
         self.make_folder(working)
         return working
 
-    def publish(self, working: str, folder: str) -> None:
+    def publish_folder(self, working: str, folder: str) -> None:
         """Give the folder its final name: from here on it exists, and durably when this returns."""
         self.sync_folder(working)
         self._before("rename", folder)
         Path(working).rename(folder)
-        self.sync_folder(_parent(folder))
+        self.sync_folder(_parent_of(folder))
 
-    def abandon(self, working: str, folder: str) -> None:
+    def abandon_folder(self, working: str, folder: str) -> None:
         """Take back what `begin` began and `publish`, perhaps, did not bring to its end."""
         if not self.exists(working) and self.exists(folder):
             self._before("rename", working)
             Path(folder).rename(working)
         self.remove(working)
 
-    def discard(self, folder: str, last: str) -> None:
+    def delete_folder(self, folder: str, last: str) -> None:
         """Delete a folder that was published; from the first moment on it is no longer listed.
 
         Args:
@@ -194,7 +194,7 @@ class Storage:
         Path(folder).rename(trash)
         self.remove(trash)
 
-    def sweep(self, root: str, is_folder: Callable[[str], bool], last: str) -> list[str]:
+    def delete_leftovers(self, root: str, is_folder: Callable[[str], bool], last: str) -> list[str]:
         """Clear away what an interrupted `publish` or `discard` left under `root`, and return the
         names.
 
@@ -203,7 +203,9 @@ class Storage:
             last: see `discard`.
         """
         left = [
-            name for name in self.names(root) if TEMPORARY.search(name) or name.startswith(TRASH)
+            name
+            for name in self.list_names(root)
+            if TEMPORARY.search(name) or name.startswith(TRASH)
         ]
         for name in left:
             self.remove(f"{root}/{name}")
@@ -227,7 +229,7 @@ class Storage:
         if Path(path).is_symlink():  # what it leads to is somebody else's
             Path(path).unlink()
         elif self._files.isdir(path):
-            for name in self.names(path):
+            for name in self.list_names(path):
                 self.remove(f"{path}/{name}")
             Path(path).rmdir()
         elif self._files.exists(path):
@@ -238,10 +240,10 @@ class Storage:
         self._before("open", path)
         return LocalLog(path, self._before)
 
-    def local(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
         """Return the path of a file on this machine's file system."""
         return str(self._files.get_local_path(path))
 
 
-def _parent(path: str) -> str:
+def _parent_of(path: str) -> str:
     return path.rpartition("/")[0] or "."

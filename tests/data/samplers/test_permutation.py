@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phasetrain.data.samplers.permutation import CHUNK, Identity, Indices, Permutation
-from phasetrain.runtime.machine import mixed, seed_of
+from phasetrain.runtime.machine import mix_seed, seed_of
 
 LARGE = 2**20 + 7
 BUCKETS = 32
@@ -32,7 +32,7 @@ def scalar(length: int, seed: int, place: int) -> int:
         for number in range(8):
             left, right = (
                 right,
-                left ^ mixed(seed_of(seed, "feistel", number), right) >> (64 - half),
+                left ^ mix_seed(seed_of(seed, "feistel", number), right) >> (64 - half),
             )
         place = left * 2**half + right
         if place < length:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, pass_length
 from phasetrain.data.samplers.torch_sampler import TorchOrder, as_order
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.machine import generators_kept
+from phasetrain.runtime.machine import preserve_generators
 
 DATA = range(10)
 
@@ -69,7 +69,7 @@ def test_a_pass_is_a_function_of_its_seed(sampler: Any) -> None:
 
 
 def test_literal_order_of_torch() -> None:
-    with generators_kept():
+    with preserve_generators():
         torch.manual_seed(3)
         expected = list(RandomSampler(DATA))
     assert TorchOrder(RandomSampler(DATA), "x")(10, 3).tolist() == expected

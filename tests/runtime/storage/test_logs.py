@@ -29,7 +29,7 @@ class TestOnAnyPlace:
         assert log.size == 8
         log.sync()
         assert place.content() == {"log": b"one\ntwo\n"}
-        log.cut(4)
+        log.truncate(4)
         log.write(b"three\n")
         log.close()
         assert place.content() == {"log": b"one\nthree\n"}
@@ -44,7 +44,7 @@ class TestOnAnyPlace:
         log.write(b"one\n")
         log.flush()
         log.write(b"two\n")
-        log.cut(4)
+        log.truncate(4)
         assert log.size == 4
         log.close()
         assert place.content() == {"log": b"one\n"}

@@ -58,13 +58,13 @@ def test_each_operation_is_announced_in_order(place: Objects) -> None:
     door = place.storage(
         lambda operation, path: seen.append((operation, path.rpartition("/")[2].partition(".")[0]))
     )
-    working = door.begin(f"{place.path}/p1")
+    working = door.begin_folder(f"{place.path}/p1")
     door.create(f"{working}/one", b"1")
-    door.publish(working, f"{place.path}/p1")
+    door.publish_folder(working, f"{place.path}/p1")
     door.replace(f"{place.path}/two", b"2")
     door.read(f"{place.path}/two")
-    door.load(f"{place.path}/p1/one")
-    door.discard(f"{place.path}/p1", "one")
+    door.read_hashed(f"{place.path}/p1/one")
+    door.delete_folder(f"{place.path}/p1", "one")
     door.remove(f"{place.path}/two")
     assert seen == [
         ("write", "written"), ("create", "one"), ("write", "one"), ("remove", "written"),
@@ -81,7 +81,7 @@ class TestCreate:
         assert door.create(path, memoryview(b"abc")) == FileRecord(3, tree_digest(b"abc"))
         with pytest.raises(FileExistsError):
             door.create(path, b"other")
-        content, digest = door.load(path)
+        content, digest = door.read_hashed(path)
         assert (content, digest) == (b"abc", tree_digest(b"abc"))
         content += b"may be written to"
 
@@ -104,22 +104,22 @@ def test_replacing_is_whole_or_not_at_all(place: Objects) -> None:
 class TestFolders:
     def test_they_are_marked_while_they_are_written(self, place: Objects) -> None:
         door, final = place.storage(), f"{place.path}/p1"
-        assert door.begin(final) == final
+        assert door.begin_folder(final) == final
         [mark] = place.content()
         assert mark.startswith("p1/written.tmp-")
         door.create(f"{final}/last", b"")
-        door.publish(final, final)
+        door.publish_folder(final, final)
         assert list(place.content()) == ["p1/last"]
 
     def test_a_mark_that_cannot_be_taken_away_waits_for_the_next_sweep(
         self, place: Objects
     ) -> None:
         door, final = place.storage(Refusing("remove")), f"{place.path}/p1"
-        door.begin(final)
+        door.begin_folder(final)
         door.create(f"{final}/last", b"")
-        door.publish(final, final)
+        door.publish_folder(final, final)
         assert len(place.content()) == 2
-        assert place.storage().sweep(place.path, is_folder, "last") == []
+        assert place.storage().delete_leftovers(place.path, is_folder, "last") == []
         assert list(place.content()) == ["p1/last"]
 
     def test_a_sweep_deletes_marked_folders_that_nothing_vouches_for(self, place: Objects) -> None:
@@ -135,7 +135,7 @@ class TestFolders:
             f"q/{mark}",
         ):
             place.objects[f"{place.path}/{path}"] = b""
-        assert place.storage().sweep(place.path, is_folder, "last") == ["p3", "p4"]
+        assert place.storage().delete_leftovers(place.path, is_folder, "last") == ["p3", "p4"]
         assert list(place.content()) == [
             "p1/last",
             "p2/last",
@@ -152,29 +152,29 @@ class TestFolders:
             if operation == "remove":
                 removed.append(path.rpartition("/")[2].partition(".")[0])
 
-        place.storage(before).discard(f"{place.path}/p1", "last")
+        place.storage(before).delete_folder(f"{place.path}/p1", "last")
         assert removed == ["last", "a", "z", "written"]
         assert place.content() == {}
 
     def test_a_name_that_begins_as_another_is_another_folder(self, place: Objects) -> None:
         for name in ("p1/last", "p1-c2/last"):
             place.objects[f"{place.path}/{name}"] = b""
-        place.storage().discard(f"{place.path}/p1", "last")
+        place.storage().delete_folder(f"{place.path}/p1", "last")
         assert list(place.content()) == ["p1-c2/last"]
 
 
 def test_nobody_tells_the_size_of_an_object(place: Objects) -> None:
     place.storage().replace(f"{place.path}/a", b"abc")
-    assert place.storage().size(f"{place.path}/a") is None
+    assert place.storage().file_size(f"{place.path}/a") is None
 
 
 def test_what_an_object_store_cannot_tell_or_do(place: Objects) -> None:
     door = place.storage()
-    assert door.free(place.path) is None
+    assert door.free_bytes(place.path) is None
     door.sync_folder(place.path)
     door.make_folder(place.path)
-    assert door.names(place.path) == []
+    assert door.list_names(place.path) == []
     with pytest.raises(
         ConfigError, match=r"^RUN\.dir: 'mem://place/log' is no file of this machine"
     ):
-        door.local(f"{place.path}/log")
+        door.local_path(f"{place.path}/log")

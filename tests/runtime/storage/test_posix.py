@@ -19,12 +19,12 @@ def test_each_operation_is_announced_in_order(tmp_path: Path) -> None:
             (operation, Path(path).name.partition(".tmp-")[0])
         )
     )
-    working = door.begin(f"{tmp_path}/a")
+    working = door.begin_folder(f"{tmp_path}/a")
     door.create(f"{working}/one", b"1")
-    door.publish(working, f"{tmp_path}/a")
+    door.publish_folder(working, f"{tmp_path}/a")
     door.replace(f"{tmp_path}/a/two", b"2")
     door.read(f"{tmp_path}/a/two")
-    door.load(f"{tmp_path}/a/one")
+    door.read_hashed(f"{tmp_path}/a/one")
     door.log_file(f"{tmp_path}/a/log").close()
     door.remove(f"{tmp_path}/a")
     assert seen == [
@@ -55,7 +55,7 @@ class TestCreate:
     ) -> None:
         monkeypatch.setattr(digest, "BLOCK", 2)
         record = Storage().create(f"{tmp_path}/file", data)
-        content, found = Storage().load(f"{tmp_path}/file")
+        content, found = Storage().read_hashed(f"{tmp_path}/file")
         assert (content, found) == (bytes(data), record.digest)
         assert record == FileRecord(len(bytes(data)), tree_digest(bytes(data)))
         content += b"may be written to"
@@ -117,47 +117,47 @@ class TestReplace:
 class TestFolders:
     def test_what_is_begun_exists_once_it_is_published(self, tmp_path: Path) -> None:
         door, final = Storage(), f"{tmp_path}/final"
-        working = door.begin(final)
+        working = door.begin_folder(final)
         assert not door.exists(final)
-        door.publish(working, final)
-        assert door.names(str(tmp_path)) == ["final"]
-        door.discard(final, "last")
-        assert door.names(str(tmp_path)) == []
+        door.publish_folder(working, final)
+        assert door.list_names(str(tmp_path)) == ["final"]
+        door.delete_folder(final, "last")
+        assert door.list_names(str(tmp_path)) == []
 
     @pytest.mark.parametrize("published", [False, True])
     def test_abandoning(self, tmp_path: Path, published: bool) -> None:
         door, final = Storage(), f"{tmp_path}/final"
-        working = door.begin(final)
+        working = door.begin_folder(final)
         door.create(f"{working}/file", b"1")
         if published:
-            door.publish(working, final)
-        door.abandon(working, final)
-        assert door.names(str(tmp_path)) == []
+            door.publish_folder(working, final)
+        door.abandon_folder(working, final)
+        assert door.list_names(str(tmp_path)) == []
 
     def test_abandoning_takes_nothing_that_somebody_else_has_published(
         self, tmp_path: Path
     ) -> None:
         door, final = Storage(), f"{tmp_path}/final"
-        working = door.begin(final)
+        working = door.begin_folder(final)
         door.create(f"{tmp_path}/final", b"somebody else's")
-        door.abandon(working, final)
-        assert door.names(str(tmp_path)) == ["final"]
+        door.abandon_folder(working, final)
+        assert door.list_names(str(tmp_path)) == ["final"]
 
     def test_names_of_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
         (tmp_path / "b").touch()
         (tmp_path / "a").touch()
-        assert Storage().names(str(tmp_path)) == ["a", "b"]
-        assert Storage().names(f"{tmp_path}/none") == []
+        assert Storage().list_names(str(tmp_path)) == ["a", "b"]
+        assert Storage().list_names(f"{tmp_path}/none") == []
 
     def test_the_size_of_a_file(self, tmp_path: Path) -> None:
         Storage().create(f"{tmp_path}/file", b"abc")
-        assert Storage().size(f"{tmp_path}/file") == 3
+        assert Storage().file_size(f"{tmp_path}/file") == 3
 
     def test_free_bytes(self, tmp_path: Path) -> None:
-        free = Storage().free(str(tmp_path))
+        free = Storage().free_bytes(str(tmp_path))
         assert free is not None
         assert free > 0
-        assert Storage().free(f"{tmp_path}/none") is None
+        assert Storage().free_bytes(f"{tmp_path}/none") is None
 
     @pytest.mark.parametrize(
         ("number", "accepted"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)]
@@ -202,9 +202,9 @@ class TestRemove:
             "b.tmp-XYZWXYZW",
         ):
             (tmp_path / name).mkdir()
-        left = Storage().sweep(str(tmp_path), lambda name: name == "a", "last")
+        left = Storage().delete_leftovers(str(tmp_path), lambda name: name == "a", "last")
         assert left == [".trash-a-0a1b2c3d", "a.tmp-0a1b2c3d"]
-        assert Storage().names(str(tmp_path)) == [
+        assert Storage().list_names(str(tmp_path)) == [
             "a",
             "a.tmp-0a1b2c3d.txt",
             "a.tmp-short",
@@ -226,4 +226,4 @@ def test_a_file_that_becomes_shorter_while_it_is_read(
 
     monkeypatch.setattr(os, "fstat", longer)
     with pytest.raises(OSError, match="became shorter while it was read"):
-        Storage().load(f"{tmp_path}/file")
+        Storage().read_hashed(f"{tmp_path}/file")
