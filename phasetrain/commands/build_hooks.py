@@ -9,7 +9,7 @@ from phasetrain.checkpoint import Checkpointer, Retention
 from phasetrain.commands.setup import Setup
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import leaves
-from phasetrain.config.sections import CheckpointSection, HookSection, own_keys, read_section
+from phasetrain.config.sections import HookSection, own_keys
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runs.folder import RunFolder
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def build_checkpointer(setup: Setup, folder: RunFolder) -> Checkpointer:
     """Return the checkpointer of a run folder, with the settings of section CHECKPOINT."""
-    section = read_section(CheckpointSection, setup.config.CHECKPOINT)
+    section = setup.config.CHECKPOINT
     retention = Retention(
         last=section.keep_last,
         every_updates=section.keep_every.updates,

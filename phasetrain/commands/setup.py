@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.compose.composed import Composed, compose
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
@@ -116,7 +116,7 @@ class Setup:
         stages: the config as it is in each stage of PHASES.stages; empty where there are none.
     """
 
-    config: AttrDict
+    config: ConfigDict
     composed: Composed
     schema: Schema
     machine: Machine
@@ -126,7 +126,7 @@ class Setup:
     config_dir: str | None = None
     dropped: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
-    stages: tuple[AttrDict, ...] = ()
+    stages: tuple[ConfigDict, ...] = ()
 
     def builder(self) -> Builder:
         """Return what makes the parts of this run."""

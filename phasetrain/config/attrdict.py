@@ -1,8 +1,24 @@
 """The frozen, nested dict that a composed config becomes."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from phasetrain.config.sections import (
+    CheckpointSection,
+    DataSection,
+    DistributedSection,
+    ExtractSection,
+    FindSection,
+    HooksSection,
+    LaunchSection,
+    LossSection,
+    ModelSection,
+    OptimizerSection,
+    PhasesSection,
+    TaskSection,
+)
+from phasetrain.config.sections.machine import DerivedMachineSection
+from phasetrain.config.sections.run import DerivedRunSection
 from phasetrain.errors import did_you_mean
 
 
@@ -46,6 +62,27 @@ class AttrDict(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (dict(self), self._path)
+
+
+class ConfigDict(AttrDict):
+    """A complete config; mypy knows its sections and their keys."""
+
+    if TYPE_CHECKING:
+        RUN: DerivedRunSection
+        DATA: DataSection
+        TASK: TaskSection
+        MODEL: ModelSection
+        LOSS: LossSection
+        METERS: Mapping[str, Any]
+        OPTIMIZER: OptimizerSection
+        PHASES: PhasesSection
+        EXTRACT: ExtractSection
+        FIND: FindSection
+        CHECKPOINT: CheckpointSection
+        MACHINE: DerivedMachineSection
+        DISTRIBUTED: DistributedSection
+        LAUNCH: LaunchSection
+        HOOKS: HooksSection
 
 
 def _rebuild(content: dict[str, Any], path: str) -> AttrDict:

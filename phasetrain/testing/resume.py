@@ -159,12 +159,13 @@ def assert_exact_resume(
 def shortened(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
     """Return the overrides that cut a run down to two short epochs with tests, saved where the kit
     asks for it."""
-    phases = settled(overrides, config_dir).config.PHASES
+    config = settled(overrides, config_dir).config
+    phases = config.PHASES
     words = ["PHASES.updates=null", "PHASES.samples=null", "PHASES.test_every.epochs=1"]
     if phases.stages:
         stages = [
             {key: value for key, value in stage.items() if key not in LENGTHS} | {"epochs": 1}
-            for stage in phases.plain()["stages"]
+            for stage in config.plain()["PHASES"]["stages"]
         ]
         words += ["PHASES.epochs=null", f"PHASES.stages={as_word(stages)}"]
     else:

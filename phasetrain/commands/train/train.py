@@ -35,7 +35,6 @@ from phasetrain.commands.train.resume import (
 )
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import ended, opening, stopped
-from phasetrain.config.sections import CheckpointSection, read_section
 from phasetrain.data.loading.reader import reads_here
 from phasetrain.distributed.dtensors import full_tensor
 from phasetrain.engine.loop import PhaseEngine
@@ -168,7 +167,7 @@ class _Training:
         trained = next((phase for phase in plan.phases if phase.is_train), None)
         save = CheckpointHook(
             self.checkpointer,
-            read_section(CheckpointSection, setup.config.CHECKPOINT),
+            setup.config.CHECKPOINT,
             self.signals,
             promise(setup, self.data, plan, machine, self.departures),
             loaded,

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import leaves, lookup, origin_of
@@ -29,7 +29,7 @@ class Derived:
         lines: one per value that a rule changed: `SECTION.key: a -> b (why)`.
     """
 
-    config: AttrDict
+    config: ConfigDict
     lines: tuple[str, ...]
 
 
@@ -71,7 +71,7 @@ def derive(
     if not rules.problems and (learns or processes == 1):
         rules.processes(processes)
     raise_all(rules.problems)
-    return Derived(AttrDict(rules.config), tuple(rules.lines))
+    return Derived(ConfigDict(rules.config), tuple(rules.lines))
 
 
 def overview(composed: Composed, schema: Schema) -> list[tuple[str, Any, str]]:

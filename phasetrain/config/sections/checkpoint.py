@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from phasetrain.config.sections.keys import group, key
+from phasetrain.config.sections.keys import Section, group, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepEverySection:
+class KeepEverySection(Section):
     """Checkpoints that are never deleted. A checkpoint NAME is not deleted either while there is a
     file NAME.pinned next to it."""
 
@@ -20,7 +20,7 @@ class KeepEverySection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestSection:
+class BestSection(Section):
     """Checkpoints that are kept for the metrics of their weights. They are saved right after the
     phase that measured the metric."""
 
@@ -34,7 +34,7 @@ class BestSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSection:
+class CheckpointSection(Section):
     """When checkpoints are saved, and which ones are kept."""
 
     every_updates: int | None = key(None, "updates between saves", resume="free", ge=1)

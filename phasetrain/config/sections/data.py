@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasetrain.config.sections.keys import group, key
+from phasetrain.config.sections.keys import Section, group, key
 
 PartOrName = str | Mapping[str, Any]
 Fields = str | int | tuple[Any, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubsetSection:
+class SubsetSection(Section):
     """A subset of the dataset: a slice of the sample list, which is shuffled once. Subsets with the
     same seed and different `skip` can be made disjoint."""
 
@@ -32,7 +32,7 @@ class SubsetSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitSection:
+class SplitSection(Section):
     """Keys that DATA.TRAIN and the test splits have in common."""
 
     dataset: str = key(
@@ -180,7 +180,7 @@ class TestSplitSection(SplitSection):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSection:
+class DataSection(Section):
     """Training data and test splits."""
 
     TRAIN: TrainSplitSection = group(TrainSplitSection)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedSection:
+class DistributedSection(Section):
     """How several ranks train together."""
 
     strategy: str = key(

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractSection:
+class ExtractSection(Section):
     """What RUN.engine=extract writes."""
 
     layers: tuple[str, ...] = key(
@@ -49,7 +49,7 @@ class ExtractSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FindSection:
+class FindSection(Section):
     """What RUN.engine=find_lr and find_batch_size try."""
 
     lr_from: float = key(1.0e-6, "first learning rate", resume="free", gt=0)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class HooksSection:
+class HooksSection(Section):
     """Label -> parameters of a hook. `name` defaults to the label; null removes a hook. Hooks are
     called in the order of the keys."""
 
@@ -39,7 +39,7 @@ class HooksSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HookSection:
+class HookSection(Section):
     """Keys of an entry of HOOKS next to the parameters of the hook."""
 
     on_exception: Literal["raise", "stop", "ignore"] = key(

@@ -1,8 +1,8 @@
 """How a key of the config is defined: once, as a field of the dataclass of its section."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from phasetrain.config.sections.value_types import ValueType
 
@@ -15,6 +15,25 @@ free: the trajectory does not depend on the key.
 """
 
 S = TypeVar("S")
+
+if TYPE_CHECKING:
+
+    class Section(Mapping[str, Any]):
+        """Static view of a section: the attributes of its dataclass, and a read-only mapping.
+
+        At run time a section of the config is an `AttrDict`, which also has the parameters of the
+        part that the section names. Only mypy sees the two as one type, so that a misspelt key is
+        an error wherever a section is read.
+        """
+
+        def __getitem__(self, key: str) -> Any: ...
+        def __iter__(self) -> Iterator[str]: ...
+        def __len__(self) -> int: ...
+
+else:
+
+    class Section:
+        """Base of the dataclasses of sections."""
 
 
 class Bounds(TypedDict, total=False):

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSection:
+class LaunchSection(Section):
     """Submission of the run as a job."""
 
     cluster: Literal["slurm", "local", "debug"] | None = key(

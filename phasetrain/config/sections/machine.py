@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileSection:
+class CompileSection(Section):
     """Arguments of torch.compile."""
 
     backend: str = key("inductor", "name of the backend", resume="forbidden")
@@ -20,7 +20,7 @@ class CompileSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineSection:
+class MachineSection(Section):
     """Device, precision, determinism and compilation."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = key(
@@ -60,3 +60,11 @@ class MachineSection:
         "pass instead of stored, which saves memory and costs time",
         resume="free",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivedMachineSection(MachineSection):
+    """Section MACHINE of a complete config, without aliases."""
+
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"

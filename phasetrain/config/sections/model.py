@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSection:
+class TaskSection(Section):
     """What is learned."""
 
     name: str = key(
@@ -19,7 +19,7 @@ class TaskSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EMASection:
+class EMASection(Section):
     """Exponential moving average of the weights (Polyak and Juditsky 1992)."""
 
     decay: float = key(
@@ -35,7 +35,7 @@ class EMASection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWASection:
+class SWASection(Section):
     """Stochastic weight averaging (Izmailov et al. 2018, arXiv:1803.05407): the mean of the weights
     at several moments late in the run."""
 
@@ -55,7 +55,7 @@ class SWASection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSection:
+class ModelSection(Section):
     """The model, its initial weights, and averages of its weights."""
 
     name: str = key(
@@ -96,7 +96,7 @@ class ModelSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherSection:
+class TeacherSection(Section):
     """Keys of TASK.teacher next to the parameters of the model."""
 
     weights: str | Mapping[str, Any] | tuple[Any, ...] | None = key(
@@ -105,7 +105,7 @@ class TeacherSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrunkSection:
+class TrunkSection(Section):
     """Keys of MODEL.trunk next to the parameters of the model."""
 
     cut: str | None = key(
@@ -114,7 +114,7 @@ class TrunkSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadSection:
+class HeadSection(Section):
     """Keys of an entry of MODEL.heads next to the parameters of the model."""
 
     from_: str | None = key(
@@ -137,7 +137,7 @@ class HeadSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossSection:
+class LossSection(Section):
     """The loss."""
 
     name: str = key(
@@ -148,7 +148,7 @@ class LossSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeterSection:
+class MeterSection(Section):
     """Keys of an entry of METERS next to the parameters of the meter."""
 
     output: str | int | None = key(

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class LrScalingSection:
+class LrScalingSection(Section):
     """Scaling of the learning rate with the batch size: linear (Goyal et al. 2017,
     arXiv:1706.02677) or by the square root (Krizhevsky 2014, arXiv:1404.5997)."""
 
@@ -19,7 +19,7 @@ class LrScalingSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamSection:
+class SamSection(Section):
     """Sharpness-aware minimization (Foret et al. 2021, arXiv:2010.01412)."""
 
     rho: float = key(0.05, "radius of the neighborhood", resume="forbidden", gt=0)
@@ -29,7 +29,7 @@ class SamSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSection:
+class OptimizerSection(Section):
     """The optimizer, its parameter groups and schedules, and gradient processing."""
 
     name: str = key(
@@ -114,7 +114,7 @@ class OptimizerSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherOptimizerSection:
+class OtherOptimizerSection(Section):
     """Keys of an entry of OPTIMIZER.others next to the parameters of the optimizer."""
 
     lr: float = key(0.1, "learning rate", resume="forbidden", ge=0)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phasetrain.config.sections.keys import group, key
+from phasetrain.config.sections.keys import Section, group, key
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestEverySection:
+class TestEverySection(Section):
     """Interval between tests. A test always follows the last update; if all are null, it is the
     only one."""
 
@@ -25,7 +25,7 @@ class TestEverySection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitSection:
+class LimitSection(Section):
     """Limits for quick experiments."""
 
     train: int | None = key(None, "maximum updates per epoch", resume="adjustable", ge=1)
@@ -36,7 +36,7 @@ class LimitSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhasesSection:
+class PhasesSection(Section):
     """Length of the training, its stages, and when to test."""
 
     epochs: int | None = key(

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from phasetrain.config.sections.keys import key
+from phasetrain.config.sections.keys import Section, key
 
 Engine = Literal["train", "test", "extract", "plan", "replay", "find_lr", "find_batch_size"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSection:
+class RunSection(Section):
     """What to do, where, and whether to resume."""
 
     name: str | None = key(
@@ -79,3 +79,11 @@ class RunSection:
         resume="free",
         ge=1,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivedRunSection(RunSection):
+    """Section RUN of a complete config, in which the name and the folder are derived."""
+
+    name: str = ""
+    dir: str = ""
