@@ -17,7 +17,7 @@ from yaml import YAMLError
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.diff import LENGTH, diff, side
 from phasetrain.commands.setup import Setup, as_asked, settle
-from phasetrain.commands.train.resume import departures_told
+from phasetrain.commands.train.resume import format_deviations
 from phasetrain.config.changes import ABSENT, LABELS, Change, differences
 from phasetrain.config.compose.override_text import literal
 from phasetrain.config.compose.sources import EXPERIMENT
@@ -150,7 +150,7 @@ def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
     logged."""
     words = [*original.overrides]
     new = {_key(word) for word in overrides}
-    for line in departures_told(original.environment.get("departures")):
+    for line in format_deviations(original.environment.get("departures")):
         log.warning(
             "%s is more than the command that is repeated, and may part from it: %s",
             original.folder,
@@ -247,7 +247,7 @@ def _by_weights(original: Original, before: Any, digest: str, reason: str) -> tu
 def _causes(original: Original) -> str:
     """Return in what the original was more than its command, to be put below a verdict; empty where
     in nothing."""
-    told = departures_told(original.environment.get("departures"))
+    told = format_deviations(original.environment.get("departures"))
     head = "\n\nNo repetition was to be expected. The original is more than its command:\n"
     if told:
         return head + "\n".join(f"  {line}" for line in told)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from phasetrain.commands.choose import agreed, restore, restore_teacher
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.train import digest_of
+from phasetrain.commands.train.digest import hash_model
 from phasetrain.data.loading.seed_check import first_target
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, Plan, one_test
@@ -86,7 +86,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         updates=loaded.manifest.state["updates"],
         last=found.metrics,
         details=content,
-        digest=digest_of(parts.model),
+        digest=hash_model(parts.model),
         seconds=time.perf_counter() - began,
     )
 

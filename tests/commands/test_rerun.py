@@ -22,7 +22,7 @@ from phasetrain.commands.cli.output import write_text
 from phasetrain.commands.rerun import again, read_original, repeat
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.resume import departures, departures_told
+from phasetrain.commands.train.resume import format_deviations, list_deviations
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError
@@ -192,16 +192,16 @@ class TestDepartures:
         assert (code, f"from the start: {'; '.join(told)}" in text) == (1, True)
 
     def test_those_of_the_checkpoint_stay(self) -> None:
-        first = departures(None, 0, ["hook"])
+        first = list_deviations(None, 0, ["hook"])
         loaded = LoadedCheckpoint("there", None, {"departures": first}, {})  # type: ignore[arg-type]
-        assert departures(loaded, 3, ["hook"]) == first == [{"updates": 0, "what": ["hook"]}]
+        assert list_deviations(loaded, 3, ["hook"]) == first == [{"updates": 0, "what": ["hook"]}]
         second = [*first, {"updates": 3, "what": ["loop", "2 -> 3"]}]
-        assert departures(loaded, 3, ["hook", "loop"], ["2 -> 3"]) == second
+        assert list_deviations(loaded, 3, ["hook", "loop"], ["2 -> 3"]) == second
         loaded = LoadedCheckpoint("there", None, {"departures": second}, {})  # type: ignore[arg-type]
-        assert departures(loaded, 5, ["hook"], ["2 -> 3"])[2:] == [
+        assert list_deviations(loaded, 5, ["hook"], ["2 -> 3"])[2:] == [
             {"updates": 5, "what": ["2 -> 3"]}
         ]
-        assert departures(LoadedCheckpoint("there", None, {}, {}), 5, []) == []  # type: ignore[arg-type]
+        assert list_deviations(LoadedCheckpoint("there", None, {}, {}), 5, []) == []  # type: ignore[arg-type]
 
     def test_what_was_damaged_is_left_out(self) -> None:
         broken: list[Any] = [
@@ -211,8 +211,8 @@ class TestDepartures:
             {"updates": 3, "what": 4},
             {"updates": 3, "what": [5]},
         ]
-        assert departures_told(broken) == ["from update 3 on: 5"]
-        assert departures_told("x") == departures_told(None) == []
+        assert format_deviations(broken) == ["from update 3 on: 5"]
+        assert format_deviations("x") == format_deviations(None) == []
 
 
 def of_ones_own(engine: PhaseEngine) -> None:

@@ -54,7 +54,7 @@ def test_one_flipped_bit_of_the_weights_on_the_command_line(
     text = " ".join(ended.output.split())
     assert f"{NEWEST} was skipped: tensors.safetensors has digest " in text
     assert f"the manifest says {record['digest']}" in text
-    assert f"going on from {mine}/checkpoints/{PREVIOUS} " in text
+    assert f"resume  from {mine}/checkpoints/{PREVIOUS} " in text
     assert parted(calm, mine) == []
     assert leftovers(mine) == []
 
@@ -186,7 +186,7 @@ class TestThePointer:
         latest = mine / "checkpoints" / "latest"
         latest.unlink()
         self.LIES[lie](latest)
-        assert f"going on from {mine}/checkpoints/{NEWEST} " in said(mine)
+        assert f"resume  from {mine}/checkpoints/{NEWEST} " in said(mine)
         if (
             lie != "folder"
         ):  # a folder may be somebody's; it stays, and it is said that the hint cannot be written

@@ -73,7 +73,7 @@ class TestAStop:
         assert ended.code == 128 + number, ended.output
         name = signal.Signals(number).name
         assert (
-            f"stopped by {name} at update {status(folder)['updates']} of 15; go on with: phasetrain"
+            f"stopped by {name} at update {status(folder)['updates']} of 15; resume with: phasetrain"
             in ended.output
         )
         assert "exited unexpectedly" not in ended.output

@@ -13,7 +13,7 @@ from processes import Finished, Launcher
 from safetensors.torch import load_file
 
 from phasetrain.commands.consolidate import consolidate
-from phasetrain.commands.train.train import digest_of_state
+from phasetrain.commands.train.digest import hash_state
 
 ONE = "MACHINE.threads=1"
 FSDP = "DISTRIBUTED.strategy=fsdp"
@@ -75,11 +75,11 @@ def test_two_processes_have_the_bits_of_ddp_where_kernels_do_not_look_at_places(
 
     assert losses(tmp_path / "fsdp") == losses(tmp_path / "ddp")
     assert status(tmp_path / "fsdp")["digest"] == status(tmp_path / "ddp")["digest"]
-    assert digest_of_state(weights(tmp_path / "fsdp")) == status(tmp_path / "ddp")["digest"]
+    assert hash_state(weights(tmp_path / "fsdp")) == status(tmp_path / "ddp")["digest"]
     assert measured(tmp_path / "fsdp") == measured(tmp_path / "ddp")
     consolidate(newest(tmp_path / "fsdp").path, str(tmp_path / "weights.safetensors"))
     assert (
-        digest_of_state(load_file(tmp_path / "weights.safetensors"))
+        hash_state(load_file(tmp_path / "weights.safetensors"))
         == status(tmp_path / "ddp")["digest"]
     )
 
@@ -299,5 +299,5 @@ def test_a_checkpoint_with_a_damaged_shard_is_passed_over_and_others_are_never_m
 
     text = (folder / "log.txt").read_text()
     assert f"checkpoint {saved[-1]} was skipped: {shard}" in text
-    assert f"going on from {saved[-2]} " in text
+    assert f"resume  from {saved[-2]} " in text
     assert parted(calm3, folder) == []

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.export import export
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.train.train import digest_of, digest_of_state
+from phasetrain.commands.train.digest import hash_model, hash_state
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runtime.storage import Storage
@@ -74,7 +74,7 @@ def test_result_status_log_and_pointer_say_whose_weights_they_are(
         15,
         f"{folder}/checkpoints/p0004-s00000000",
     )
-    assert result.digest == digest_of_state(at(folder, "p0004-s00000000").state["task"]["model"])
+    assert result.digest == hash_state(at(folder, "p0004-s00000000").state["task"]["model"])
     assert result.last is not None
     assert result.last["test/accuracy"] == 0.9
     assert (
@@ -95,7 +95,7 @@ def test_the_last_checkpoint_is_the_last_state(
     folder, result = whole
     last = train(tmp_path, hooks={"measured": Measured(0.5, 0.9, 0.9)})
     assert parted(folder, tmp_path) == []
-    assert last.digest == digest_of_state(newest(folder).state["task"]["model"]) != result.digest
+    assert last.digest == hash_state(newest(folder).state["task"]["model"]) != result.digest
 
 
 def test_the_same_command_again_says_the_same(whole: tuple[Path, RunResult]) -> None:
@@ -128,10 +128,10 @@ def test_what_runs_on_has_the_best_weights_and_the_whole_export_too(
     result = train(
         tmp_path / "run", *BEST, hooks={"measured": Measured(0.5, 0.9, 0.7), "held": Held(held)}
     )
-    assert digest_of(held[0].task.model) == result.digest == whole[1].digest
+    assert hash_model(held[0].task.model) == result.digest == whole[1].digest
     export(str(tmp_path / "run"), str(tmp_path / "best.safetensors"), source={"checkpoint": "best"})
     exported = load_file(tmp_path / "best.safetensors")
-    assert digest_of_state(exported) == result.digest
+    assert hash_state(exported) == result.digest
 
 
 class Held(Hook):
@@ -148,7 +148,7 @@ def test_with_no_value_the_last_weights_stay(tmp_path: Path) -> None:
     nan = float("nan")
     result = trained(tmp_path, values=(nan, nan, nan))
     assert result.loaded_checkpoint == ""
-    assert result.digest == digest_of_state(newest(tmp_path).state["task"]["model"])
+    assert result.digest == hash_state(newest(tmp_path).state["task"]["model"])
     assert (
         "no checkpoint has a value of test/accuracy, so the last weights stay"
         in (tmp_path / "log.txt").read_text()
@@ -163,7 +163,7 @@ def test_a_run_that_was_stopped_keeps_its_weights(tmp_path: Path) -> None:
 
     result = train(tmp_path, *BEST, hooks={"stop": Stop()})
     assert (result.state, result.loaded_checkpoint) == ("preempted", "")
-    assert result.digest == digest_of_state(newest(tmp_path).state["task"]["model"])
+    assert result.digest == hash_state(newest(tmp_path).state["task"]["model"])
     assert leftovers(tmp_path) == []
 
 
@@ -173,7 +173,7 @@ def test_without_a_monitor_it_is_the_first_metric_of_the_first_test(tmp_path: Pa
     told = "CHECKPOINT.best.monitor: null -> 'test/accuracy' (the first metric of the first test split)"
     assert told in (tmp_path / "log.txt").read_text()
     export(str(tmp_path), str(tmp_path / "best.safetensors"), source={"checkpoint": "best"})
-    assert digest_of_state(load_file(tmp_path / "best.safetensors")) == result.digest
+    assert hash_state(load_file(tmp_path / "best.safetensors")) == result.digest
     tested = train(tmp_path, "CHECKPOINT.load_best=true", "RUN.engine=test", "RUN.checkpoint=best")
     assert tested.digest == result.digest
 
@@ -201,7 +201,7 @@ def test_three_processes(tmp_path: Path, launcher: Launcher, strategy: str) -> N
     done = launcher.run(tmp_path / "run", 3, *words)
     assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
     name = (tmp_path / "run" / "checkpoints" / "best").read_text()
-    assert status(tmp_path / "run")["digest"] == digest_of_state(
+    assert status(tmp_path / "run")["digest"] == hash_state(
         at(tmp_path / "run", name).state["task"]["model"]
     )
     listed = Checkpointer(f"{tmp_path}/run/checkpoints", Storage()).list_checkpoints()

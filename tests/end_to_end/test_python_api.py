@@ -20,7 +20,7 @@ from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.train import digest_of
+from phasetrain.commands.train.digest import hash_model
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.distributed import Consensus, World
@@ -251,7 +251,7 @@ class TestOwnLoop:
         assert engine.state == RunState(
             phase=6, step=0, updates=15, samples=360, finished="completed"
         )
-        assert digest_of(engine.task.model) == trained[1].digest
+        assert hash_model(engine.task.model) == trained[1].digest
         assert parted(trained[0], tmp_path) == []
 
     @pytest.mark.by_default(1)

@@ -148,7 +148,7 @@ def test_sigterm_to_the_whole_process_group_spares_the_workers_until_the_save(
     ended = starter.wait()
     assert ended.code == 143, ended.output
     assert "exited unexpectedly" not in ended.output
-    assert "go on with: phasetrain" in ended.output
+    assert "resume with: phasetrain" in ended.output
     assert newest(folder).manifest.state["updates"] > 0
     assert status(folder)["state"] == "preempted"
     assert is_clean(ended, folder)

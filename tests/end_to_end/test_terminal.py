@@ -70,7 +70,7 @@ def test_its_closing_lines_say_what_came_out_and_what_to_do_next(default: Screen
     )
     assert re.search(r"^time    \d+\.\d s, \d+ % in steps \(goodput\); .*\bstart \d+ %", text, re.M)
     assert "end     completed after 264 updates; everything is in runs/digits-12345678" in text
-    assert "resume  to train on: PHASES.epochs=24 RUN.allow=[PHASES.epochs]" in text
+    assert "resume  to train longer: PHASES.epochs=24 RUN.allow=[PHASES.epochs]" in text
     assert "load    phasetrain.load('runs/digits-12345678') in Python" in text
     assert re.search(r"^weights sha256 [0-9a-f]{64}$", text, re.M)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.train import digest_of
+from phasetrain.commands.train.digest import hash_model
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
@@ -170,10 +170,10 @@ class TestWatching:
                 assert (out.output, out.target, out.loss.requires_grad) == (None, None, False)
 
         made = engine({"nothing": Nothing(), "look": Look()})
-        before = digest_of(made.task.model)
+        before = hash_model(made.task.model)
         made.run()
         assert seen == [(0.0, {"nothing": 1.0})] * 10
-        assert digest_of(made.task.model) == before
+        assert hash_model(made.task.model) == before
 
     def test_a_batch_of_another_size_in_place_of_the_only_one_keeps_the_weight_of_the_loss(
         self,
@@ -335,7 +335,7 @@ class TestOwnLoop:
         own = engine(others)
         for batches in own.steps():
             own.finish(own.task.train_step(batches, own.position(), own.events()))
-        assert digest_of(own.task.model) == digest_of(ours.task.model)
+        assert hash_model(own.task.model) == hash_model(ours.task.model)
         assert heard == events
         assert own.state == ours.state
 

@@ -7,7 +7,7 @@ import torch
 from harness import SMALL
 from torch import nn
 
-from phasetrain.commands.train.train import digest_of
+from phasetrain.commands.train.digest import hash_model
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Task
@@ -34,18 +34,18 @@ def test_of_each_stage() -> None:
 
 def test_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     one = made()
-    before = digest_of(one.task.model)
+    before = hash_model(one.task.model)
     train_flops(one.task, one.plan)
-    assert digest_of(one.task.model) == before
+    assert hash_model(one.task.model) == before
     assert all(parameter.grad is None for parameter in one.task.model.parameters())
     monkeypatch.setattr(Task, "unmoved", lambda task: nullcontext())
     train_flops(one.task, one.plan)
-    assert digest_of(one.task.model) != before  # the pass does move running statistics
+    assert hash_model(one.task.model) != before  # the pass does move running statistics
 
 
 def test_what_moved_is_put_back_after_an_error_too() -> None:
     one = made()
-    before = digest_of(one.task.model)
+    before = hash_model(one.task.model)
 
     def broken(module: nn.Module, args: object) -> None:
         raise RuntimeError("cannot be counted")
@@ -54,7 +54,7 @@ def test_what_moved_is_put_back_after_an_error_too() -> None:
     with pytest.raises(ConfigError, match="cannot be counted"):
         train_flops(one.task, one.plan)
     handle.remove()
-    assert digest_of(one.task.model) == before
+    assert hash_model(one.task.model) == before
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from phasetrain.commands.choose import agreed
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.train import digest_of
+from phasetrain.commands.train.digest import hash_model
 from phasetrain.data.samplers.phase_sampler import Order, sequential
 from phasetrain.data.samplers.source import Chosen
 from phasetrain.distributed import World
@@ -75,7 +75,7 @@ def extract(setup: Setup) -> RunResult:
         folder=root,
         reason=loaded.path if loaded else "",
         updates=loaded.manifest.state["updates"] if loaded else 0,
-        digest=digest_of(model),
+        digest=hash_model(model),
         seconds=time.perf_counter() - began,
     )
 
@@ -188,7 +188,7 @@ class _Extraction:
         keys = ("layers", "pool", "predictions", "format", "rows_per_shard")
         return {
             "phasetrain": __version__,
-            "model": digest_of(self.model),
+            "model": hash_model(self.model),
             "split": self.name,
             "samples": self.split.length,
             "fingerprint": self.split.fingerprint(),

@@ -1,4 +1,4 @@
-"""What a run is going to do: phases, learning rates, checkpoints, and whether it can
+"""Show the phases, learning rates, checkpoints and memory of a run before it starts
 (RUN.engine=plan)."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from phasetrain.commands.build_hooks import build_hooks
-from phasetrain.commands.plan.rehearsal import Rehearsal, prepared
-from phasetrain.commands.plan.validate import all_at_once, never
+from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
+from phasetrain.commands.plan.run_plan import RunPlan
+from phasetrain.commands.plan.validate import list_unused, report_all_problems
 from phasetrain.commands.setup import Setup, size_of
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import leaves
@@ -29,31 +30,32 @@ from phasetrain.tasks.inspection import (
 )
 
 ROWS = 40
-"""Phases that are shown; of a longer plan the first and the last."""
+"""Maximum number of phases to print; of a longer plan, the first and the last ones."""
 
 
 def preview(setup: Setup) -> dict[str, Any]:
-    """Print what the run would do, write `plan.json` into its folder, and return its content.
+    """Print the plan of the run, write `plan.json` into its folder, and return its content.
 
-    Opens the data sets, builds the model, and rehearses (`phasetrain.commands.plan.rehearsal`);
+    Opens the datasets, builds the model, and rehearses (`phasetrain.commands.plan.rehearsal`);
     with RUN.rehearse=false it reads no sample.
 
     Raises:
-        ConfigError: lists what is wrong with the run.
+        ConfigError: lists all mistakes.
     """
     folder = RunFolder(setup.config.RUN.dir)
-    fresh = not folder.storage.list_names(folder.file("checkpoints"))
-    with all_at_once(setup):
+    is_fresh = not folder.storage.list_names(folder.file("checkpoints"))
+    with report_all_problems(setup):
         builder = setup.builder()
         data = builder.data()
-        plan = builder.plan(data)
-        known = (setup, builder, data, plan, setup.machine, folder)
-        parts, rehearsal = prepared(*known, fresh=fresh, plans=True)
+        run_plan = RunPlan(
+            setup, builder, data, builder.plan(data), setup.machine, folder, is_fresh=is_fresh
+        )
+        parts, rehearsal = prepare_parts(run_plan, is_preview=True)
         build_hooks(setup)
-    content = described(setup, data, plan, parts, rehearsal)
-    show(setup, content)
+    content = describe_plan(run_plan, parts, rehearsal)
+    _show_plan(setup, content)
     if folder.holds_run():
-        setup.terminal.say(f"{folder.path} holds a run, whose plan.json stays as it is")
+        setup.terminal.say(f"{folder.path} holds a run; its plan.json is not changed")
         return content
     with folder.writing():
         folder.storage.make_folder(folder.path)
@@ -62,61 +64,58 @@ def preview(setup: Setup) -> dict[str, Any]:
     return content
 
 
-def described(
-    setup: Setup,
-    data: Mapping[str, SplitData],
-    plan: Plan,
-    parts: Parts,
-    rehearsal: Rehearsal | None = None,
+def describe_plan(
+    run_plan: RunPlan, parts: Parts, rehearsal: Rehearsal | None = None
 ) -> dict[str, Any]:
-    """Return the plan and everything known of it as plain JSON data."""
+    """Return the content of plan.json."""
+    setup = run_plan.setup
+    data = run_plan.data
+    plan = run_plan.plan
     trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
     inspection = None if rehearsal is None else rehearsal.inspection
     modules = modules_of(parts.model) if inspection is None else inspection.modules
-    found = None if inspection is None else inspection.plain()
+    found = {} if inspection is None else inspection.plain()
     return {
         "name": setup.config.RUN.name,
         "updates": plan.updates,
         "epochs": plan.epochs,
         "samples": plan.total_samples,
-        "processes": _processes(setup),
+        "processes": _describe_sharding(setup),
         "data": {
-            name: _data(split, parts.loaders[name].settings.workers) for name, split in data.items()
+            name: _describe_split(split, parts.loaders[name].settings.workers)
+            for name, split in data.items()
         },
-        "stages": list(_stages(setup, plan)),
-        "phases": list(_phases(plan, parts)),
+        "stages": list(_describe_stages(setup, plan)),
+        "phases": list(_describe_phases(plan, parts)),
         "model": {
             "name": setup.config.MODEL.name,
-            "parameters": parameter_count(parts.model),
+            "parameters": count_parameters(parts.model),
             "trained": trained,
         },
         "modules": [asdict(row) for row in modules],
-        "inspection": None
-        if found is None
-        else {key: value for key, value in found.items() if key != "modules"},
+        "inspection": {key: value for key, value in found.items() if key != "modules"} or None,
         "memory": memory_estimate(parts, inspection),
         "weights": parts.weights,
         "checkpoints": {
-            "at": [list(at) for at in checkpoints(setup, plan)],
+            "at": [list(at) for at in list_checkpoints(setup, plan)],
             "bytes_each": checkpoint_bytes(parts)
             if rehearsal is None
             else rehearsal.checkpoint_bytes,
             "kept": setup.config.CHECKPOINT.keep_last,
         },
         "groups": [list(row) for row in parts.groups],
-        "facts": {key: _json(value) for key, value in parts.facts.items()},
+        "facts": {key: _to_json(value) for key, value in parts.facts.items()},
         "differs": [
-            [path, _json(value), layer]
+            [path, _to_json(value), layer]
             for path, value, layer in overview(setup.composed, setup.schema)
         ],
-        "notes": [*setup.dropped, *setup.derived, *_waits(parts)],
-        "never": never(setup, plan),
+        "notes": [*setup.dropped, *setup.derived, *_explain_waits(parts)],
+        "never": list_unused(setup, plan),
         "rehearsal": None if rehearsal is None else rehearsal.plain(),
     }
 
 
-def show(setup: Setup, content: dict[str, Any]) -> None:
-    """Print what `described` returns."""
+def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
     terminal = setup.terminal
     for note in content["notes"]:
         terminal.say(note)
@@ -125,7 +124,7 @@ def show(setup: Setup, content: dict[str, Any]) -> None:
         "values that differ from the defaults", ("key", "value", "set by"), differs
     )
     for key, value in content["facts"].items():
-        terminal.say(f"{key} = {shown(value)} (from {source_of_fact(key)})")
+        terminal.say(f"{key} = {shown(value)} (from {find_fact_source(key)})")
     _show_data(setup, content)
     _show_model(setup, content)
     if content["groups"]:
@@ -133,9 +132,10 @@ def show(setup: Setup, content: dict[str, Any]) -> None:
             "groups of weights", ("options", "weights", "scalars", "names"), content["groups"]
         )
     for stage in content["stages"]:
-        told = f"updates {stage['updates_before']} to {stage['updates_before'] + stage['updates']}"
+        begin = stage["updates_before"]
+        span = f"updates {begin} to {begin + stage['updates']}"
         changes = ", ".join(f"{key} = {shown(value)}" for key, value in stage["changes"].items())
-        terminal.say(f"stage {stage['index']} ({stage['name']}): {told}; {changes or 'no change'}")
+        terminal.say(f"stage {stage['index']} ({stage['name']}): {span}; {changes or 'no change'}")
     _show_phases(setup, content)
     _show_checkpoints(setup, content)
     for line in content["never"]:
@@ -144,7 +144,7 @@ def show(setup: Setup, content: dict[str, Any]) -> None:
 
 
 def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
-    head = ("split", "data set", "samples", "batch", "micro-batch", "workers", "transforms")
+    head = ("split", "dataset", "samples", "batch", "micro-batch", "workers", "transforms")
     rows = [
         (
             name,
@@ -164,8 +164,8 @@ def _show_data(setup: Setup, content: Mapping[str, Any]) -> None:
     else:
         count = f"{share['processes']} processes ({share['strategy']})"
     setup.terminal.say(
-        f"{count}: each update is {share['batch_size']} samples, {share['accumulate']} micro-batches of "
-        f"{share['micro_batch_size']} in each process"
+        f"{count}: each update is {share['batch_size']} samples, {share['accumulate']} "
+        f"micro-batches of {share['micro_batch_size']} in each process"
     )
 
 
@@ -187,7 +187,10 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     ]
     head = ("module", "kind", "parameters", "trained", "output", "activations", "flops per sample")
     setup.terminal.print_table(f"model {model['name']}", head, rows)
-    line = f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them trained"
+    line = (
+        f"model {model['name']}: {model['parameters']:,} parameters, "
+        f"{model['trained']:,} of them trained"
+    )
     if inspection is not None:
         line += (
             f"; flops per sample: {format_si(inspection['forward_flops'])} forward, "
@@ -197,7 +200,7 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     held = ", ".join(
         f"{name} {format_bytes(size)}" for name, size in memory.items() if size and name != "total"
     )
-    setup.terminal.say(f"memory of a process about {format_bytes(memory['total'])}: {held}")
+    setup.terminal.say(f"memory per process about {format_bytes(memory['total'])}: {held}")
 
 
 def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
@@ -217,7 +220,7 @@ def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
     title = (
         f"{content['epochs']} epochs, {content['updates']} updates, {content['samples']} samples"
     )
-    setup.terminal.print_table(title, head, _shortened(rows))
+    setup.terminal.print_table(title, head, _shorten_rows(rows))
 
 
 def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
@@ -226,7 +229,7 @@ def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     free = RunFolder(setup.config.RUN.dir).free()
     room = "" if free is None else f"; {format_bytes(free)} are free"
     setup.terminal.say(
-        f"{len(saves['at'])} checkpoints to come of {about}{saves['bytes_each']:,} bytes each, "
+        f"{len(saves['at'])} checkpoints of {about}{saves['bytes_each']:,} bytes each, "
         f"the newest {saves['kept']} are kept{room}"
     )
 
@@ -237,13 +240,15 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
     time = rehearsal["time"]
     names = "; ".join(kind["name"] for kind in rehearsal["kinds"])
     setup.terminal.say(
-        f"rehearsed in {format_duration(time['rehearsal'])}: {names}. A save took {format_duration(time['save'])}, a restore "
-        f"{format_duration(time['restore'])}; the run will take about {format_duration(time['expected'])}"
+        f"rehearsed in {format_duration(time['rehearsal'])}: {names}. "
+        f"A save took {format_duration(time['save'])}, "
+        f"a restore {format_duration(time['restore'])}; "
+        f"the run will take about {format_duration(time['expected'])}"
     )
 
 
-def checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
-    """Yield (updates, why) of every checkpoint that the plan and section CHECKPOINT bring."""
+def list_checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
+    """Yield (updates, reason) of every checkpoint that the rules of section CHECKPOINT save."""
     section = setup.config.CHECKPOINT
     updates = 0
     for phase in plan.phases:
@@ -267,8 +272,8 @@ def checkpoints(setup: Setup, plan: Plan) -> Iterator[tuple[int, str]]:
         yield updates, "end"
 
 
-def source_of_fact(key: str) -> str:
-    """Return what told a fact, such as `DATA.TRAIN` for `MODEL.classes`."""
+def find_fact_source(key: str) -> str:
+    """Return where a fact comes from, such as `DATA.TRAIN` for `MODEL.classes`."""
     name = key.rpartition(".")[2]
     if name in ("split", "part"):
         return "the role of the split"
@@ -282,22 +287,22 @@ def source_of_fact(key: str) -> str:
     return "DATA.TRAIN"
 
 
-def parameter_count(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """Return the number of parameters of a model."""
     return sum(p.numel() for p in model.parameters())
 
 
-def _waits(parts: Parts) -> Iterator[str]:
+def _explain_waits(parts: Parts) -> Iterator[str]:
     if parts.updater is not None and parts.updater.stepper.waits:
         yield (
-            f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot withhold an update on the device, so "
-            "each update waits until the device has seen that it is finite; a fused optimizer, or "
-            "OPTIMIZER.on_nonfinite=ignore, does not wait"
+            f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot skip an update on the "
+            "device, so each update waits until the device has checked that it is finite; a fused "
+            "optimizer, or OPTIMIZER.on_nonfinite=ignore, does not wait"
         )
 
 
-def _processes(setup: Setup) -> dict[str, Any]:
-    """Return how many processes share an update, and what each does of it."""
+def _describe_sharding(setup: Setup) -> dict[str, Any]:
+    """Return the world size and how an update is split among ranks and micro-batches."""
     train = setup.config.DATA.TRAIN
     size = size_of(setup.config, setup.place)
     return {
@@ -309,7 +314,7 @@ def _processes(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _data(split: SplitData, workers: int) -> dict[str, Any]:
+def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
     section = split.section
     sampler = split.section.sampler
     names = [item if isinstance(item, str) else item["name"] for item in section.transforms]
@@ -326,11 +331,11 @@ def _data(split: SplitData, workers: int) -> dict[str, Any]:
             item if isinstance(item, str) else item["name"]
             for item in section.get("batch_transforms", ())
         ],
-        "facts": {key: _json(value) for key, value in split.facts.items()},
+        "facts": {key: _to_json(value) for key, value in split.facts.items()},
     }
 
 
-def _stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
+def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
     for index, stage in enumerate(setup.config.PHASES.stages):
         begin, count = plan.stages[index] if index < len(plan.stages) else (plan.updates, 0)
         changes = leaves(
@@ -342,40 +347,40 @@ def _stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
             "name": name,
             "updates_before": begin,
             "updates": count,
-            "changes": _json(changes),
+            "changes": _to_json(changes),
         }
 
 
-def _phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
+def _describe_phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
     updates = 0
     for phase in plan.phases:
         yield asdict(phase) | {
             "samples": phase.samples,
             "updates_before": updates,
-            "lr": _lr(parts, plan, phase, updates),
+            "lr": _lr_at_start(parts, plan, phase, updates),
         }
         updates += phase.steps if phase.is_train else 0
 
 
-def _lr(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:
+def _lr_at_start(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:
     if parts.updater is None or not phase.is_train:
         return None
     parts.updater.schedule(plan.where_at(updates), phase.stage, plan.within(phase.stage, updates))
     return parts.updater.lr
 
 
-def _shortened(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+def _shorten_rows(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
     if len(rows) <= ROWS:
         return list(rows)
     gap = tuple("..." for _ in rows[0])
     return [*rows[: ROWS // 2], gap, *rows[-ROWS // 2 :]]
 
 
-def _json(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _json(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(item) for item in value]
+        return [_to_json(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)

@@ -1,4 +1,4 @@
-"""A save and a restore in a scratch folder, to see before the first step that both can be done."""
+"""A save and a restore in a scratch folder, so that both are known to work before the first step."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trip:
-    """What a save and a restore took.
+    """Size and duration of a save and a restore.
 
     Attributes:
         size: bytes of the files of the checkpoint.
@@ -40,19 +40,18 @@ class Trip:
 def save_and_restore(
     task: Task, plan: Plan, folder: RunFolder, move_on: Callable[[], None]
 ) -> Trip:
-    """Write a checkpoint of a task beside where those of the run will be, read it back, and delete
-    it.
+    """Write a checkpoint of a task next to the run's checkpoints, read it back, and delete it.
 
-    Every process takes part. A part that does not come back as it was is warned of.
+    Every rank has to call. Logs a warning for each part whose state is not restored exactly.
 
     Args:
-        task: of which everything in `stateful` is saved.
+        task: everything in its `stateful` is saved.
         plan: of the run.
         folder: of the run.
-        move_on: makes an update between the save and the restore.
+        move_on: runs an update between the save and the restore.
 
     Raises:
-        SaveError, ConfigError: it cannot be written, or not be restored.
+        SaveError, ConfigError: the checkpoint cannot be written, or cannot be restored.
     """
     world = task.parts.world
     path = world.broadcast(folder.file(f"rehearsal.tmp-{uuid.uuid4().hex[:8]}"))
@@ -63,7 +62,7 @@ def save_and_restore(
     began = time.perf_counter()
     fresh = world.is_main and not folder.storage.exists(folder.path)
     try:
-        place, size = _saved(run, checkpointer)
+        place, size = _write_checkpoint(run, checkpointer)
         saved = time.perf_counter()
         move_on()
         moved = time.perf_counter()
@@ -71,16 +70,16 @@ def save_and_restore(
         restore(run, loaded)
         restored = time.perf_counter()
         _warn_of_differences(run, loaded)
-        world.all_gather(None)  # nobody reads there any more
+        world.all_gather(None)  # a barrier: every rank has read before rank 0 deletes
     finally:
         if world.is_main:
-            with suppress(OSError):  # what is left is swept at the next start
+            with suppress(OSError):  # leftovers are deleted when the run starts
                 folder.storage.remove(folder.path if fresh else path)
     return Trip(size, saved - began, restored - moved)
 
 
-def _saved(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
-    """Write a checkpoint; return its path and the bytes of all its files."""
+def _write_checkpoint(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
+    """Write a checkpoint and return its path and its size in bytes."""
     state = state_of(run)
     found = ("", 0)
     if run.world.is_main or run.task.divides:
@@ -96,22 +95,21 @@ def _saved(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
 
 
 def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
-    """Say of which parts the state is not what was saved; not where each process has a piece of
-    it."""
+    """Warn of each part whose restored state differs from the saved one."""
     now = state_of(run)["task"]
     if run.task.divides:
-        return
+        return  # each rank has only a shard to compare
     saved = loaded.state["task"]
-    for name in (name for name in now if not _alike(now[name], saved.get(name))):
+    for name in (name for name in now if not _is_equal(now[name], saved.get(name))):
         log.warning(
-            "rehearsal: the state of %r is not what it was after a save and a restore, so a resume will not be exact: "
-            "its load_state_dict does not bring back what state_dict returned",
+            "rehearsal: the state of %r differs after a save and a restore, so a resume will not be "
+            "exact: its load_state_dict does not restore the result of state_dict",
             name,
         )
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Tell whether two states are equal bit for bit."""
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two states are bit-identical."""
     (tree, tensors), (other_tree, others) = flatten_state(one), flatten_state(other)
     return tree == other_tree and Snapshot().copy_tensors(tensors) == Snapshot().copy_tensors(
         others

@@ -1,5 +1,4 @@
-"""Everything that is wrong with a run before its first step, in one report, and what in it can
-never take effect."""
+"""Find all mistakes of a run before its first step, and the values of its config without effect."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -31,14 +30,14 @@ T = TypeVar("T")
 
 
 @contextmanager
-def all_at_once(setup: Setup) -> Iterator[None]:
-    """Add to a mistake in the config, met while parts are made, all others that can be told without
-    that part."""
+def report_all_problems(setup: Setup) -> Iterator[None]:
+    """Add to a ConfigError, raised while parts are built, all other mistakes that can be found
+    without the part that failed."""
     try:
         yield
     except ConfigError as error:
         known = {one.message for one in error.problems}
-        others = [one for one in problems(setup) if one.message not in known]
+        others = [one for one in find_problems(setup) if one.message not in known]
         if not others:
             raise
         complete = combine([*error.problems, *others])
@@ -46,34 +45,35 @@ def all_at_once(setup: Setup) -> Iterator[None]:
         raise complete from error
 
 
-def problems(setup: Setup) -> list[Problem]:
-    """Make the parts of a run one by one and return a sentence for each mistake; nothing is kept,
-    no process asked.
+def find_problems(setup: Setup) -> list[Problem]:
+    """Build the parts of a run one by one, without other ranks, and return the mistakes.
 
-    What needs a part that cannot be made is left out.
+    Parts that need another part that cannot be built are skipped.
     """
     survey = _Survey(setup)
-    survey.look()
+    survey.run()
     return list(dict.fromkeys(survey.found))
 
 
 def check_monitors(setup: Setup, plan: Plan, meters: Mapping[str, Meter]) -> None:
-    """Refuse what is to be watched and no phase measures; see `Monitor.checked`.
+    """Reject monitored metrics that no phase measures.
 
     Raises:
-        ConfigError: lists all of them.
+        ConfigError: lists all of these metrics.
     """
     measure = setup.config.PHASES.train_meters
     raise_all(
         collect_problems(
-            *(partial(one.among, plan, meters, train_meters=measure) for one in monitors(setup))
+            *(
+                partial(one.among, plan, meters, train_meters=measure)
+                for one in list_monitors(setup)
+            )
         )
     )
 
 
-def monitors(setup: Setup) -> list[Monitor]:
-    """Return what CHECKPOINT and hooks watch, as far as they name it; a hook's own default is left
-    to the hook."""
+def list_monitors(setup: Setup) -> list[Monitor]:
+    """Return the metrics that sections CHECKPOINT and HOOKS name to be monitored."""
     best = setup.config.CHECKPOINT.best.monitor
     given = {"CHECKPOINT.best.monitor": best} if best is not None else {}
     for label, section in setup.config.HOOKS.items():
@@ -83,11 +83,11 @@ def monitors(setup: Setup) -> list[Monitor]:
 
 
 def check_data(data: Mapping[str, SplitData], task: Task) -> None:
-    """See that each split has the targets that the task needs, and that data is a function of its
-    index.
+    """Check that each split has the targets that the task needs, and that a sample is a function
+    of its index.
 
     Raises:
-        ConfigError: a part is named.
+        ConfigError: names the split or the dataset.
     """
     ours = {name: split for name, split in data.items() if split.own is None}
     for name, split in ours.items():
@@ -97,15 +97,15 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
 
 
 def check_orders(task: Task, plan: Plan) -> None:
-    """See that each split's sampler gives indices of the split, by the first pass over it; none is
-    made twice.
+    """Check that the sampler of each split returns valid indices, with the first epoch of each
+    stage.
 
     Args:
-        task: whose loaders draw.
-        plan: of a run that begins.
+        task: its loaders draw the indices.
+        plan: of a fresh run.
 
     Raises:
-        ConfigError: a sampler gives something else.
+        ConfigError: names the sampler.
     """
     seen = set[tuple[str, int]]()
     for phase in plan.phases:
@@ -116,21 +116,20 @@ def check_orders(task: Task, plan: Plan) -> None:
 
 
 def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
-    """See that checkpoints have room; a run that saves none unless somebody asks for it is warned
-    at most.
+    """Check that the disk has room for checkpoints; without a rule to save, only warn.
 
     Raises:
-        ConfigError: not even two of them have.
+        ConfigError: there is no room for two checkpoints.
     """
     each = checkpoint_bytes(parts)
-    if saves(setup):
+    if is_saving(setup):
         folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
     else:
         folder.require(0, each)
 
 
-def saves(setup: Setup) -> bool:
-    """Tell whether there is a rule by which a run saves."""
+def is_saving(setup: Setup) -> bool:
+    """Return whether section CHECKPOINT has a rule by which the run saves."""
     section = setup.config.CHECKPOINT
     rules = (
         section.every_updates,
@@ -141,9 +140,9 @@ def saves(setup: Setup) -> bool:
     return section.at_end or any(rule is not None for rule in rules)
 
 
-def never(setup: Setup, plan: Plan) -> list[str]:
-    """Return a sentence for each duration that is never reached, and for each part of the plan that
-    is never run."""
+def list_unused(setup: Setup, plan: Plan) -> list[str]:
+    """Return a sentence for each duration that is never reached, and for each split, stage and
+    meter that is never used."""
     config = setup.config
     found = list[str]()
     save = config.CHECKPOINT
@@ -174,30 +173,28 @@ def never(setup: Setup, plan: Plan) -> list[str]:
         found.append(
             f"PHASES.limit.train = {limit.train}: no epoch has more than {longest} updates"
         )
-    if not saves(setup):
-        found.append(
-            "CHECKPOINT: every rule by which to save is off, so nothing of this run will be kept"
-        )
+    if not is_saving(setup):
+        found.append("CHECKPOINT: every rule to save is off, so nothing of this run will be kept")
     found += _unreachable(setup, plan)
     return found
 
 
-def same_everywhere(world: World, data: Mapping[str, SplitData]) -> None:
-    """Refuse data that is not the same on all processes: they would not even make the same number
-    of steps."""
+def check_same_data(world: World, data: Mapping[str, SplitData]) -> None:
+    """Reject data that differs between ranks, which would not even run the same number of steps."""
     for name in data:
         found = world.all_gather((data[name].length, data[name].fingerprint()))
         for rank, other in enumerate(found):
             if other != found[0]:
                 raise ConfigError(
-                    f"DATA.{name.upper()} is not the same on all processes: process 0 has {found[0][0]} samples "
-                    f"(fingerprint {found[0][1]}), process {rank} has {other[0]} ({other[1]}); give all machines the "
-                    "same files"
+                    f"DATA.{name.upper()}: rank 0 has {found[0][0]} samples (fingerprint "
+                    f"{found[0][1]}), rank {rank} has {other[0]} ({other[1]}); expected the same on "
+                    "all ranks; copy the same files to all machines",
+                    code="data.differs_between_ranks",
                 )
 
 
 def _unreachable(setup: Setup, plan: Plan) -> Iterator[str]:
-    """Yield what of the config no phase of the plan uses."""
+    """Yield a sentence for each part of the config that no phase of the plan uses."""
     run = {phase.data for phase in plan.phases}
     for key in setup.config.DATA:
         if key != "TRAIN" and key.lower() not in run:
@@ -205,51 +202,51 @@ def _unreachable(setup: Setup, plan: Plan) -> Iterator[str]:
     reached = {phase.stage for phase in plan.phases if phase.is_train}
     for number, stage in enumerate(setup.config.PHASES.stages):
         if number not in reached:
-            yield f"PHASES.stages[{number}] ({stage.get('name') or number + 1}): it has no update, so it is never run"
+            name = stage.get("name") or number + 1
+            yield f"PHASES.stages[{number}] ({name}): it has no update, so it is never run"
     if run == {TRAIN} and not setup.config.PHASES.train_meters and setup.config.METERS:
         yield "METERS: PHASES.train_meters = false and there is no test, so nothing measures them"
 
 
 class _Survey:
-    """One look at everything that a config describes."""
+    """Tries to build everything that a config describes, and collects the mistakes."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.found: list[Problem] = []
         self.builder = Builder(setup.config, setup.machine, World(), setup.stages)
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Collect the mistakes."""
-        data = self._data()
-        plan = None if data is None else self._tried(lambda: self.builder.plan(data))
+        data = self._build_data()
+        plan = None if data is None else self._try(lambda: self.builder.plan(data))
         facts = {} if data is None or plan is None else self.builder.facts(data, plan)
-        meters = self._meters(facts)
+        meters = self._build_meters(facts)
         if plan is not None:
-            self._tried(partial(check_monitors, self.setup, plan, meters))
-        loss = self._tried(lambda: self.builder.build_loss(facts))
-        model = self._tried(lambda: self.builder.build_model(facts))
+            self._try(partial(check_monitors, self.setup, plan, meters))
+        loss = self._try(lambda: self.builder.build_loss(facts))
+        model = self._try(lambda: self.builder.build_model(facts))
         if model is not None:
-            self._tried(lambda: self.builder.load_weights(model))
+            self._try(lambda: self.builder.load_weights(model))
         if model is not None and loss is not None:
-            self._tried(lambda: self.builder.freeze(model, loss))
+            self._try(lambda: self.builder.freeze(model, loss))
             if trained := weights_of(model, loss):
-                self._tried(lambda: shares_of(self.setup.config.OPTIMIZER, trained))
-                self._tried(lambda: self.builder.build_updater(model, loss, facts))
-        self._hooks()
+                self._try(lambda: shares_of(self.setup.config.OPTIMIZER, trained))
+                self._try(lambda: self.builder.build_updater(model, loss, facts))
+        self._build_hooks()
         if data is None or plan is None or self.found:
             return
-        self._tried(
-            lambda: self.builder.task(self.builder.parts(data, plan))
-        )  # what comes of parts together
+        # last, mistakes that show only when the parts are put together
+        self._try(lambda: self.builder.task(self.builder.parts(data, plan)))
 
-    def _data(self) -> dict[str, SplitData] | None:
-        """Return the data; None where a split cannot be made, of each of which is said why."""
+    def _build_data(self) -> dict[str, SplitData] | None:
+        """Return the data, or None if a split cannot be built."""
         known: dict[str, Any] = {}
         for key in ("TRAIN", *(key for key in self.setup.config.DATA if key != "TRAIN")):
             make = partial(
                 self.builder.build_split, key.lower(), self.setup.config.DATA[key], known
             )
-            split = self._tried(make)
+            split = self._try(make)
             if key == "TRAIN" and split is not None:
                 known = {
                     key: split.facts[key]
@@ -258,28 +255,28 @@ class _Survey:
                 }
         if self.found:
             return None
-        return self._tried(self.builder.data)
+        return self._try(self.builder.data)
 
-    def _meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
+    def _build_meters(self, facts: Mapping[str, Any]) -> dict[str, Meter]:
         found: dict[str, Meter] = {}
         for label, section in self.setup.config.METERS.items():
             name = section.get("name", label)
             params = rest(section, {"name", *METER_KEYS})
-            meter = self._tried(
+            meter = self._try(
                 partial(METERS.build, name, params, where=f"METERS.{label}", facts=facts)
             )
             found |= {label: meter} if meter is not None else {}
         return found
 
-    def _hooks(self) -> None:
+    def _build_hooks(self) -> None:
         for label, section in self.setup.config.HOOKS.items():
-            self._tried(partial(build_hook, self.setup, label, section))
+            self._try(partial(build_hook, self.setup, label, section))
 
-    def _tried(self, make: Callable[[], T]) -> T | None:
+    def _try(self, make: Callable[[], T]) -> T | None:
         try:
             return make()
         except ConfigError as error:
             self.found += [one for one in error.problems if one.code != MISSING_PARAMETER]
-        except Exception as error:  # noqa: BLE001 - it is raised again, and told of, where the part is used
-            log.debug("while mistakes were looked for: %s: %s", type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001 - raised again when the part is built for the run
+            log.debug("while mistakes were collected: %s: %s", type(error).__name__, error)
         return None

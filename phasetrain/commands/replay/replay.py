@@ -17,7 +17,7 @@ from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
 from phasetrain.commands.replay.nonfinite_dump import examine, kept_step
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, as_asked
-from phasetrain.commands.train.resume import adopted, consented, position
+from phasetrain.commands.train.resume import is_allowed, match_machine, restore_position
 from phasetrain.config.changes import Change, differences
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
@@ -121,7 +121,7 @@ def compared(setup: Setup, folder: RunFolder) -> Machine:
     allowed = setup.config.RUN.allow
     found = differences(as_asked(before, setup.composed.config), setup.asked, setup.schema)
     if refused := [
-        change for change in found if change.resume != "free" and not consented(change, allowed)
+        change for change in found if change.resume != "free" and not is_allowed(change, allowed)
     ]:
         raise ChangedError(
             f"{folder.path!r} holds a run with another config, and a replay would not be the same: "
@@ -162,8 +162,8 @@ class _Replay:
             plan = self.builder.plan(data)
             state = RunState()
         else:
-            plan, state, _ = position(self.setup, loaded, data, self.builder.stages(data))
-            machine, warnings = adopted(self.setup, loaded)
+            plan, state, _ = restore_position(self.setup, loaded, data, self.builder.stages(data))
+            machine, warnings = match_machine(self.setup, loaded)
             for line in warnings:
                 log.warning(line)
         if self.number > plan.updates:

@@ -1,5 +1,5 @@
-"""One attempt of a run among others: whether they get on, and where the time of all of them went
-(section RUN)."""
+"""One attempt of a run among others: whether attempts make progress, where their time went, and
+their log files (section RUN)."""
 
 import logging
 import os
@@ -21,17 +21,17 @@ from phasetrain.runtime.terminal import Terminal, plain_table
 log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
-"""Exit code of a run that a person stopped with Ctrl-C, which says nothing about the run."""
+"""Exit code after Ctrl-C. A person stopped the run, so the attempt does not count as a failure."""
 
 DAY = 86_400.0
 
 
 class Attempt:
-    """What an attempt knows of those before it, from status.json.
+    """An attempt of a run, and the record of the attempts before it.
 
     Args:
         before: content of status.json at the start of this attempt; empty for the first one.
-        clock: where the time of this attempt goes.
+        clock: measures this attempt.
     """
 
     def __init__(self, before: Mapping[str, Any], clock: Clock) -> None:
@@ -42,41 +42,43 @@ class Attempt:
         run = known.get("run")
         spent: dict[str, Any] = run if isinstance(run, dict) else {}
         self._earlier = {kind: float(spent.get(kind) or 0.0) for kind in KINDS}
-        self._broken = count(known, "broken") + _counts(before)
+        self._broken = count(known, "broken") + _is_broken_off(before)
         clock.redo_until = max(count(before, "updates"), count(before, "reached"))
 
     def check_progress(self, folder: RunFolder, sequence: int, give_up_after: int | None) -> None:
-        """Count this attempt, and refuse it after several in a row that brought no checkpoint.
+        """Count this attempt, and give up after several in a row without a new checkpoint.
 
         Args:
-            sequence: number of the newest checkpoint's commit; 0 where there is none.
-            give_up_after: so many attempts in a row; None never refuses.
+            sequence: commit number of the newest checkpoint; 0 if there is none.
+            give_up_after: maximum number of such attempts in a row; None never gives up.
 
         Raises:
-            NoProgressError: it is refused.
+            NoProgressError: there were more.
         """
         idle = 0
         if sequence <= count(self.before, "started_from"):
-            idle = count(self.before, "idle_attempts") + _counts(self.before)
-        refused = self.before.get("exit_code") == NoProgressError.exit_code
-        last = self.before.get("cause" if refused else "reason") or "killed without a word"
+            idle = count(self.before, "idle_attempts") + _is_broken_off(self.before)
+        # after giving up, `reason` only says so: the cause of the attempts before is in `cause`
+        gave_up = self.before.get("exit_code") == NoProgressError.exit_code
+        last = self.before.get("cause" if gave_up else "reason") or "killed without a message"
         facts = {"idle_attempts": idle, "started_from": sequence, "cause": last if idle else ""}
         with folder.writing():
             folder.write_status("running", reason="", exit_code=None, **facts)
         if give_up_after is not None and idle >= give_up_after:
             raise NoProgressError(
-                f"{folder.path!r}: the last {idle} attempts ended without a new checkpoint (the last one: {last}), so "
-                "another one would not get further. Mend the cause, save more often (CHECKPOINT.every_updates), or "
-                "start once with RUN.give_up_after=null"
+                f"RUN.give_up_after = {give_up_after}: the last {idle} attempts ended without a new "
+                f"checkpoint in {folder.path!r} (the last one: {last}), so another one would not "
+                "get further. Fix the cause, save more often (CHECKPOINT.every_updates), or start "
+                "once with RUN.give_up_after=null"
             )
 
     def facts(self, state: RunState) -> dict[str, Any]:
-        """Return what status.json says of the progress and of the time of this attempt and of all
-        together."""
+        """Return the progress, and the time of this attempt and of all attempts, for
+        status.json."""
         spent = self.clock.seconds()
         time = {
-            "attempt": _rounded(spent),
-            "run": _rounded(self._all(spent)),
+            "attempt": _round_seconds(spent),
+            "run": _round_seconds(self._sum_attempts(spent)),
             "broken": self._broken,
         }
         return {
@@ -86,57 +88,52 @@ class Attempt:
         }
 
     def show(self, terminal: Terminal, saves: int, updates: int) -> None:
-        """Print where the time went and how often which warnings came.
+        """Print a summary of time and warnings.
 
-        A verbose terminal, and log.txt, get all of it and the interval between checkpoints that
-        follows.
+        A verbose terminal and log.txt also get a table of the time and the best interval between
+        checkpoints.
 
         Args:
-            saves: checkpoints that this attempt has written.
-            updates: updates that it has done.
+            saves: number of checkpoints that this attempt has written.
+            updates: number of updates of this attempt.
         """
         spent = self.clock.seconds()
-        earlier = any(self._earlier.values())
-        told = [("time", _told(spent))]
-        if earlier:
-            told.append(
-                (
-                    "in all",
-                    f"{_told(self._all(spent))}, in {count(self.before, 'attempt') + 1} attempts",
-                )
-            )
-        terminal.print_pairs(told, always=True)
+        rows = [_format_row("this attempt", spent)]
+        lines = [("time", _format_time(spent))]
+        if any(self._earlier.values()):
+            total = self._sum_attempts(spent)
+            rows.append(_format_row("the run", total))
+            attempts = count(self.before, "attempt") + 1
+            lines.append(("in all", f"{_format_time(total)}, in {attempts} attempts"))
+        terminal.print_pairs(lines, always=True)
         terminal.print_pairs(terminal.warnings.repeated_rows(), always=True, logged=False)
-        rows = [
-            _row("this attempt", spent),
-            *([_row("the run", self._all(spent))] if earlier else []),
-        ]
         head = ("", *KINDS, "total", "in steps")
-        lines = [plain_table("where the time went", head, rows)]
+        log.debug(plain_table("where the time went", head, rows))
         if saves and updates and spent["train"]:
-            lines.append(self._advice(spent, saves, (spent["train"] + spent["redone"]) / updates))
-        for line in lines:
-            log.debug(line)
+            per_update = (spent["train"] + spent["redone"]) / updates
+            log.debug(self._advise_interval(spent, saves, per_update))
 
-    def _advice(self, spent: Mapping[str, float], saves: int, per_update: float) -> str:
+    def _advise_interval(self, spent: Mapping[str, float], saves: int, per_update: float) -> str:
         stall = spent["save"] / saves
-        total = sum(self._all(spent).values())
-        between = total / self._broken if self._broken else DAY
+        if self._broken:
+            between = sum(self._sum_attempts(spent).values()) / self._broken
+            found = f"{self._broken} interrupted attempts until now"
+        else:
+            between = DAY
+            found = "one interruption a day"
         interval = young_interval(stall, between)
-        count = f"{self._broken} broken attempt{'' if self._broken == 1 else 's'} so far"
-        found = count if self._broken else "one interruption a day"
+        updates = max(1, round(interval / per_update))
         return (
-            f"a checkpoint holds the training up for {1000 * stall:.1f} ms: with {found}, one every "
-            f"{format_duration(interval)}, or {max(1, round(interval / per_update)):,} updates, loses the least time (Young)"
+            f"a checkpoint stalls the training for {1000 * stall:.1f} ms: with {found}, one every "
+            f"{format_duration(interval)}, or {updates:,} updates, loses the least time (Young)"
         )
 
-    def _all(self, spent: Mapping[str, float]) -> dict[str, float]:
+    def _sum_attempts(self, spent: Mapping[str, float]) -> dict[str, float]:
         return {kind: self._earlier[kind] + spent[kind] for kind in KINDS}
 
 
-def note_error(folder: RunFolder, error: BaseException) -> None:
-    """Write to the log of this process why it ends, with a traceback where the error is none of
-    ours."""
+def write_error(folder: RunFolder, error: BaseException) -> None:
+    """Write an error to the log of this rank, with a traceback unless it is a PhasetrainError."""
     if isinstance(error, PhasetrainError):
         text = str(error)
     else:
@@ -149,18 +146,17 @@ def note_error(folder: RunFolder, error: BaseException) -> None:
 
 
 def log_name(folder: RunFolder) -> str:
-    """Return the name of the log of this process."""
+    """Return the name of the log file of this rank."""
     if folder.rank:
         return f"log-{folder.rank}.txt"
     return "log.txt"
 
 
 @contextmanager
-def logged(folder: RunFolder) -> Iterator[None]:
-    """Write what is logged to log.txt as well; other processes than the main one have files of
-    their own.
+def log_to_folder(folder: RunFolder) -> Iterator[None]:
+    """Write the log to log.txt as well, or to log-N.txt on rank N.
 
-    There goes, too, what their code prints on a terminal, as the main one draws on it.
+    On a terminal, the prints of other ranks go to their files, too, because rank 0 draws there.
     """
     handler = _LogHandler(folder.log(log_name(folder)))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -182,12 +178,11 @@ class _LogHandler(logging.Handler):
         self._file = file
         self._process = os.getpid()
         if file.size and not file.read().endswith(b"\n"):
-            file.write(b"\n")  # an earlier attempt was killed within a line
+            file.write(b"\n")  # an earlier attempt was killed in the middle of a line
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (
-            os.getpid() != self._process
-        ):  # a worker forked from it does not know how far the file goes
+        # A forked data worker inherits the handler, with an outdated offset into the file.
+        if os.getpid() != self._process:
             return
         self.write(self.format(record))
 
@@ -197,20 +192,19 @@ class _LogHandler(logging.Handler):
         self._file.flush()
 
 
-def _counts(before: Mapping[str, Any]) -> bool:
-    """Tell whether an attempt counts as one that was broken off: killed, failed, or stopped by the
-    cluster."""
+def _is_broken_off(before: Mapping[str, Any]) -> bool:
+    """Return whether an attempt was killed, failed, or was stopped by the cluster."""
     code = before.get("exit_code")
-    stopped = isinstance(code, int) and (code == 1 or code > 128) and code != INTERRUPTED
-    return before.get("state") == "running" or stopped
+    is_stopped = isinstance(code, int) and (code == 1 or code > 128) and code != INTERRUPTED
+    return before.get("state") == "running" or is_stopped
 
 
-def _rounded(spent: Mapping[str, float]) -> dict[str, float]:
+def _round_seconds(spent: Mapping[str, float]) -> dict[str, float]:
     return {kind: round(value, 3) for kind, value in spent.items()}
 
 
-def _told(spent: Mapping[str, float]) -> str:
-    """Return a duration, the share of it that went into steps, and where the rest went."""
+def _format_time(spent: Mapping[str, float]) -> str:
+    """Return the total, the share of it spent in steps, and the shares of the rest."""
     total = sum(spent.values())
     others = sorted(set(KINDS) - {"train", "test"}, key=lambda kind: -spent[kind])
     shares = (
@@ -218,12 +212,11 @@ def _told(spent: Mapping[str, float]) -> str:
         for kind in others
         if total and spent[kind] / total >= 0.01
     )
-    return f"{format_duration(total)}, {100 * goodput(spent):.0f} % in steps (goodput); {', '.join(shares)}".rstrip(
-        "; "
-    )
+    in_steps = f"{100 * goodput(spent):.0f} % in steps (goodput)"
+    return f"{format_duration(total)}, {in_steps}; {', '.join(shares)}".rstrip("; ")
 
 
-def _row(name: str, spent: Mapping[str, float]) -> tuple[str, ...]:
+def _format_row(name: str, spent: Mapping[str, float]) -> tuple[str, ...]:
     total = sum(spent.values())
     return (
         name,

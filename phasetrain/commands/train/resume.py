@@ -1,5 +1,5 @@
-"""Whether a run may go on from a checkpoint: what was promised then against what is asked for
-now."""
+"""Whether a run may resume from a checkpoint: the config, data and environment of the checkpoint
+against those of now."""
 
 import platform
 import sys
@@ -16,6 +16,7 @@ import torch
 
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
 from phasetrain.config.changes import Change, differences
 from phasetrain.config.problems import shown
@@ -24,7 +25,7 @@ from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.interleave import splice
 from phasetrain.engine.plan import Plan, Stage
 from phasetrain.engine.position import RunState
-from phasetrain.errors import ChangedError
+from phasetrain.errors import ChangedError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import SplitData
@@ -41,36 +42,38 @@ PACKAGES = (
     "safetensors",
     "rich",
 )
-"""Packages whose versions are noted."""
+"""Packages whose versions a checkpoint records."""
 
-SHARES = ("processes", "strategy")
-"""What the environment says of how processes share the work."""
+SHARDING = ("processes", "strategy")
+"""Entries of the environment about how ranks share the work."""
 
 PLANNED = ("PHASES.", "DATA.TRAIN.batch_size")
-"""Keys whose change cuts the rest of the plan anew."""
+"""Prefixes of keys whose change rebuilds the rest of the plan."""
 
 
-def promise(
-    setup: Setup,
-    data: Mapping[str, SplitData],
-    plan: Plan,
-    machine: Machine,
-    departures: Sequence[Mapping[str, Any]] = (),
+def build_promise(
+    run_plan: RunPlan, deviations: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return what a checkpoint keeps for later attempts to compare with, as plain JSON data."""
+    """Return the JSON data that a checkpoint keeps for later attempts to compare with.
+
+    Args:
+        run_plan: the run.
+        deviations: see `list_deviations`.
+    """
+    setup = run_plan.setup
     return {
         "config": setup.asked,
-        "plan": plan.to_json(),
-        "data": {name: split.fingerprint() for name, split in data.items()},
-        "environment": environment(setup, machine),
-        "packages": packages(),
-        "code": code(setup),
-        "departures": list(departures),
+        "plan": run_plan.plan.to_json(),
+        "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
+        "environment": describe_environment(setup, run_plan.machine),
+        "packages": list_packages(),
+        "code": _hash_imports(setup),
+        "departures": list(deviations),
     }
 
 
-def packages() -> dict[str, str | None]:
-    """Return the version of each package that takes part; None where it is not installed."""
+def list_packages() -> dict[str, str | None]:
+    """Return the version of each package that affects a run; None if it is not installed."""
     found: dict[str, str | None] = {"phasetrain": __version__}
     for name in PACKAGES:
         try:
@@ -80,35 +83,35 @@ def packages() -> dict[str, str | None]:
     return found
 
 
-def code(setup: Setup) -> dict[str, str]:
-    """Return the SHA-256 of the source of each module that RUN.imports names, or that is gone, an
-    empty text."""
+def _hash_imports(setup: Setup) -> dict[str, str]:
+    """Return module -> SHA-256 of its source for each module in RUN.imports; empty if the file is
+    gone."""
     found = {}
     for name in setup.config.RUN.imports:
         file = sys.modules[name].__file__ if name in sys.modules else None
-        found[name] = (
-            sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
-        )
+        is_there = file is not None and Path(file).is_file()
+        found[name] = sha256(Path(file or "").read_bytes()).hexdigest() if is_there else ""
     return found
 
 
-def environment(setup: Setup, machine: Machine) -> dict[str, Any]:
-    """Return what bits depend on beside config and data: versions, the machine, and how processes
-    share the work."""
+def describe_environment(setup: Setup, machine: Machine) -> dict[str, Any]:
+    """Return everything besides config and data that bits depend on: versions, the machine, and how
+    ranks share the work."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "machine": platform.machine(),
         "device": machine.device.type,
+        # the order of summation, and with it the last bits, depends on the number of threads
         "threads": machine.threads or torch.get_num_threads(),
         "processes": setup.world.size,
-        "strategy": _strategy(setup),
+        "strategy": _describe_strategy(setup),
     }
 
 
-def _strategy(setup: Setup) -> str:
-    """Return the strategy in use, with the parameters that it was given."""
+def _describe_strategy(setup: Setup) -> str:
+    """Return the name of the strategy with its parameters."""
     section = setup.config.DISTRIBUTED
     if section.reduction == "ordered":
         return "ordered"
@@ -122,35 +125,51 @@ def _strategy(setup: Setup) -> str:
     return str(section.strategy)
 
 
-def settled_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
-    """Return the changes of the config that shape the trajectory and are consented to.
+def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]:
+    """Return the changes of adjustable keys since the checkpoint, all of them allowed.
 
     Raises:
-        ChangedError: a forbidden key differs, or an adjustable one without RUN.allow; both values
-            are shown.
+        ChangedError: a forbidden key has changed, or an adjustable one without RUN.allow; the
+            message shows both values.
     """
     found = differences(loaded.promised["config"], setup.asked, setup.schema)
     allowed = tuple(setup.config.RUN.allow)
-    refused = [
-        change for change in found if change.resume != "free" and not consented(change, allowed)
+    rejected = [
+        change for change in found if change.resume != "free" and not is_allowed(change, allowed)
     ]
-    if refused:
-        lines = "\n".join(f"  {_sentence(change)}" for change in refused)
-        raise ChangedError(
-            f"{setup.config.RUN.dir!r} holds a run with another config; going on would not be the same:\n{lines}\n"
-            "Take the old values back, allow what may change, or give this run a folder of its own with RUN.dir=..."
-        )
+    if rejected:
+        raise _changed_error(setup, rejected)
     return [change for change in found if change.resume == "adjustable"]
 
 
-def settled_data(
+def _changed_error(setup: Setup, rejected: Sequence[Change]) -> ChangedError:
+    lines = "\n".join(f"  {_format_change(change)}" for change in rejected)
+    problems = [
+        Problem(
+            f"resume.{change.resume}_key",
+            _format_change(change),
+            key=change.path,
+            given=shown(change.new),
+            expected=shown(change.old),
+            suggestion=_suggest_allow(change),
+        )
+        for change in rejected
+    ]
+    return ChangedError(
+        f"{setup.config.RUN.dir!r} holds a run with another config; resuming would not give the "
+        f"same run:\n{lines}\n"
+        "Restore the old values, allow the changes, or set RUN.dir to another folder",
+        problems=problems,
+    )
+
+
+def check_data_changes(
     setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, SplitData]
 ) -> list[str]:
-    """Return a line for each split whose data is not what the checkpoint was made with, if that is
-    consented to.
+    """Return a line for each split whose data has changed since the checkpoint, if that is allowed.
 
     Raises:
-        ChangedError: a fingerprint differs, without RUN.allow=[data]; both are shown.
+        ChangedError: a fingerprint differs, without RUN.allow=[data]; the message shows both.
     """
     before: dict[str, str] = loaded.promised["data"]
     changed = []
@@ -159,43 +178,52 @@ def settled_data(
         then = before.get(name)
         if then is None or now == then:
             continue
-        line = f"DATA.{name.upper()}: the data has changed since {loaded.path}: its fingerprint was {then} and is {now}"
+        key = f"DATA.{name.upper()}"
+        line = (
+            f"{key}: the data has changed since {loaded.path}: its fingerprint was {then} and is "
+            f"{now}"
+        )
         dataset = split.reader.dataset
         if isinstance(dataset, GrowingDataset) and not dataset.continues(then):
             raise ChangedError(
-                f"{line}; windows that were there before are gone or have changed, and those that are done are known "
-                "by their places: bring them back, let new ones come after them, or start anew with RUN.dir=..."
+                f"{line}; windows that were there before are gone or have changed, and completed "
+                "windows are identified by their index: restore them, append new ones behind them, "
+                "or start a new run with RUN.dir=...",
+                code="resume.data_changed",
             )
         if "data" not in setup.config.RUN.allow:
-            raise ChangedError(f"{line}; bring the data back, or consent with RUN.allow=[data]")
+            raise ChangedError(
+                f"{line}; restore the data, or allow the change with RUN.allow=[data]",
+                code="resume.data_changed",
+            )
         changed.append(line)
     return changed
 
 
-def position(
+def restore_position(
     setup: Setup, loaded: LoadedCheckpoint, data: Mapping[str, SplitData], stages: Sequence[Stage]
 ) -> tuple[Plan, RunState, list[str]]:
-    """Return plan and position to go on from, and a line for each change.
+    """Return the plan and the position of a checkpoint, and a line for each allowed change.
 
-    The plan in the checkpoint stands; a change of lengths, batch size or data that was consented to
-    cuts its rest anew.
+    The plan of the checkpoint is kept; an allowed change of lengths, batch size or data rebuilds
+    the rest of it.
 
     Raises:
-        ChangedError: see `settled_data` and `settled_changes`; or the batch size was changed in the
-            middle of a pass whose order is made for one.
+        ChangedError: see `check_data_changes` and `check_config_changes`; or the batch size was
+            changed in the middle of an epoch whose order depends on it.
     """
-    other_data = settled_data(setup, loaded, data)
+    data_changes = check_data_changes(setup, loaded, data)
     plan = Plan.from_json(loaded.promised["plan"])
     state = RunState()
     state.load_state_dict(loaded.manifest.state)
-    changes = settled_changes(setup, loaded)
-    allowed = [*other_data, *(_sentence(change, refused=False) for change in changes)]
+    changes = check_config_changes(setup, loaded)
+    allowed = [*data_changes, *map(_format_values, changes)]
     notes = [f"{line} (allowed by RUN.allow)" for line in allowed]
-    if other_data or any(change.path.startswith(PLANNED) for change in changes):
+    if data_changes or any(change.path.startswith(PLANNED) for change in changes):
         state.finished = ""
         plan = splice(plan, state, stages)
         notes.append(
-            f"the rest of the plan is cut anew; `where` goes on from {plan.where(state):.4f}"
+            f"the rest of the plan is rebuilt; `where` continues at {plan.where(state):.4f}"
         )
     for phase in plan.phases[state.phase :]:
         if (state.step if phase.index == state.phase else 0) < phase.steps:
@@ -203,89 +231,88 @@ def position(
     return plan, state, notes
 
 
-def explained(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
-    """Return a line for each difference since the checkpoint that a resume is free to have: config,
+def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
+    """Return a line for each difference since the checkpoint that a resume may have: free keys,
     packages, code."""
     changes = differences(loaded.promised["config"], setup.asked, setup.schema)
     lines = [
-        f"{change.path}: {shown(change.old)} -> {shown(change.new)} ({_freely(change.path)})"
+        f"{change.path}: {shown(change.old)} -> {shown(change.new)} ({_explain_freedom(change)})"
         for change in changes
         if change.resume == "free" and not change.path.startswith("RUN.")
     ]
-    return lines + renewed(setup, loaded)
+    return lines + list_code_changes(setup, loaded)
 
 
-def renewed(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
-    """Return a line for each package with another version, and each module with another source,
-    than then."""
+def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
+    """Return a line for each package and each imported module that has changed since the
+    checkpoint."""
     before: dict[str, Any] = loaded.promised.get("packages", {})
-    now: dict[str, Any] = packages()
+    now: dict[str, Any] = list_packages()
     lines = [
         f"package {name}: {before[name]} -> {now.get(name)}"
         for name in before
         if before[name] != now.get(name)
     ]
-    told = loaded.promised.get("code", {})
-    found = code(setup)
-    changed = [name for name in told if name in found and told[name] != found[name]]
+    recorded = loaded.promised.get("code", {})
+    found = _hash_imports(setup)
+    changed = [name for name in recorded if name in found and recorded[name] != found[name]]
     return lines + [
         f"the source of {name} has changed; equal bits are promised for equal code"
         for name in changed
     ]
 
 
-def _freely(path: str) -> str:
-    if path.startswith("DISTRIBUTED."):
+def _explain_freedom(change: Change) -> str:
+    if change.path.startswith("DISTRIBUTED."):
         return "free: the samples of each update stay the same, the last bits of sums may not"
     return "free: the trajectory stays the same"
 
 
-def adopted(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list[str]]:
-    """Return the machine with the checkpoint's number of threads where none is set, and what may
-    change the bits.
+def match_machine(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list[str]]:
+    """Return the machine with the checkpoint's number of threads if none is set, and a line for
+    each difference that may change bits.
 
-    What a checkpoint of an earlier version does not tell is not compared.
+    Facts that a checkpoint of an earlier version lacks are not compared.
     """
     machine = setup.machine
     before = dict(loaded.promised["environment"])
     if machine.threads is None:
         machine = replace(machine, threads=int(before["threads"]))
-    now = environment(setup, machine)
+    now = describe_environment(setup, machine)
     changed = {
         key: f"{key} {before[key]} -> {value}"
         for key, value in now.items()
         if key in before
         and before[key] != value
+        # ordered reduction gives equal bits for any world size
         and not (key == "processes" and now["strategy"] == "ordered")
     }
-    shares = [changed.pop(key) for key in SHARES if key in changed]
+    sharding = [changed.pop(key) for key in SHARDING if key in changed]
     lines = []
     if changed:
-        told = ", ".join(changed.values())
         lines.append(
-            f"equal bits are promised on equal machines only; since the checkpoint: {told}"
+            "equal bits are promised on equal machines only; since the checkpoint: "
+            f"{', '.join(changed.values())}"
         )
-    if shares:
+    if sharding:
         lines.append(
-            "equal bits are promised for an equal number of processes with an equal strategy only, or with "
-            f"DISTRIBUTED.reduction=ordered; the samples of each update stay the same; since the checkpoint: "
-            f"{', '.join(shares)}"
+            "equal bits are promised for an equal number of processes with an equal strategy only, "
+            "or with DISTRIBUTED.reduction=ordered; the samples of each update stay the same; since "
+            f"the checkpoint: {', '.join(sharding)}"
         )
     return machine, lines
 
 
-def departures(
+def list_deviations(
     loaded: LoadedCheckpoint | None, updates: int, given: Sequence[str], changed: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return in what a run is more than its newest command, as JSON data: a run from that command
-    alone is another.
+    """Return, as JSON data, how a run differs from a run of its newest command alone.
 
     Args:
-        loaded: the checkpoint to go on from, which knows those before it; None at the start.
-        updates: that are done.
-        given: what holds while this attempt lasts, see `given_in_python`; not told again where it
-            is on record.
-        changed: what is other than in the checkpoint.
+        loaded: the checkpoint to resume from, with the earlier deviations; None at the start.
+        updates: number of completed updates.
+        given: lines about this whole attempt, see `list_python_extras`; only new ones are added.
+        changed: lines about changes since the checkpoint.
 
     Returns:
         Mappings with `updates`, after which something changed, and `what`, a list of sentences.
@@ -300,11 +327,11 @@ def departures(
     return known
 
 
-def departures_told(found: Any) -> list[str]:
-    """Return a sentence for each entry of `departures`; what was damaged by hand is left out."""
+def format_deviations(found: Any) -> list[str]:
+    """Return a sentence for each entry of `list_deviations`, without entries that were damaged by
+    hand."""
     return [
-        (f"from update {one['updates']} on: " if one["updates"] else "from the start: ")
-        + " ".join("; ".join(map(str, one["what"])).split())
+        f"{_format_start(one['updates'])}: {' '.join('; '.join(map(str, one['what'])).split())}"
         for one in (found if isinstance(found, list) else ())
         if isinstance(one, dict)
         and isinstance(one.get("updates"), int)
@@ -312,13 +339,16 @@ def departures_told(found: Any) -> list[str]:
     ]
 
 
-def given_in_python(hooks: Mapping[str, Hook], loop: Callable[..., object] | None) -> list[str]:
-    """Return a line for each hook, and the loop, that was given in Python and that no command can
-    name.
+def _format_start(updates: int) -> str:
+    return f"from update {updates} on" if updates else "from the start"
+
+
+def list_python_extras(hooks: Mapping[str, Hook], loop: Callable[..., object] | None) -> list[str]:
+    """Return a line for each hook and loop that was given in Python, where no command can name it.
 
     Args:
-        hooks: label -> hook, beside those of the config.
-        loop: that of one's own, None for the usual one.
+        hooks: label -> hook, without the hooks of the config.
+        loop: the custom loop; None for the usual one.
     """
     lines = [
         f"hook {label!r} ({type(hook).__module__}.{type(hook).__qualname__}) is given in Python"
@@ -326,21 +356,27 @@ def given_in_python(hooks: Mapping[str, Hook], loop: Callable[..., object] | Non
         if not hook.observe_only
     ]
     if loop is not None:
-        name = loop if isinstance(loop, FunctionType) else type(loop)
-        lines.append(f"a loop ({name.__module__}.{name.__qualname__}) is given in Python")
+        kind = loop if isinstance(loop, FunctionType) else type(loop)
+        lines.append(f"a loop ({kind.__module__}.{kind.__qualname__}) is given in Python")
     return lines
 
 
-def consented(change: Change, allowed: Sequence[str]) -> bool:
-    """Tell whether a change may be consented to, and RUN.allow = `allowed` does."""
-    named = any(change.path == key or change.path.startswith(f"{key}.") for key in allowed)
-    return change.resume == "adjustable" and named
+def is_allowed(change: Change, allowed: Sequence[str]) -> bool:
+    """Return whether a change is of an adjustable key that RUN.allow = `allowed` names."""
+    is_named = any(change.path == key or change.path.startswith(f"{key}.") for key in allowed)
+    return change.resume == "adjustable" and is_named
 
 
-def _sentence(change: Change, *, refused: bool = True) -> str:
-    text = f"{change.path}: the checkpoint has {shown(change.old)}, now {shown(change.new)}"
-    if not refused:
-        return text
+def _format_change(change: Change) -> str:
+    """Return a rejected change with the way to allow it."""
     if change.resume == "adjustable":
-        return f"{text} (adjustable: allow it with RUN.allow=[{change.path}])"
-    return f"{text} (forbidden)"
+        return f"{_format_values(change)} (adjustable: allow it with {_suggest_allow(change)})"
+    return f"{_format_values(change)} (forbidden)"
+
+
+def _format_values(change: Change) -> str:
+    return f"{change.path}: the checkpoint has {shown(change.old)}, now {shown(change.new)}"
+
+
+def _suggest_allow(change: Change) -> str:
+    return f"RUN.allow=[{change.path}]" if change.resume == "adjustable" else ""

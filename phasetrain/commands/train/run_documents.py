@@ -1,5 +1,5 @@
-"""The files of a run folder that are for people: what was asked for, where it ran, and how to do it
-again."""
+"""The files of a run folder that describe the run to people: config, command, environment, and a
+script that reproduces it."""
 
 import os
 import re
@@ -13,7 +13,11 @@ from omegaconf import OmegaConf
 
 from phasetrain import __version__
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.resume import departures_told, environment, packages
+from phasetrain.commands.train.resume import (
+    describe_environment,
+    format_deviations,
+    list_packages,
+)
 from phasetrain.config.compose.override_text import quoted
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import (
@@ -29,8 +33,7 @@ from phasetrain.runtime.environment import (
 
 GIT_DIFF = "git.diff"
 PACKAGE_DIFF = "phasetrain.diff"
-"""Files with what the work tree of this folder, and that of the package, differ in from their
-commits."""
+"""Files with the uncommitted changes of the working directory's and of the package's git tree."""
 
 _PLAIN = re.compile(r"[A-Za-z_./-][\w./-]*", re.ASCII)
 
@@ -40,55 +43,57 @@ Command:
 
     {command}
 
-The same command, started again, goes on from the newest checkpoint; on a finished run it says so and ends. To repeat
-the run in a new folder and hear whether every bit is the same, in a checkout of the source:
+The same command resumes from the newest checkpoint, and returns at once if the run has finished.
+To repeat the run in a new folder and check that every bit is the same:
 
-    python tools/run.py --from {folder}
+    phasetrain rerun {folder}
 {departures}
-| file | what it is |
+| file | content |
 |---|---|
 | RUN.md | this page |
 | config.yaml | every value of the config, resolved |
-| overrides.yaml | what was given on the command line |
-| environment.json | where the newest attempt ran: versions, machine, threads, seeds, switches, command, commit |
-| git.diff | how the source differed from that commit, new files included; only there where it did |
-| phasetrain.diff | the same of the package's own source, where it stands in a work tree of its own |
-| plan.json | every phase, and what will be saved when |
-| metrics.jsonl | one JSON object per logged step and phase; all that may differ between equal runs is under `time` |
-| steps.ledger | a short binary record per update, for RUN.engine=replay and for comparing runs |
-| log.txt, log-1.txt, ... | what process 0, 1, ... had to say, with the time |
-| stacks.txt | what every thread was doing when SIGUSR2 came or no step completed for long; seldom there |
+| overrides.yaml | overrides of the command line |
+| environment.json | environment of the newest attempt: versions, machine, threads, seeds, commit |
+| git.diff | uncommitted changes of the source, including new files; only if there were any |
+| phasetrain.diff | the same for the package, if it is in another git tree |
+| plan.json | all phases, and when checkpoints are saved |
+| metrics.jsonl | a JSON object per logged step and phase; only `time` differs between equal runs |
+| steps.ledger | a short binary record per update, for `phasetrain replay` and `runs diff` |
+| log.txt, log-1.txt, ... | log of rank 0, 1, ... |
+| stacks.txt | stack traces of all threads, after SIGUSR2 or if no step completed for long |
 | status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, time, heartbeat |
-| owner.json, run.lock | which process is at work here; gone when it ends |
-| checkpoints/ | a folder per checkpoint: phases completed, steps in the next; weights in tensors.safetensors |
-| numerics/ | updates whose loss or gradient was not finite, whole, for RUN.engine=replay; seldom there |
-| test-*.json | metrics of a checkpoint, after RUN.engine=test |
-| extract/ | features and predictions, a folder per checkpoint and split; there after RUN.engine=extract |
-| find/ | what was tried, after RUN.engine=find_lr or find_batch_size |
-| launch/ | logs of jobs that the run has submitted to a cluster |
-| report.html | curves, results and environment on one page; `python tools/report.py` makes it anew |
-| breakdown.json | where the time of steps went in the newest attempt; there with HOOKS.breakdown |
-| predictions.json | confusions and samples of the last tests, for the report |
-| profile/ | traces of some updates by attempt and last update, and their slowest operators; from hook `profiler` |
-| memory.json, memory-attempt1.pickle | the most memory of each attempt, and a snapshot of CUDA's; from hook `memory` |
-| attempts.jsonl | how each attempt but the newest ended, and where its time went |
-| reproduce.sh | runs it again from the start, in a new folder; made for a clean clone, see its head |
+| owner.json, run.lock | the process that is running; deleted when it ends |
+| checkpoints/ | a folder per checkpoint, named by completed phases and steps of the next |
+| numerics/ | batches and weights of updates that were not finite, for `phasetrain replay` |
+| test-*.json | metrics of a checkpoint, from `phasetrain test` |
+| extract/ | features and predictions by checkpoint and split, from `phasetrain extract` |
+| find/ | results of `phasetrain find-lr` and `find-batch-size` |
+| launch/ | logs of cluster jobs |
+| report.html | curves, results and environment; `phasetrain report` writes it again |
+| breakdown.json | time of each part of a step in the newest attempt, from HOOKS.breakdown |
+| predictions.json | confusion matrices and samples of the last tests, for the report |
+| profile/ | traces of some updates and their slowest operators, from HOOKS.profiler |
+| memory.json, memory-attempt1.pickle | peak memory and a CUDA snapshot, from HOOKS.memory |
+| attempts.jsonl | outcome and time of each attempt before the newest |
+| reproduce.sh | repeats the run from the start in a new folder and a clean clone |
 
-Trackers have folders or files of their own beside these, under the label that they have in HOOKS.
+Trackers add files and folders that are named after their label in HOOKS.
 
-    python tools/runs.py list .          every run below a folder: state, progress, best metric, time left
-    python tools/runs.py compare A B     configs, metrics, and the first update at which two runs part
-    python tools/runs.py follow A        a run under way
+    phasetrain runs list .        all runs below a folder: state, progress, best metric, time left
+    phasetrain runs follow A      log and progress of a run that is running
+    phasetrain runs compare A B   configs, metrics, and the first update at which two runs differ
+    phasetrain report A           report.html
+    phasetrain export A OUT       weights or a model from a checkpoint
 """
 
-MORE = "The weights may be others all the same: this run is more than its newest command."
-"""Stands above the list of departures."""
+MORE = "The weights may differ nevertheless: this run is more than its newest command."
+"""Heading of the list of deviations."""
 
 REPRODUCE = """#!/bin/sh
-# Runs this training again from the start, in a new folder:   sh reproduce.sh [NEW_FOLDER]
-# Called in a clone of its source at the same commit, it runs there, with git.diff applied where there is one; called
-# elsewhere, in the folder in which the training was started. PYTHON=... chooses the Python. On an equal machine (see
-# environment.json) the digest of the weights that it prints at the end is the one in status.json.
+# Repeats this training from the start, in a new folder:   sh reproduce.sh [NEW_FOLDER]
+# In a clone of the source at the same commit, it runs there, after git.diff is applied; elsewhere it
+# runs in the folder in which the training was started. PYTHON=... selects the Python interpreter.
+# On an equal machine (see environment.json) the digest of the weights is the same as in status.json.
 {departures}from=$(cd "$(dirname "$0")" && pwd) || exit
 case ${{1:-{again}}} in
     /* | *://*) to=${{1:-{again}}} ;;
@@ -103,7 +108,7 @@ if [ -n "$commit" ] && [ "$(git rev-parse HEAD 2>/dev/null)" = "$commit" ]; then
         echo "applying $from/git.diff to $(pwd)" >&2
         git apply "$from/git.diff" || exit
     else
-        echo "$(pwd) has other changes than those of the run ($from/git.diff): running with them" >&2
+        echo "$(pwd) has other changes than the run ($from/git.diff): running with them" >&2
     fi
     cd {prefix} || exit
     if [ -d "$top/phasetrain" ]; then  # from any folder of the clone, its own package
@@ -112,9 +117,9 @@ if [ -n "$commit" ] && [ "$(git rev-parse HEAD 2>/dev/null)" = "$commit" ]; then
     fi
 elif cd {folder} 2>/dev/null; then
     top=$(pwd)
-    echo "not in a clone at commit ${{commit:-(none)}}: running in $(pwd), with the source that it has now" >&2
+    echo "no clone at commit ${{commit:-(none)}}: running in $(pwd), with its present source" >&2
 else
-    echo "call this in a clone of the source of the run${{commit:+, after: git checkout $commit}}" >&2
+    echo "call this in a clone of the source${{commit:+, after: git checkout $commit}}" >&2
     exit 2
 fi
 if [ -z "${{PYTHON-}}" ]; then
@@ -128,33 +133,31 @@ exec "$PYTHON" {command} "RUN.dir='$quoted'"
 
 
 def write_documents(
-    setup: Setup, folder: RunFolder, departures: Sequence[Mapping[str, Any]] = ()
+    setup: Setup, folder: RunFolder, deviations: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Write RUN.md, config.yaml, overrides.yaml, environment.json, reproduce.sh, and how the source
-    is changed.
+    """Write RUN.md, config.yaml, overrides.yaml, environment.json, reproduce.sh, and the
+    uncommitted changes of the source.
 
     Args:
-        setup: the settled config.
-        folder: that of the run.
-        departures: in what the run is more than its command, see
-            `phasetrain.commands.train.resume.departures`.
+        setup: the resolved config.
+        folder: the run folder.
+        deviations: see `phasetrain.commands.train.resume.list_deviations`.
     """
     storage = folder.storage
-    sources = sources_of(folder.path)
+    sources = find_sources(folder.path)
     overrides = list(setup.composed.overrides)
-    told = departures_told(list(departures))
+    lines = format_deviations(list(deviations))
+    items = "".join(f"\n- {line}" for line in lines)
     texts = {
         "config.yaml": OmegaConf.to_yaml(OmegaConf.create(setup.config.plain())),
         "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(overrides)),
         "RUN.md": RUN_MD.format(
             name=setup.config.RUN.name,
-            command=command(setup),
+            command=format_command(setup),
             folder=shlex.quote(setup.config.RUN.dir),
-            departures="".join((f"\n{MORE}\n", *(f"\n- {line}" for line in told), "\n"))
-            if told
-            else "",
+            departures=f"\n{MORE}\n{items}\n" if lines else "",
         ),
-        "reproduce.sh": _reproduce(setup, sources["git"], told),
+        "reproduce.sh": _format_script(setup, sources["git"], lines),
     }
     for name, text in texts.items():
         content = text.encode(errors="surrogateescape")  # paths need not be text in any encoding
@@ -162,53 +165,53 @@ def write_documents(
     clean = Redaction(os.environ)
     public = [
         {"updates": one["updates"], "what": [clean.text(line) for line in one["what"]]}
-        for one in departures
+        for one in deviations
     ]
-    facts = described(setup, sources) | {"departures": public}
+    facts = _describe_attempt(setup, sources) | {"departures": public}
     storage.replace_json(folder.file("environment.json"), facts, durable=False)
     _write_diffs(folder, sources)
     if storage.keeps_files:
         Path(folder.file("reproduce.sh")).chmod(0o755)
 
 
-def command(setup: Setup) -> str:
+def format_command(setup: Setup) -> str:
     """Return the command that starts or resumes the run."""
-    return shlex.join(["phasetrain", *_words(setup)])
+    return shlex.join(["phasetrain", *_command_words(setup)])
 
 
-def _words(setup: Setup) -> list[str]:
+def _command_words(setup: Setup) -> list[str]:
     flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
     words = [*flags, *setup.composed.overrides]
     if not any(word.lstrip("+").startswith("RUN.dir=") for word in words):
-        words.append(f"RUN.dir={_word(setup.config.RUN.dir)}")
+        words.append(f"RUN.dir={_quote_value(setup.config.RUN.dir)}")
     return words
 
 
-def _word(text: str) -> str:
-    """Return a text as an override has it behind its `=`: in quotes where it must be."""
+def _quote_value(text: str) -> str:
+    """Return a text as the value of an override, in quotes if it needs them."""
     if _PLAIN.fullmatch(text):
         return text
     return quoted(text)
 
 
-def described(setup: Setup, sources: Mapping[str, Source | None]) -> dict[str, Any]:
-    """Return where the run takes place: versions, machine, command, seeds, switches and sources,
-    without secrets.
+def _describe_attempt(setup: Setup, sources: Mapping[str, Source | None]) -> dict[str, Any]:
+    """Return the content of environment.json, without secrets.
 
     Args:
-        setup: the settled config.
-        sources: states of the work trees; see `sources_of`.
+        setup: the resolved config.
+        sources: see `find_sources`.
     """
     clean = Redaction(os.environ)
     machine = setup.machine
-    found = {"phasetrain": __version__, **environment(setup, machine), "packages": packages()}
+    found = {"phasetrain": __version__, **describe_environment(setup, machine)}
+    found["packages"] = list_packages()
     trees = {name: None if one is None else one.facts for name, one in sources.items()}
     here = trees["git"]
     return found | {
         "executable": sys.executable,
         "folder": str(Path.cwd()),
-        "commit": here["commit"] if here else _commit(Path.cwd()),
-        "command": clean.words(["phasetrain", *_words(setup)]),
+        "commit": here["commit"] if here else _read_commit(Path.cwd()),
+        "command": clean.words(["phasetrain", *_command_words(setup)]),
         "config_dir": None if setup.config_dir is None else str(Path(setup.config_dir).absolute()),
         "host": host(),
         "devices": devices(machine.device.type),
@@ -220,9 +223,9 @@ def described(setup: Setup, sources: Mapping[str, Source | None]) -> dict[str, A
     }
 
 
-def sources_of(run_folder: str) -> dict[str, Source | None]:
-    """Return the states of the work tree around this folder and, where it is another one, of that
-    of the package."""
+def find_sources(run_folder: str) -> dict[str, Source | None]:
+    """Return the state of the git tree around the working directory, and of the package if it is in
+    another tree."""
     clean = Redaction(os.environ)
     skip = None if "://" in run_folder else Path(run_folder).absolute()
     here = source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
@@ -236,8 +239,7 @@ def sources_of(run_folder: str) -> dict[str, Source | None]:
 
 
 def _write_diffs(folder: RunFolder, sources: Mapping[str, Source | None]) -> None:
-    """Write how the trees differ from their commits; what an earlier attempt has left is taken
-    away."""
+    """Write the uncommitted changes of the trees, and delete files of earlier attempts."""
     kept = {one.facts["diff"]: one.diff for one in sources.values() if one is not None and one.diff}
     for name in (GIT_DIFF, PACKAGE_DIFF):
         if name in kept:
@@ -246,9 +248,8 @@ def _write_diffs(folder: RunFolder, sources: Mapping[str, Source | None]) -> Non
             folder.storage.remove(folder.file(name))
 
 
-def _commit(folder: Path) -> str | None:
-    """Return the commit that a git work tree around `folder` has checked out, where there is no git
-    to ask."""
+def _read_commit(folder: Path) -> str | None:
+    """Return the commit checked out around `folder` without calling git, which may be missing."""
     for place in (folder, *folder.parents):
         head = place / ".git" / "HEAD"
         if head.is_file():
@@ -262,18 +263,17 @@ def _commit(folder: Path) -> str | None:
     return None
 
 
-def _reproduce(setup: Setup, here: Source | None, told: Sequence[str] = ()) -> str:
-    """Return a script that runs the training again: in this commit wherever it is called, else in
-    this folder."""
+def _format_script(setup: Setup, here: Source | None, deviations: Sequence[str] = ()) -> str:
+    """Return reproduce.sh."""
     size = setup.world.size
     seen = {word.lstrip("+").partition("=")[0] for word in setup.composed.overrides}
-    own = ("RUN.dir", "RUN.resume", "RUN.allow")  # of this folder, not of the training
+    own = ("RUN.dir", "RUN.resume", "RUN.allow")  # these describe the folder, not the training
     flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
     words = [
         word for word in setup.composed.overrides if word.lstrip("+").partition("=")[0] not in own
     ]
     if "MACHINE.threads" not in seen:
-        words.append(f"MACHINE.threads={environment(setup, setup.machine)['threads']}")
+        words.append(f"MACHINE.threads={describe_environment(setup, setup.machine)['threads']}")
     if size > 1:
         launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"]
     else:
@@ -286,5 +286,5 @@ def _reproduce(setup: Setup, here: Source | None, told: Sequence[str] = ()) -> s
         commit=shlex.quote(facts.get("commit") or ""),
         executable=shlex.quote(sys.executable),
         again=shlex.quote(f"runs/{setup.config.RUN.name}-again"),
-        departures="".join(f"# {line}\n" for line in (MORE, *told)) if told else "",
+        departures="".join(f"# {line}\n" for line in (MORE, *deviations)) if deviations else "",
     )

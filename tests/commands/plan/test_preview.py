@@ -150,7 +150,7 @@ def test_what_is_printed(tmp_path: Path) -> None:
         "-----  -----  -----  -----  -------  --------------  -----------\n"
         "0      train      1      5      120               0            0\n"
         "1      test       1      2       64               5\n"
-        "2 checkpoints to come of about 8,424 bytes each, the newest 3 are kept; room is free\n"
+        "2 checkpoints of about 8,424 bytes each, the newest 3 are kept; room is free\n"
         "warning: CHECKPOINT.every_updates = 9: the run ends after 5 updates, so it never takes effect\n"
         f"written to {tmp_path}/plan.json\n"
     )

@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 from harness import SMALL, leftovers, parted, train
 
-from phasetrain.commands.plan.rehearsal import (
-    LONG_SECONDS,
-    expected_seconds,
-    guessed_seconds,
-    kinds,
-)
+from phasetrain.commands.plan.rehearsal import LONG_SECONDS
+from phasetrain.commands.plan.step_kinds import estimate_seconds, list_step_kinds, sum_seconds
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.testing.build import built, settled
@@ -158,8 +154,8 @@ def test_what_is_rehearsed() -> None:
     )
     made = built([*words, "PHASES.limit.train=null"])
     found = [
-        (kind.name, kind.phase.index, kind.step, kind.steps, kind.short)
-        for kind in kinds(made.plan, made.task)
+        (kind.name, kind.phase.index, kind.step, kind.steps, kind.is_short)
+        for kind in list_step_kinds(made.plan, made.task)
     ]
     assert found == [
         ("train", 0, 0, 2, False),
@@ -169,9 +165,7 @@ def test_what_is_rehearsed() -> None:
         ("test@ema", 2, 0, 2, False),
         ("test@ema, last batch of 3", 2, 11, 1, True),
     ]
-    assert expected_seconds(made.plan, {"train": 1.0, "test": 0.5}) == pytest.approx(
-        3 * (61 + 12 * 0.5)
-    )
+    assert sum_seconds(made.plan, {"train": 1.0, "test": 0.5}) == pytest.approx(3 * (61 + 12 * 0.5))
 
 
 class Reached(Exception):  # noqa: N818
@@ -245,13 +239,15 @@ def test_a_part_that_does_not_come_back_is_warned_of(
             tmp_path, *COUNTING, f"MODEL.forgets={forgets}", REHEARSED, hooks={"first": AtFirst()}
         )
     warned = (
-        "the state of 'model' is not what it was after a save and a restore"
+        "the state of 'model' differs after a save and a restore"
         in (tmp_path / "log.txt").read_text()
     )
     assert warned == forgets
 
 
-def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_that_does_not_fit_into_memory_is_a_config_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "large_of_a_test.py").write_text(
         "from torch import nn\nimport torch\nclass Large(nn.Linear):\n"
         "    def forward(self, x):\n        return super().forward(x) + torch.empty(1 << 60, device=x.device).sum()\n"
@@ -263,14 +259,16 @@ def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "MODEL.in_features=8",
         "MODEL.out_features=10",
     )
-    with pytest.raises(ConfigError, match=r"does not fit into memory.*RUN\.engine=find_batch_size"):
+    with pytest.raises(ConfigError) as caught:
         train(tmp_path / "run", *words, REHEARSED)
+    assert caught.value.code == "machine.out_of_memory"
+    assert caught.value.key == "DATA.TRAIN.micro_batch_size"
 
 
 class TestWhetherThereIsOne:
     def guess(self, *words: str) -> float:
         made, setup = built([*SMALL, *words]), settled([*SMALL, *words])
-        return guessed_seconds(setup.builder().data(), made.plan, made.task.parts)
+        return estimate_seconds(setup.builder().data(), made.plan, made.task.parts)
 
     def test_a_short_run_has_none(self, tmp_path: Path) -> None:
         train(tmp_path, "PHASES.epochs=1")

@@ -8,7 +8,13 @@ import pytest
 from harness import SMALL, train
 
 from phasetrain.commands.cli import main
-from phasetrain.commands.plan.validate import all_at_once, check_room, monitors, never, problems
+from phasetrain.commands.plan.validate import (
+    check_room,
+    find_problems,
+    list_monitors,
+    list_unused,
+    report_all_problems,
+)
 from phasetrain.errors import ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.testing.build import built, settled
@@ -47,7 +53,7 @@ from phasetrain.testing.build import built, settled
         ),
         (
             ("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"),
-            ["CHECKPOINT: every rule by which to save is off"],
+            ["CHECKPOINT: every rule to save is off"],
         ),
         (
             (
@@ -69,7 +75,7 @@ from phasetrain.testing.build import built, settled
 )
 def test_what_never_takes_effect(words: tuple[str, ...], told: list[str]) -> None:
     overrides = [*SMALL, "RUN.dir=x", *words]
-    found = never(settled(overrides), built(overrides).plan)
+    found = list_unused(settled(overrides), built(overrides).plan)
     assert len(found) == len(told)
     assert all(line.startswith(start) for line, start in zip(found, told, strict=True)), found
 
@@ -108,7 +114,7 @@ def test_mistakes_of_all_kinds_in_one_report() -> None:
             "HOOKS.early_stopping={patience: 0}", "MODEL.weights=/nowhere/weights.pt",
         ]
     )  # fmt: skip
-    found = problems(setup)
+    found = find_problems(setup)
     starts = [
         "METERS.top",
         "CHECKPOINT.best.monitor",
@@ -130,21 +136,23 @@ def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() ->
             "DATA.TEST={dataset: image_folder, path: /nowhere/b}", "HOOKS.early_stopping={patience: 0}",
         ]
     )  # fmt: skip
-    found = problems(setup)
+    found = find_problems(setup)
     assert [one.message.partition(" ")[0] for one in found[:2]] == ["DATA.TRAIN", "DATA.TEST"]
     assert found[-1].message.startswith("HOOKS.early_stopping")
     assert not any(one.code == "config.missing_parameter" for one in found)
 
 
 def test_a_sound_run_has_none() -> None:
-    assert problems(settled([*SMALL, "RUN.dir=x", "CHECKPOINT.best.monitor=test/accuracy"])) == []
+    assert (
+        find_problems(settled([*SMALL, "RUN.dir=x", "CHECKPOINT.best.monitor=test/accuracy"])) == []
+    )
 
 
 def test_other_errors_pass_through() -> None:
     setup = settled([*SMALL, "RUN.dir=x"])
-    with pytest.raises(ConfigError, match=r"^the only one$"), all_at_once(setup):
+    with pytest.raises(ConfigError, match=r"^the only one$"), report_all_problems(setup):
         raise ConfigError("the only one")
-    with pytest.raises(KeyError), all_at_once(setup):
+    with pytest.raises(KeyError), report_all_problems(setup):
         raise KeyError("no mistake of the config's")
 
 
@@ -154,7 +162,7 @@ def test_what_is_watched() -> None:
         "HOOKS.plateau={monitor: train/loss}",
         "HOOKS.early_stopping={}",
     ]
-    found = monitors(settled([*SMALL, "RUN.dir=x", *words]))
+    found = list_monitors(settled([*SMALL, "RUN.dir=x", *words]))
     assert [(one.where, one.name) for one in found] == [
         ("CHECKPOINT.best.monitor", "-test/loss"),
         ("HOOKS.plateau.monitor", "train/loss"),

@@ -15,7 +15,7 @@ from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.resume import adopted, environment
+from phasetrain.commands.train.resume import describe_environment, match_machine
 from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
 from phasetrain.runtime.terminal import Terminal
@@ -127,7 +127,7 @@ class TestAdjustable:
             killed(tmp_path, step)
         text = printed(tmp_path, "PHASES.epochs=5", "RUN.allow=[PHASES.epochs]")
         assert "PHASES.epochs: the checkpoint has 3, now 5 (allowed by RUN.allow)" in text
-        assert "the rest of the plan is cut anew; `where` goes on from 0." in text
+        assert "the rest of the plan is rebuilt; `where` continues at 0." in text
         found = steps(tmp_path)
         assert [(epoch, updates, samples) for epoch, updates, samples, _ in found] == [
             (n // 5, n + 1, 24 * (n + 1)) for n in range(25)
@@ -253,7 +253,7 @@ class TestData:
         "DATA.TRAIN.classes=10",
     )
 
-    def test_it_is_refused_with_both_fingerprints(
+    def test_changed_data_is_rejected_with_both_fingerprints(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         killed(tmp_path, 3, *self.WORDS)
@@ -263,10 +263,8 @@ class TestData:
             train(tmp_path, *self.WORDS)
         now = str(caught.value).partition(" and is ")[2].partition(";")[0]
         assert len(now) == 64 != now
-        assert str(caught.value) == (
-            f"DATA.TRAIN: the data has changed since {newest(tmp_path).path}: its fingerprint was {then} and is {now}; "
-            "bring the data back, or consent with RUN.allow=[data]"
-        )
+        assert (caught.value.code, caught.value.key) == ("resume.data_changed", "DATA.TRAIN")
+        assert f"its fingerprint was {then} and is {now}" in str(caught.value)
         assert caught.value.exit_code == 3
 
     @pytest.mark.parametrize(
@@ -348,9 +346,9 @@ class TestShares:
         environment."""
         setup = settle([*SMALL, "MACHINE.threads=1", *words])
         setup = replace(setup, world=World(0, processes))
-        told = {**environment(setup, setup.machine), **before}
+        told = {**describe_environment(setup, setup.machine), **before}
         promised = {"environment": {key: value for key, value in told.items() if value is not None}}
-        return adopted(setup, LoadedCheckpoint("there", None, promised, {}))[1]  # type: ignore[arg-type]
+        return match_machine(setup, LoadedCheckpoint("there", None, promised, {}))[1]  # type: ignore[arg-type]
 
     def test_an_equal_number_says_nothing(self) -> None:
         assert self.warnings({"processes": 3, "strategy": "ddp"}, processes=3) == []

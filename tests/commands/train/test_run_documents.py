@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.run_documents import _reproduce, command, write_documents
+from phasetrain.commands.train.run_documents import _format_script, format_command, write_documents
 from phasetrain.distributed import World
 from phasetrain.runs.folder import RunFolder
 
@@ -153,11 +153,11 @@ class TestCommand:
         ],
     )
     def test_of_a_folder_that_was_given(self, words: list[str], text: str) -> None:
-        assert command(settle(words)) == text
+        assert format_command(settle(words)) == text
 
     def test_a_folder_that_was_not_given_is_added(self) -> None:
         setup = settle(["PHASES.epochs=2"])
-        assert command(setup) == f"phasetrain PHASES.epochs=2 RUN.dir={setup.config.RUN.dir}"
+        assert format_command(setup) == f"phasetrain PHASES.epochs=2 RUN.dir={setup.config.RUN.dir}"
 
     def test_a_folder_that_must_be_quoted(self, tmp_path: Path) -> None:
         (tmp_path / "experiment").mkdir()
@@ -166,12 +166,12 @@ class TestCommand:
         )
         setup = settle(["experiment=mine"], config_dir=str(tmp_path))
         assert setup.config.RUN.dir == "it's a, b"
-        _flag, folder, *words = shlex.split(command(setup))[1:]
+        _flag, folder, *words = shlex.split(format_command(setup))[1:]
         assert settle(words, config_dir=folder).config.RUN.dir == "it's a, b"
 
     def test_a_folder_of_configs(self, tmp_path: Path) -> None:
         assert (
-            command(settle(["RUN.dir=x"], config_dir=str(tmp_path)))
+            format_command(settle(["RUN.dir=x"], config_dir=str(tmp_path)))
             == f"phasetrain --config-dir {tmp_path} RUN.dir=x"
         )
 
@@ -262,7 +262,7 @@ class TestReproduceFromAClone:
         script = self.made(tmp_path)
         (tmp_path / "clone" / "code.py").write_text("A = 3\n")
         done = self.call(script, tmp_path / "clone")
-        assert (done.returncode, "has other changes than those of the run" in done.stderr) == (
+        assert (done.returncode, "has other changes than the run" in done.stderr) == (
             0,
             True,
         )
@@ -271,7 +271,7 @@ class TestReproduceFromAClone:
     def test_elsewhere_it_runs_where_the_run_was_started(self, tree: Path, tmp_path: Path) -> None:
         script = self.made(tmp_path, "MACHINE.threads=2")
         done = self.call(script, tmp_path, "x")
-        assert done.stderr.startswith("not in a clone at commit ")
+        assert done.stderr.startswith("no clone at commit ")
         expected = [
             f"{tree}/sub",
             "-m",
@@ -285,7 +285,7 @@ class TestReproduceFromAClone:
         script, commit = self.made(tmp_path), git(tree, "rev-parse", "HEAD")
         tree.rename(tmp_path / "moved")
         done = self.call(script, tmp_path)
-        told = f"call this in a clone of the source of the run, after: git checkout {commit}\n"
+        told = f"call this in a clone of the source, after: git checkout {commit}\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
     @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ class TestReproduceFromAClone:
 
     def test_several_processes(self, tree: Path, tmp_path: Path) -> None:
         setup = replace(settle(["RUN.dir=x"]), world=World(size=3))
-        text = _reproduce(setup, None)
+        text = _format_script(setup, None)
         assert (
             "-m torch.distributed.run --standalone --nproc-per-node=3 -m phasetrain MACHINE.threads=1"
             in text

@@ -6,7 +6,7 @@ import pytest
 from harness import SMALL, train
 
 from phasetrain.commands.build_hooks import build_checkpointer
-from phasetrain.commands.train.summary import ended, timeline
+from phasetrain.commands.train.summary import final_lines, format_timeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
 from phasetrain.engine.position import RunState
@@ -34,7 +34,10 @@ VALID = Split("valid", 30, 10, drop_last=False)
     ],
 )
 def test_time_lines(splits: list[Split], settings: PhaseSettings, text: str) -> None:
-    assert timeline(interleave([Stage({split.name: split for split in splits}, settings)])) == text
+    assert (
+        format_timeline(interleave([Stage({split.name: split for split in splits}, settings)]))
+        == text
+    )
 
 
 def test_a_long_one_is_cut() -> None:
@@ -47,7 +50,7 @@ def test_a_long_one_is_cut() -> None:
         ]
     )
     assert isinstance(plan, Plan)
-    text = timeline(plan)
+    text = format_timeline(plan)
     assert text.startswith("2 x (train 9, test 2), ")
     assert text.endswith(" more")
 
@@ -59,7 +62,7 @@ def test_a_long_one_is_cut() -> None:
             (),
             {
                 "end": "everything is in",
-                "resume": "to train on: PHASES.epochs=2",
+                "resume": "to train longer: PHASES.epochs=2",
                 "load": "phasetrain.load(",
             },
         ),
@@ -76,7 +79,9 @@ def test_only_what_was_kept_is_said_to_be_loaded(
     train(tmp_path, *words)
     setup = settled([*SMALL, f"RUN.dir={tmp_path}", *words])
     state = RunState(finished="completed", updates=2)
-    rows = dict(ended(setup, state, "ab", "", build_checkpointer(setup, RunFolder(str(tmp_path)))))
+    rows = dict(
+        final_lines(setup, state, "ab", "", build_checkpointer(setup, RunFolder(str(tmp_path))))
+    )
     assert rows.pop("weights") == "sha256 ab"
     assert list(rows) == list(told)
     assert all(text in rows[word] for word, text in told.items())

@@ -96,7 +96,7 @@ def test_the_closing_lines_are_whole_after_a_resume(tmp_path: Path) -> None:
     whole = printed(tmp_path / "whole")
     die(tmp_path / "killed", "PHASES.epochs=2", "HOOKS.console={}", hooks={"kill": KillAfter(13)})
     again = printed(tmp_path / "killed")
-    assert "going on from" in again
+    assert "resume  from " in again
 
     def best(text: str) -> list[str]:
         return [line[9:] for line in text.splitlines() if line[9:].startswith("best")]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phasetrain.commands.setup import settle
-from phasetrain.commands.train.train import digest_of
+from phasetrain.commands.train.digest import hash_model
 from phasetrain.data import COLLATES, SAMPLERS, Reader
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.distributed import Strategy, World
@@ -132,7 +132,7 @@ class TestParts:
 
     def test_weights_are_a_function_of_the_seed(self) -> None:
         digests = [
-            digest_of(built(*words)[0].model)
+            hash_model(built(*words)[0].model)
             for words in ([], ["DATA.TRAIN.batch_size=32"], ["RUN.seed=1"])
         ]
         assert digests[0] == digests[1] != digests[2]

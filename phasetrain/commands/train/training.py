@@ -1,0 +1,316 @@
+"""One attempt of a training, in a run folder that is locked."""
+
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.commands.build_hooks import build_hooks, merge_hooks
+from phasetrain.commands.plan.preview import describe_plan
+from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
+from phasetrain.commands.plan.run_plan import RunPlan
+from phasetrain.commands.plan.validate import report_all_problems
+from phasetrain.commands.result import RunResult
+from phasetrain.commands.setup import Setup
+from phasetrain.commands.train.attempt import Attempt
+from phasetrain.commands.train.digest import hash_state
+from phasetrain.commands.train.resume import (
+    build_promise,
+    list_code_changes,
+    list_deviations,
+    list_free_changes,
+    list_python_extras,
+    match_machine,
+    restore_position,
+)
+from phasetrain.commands.train.run_documents import write_documents
+from phasetrain.commands.train.summary import final_lines, first_lines, stopped_lines
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.position import RunState
+from phasetrain.errors import ConfigError, NoValidCheckpointError
+from phasetrain.hooks import CheckpointHook, Hook, Hooks, Run
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.ledger import FILE, recorded
+from phasetrain.runtime.clock import Clock
+from phasetrain.runtime.machine import Machine
+from phasetrain.runtime.signals import Signals
+from phasetrain.tasks import Builder, Parts, SplitData, Task
+
+log = logging.getLogger(__name__)
+
+Loop = Callable[[PhaseEngine], object]
+"""Runs an engine: `engine.run()`, or a custom loop over `engine.steps()`."""
+
+
+class Training:
+    """One attempt of a run.
+
+    Args:
+        setup: the resolved config.
+        builder: builds the parts.
+        data: split -> data.
+        folder: the run folder, which this process has locked.
+        checkpointer: loads and saves.
+        signals: the signals that were received.
+        clock: measures the attempt.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        builder: Builder,
+        data: Mapping[str, SplitData],
+        folder: RunFolder,
+        checkpointer: Checkpointer,
+        signals: Signals,
+        clock: Clock,
+    ) -> None:
+        self.setup = setup
+        self.builder = builder
+        self.data = data
+        self.folder = folder
+        self.checkpointer = checkpointer
+        self.signals = signals
+        self.clock = clock
+        self.attempt = Attempt(folder.status(), clock)
+        self.deviations: list[dict[str, Any]] = []
+        ledger = Path(folder.file(FILE))
+        if folder.storage.keeps_files and ledger.is_file():
+            # status.json is written every few seconds: updates after that are in the ledger only
+            clock.redo_until = max(clock.redo_until, recorded(ledger.stat().st_size))
+
+    def run(self, extra: Mapping[str, Hook], loop: Loop) -> RunResult:
+        """Restore or start, train, and return the result."""
+        setup = self.setup
+        world = setup.world
+        loaded = self._choose_checkpoint()
+        with report_all_problems(setup):
+            given = list_python_extras(extra, None if loop is PhaseEngine.run else loop)
+            run_plan, state = self._plan_run(loaded, given)
+            self.folder.watch = lambda: self.attempt.facts(state)
+            parts, rehearsal = prepare_parts(run_plan)
+            own = build_hooks(setup)
+        task = self.builder.task(parts)
+        world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal))
+        self._print_start(run_plan, task, state, loaded, rehearsal)
+        save = CheckpointHook(
+            self.checkpointer,
+            setup.config.CHECKPOINT,
+            self.signals,
+            build_promise(run_plan, self.deviations),
+            loaded,
+        )
+        latest = _Latest()
+        hooks = merge_hooks(merge_hooks({"checkpoint": save, "latest": latest}, own), extra)
+        engine = PhaseEngine(
+            task,
+            run_plan.plan,
+            state,
+            Hooks(hooks, world),
+            folder=self.folder,
+            world=world,
+            clock=self.clock,
+        )
+        if world.is_single_process:
+            for loader in parts.loaders.values():
+                loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
+        self._run_loop(run_plan, engine, loop, save)
+        return self._finish(engine, latest.metrics, save)
+
+    def _run_loop(
+        self, run_plan: RunPlan, engine: PhaseEngine, loop: Loop, save: CheckpointHook
+    ) -> None:
+        world = self.setup.world
+        updates = engine.state.updates
+        trained = next((phase for phase in run_plan.plan.phases if phase.is_train), None)
+        try:
+            with run_plan.machine.apply_settings():
+                if trained is not None:
+                    engine.task.warm_up(trained)
+                if not self._is_stopped_before_first_step():
+                    with closing(engine):
+                        loop(engine)
+        finally:
+            # With several ranks the cause of a failure is printed first, without these lines.
+            if world.is_main and (world.is_single_process or sys.exc_info()[0] is None):
+                done = engine.state.updates - updates
+                self.attempt.show(self.setup.terminal, save.saves, done)
+
+    def _is_stopped_before_first_step(self) -> bool:
+        """Return whether any rank was asked to stop, and let all ranks know."""
+        asked = [one for one in self.setup.world.all_gather(self.signals.stop) if one]
+        self.signals.stop = asked[0] if asked else 0
+        return bool(asked)
+
+    def _choose_checkpoint(self) -> LoadedCheckpoint | None:
+        """Return the checkpoint to resume from: rank 0 chooses it, and every rank reads it."""
+        world = self.setup.world
+        checkpointer = self.checkpointer
+        found: list[LoadedCheckpoint | None] = [None]
+
+        def choose() -> str:
+            with self.folder.writing():
+                checkpointer.clear_leftovers()
+            manifests = [saved.manifest for saved in checkpointer.list_checkpoints()]
+            sequence = max((one.sequence for one in manifests if one.facts.healthy), default=0)
+            self.attempt.check_progress(self.folder, sequence, self.setup.config.RUN.give_up_after)
+            found[0] = self._load_newest()
+            if found[0] is not None:
+                return found[0].path
+            if self.setup.config.RUN.resume == "must":
+                raise nothing_to_resume(self.folder)
+            return ""
+
+        checkpointer.verify_shards(world)
+        path = world.run_on_main(choose)
+        if world.is_main or not path:
+            return found[0]
+        return checkpointer.load_when_visible(path)
+
+    def _load_newest(self) -> LoadedCheckpoint | None:
+        try:
+            return self.checkpointer.load_newest()
+        except NoValidCheckpointError as error:
+            if "no_valid" not in self.setup.config.RUN.allow:
+                raise
+            log.warning("%s. Starting from scratch (allowed by RUN.allow)", error)
+            return None
+
+    def _plan_run(
+        self, loaded: LoadedCheckpoint | None, given: Sequence[str]
+    ) -> tuple[RunPlan, RunState]:
+        """Return plan and position, fresh or from a checkpoint.
+
+        Args:
+            loaded: the checkpoint.
+            given: lines about hooks and a loop that were given in Python.
+        """
+        setup = self.setup
+        if loaded is None:
+            self.deviations = list_deviations(None, 0, given)
+            plan = self.builder.plan(self.data)
+            return self._run_plan(plan, setup.machine, is_fresh=True), RunState()
+        stages = self.builder.stages(self.data)
+        plan, state, notes = restore_position(setup, loaded, self.data, stages)
+        machine, warnings = match_machine(setup, loaded)
+        changed = (*notes, *warnings, *list_code_changes(setup, loaded))
+        self.deviations = list_deviations(loaded, state.updates, given, changed)
+        for line in (*notes, *list_free_changes(setup, loaded)):
+            log.info(line)
+        for line in warnings:
+            log.warning(line)
+        return self._run_plan(plan, machine, is_fresh=False), state
+
+    def _run_plan(self, plan: Plan, machine: Machine, *, is_fresh: bool) -> RunPlan:
+        return RunPlan(
+            self.setup, self.builder, self.data, plan, machine, self.folder, is_fresh=is_fresh
+        )
+
+    def _write_plan(self, run_plan: RunPlan, parts: Parts, rehearsal: Rehearsal | None) -> None:
+        """Write plan.json and the other documents, and warn of values without effect."""
+        folder = self.folder
+        with folder.writing():
+            write_documents(self.setup, folder, self.deviations)
+            content = describe_plan(run_plan, parts, rehearsal)
+            path = folder.file("plan.json")
+            before = folder.storage.read_json(path) or {}
+            if parts.weights is None:
+                # on a resume no weights are loaded: keep the record of the first attempt's
+                content["weights"] = before.get("weights")
+            content["rehearsal"] = content["rehearsal"] or before.get("rehearsal")
+            folder.storage.replace_json(path, content, durable=False)
+        for line in content["never"]:
+            log.warning(line)
+
+    def _print_start(
+        self,
+        run_plan: RunPlan,
+        task: Task,
+        state: RunState,
+        loaded: LoadedCheckpoint | None,
+        rehearsal: Rehearsal | None,
+    ) -> None:
+        setup = self.setup
+        expected = None if rehearsal is None else rehearsal.time["expected"]
+        setup.terminal.print_pairs(first_lines(run_plan, task.model, estimate=expected))
+        for line in setup.dropped:
+            log.info(line)
+        for line in setup.derived:
+            log.debug(line)
+        if loaded is not None:
+            at = f"update {state.updates} of {run_plan.plan.updates}"
+            setup.terminal.print_pairs([("resume", f"from {loaded.path} at {at}")])
+        elif not run_plan.plan.phases:
+            log.info("PHASES asks for no training: there is nothing to do")
+
+    def _finish(
+        self, engine: PhaseEngine, latest: Mapping[str, float], save: CheckpointHook
+    ) -> RunResult:
+        """Print how the run ended, write status.json and return the result."""
+        state = engine.state
+        best, measured = save.best or ("", {})
+        result = RunResult(
+            state="finished",
+            folder=self.folder.path,
+            reason=state.finished,
+            updates=state.updates,
+            last={**latest, **measured},
+            digest=hash_state(engine.task.whole_state()["model"]),
+            loaded_checkpoint=best,
+            seconds=sum(self.clock.seconds().values()),
+        )
+        if state.finished:
+            rows = final_lines(self.setup, state, result.digest, best, self.checkpointer)
+        else:
+            result = self._preempted_result(engine, result)
+            rows = stopped_lines(self.setup, state, engine.plan, result.reason)
+        self.setup.terminal.print_pairs(rows, always=True)
+        facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
+        try:
+            self.folder.write_status(result.state, **facts, digest=result.digest)
+        except OSError as error:
+            log.warning(
+                "status.json could not be written: %s; the checkpoints record the state of the run",
+                error,
+            )
+        return result
+
+    def _preempted_result(self, engine: PhaseEngine, result: RunResult) -> RunResult:
+        # Several ranks agree on the reason in engine.stopping; a single process that was stopped
+        # before its first step has only the signal.
+        is_single = self.setup.world.is_single_process
+        if self.signals.stop and (is_single or not engine.stopping):
+            reason = self.signals.stop_name
+        else:
+            reason = engine.stopping
+        number = signal.Signals[reason] if reason in signal.Signals.__members__ else 0
+        code = 128 + number if number else 0
+        return replace(result, state="preempted", exit_code=code, reason=reason)
+
+
+def nothing_to_resume(folder: RunFolder) -> ConfigError:
+    """Return the error of RUN.resume=must in a folder without a checkpoint."""
+    return ConfigError(
+        f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to resume from; "
+        "set RUN.resume=auto to start a run in it",
+        code="resume.no_checkpoint",
+    )
+
+
+class _Latest(Hook):
+    """Keeps the latest value of every metric for the result."""
+
+    main_only = False
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of the phase."""
+        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
