@@ -1,12 +1,10 @@
 """Runs from Python: what `run` returns, hooks and loops of one's own, and that a run leaves nothing
 behind."""
 
-import inspect
 import io
 import json
 import logging
 import signal
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -296,11 +294,6 @@ def test_a_loop_passed_to_run_resumes_exactly_after_an_error_in_a_step(
     assert newest(tmp_path).manifest.state["updates"] == 7
     assert run_loop(tmp_path).digest == trained[1].digest
     assert parted(trained[0], tmp_path) == []
-
-
-def test_the_loop_in_the_docs_is_the_loop() -> None:
-    page = (ROOT / "docs" / "one-run.md").read_text("utf-8")
-    assert textwrap.dedent(inspect.getsource(PhaseEngine.run_phase)) in page
 
 
 class TestEngines:
