@@ -156,7 +156,7 @@ class TestExact:
     @pytest.mark.parametrize(
         ("task", "split"), [("WithoutEMA", "test@ema"), ("WithoutCount", "test@swa")]
     )
-    def test_what_is_not_saved_is_noticed(self, task: str, split: str) -> None:
+    def test_unsaved_average_is_detected(self, task: str, split: str) -> None:
         with pytest.raises(
             AssertionError, match=rf"^killed after step 5: loss differs at .*, {split}, epoch 0"
         ):
@@ -195,7 +195,7 @@ def test_an_update_that_is_skipped_leaves_the_mean_as_it_was(
     assert all(bool(one.isfinite().all()) for one in watch.means)
 
 
-def test_one_that_is_not_gated_would_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ungated_average_would_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = averages.EMA.update
     monkeypatch.setattr(
         averages.EMA, "update", lambda self, updates, withheld=False: real(self, updates)
@@ -207,7 +207,7 @@ def test_one_that_is_not_gated_would_move(tmp_path: Path, monkeypatch: pytest.Mo
     assert not torch.equal(watch.means[1], watch.means[2])
 
 
-def test_it_goes_with_activation_checkpointing(
+def test_averages_work_with_activation_checkpointing(
     tmp_path: Path, trained: tuple[Path, RunResult]
 ) -> None:
     train(tmp_path / "run", *AVERAGED, "MACHINE.activation_checkpointing=[Conv2d, Linear]")

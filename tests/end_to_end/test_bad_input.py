@@ -199,7 +199,7 @@ def test_two_runs_in_one_folder(starter: Starter, here: Path) -> None:
     assert (result.state, result.exit_code) == ("finished", 0)
 
 
-def test_more_processes_than_one_are_refused(
+def test_more_than_one_rank_is_rejected(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -237,5 +237,7 @@ def test_a_meter_that_does_not_fit_is_named(here: Path, capsys: pytest.CaptureFi
     )
 
 
-def test_a_rate_without_end(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learning_rate_without_end_is_rejected(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "OPTIMIZER.lr" in said(capsys, 2, "OPTIMIZER.lr=inf")

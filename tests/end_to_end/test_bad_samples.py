@@ -101,7 +101,7 @@ def bad_samples(folder: Path, split: str = "train") -> list[int]:
     return [index for index, _ in newest(folder).state["task"][f"data.{split}"]["samples"]]
 
 
-def test_all_four_kinds_are_met_and_told_once(unbroken: Path) -> None:
+def test_all_four_kinds_of_bad_samples_are_reported_once(unbroken: Path) -> None:
     assert bad_samples(unbroken) == [3, 50, 51, 97]
     assert bad_samples(unbroken, "test") == [1, 40]
     text = (unbroken / "log.txt").read_text("utf-8")
@@ -142,7 +142,7 @@ def test_the_number_of_workers_may_change(
     assert parted(unbroken, tmp_path) == []
 
 
-def test_the_policies_part(tmp_path: Path) -> None:
+def test_policies_differ(tmp_path: Path) -> None:
     for policy in POLICIES:
         train(tmp_path / policy, *FAULTY, f"DATA.TRAIN.on_bad_sample={policy}")
     assert "task.model.features.0.weight" in parted(tmp_path / "drop", tmp_path / "substitute")
@@ -156,7 +156,7 @@ def test_the_policies_part(tmp_path: Path) -> None:
         ("substitute", {0: 2, 2: 5, 4: 3, 6: 4, 8: 2, 9: 4}),
     ],
 )
-def test_the_multiset_of_ids(
+def test_ids_of_an_epoch_are_the_expected_multiset(
     tmp_path: Path, workers: int, policy: str, expected: dict[int, int]
 ) -> None:
     ids = Ids()
@@ -200,7 +200,7 @@ def test_a_micro_batch_of_nothing_weighs_nothing(tmp_path: Path) -> None:
 
 
 class TestBudget:
-    def test_one_more_ends_the_run_with_exit_code_1(
+    def test_sample_beyond_the_budget_ends_the_run_with_exit_code_1(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words = [
@@ -238,7 +238,7 @@ class TestBudget:
             "DATA.TRAIN.bad_sample_budget = 3: 4 different samples cannot be read"
         )
 
-    def test_a_run_that_went_over_goes_on_with_a_larger_one(self, tmp_path: Path) -> None:
+    def test_run_over_its_budget_resumes_with_a_larger_one(self, tmp_path: Path) -> None:
         words = (*FAULTY, "DATA.TRAIN.on_bad_sample=drop")
         train(tmp_path / "unbroken", *words)
         with pytest.raises(SampleError):
@@ -271,7 +271,7 @@ def test_the_policy_may_change_on_a_resume_with_consent(tmp_path: Path) -> None:
     assert bad_samples(tmp_path) == []
 
 
-def test_a_count_that_is_not_saved_is_seen(unbroken: Path, policy: str, tmp_path: Path) -> None:
+def test_unsaved_count_is_detected(unbroken: Path, policy: str, tmp_path: Path) -> None:
     from phasetrain.data.bad_samples import BadSamples
 
     overrides = (*FAULTY, policy)
@@ -282,7 +282,7 @@ def test_a_count_that_is_not_saved_is_seen(unbroken: Path, policy: str, tmp_path
     assert any(path.startswith("task.data.") for path in parted(unbroken, tmp_path))
 
 
-def test_a_substitute_that_is_not_a_function_of_the_draw_is_seen(tmp_path: Path) -> None:
+def test_substitute_that_is_no_function_of_the_draw_is_detected(tmp_path: Path) -> None:
     from phasetrain.data.loading import reader
 
     overrides = (*FAULTY, "DATA.TRAIN.on_bad_sample=substitute")

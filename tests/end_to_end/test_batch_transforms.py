@@ -24,7 +24,7 @@ def test_a_resume_is_exact() -> None:
     assert_exact_resume([*SMALL, MIXED, "OPTIMIZER.accumulate=2"])
 
 
-def test_a_transform_with_a_generator_of_its_own_would_not_be() -> None:
+def test_transform_with_its_own_generator_is_detected() -> None:
     words = [*SMALL, "RUN.imports=[mixing_parts]", "DATA.TRAIN.batch_transforms=[unkeyed]"]
     with pytest.raises(AssertionError, match=r"the same batch gave another loss"):
         assert_exact_resume(words, workers=None)
@@ -102,7 +102,7 @@ def test_without_transforms_nothing_changes(tmp_path: Path) -> None:
 RUNS = {"plain": (), "empty": ("DATA.TRAIN.batch_transforms=[]",)}
 
 
-def test_a_stage_may_bring_its_own(tmp_path: Path) -> None:
+def test_stage_may_have_its_own_schedules(tmp_path: Path) -> None:
     stages = "PHASES.stages=[{epochs: 1}, {epochs: 1, DATA: {TRAIN: {batch_transforms: [mixup]}}}]"
     _, targets, _ = seen(tmp_path, "PHASES.epochs=null", stages)
     assert [target.ndim for is_train, target in targets if is_train] == [1, 1, 2, 2]

@@ -34,7 +34,7 @@ class Cells(Dataset):
 """
 
 
-def test_a_data_set_class_of_torch_by_its_dotted_path(
+def test_torch_dataset_class_is_named_by_dotted_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cells_of_a_test.py").write_text(CELLS)

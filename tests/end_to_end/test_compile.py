@@ -127,7 +127,7 @@ class TestThreeProcesses:
         assert done.codes == [0, 0, 0], done.outputs
         assert learned(plain3, tmp_path / "run") == []
 
-    def test_what_gloo_cannot_do_is_refused_by_its_key(
+    def test_setting_gloo_cannot_do_is_rejected_by_key(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         words = (

@@ -70,7 +70,7 @@ CONFIGS = [
 @pytest.mark.parametrize(
     ("words", "expected"), [case[1:] for case in CONFIGS], ids=[case[0] for case in CONFIGS]
 )
-def test_a_config_that_differs(
+def test_differing_config_is_named(
     unbroken: Path, tmp_path: Path, words: list[str], expected: tuple[int, str]
 ) -> None:
     train(tmp_path, *SHORT, *words)
@@ -134,7 +134,7 @@ class TestFaultsInCode:
         )
         assert found.config == ()
 
-    def test_momentum_lost_at_a_resume(
+    def test_lost_momentum_is_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         load = torch.optim.Optimizer.load_state_dict
@@ -148,7 +148,7 @@ class TestFaultsInCode:
         found = diff(str(unbroken), str(tmp_path))
         assert (found.updates, found.components) == (4, ("weights",))
 
-    def test_buffers_lost_at_a_resume(
+    def test_lost_buffers_are_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         right = checkpoint_hook.restore
@@ -165,7 +165,7 @@ class TestFaultsInCode:
         assert "test of epoch 0" in found.verdict
         assert "their 10 updates are equal" in found.verdict
 
-    def test_a_meter_that_forgets(
+    def test_meter_that_forgets_is_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begin = Task.begin
@@ -237,7 +237,7 @@ class TestEqual:
         assert (found.updates, found.components) == (2, ("metrics",))
         assert any("has no steps.ledger" in note for note in found.notes)
 
-    def test_damaged_records_are_told(self, unbroken: Path, tmp_path: Path) -> None:
+    def test_damaged_records_are_reported(self, unbroken: Path, tmp_path: Path) -> None:
         shutil.copytree(unbroken, tmp_path / "copy")
         data = bytearray((tmp_path / "copy" / FILE).read_bytes())
         data[len(HEADER) + 2 * RECORD_BYTES + 40] ^= 1
@@ -274,7 +274,9 @@ class TestCommandLine:
 
         return call
 
-    def test_parting(self, unbroken: Path, tmp_path: Path, call: Any, capsys: Any) -> None:
+    def test_first_difference_is_found(
+        self, unbroken: Path, tmp_path: Path, call: Any, capsys: Any
+    ) -> None:
         train(tmp_path, *SHORT, "LOSS.label_smoothing=0.1")
         environment = json.loads((tmp_path / "environment.json").read_text())
         (tmp_path / "environment.json").write_text(json.dumps(environment | {"threads": 64}))
@@ -309,7 +311,7 @@ class TestCommandLine:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_folder_without_run_is_rejected(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"something else")
     with pytest.raises(ConfigError, match="does not begin as a ledger of version 1 does"):
         diff(str(tmp_path), str(tmp_path))

@@ -76,7 +76,7 @@ def test_without_the_import_the_part_is_not_known(
     assert "LOSS.name = 'focal'" in capsys.readouterr().err
 
 
-def test_an_experiment_of_ones_own(starter: Starter, tmp_path: Path) -> None:
+def test_custom_experiment_is_found(starter: Starter, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(block("python"), encoding="utf-8")
     (tmp_path / "configs" / "experiment").mkdir(parents=True)
     (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(

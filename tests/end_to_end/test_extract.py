@@ -52,7 +52,7 @@ def test_three_processes_write_the_bits_of_one(
     assert leftovers(tmp_path) == []
 
 
-def test_a_killed_one_goes_on_with_another_number_of_processes(
+def test_killed_run_resumes_with_another_world_size(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -79,7 +79,7 @@ def test_a_killed_one_goes_on_with_another_number_of_processes(
     assert content(folder) == content(alone)
 
 
-def test_a_layer_that_is_not_there_is_told_once(launcher: Launcher, tmp_path: Path) -> None:
+def test_missing_layer_is_reported_once(launcher: Launcher, tmp_path: Path) -> None:
     done = launcher.run(tmp_path / "run", 3, *SMALL, *WORDS[2:5], "EXTRACT.layers=[dropuot]")
     assert done.codes == [2, 2, 2]
     assert "did you mean 'dropout'" in done.outputs[0]

@@ -74,7 +74,7 @@ class TestOtherData:
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("change", ["shrunk", "grown", "reordered"])
-    def test_is_refused_with_both_fingerprints_and_may_be_allowed(
+    def test_changed_data_is_rejected_with_both_fingerprints_and_may_be_allowed(
         self, picked: list[int], tmp_path: Path, change: str
     ) -> None:
         die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
@@ -99,7 +99,7 @@ class TestOtherData:
         assert set(ids.of(1).values()) == {1}
         assert sum(ids.of(1).values()) == len(picked) // 24 * 24
 
-    def test_the_same_data_is_not_refused(self, picked: list[int], tmp_path: Path) -> None:
+    def test_same_data_is_accepted(self, picked: list[int], tmp_path: Path) -> None:
         die(tmp_path, *self.WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         picked[:] = list(range(200))
         assert train(tmp_path, *self.WORDS).state == "finished"
@@ -131,7 +131,7 @@ class TestAnotherBatchSize:
             shown = before.of(epoch) + after.of(epoch)
             assert (set(shown), set(shown.values())) == (set(range(1442)), {1})
 
-    def test_a_position_in_batches_would_be_seen(self, tmp_path: Path) -> None:
+    def test_position_counted_in_batches_is_detected(self, tmp_path: Path) -> None:
         """The control: 5 batches of 100 are not 5 batches of 64."""
         one, other = Ids(), Ids()
         train(tmp_path / "one", *self.WORDS, "DATA.TRAIN.batch_size=100", hooks={"ids": one})
@@ -157,7 +157,7 @@ class TestARestartLoop:
         assert (ended.alive, ended.segments) == ([], [])
         return ended.code, ended.output
 
-    def test_it_is_refused_after_so_many_attempts(
+    def test_restart_loop_is_rejected_after_too_many_attempts(
         self, starter: Starter, calm: Path, tmp_path: Path
     ) -> None:
         if not starter.faults:

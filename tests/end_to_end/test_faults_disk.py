@@ -57,7 +57,7 @@ def says(ended: Ended, folder: Path, error: str) -> bool:
 class TestASystemCallThatFailsOnce:
     @pytest.mark.by_default(2)
     @pytest.mark.parametrize(("call", "error", "number"), ONCE)
-    def test_training_goes_on(
+    def test_training_continues_after_a_failed_save(
         self, faults: Starter, calm: Path, tmp_path: Path, call: str, error: str, number: int
     ) -> None:
         folder = tmp_path / "run"
@@ -118,7 +118,7 @@ class TestASystemCallThatFailsOnce:
     ("call", "error", "first"),
     [("write", "ENOSPC", 5), ("fsync", "EIO", 9), ("rename", "EROFS", 3)],
 )
-def test_a_disk_that_fails_from_then_on(
+def test_disk_that_keeps_failing_loses_no_checkpoint(
     faults: Starter, calm: Path, tmp_path: Path, call: str, error: str, first: int
 ) -> None:
     folder = tmp_path / "run"
@@ -265,7 +265,7 @@ class TestARealLimit:
         except PermissionError as error:
             pytest.skip(f"this user may not mount a small disk: {error}")
 
-    def test_a_disk_that_is_too_small_is_refused_before_training(
+    def test_too_small_disk_is_rejected_before_training(
         self, starter: Starter, tmp_path: Path
     ) -> None:
         try:
@@ -281,7 +281,7 @@ class TestARealLimit:
 
 
 class TestAFolderThatMayNotBeWritten:
-    def test_another_user_is_refused_before_training(self, starter: Starter) -> None:
+    def test_folder_of_another_user_is_rejected_before_training(self, starter: Starter) -> None:
         if os.getuid() != 0:
             pytest.skip("only root can run as another user")
         with open_folder() as parent:
@@ -310,7 +310,9 @@ class TestAFolderThatMayNotBeWritten:
         )
         assert is_clean(ended, folder)
 
-    def test_one_that_becomes_read_only(self, faults: Starter, calm: Path, tmp_path: Path) -> None:
+    def test_run_folder_that_becomes_read_only(
+        self, faults: Starter, calm: Path, tmp_path: Path
+    ) -> None:
         """Everything that changes a name or opens a file for writing is refused from the second
         save on."""
         folder = tmp_path / "run"
@@ -326,7 +328,7 @@ class TestAFolderThatMayNotBeWritten:
         assert parted(calm, folder) == []
 
 
-def test_a_failure_in_the_background_is_told_at_the_next_step_boundary(
+def test_background_failure_is_reported_at_the_next_step_boundary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, told = Storage.create, {}

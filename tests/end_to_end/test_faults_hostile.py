@@ -84,7 +84,7 @@ class TestHostileOnes:
     }
 
     @pytest.mark.parametrize("kind", CONTENTS)
-    def test_contents(self, mine: Path, tmp_path: Path, kind: str) -> None:
+    def test_wheel_contents(self, mine: Path, tmp_path: Path, kind: str) -> None:
         name, change = self.CONTENTS[kind]
         path = mine / "checkpoints" / NEWEST / name
         path.write_bytes(change(path.read_bytes()))
@@ -117,7 +117,7 @@ class TestHostileOnes:
         resign(mine / "checkpoints" / NEWEST, self.CHANGES[change])
         assert found(mine) == PREVIOUS
 
-    def test_a_config_is_compared_and_never_executed(
+    def test_config_is_compared_and_never_executed(
         self, mine: Path, tmp_path: Path, starter: Starter
     ) -> None:
         folder = mine / "checkpoints" / NEWEST
@@ -139,7 +139,7 @@ class TestHostileOnes:
         )
         assert not (tmp_path / CANARY).exists()
 
-    def test_the_canary_of_these_tests_sings(self, tmp_path: Path) -> None:
+    def test_planted_failure_is_detected(self, tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(Bomb()))
         assert (tmp_path / CANARY).exists()
 

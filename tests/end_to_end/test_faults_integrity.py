@@ -125,7 +125,7 @@ class TestDamage:
     @pytest.mark.parametrize(
         "copy", [f"{NEWEST}-c99", "p0009-s00000000", f"{NEWEST} (copy)", f"{NEWEST}.bak"]
     )
-    def test_a_copy_of_an_old_one_under_a_higher_name(
+    def test_copy_of_an_old_checkpoint_under_a_higher_name_is_not_newest(
         self, calm: Path, mine: Path, copy: str
     ) -> None:
         shutil.copytree(mine / "checkpoints" / PREVIOUS, mine / "checkpoints" / copy)
@@ -182,7 +182,9 @@ class TestThePointer:
 
     @pytest.mark.by_default(2)
     @pytest.mark.parametrize("lie", LIES)
-    def test_whatever_it_says_the_newest_is_used(self, calm: Path, mine: Path, lie: str) -> None:
+    def test_newest_checkpoint_is_used_whatever_the_pointer_says(
+        self, calm: Path, mine: Path, lie: str
+    ) -> None:
         latest = mine / "checkpoints" / "latest"
         latest.unlink()
         self.LIES[lie](latest)
@@ -255,7 +257,7 @@ class TestOnlyDamagedOnes:
             flip(path, 4000)
         return mine
 
-    def test_it_does_not_start_anew_by_itself(self, ruined: Path, starter: Starter) -> None:
+    def test_run_does_not_restart_by_itself(self, ruined: Path, starter: Starter) -> None:
         before = sorted(ruined.glob("checkpoints/p*/*"))
         with pytest.raises(NoValidCheckpointError):
             newest(ruined)

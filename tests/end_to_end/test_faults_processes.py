@@ -69,7 +69,7 @@ class TestSignals:
         second = launcher.run(folder, 3, *words)
         assert (second.codes, parted(calm3, folder)) == ([0] * 3, [])
 
-    def test_sigusr1_to_another_than_the_main_one_saves_and_the_run_goes_on(
+    def test_sigusr1_to_another_rank_saves_and_training_continues(
         self, launcher: Launcher, calm3: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
@@ -84,7 +84,7 @@ class TestSignals:
         assert parted(calm3, folder) == []
 
     @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
-    def test_a_second_one_ends_all_at_once(
+    def test_second_signal_ends_all_ranks_at_once(
         self, launcher: Launcher, tmp_path: Path, rank: int
     ) -> None:
         folder = tmp_path / "run"
@@ -94,7 +94,7 @@ class TestSignals:
         assert (status(folder)["state"], status(folder)["exit_code"]) == ("preempted", 143)
         assert status(folder)["updates"] == 7
 
-    def test_before_the_first_step_all_leave_without_one(
+    def test_ranks_leave_without_checkpoint_before_the_first_step(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
@@ -165,7 +165,7 @@ class TestKilled:
             pytest.param(1, "start", "train", 0, marks=pytest.mark.slow),
         ],
     )
-    def test_the_others_are_down_within_two_seconds_and_name_it(
+    def test_other_ranks_end_within_two_seconds_and_name_the_killed_one(
         self, launcher: Launcher, tmp_path: Path, rank: int, event: str, split: str, update: int
     ) -> None:
         folder = tmp_path / "run"
@@ -183,7 +183,7 @@ class TestKilled:
             assert status(folder)["state"] == "failed"
 
     @pytest.mark.slow
-    def test_the_main_one_while_it_writes_a_checkpoint(
+    def test_rank_0_killed_while_it_writes_a_checkpoint(
         self, launcher: Launcher, calm3: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
@@ -198,7 +198,7 @@ class TestKilled:
 
 class TestStoppedAndSlow:
     @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
-    def test_a_stopped_one_is_named_at_the_timeout(
+    def test_stopped_rank_is_named_at_the_timeout(
         self, launcher: Launcher, tmp_path: Path, rank: int
     ) -> None:
         folder = tmp_path / "run"
@@ -217,7 +217,7 @@ class TestStoppedAndSlow:
             assert "is stopped (SIGSTOP, or a debugger)" in done.outputs[0]
 
     @pytest.mark.slow
-    def test_a_slow_one_is_no_failure_below_the_timeout(
+    def test_slow_rank_is_no_failure_below_the_timeout(
         self, launcher: Launcher, calm3: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
@@ -227,7 +227,7 @@ class TestStoppedAndSlow:
 
 
 class TestNumerics:
-    def test_a_loss_that_is_no_number_on_one_stops_all_before_the_update(
+    def test_nan_loss_on_one_rank_stops_all_before_the_update(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
@@ -240,7 +240,7 @@ class TestNumerics:
         assert all(bool(tensor.isfinite().all()) for tensor in model.values())
 
     @pytest.mark.slow
-    def test_or_is_left_out_on_all(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_or_is_skipped_on_all_ranks(self, launcher: Launcher, tmp_path: Path) -> None:
         folder = tmp_path / "run"
         words = (
             "LOSS={name: struck_loss, rank: 1, call: 6, how: spoil}",
@@ -292,7 +292,7 @@ class TestFailing:
             ),
         ],
     )
-    def test_one_all_end_with_its_error(
+    def test_all_ranks_end_with_the_error_of_one(
         self, launcher: Launcher, tmp_path: Path, words: list[str], told: str, code: int
     ) -> None:
         folder = tmp_path / "run"
@@ -313,7 +313,7 @@ class TestFailing:
         )
         assert max(done.ends) - min(done.ends) < WITHIN_SECONDS
 
-    def test_the_main_one_the_others_have_its_exit_code(
+    def test_other_ranks_have_the_exit_code_of_rank_0(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         done = launcher.run(tmp_path / "run", 3, *WORDS, strike(0, 7, "refuse"))
@@ -323,7 +323,7 @@ class TestFailing:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_a_sample_that_one_cannot_read(
+    def test_sample_that_one_rank_cannot_read_ends_all(
         self, launcher: Launcher, tmp_path: Path, workers: int
     ) -> None:
         (tmp_path / "trouble-2").write_text("raise 50")
@@ -348,7 +348,7 @@ class TestData:
             ),
         ],
     )
-    def test_that_differs_is_refused_before_the_first_step(
+    def test_differing_model_is_rejected_before_the_first_step(
         self, launcher: Launcher, tmp_path: Path, what: str, told: str
     ) -> None:
         (tmp_path / "trouble-2").write_text(what)
@@ -398,7 +398,7 @@ class TestTheFolder:
                 assert (parted(calm3, folder), leftovers(folder)) == ([], []), (call, at)
         assert struck > 12
 
-    def test_a_checkpoint_that_a_process_never_sees(self, tmp_path: Path) -> None:
+    def test_checkpoint_that_one_rank_never_sees_fails_the_resume(self, tmp_path: Path) -> None:
         checkpointer = Checkpointer(str(tmp_path), Storage())
         with pytest.raises(
             InvalidCheckpointError,
@@ -407,7 +407,7 @@ class TestTheFolder:
             checkpointer.load_when_visible(f"{tmp_path}/p0001", patience_seconds=0.3)
 
     @pytest.mark.slow
-    def test_a_checkpoint_that_another_process_sees_late(
+    def test_checkpoint_that_another_rank_sees_late_is_waited_for(
         self, calm3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         library = compiled(tmp_path)

@@ -65,7 +65,7 @@ class TestAStop:
         ],
     )
     @pytest.mark.parametrize("moment", MOMENTS)
-    def test_to_the_group(
+    def test_signal_to_the_process_group(
         self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int, workers: int
     ) -> None:
         folder, (event, updates) = tmp_path / "run", MOMENTS[moment]
@@ -137,7 +137,7 @@ class TestAStop:
     @pytest.mark.parametrize(
         "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
     )
-    def test_twice_ends_the_run_at_once(
+    def test_second_signal_ends_the_run_at_once(
         self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int
     ) -> None:
         folder = tmp_path / "run"
@@ -163,7 +163,7 @@ class TestASaveUnderWay:
             pytest.skip("slow system calls need a library that gcc compiles, and there is no gcc")
         return (Fault("fsync", "/checkpoints/", milliseconds=150),)
 
-    def test_a_stop_waits_for_it(
+    def test_stop_waits_for_the_save_under_way(
         self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
     ) -> None:
         folder = tmp_path / "run"
@@ -175,7 +175,7 @@ class TestASaveUnderWay:
         assert starter.run(folder, *self.WORDS).code == 0
         assert parted(calm, folder) == []
 
-    def test_a_second_one_gives_it_up(
+    def test_second_signal_gives_up_the_save(
         self, starter: Starter, calm: Path, tmp_path: Path, slow: tuple[Fault, ...]
     ) -> None:
         folder = tmp_path / "run"
@@ -216,7 +216,7 @@ class TestWhatDoesNotStop:
         ],
     )
     @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-    def test_to_the_group(
+    def test_signal_to_the_process_group(
         self, starter: Starter, calm: Path, tmp_path: Path, moment: str, number: int
     ) -> None:
         folder = tmp_path / "run"
@@ -279,7 +279,7 @@ class TestWorkers:
             pytest.param("hang 200", ("DATA.TRAIN.timeout_seconds=1.5",), marks=pytest.mark.slow),
         ],
     )
-    def test_one_that_dies_or_hangs_ends_the_run_with_a_save(
+    def test_dead_or_hanging_worker_ends_the_run_with_a_save(
         self, starter: Starter, troubled: Path, tmp_path: Path, trouble: str, words: tuple[str, ...]
     ) -> None:
         (tmp_path / "trouble").write_text(trouble)
@@ -300,7 +300,7 @@ class TestWorkers:
         assert again.code == 0, again.output
         assert parted(troubled, folder) == []
 
-    def test_one_that_dies_while_another_hands_a_batch_over_is_told_without_a_traceback_of_the_other(
+    def test_worker_that_dies_during_a_handover_is_reported_without_another_traceback(
         self, starter: Starter, tmp_path: Path
     ) -> None:
         (tmp_path / "trouble").write_text("kill 200")
@@ -314,7 +314,7 @@ class TestWorkers:
         assert newest(tmp_path / "run").manifest.facts.why == "exception"
         assert is_clean(ended, tmp_path / "run")
 
-    def test_one_that_dies_in_the_midst_of_a_step_is_told_in_the_next_wait(
+    def test_worker_that_dies_in_a_step_is_reported_in_the_next_wait(
         self, starter: Starter, troubled: Path, tmp_path: Path
     ) -> None:
         """Torch says it wherever the main thread stands; within an update nothing exact could be
@@ -343,7 +343,7 @@ class TestWorkers:
         assert parted(troubled, folder) == []
 
     @pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.slow), 2])
-    def test_a_signal_to_the_group_while_one_hangs(
+    def test_signal_to_the_group_while_a_worker_hangs(
         self, starter: Starter, troubled: Path, tmp_path: Path, signals: int
     ) -> None:
         (tmp_path / "trouble").write_text("hang 200")

@@ -68,7 +68,7 @@ def test_killed_at_every_pair_of_steps(calm: Path, tmp_path: Path, step: int) ->
         assert leftovers(tmp_path / str(gap)) == []
 
 
-def test_a_position_that_is_a_distance_is_seen(
+def test_position_stored_as_a_distance_is_detected(
     calm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault of others that only a second kill shows: what is saved is counted from the last

@@ -114,7 +114,7 @@ class TestForTheFirstUpdates:
             "OPTIMIZER={name: lars, lr: 0.1, momentum: 0.9, weight_decay: 0.1}",
         ],
     )
-    def test_it_stands_still_and_then_learns(self, tmp_path: Path, optimizer: str) -> None:
+    def test_frozen_part_stands_still_and_then_learns(self, tmp_path: Path, optimizer: str) -> None:
         watch = Watch()
         rule = "MODEL.freeze_updates=[{match: features, for: 3}]"
         train(tmp_path / "run", "PHASES.epochs=1", optimizer, STEADY, rule, hooks={"watch": watch})
@@ -124,7 +124,7 @@ class TestForTheFirstUpdates:
         assert all(watch.moved("head.weight"))
         assert watch.momenta == [2, 2, 2, 11, 11]
 
-    def test_a_duration(self, tmp_path: Path) -> None:
+    def test_duration_is_printed(self, tmp_path: Path) -> None:
         watch = Watch()
         rules = "MODEL.freeze_updates=[{match: head, for: 1 epochs}, {match: [features.0, features.1], for: 2}]"
         train(tmp_path / "run", "PHASES.epochs=2", STEADY, rules, hooks={"watch": watch})
@@ -245,7 +245,7 @@ class TestRefused:
             train(tmp_path / "run", *words)
         assert not (tmp_path / "run" / "checkpoints").exists()
 
-    def test_a_test_of_a_model_that_is_frozen_as_a_whole_is_not(self, tmp_path: Path) -> None:
+    def test_test_of_a_wholly_frozen_model_is_allowed(self, tmp_path: Path) -> None:
         train(tmp_path / "run", "PHASES.epochs=1")
         assert train(tmp_path / "run", "RUN.engine=test", "MODEL.freeze=['*']").state == "tested"
 

@@ -130,7 +130,7 @@ def test_losses_and_weights_are_those_of_ddp_to_a_millionth(
         pytest.param(2, 3, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_of_which_one_process_is_killed_ends_with_the_bits_of_an_unbroken_one(
+def test_run_is_bit_identical_after_one_rank_is_killed(
     launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, update: int
 ) -> None:
     folder = tmp_path / "run"
@@ -159,7 +159,7 @@ def chain(launcher: Launcher, folder: Path, stages: list[tuple[int, str]]) -> No
         assert layout == (3 if strategy == "fsdp" else 2)
 
 
-def test_a_run_goes_on_without_fsdp_and_under_it_again(
+def test_run_resumes_without_fsdp_and_with_it_again(
     launcher: Launcher, unbroken: Path, tmp_path: Path
 ) -> None:
     chain(launcher, tmp_path / "run", [(2, "fsdp"), (1, "none"), (3, "fsdp")])
@@ -171,7 +171,7 @@ def test_a_run_goes_on_without_fsdp_and_under_it_again(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_under_every_other_strategy(
+def test_run_resumes_under_every_other_strategy(
     launcher: Launcher, unbroken: Path, tmp_path: Path
 ) -> None:
     stages = [(2, "fsdp"), (3, "ddp"), (4, "fsdp"), (2, "zero"), (3, "fsdp")]
@@ -181,7 +181,7 @@ def test_a_run_goes_on_under_every_other_strategy(
     assert losses(tmp_path / "run") == pytest.approx(losses(unbroken), abs=1e-6)
 
 
-def test_one_process_tests_what_several_have_saved(
+def test_one_rank_tests_a_checkpoint_of_several(
     launcher: Launcher, calm3: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -194,7 +194,7 @@ def test_one_process_tests_what_several_have_saved(
     assert found["test/accuracy"] == measured(calm3)["accuracy"]
 
 
-def test_a_full_disk_under_one_process_is_told_and_leaves_nothing(
+def test_full_disk_under_one_rank_is_reported_and_leaves_nothing(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -232,7 +232,7 @@ def test_a_full_disk_ends_a_run_that_is_to_stop(launcher: Launcher, tmp_path: Pa
     ("rank", "name"),
     [(0, "manifest"), pytest.param(1, "tensors", marks=pytest.mark.slow)],
 )
-def test_a_process_that_is_killed_in_the_save_lets_nobody_wait(
+def test_rank_killed_in_a_save_lets_nobody_wait(
     launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, name: str
 ) -> None:
     folder = tmp_path / "run"
@@ -249,7 +249,7 @@ def test_a_process_that_is_killed_in_the_save_lets_nobody_wait(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_in_the_save_is_waited_for_until_the_timeout(
+def test_rank_stopped_in_a_save_is_waited_for_until_the_timeout(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     strike = "HOOKS.strike={rank: 1, update: 7, how: stop}"

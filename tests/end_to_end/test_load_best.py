@@ -178,7 +178,7 @@ def test_without_a_monitor_it_is_the_first_metric_of_the_first_test(tmp_path: Pa
     assert tested.digest == result.digest
 
 
-def test_without_a_test_it_is_refused(tmp_path: Path) -> None:
+def test_load_best_without_a_test_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"load_best = true: there is no test split to take it from; name a metric",

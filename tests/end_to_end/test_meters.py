@@ -37,7 +37,7 @@ def last_test(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_a_test_goes_on_with_three_processes(launcher: Launcher, tmp_path: Path) -> None:
+def test_test_resumes_with_three_ranks(launcher: Launcher, tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert train(whole, *WORDS).state == "finished"
     die(folder, *WORDS, hooks={"save": SaveEachStep(), "kill": KillAfter(22)})

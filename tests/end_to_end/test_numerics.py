@@ -99,7 +99,7 @@ def test_without_the_guard_the_weights_are_lost(tmp_path: Path) -> None:
 
 
 class TestStop:
-    def test_it_says_what_and_where_and_how_to_go_on(self, tmp_path: Path) -> None:
+    def test_error_says_what_where_and_how_to_resume(self, tmp_path: Path) -> None:
         with pytest.raises(NumericsError) as caught:
             train(tmp_path, hooks={"save": SaveEachStep(), "break": Break({4})})
         text = str(caught.value)
@@ -127,9 +127,7 @@ class TestStop:
             == []
         )
 
-    def test_the_same_command_stops_there_again_and_another_one_goes_past(
-        self, tmp_path: Path
-    ) -> None:
+    def test_same_command_stops_there_again_and_another_gets_past(self, tmp_path: Path) -> None:
         hooks = {"break": Break({4, 5})}
         for _ in range(2):
             with pytest.raises(NumericsError, match="update 4 is not finite"):
@@ -170,7 +168,7 @@ def torn(output, target):
 
 
 class TestBudget:
-    def test_it_goes_on_counting_after_a_kill(self, tmp_path: Path) -> None:
+    def test_counting_resumes_after_a_kill(self, tmp_path: Path) -> None:
         words = (*SKIP, "OPTIMIZER.skip_budget=3")
         hooks = {"break": Break({2, 4, 5, 6, 7, 8})}
         with pytest.raises(
@@ -189,14 +187,14 @@ class TestBudget:
         ):
             train(tmp_path / "killed", *words, hooks=hooks)
 
-    def test_none_is_bounded_where_one_between_is_good(self, tmp_path: Path) -> None:
+    def test_skips_with_a_good_update_between_are_not_bounded(self, tmp_path: Path) -> None:
         result = train(
             tmp_path, *SKIP, "OPTIMIZER.skip_budget=1", hooks={"break": Break(range(1, 16, 2))}
         )
         assert result.state == "finished"
         assert newest(tmp_path).state["task"]["updater"]["skipped"] == 8
 
-    def test_it_may_be_changed_on_a_resume(self, tmp_path: Path) -> None:
+    def test_setting_may_change_on_resume(self, tmp_path: Path) -> None:
         hooks = {"break": Break({4, 5, 6})}
         with pytest.raises(NumericsError):
             train(

@@ -66,7 +66,7 @@ def test_killed_and_resumed(step: int) -> None:
     assert [name for name in below("mem://killed") if ".tmp-" in name or "owner" in name] == []
 
 
-def test_what_a_finished_run_leaves() -> None:
+def test_finished_run_leaves_no_temporary_files() -> None:
     train("mem://run")
     top = {name.partition("/")[0] for name in below("mem://run")}
     expected = {
@@ -97,7 +97,7 @@ def test_a_damaged_object_is_passed_over() -> None:
     assert f"{newest('mem://run').path}/tensors.safetensors" == min(names)
 
 
-def test_a_prefix_that_nobody_knows() -> None:
+def test_unknown_prefix_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r"no path handler is registered for memo://; did you mean 'mem'\?"
     ):

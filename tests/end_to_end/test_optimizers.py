@@ -114,7 +114,7 @@ def test_the_loss_in_the_log_is_that_of_the_first_pass(tmp_path: Path) -> None:
     assert one[1:] != other[1:]
 
 
-def test_a_scaler_of_ones_own_goes_on_with_its_scale(tmp_path: Path) -> None:
+def test_custom_scaler_resumes_with_its_scale(tmp_path: Path) -> None:
     words = (PARTS, "OPTIMIZER.scaler={name: halving, start: 256.0}")
     train(tmp_path / "whole", *words)
     assert newest(tmp_path / "whole").state["task"]["updater"]["scaler"]["scale"] == 256.0 / 2**15
@@ -131,7 +131,7 @@ class TestThreeProcesses:
             pytest.param((*SAM, "MODEL.sparse=false"), id="sam"),
         ],
     )
-    def test_train_as_one_does(
+    def test_three_ranks_train_as_one(
         self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
     ) -> None:
         words = (*PLAIN, ONE, "MODEL.name=bag", *words)
@@ -164,7 +164,7 @@ class TestThreeProcesses:
         ],
         ids=["several", "sam", "rows"],
     )
-    def test_refused_where_gradients_are_in_pieces(
+    def test_sharded_gradients_are_rejected(
         self,
         launcher: Launcher,
         tmp_path: Path,
@@ -246,7 +246,9 @@ def test_with_an_ordered_reduction_they_are_those_of_one_process(
         ),
     ],
 )
-def test_refused_before_training(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_wrong_setting_is_rejected_before_training(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         train(tmp_path / "run", *words)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -49,7 +49,7 @@ def test_weights_and_losses_are_those_of_one_process(
     assert losses(tmp_path / "run") == losses(alone)
 
 
-def test_so_they_are_when_the_number_changes_on_the_way(
+def test_weights_are_equal_if_the_world_size_changes_on_the_way(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -93,7 +93,7 @@ def test_without_it_they_differ(launcher: Launcher, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_setting_that_does_not_fit_is_rejected(
     launcher: Launcher, tmp_path: Path, size: int, words: tuple[str, ...], told: str
 ) -> None:
     ended = launcher.run(tmp_path / "run", size, *ORDERED, *words)
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused(
     assert told in ended.outputs[0]
 
 
-def test_a_comparison_and_a_replay_look_past_the_number_of_processes(
+def test_comparison_and_replay_ignore_the_world_size(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:
     assert launcher.run(tmp_path / "run", 2, *ORDERED).codes == [0, 0]
@@ -115,7 +115,7 @@ def test_a_comparison_and_a_replay_look_past_the_number_of_processes(
     assert ended.codes == [0], ended.outputs
 
 
-def test_a_replay_of_a_sum_over_processes_compares_what_one_has_in_common(
+def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     assert launcher.run(tmp_path / "run", 2, *WORDS).codes == [0, 0]

@@ -21,7 +21,7 @@ def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(("rank", "update"), [(0, 7), (1, 8), (2, 3)])
-def test_a_run_of_which_one_process_is_killed_ends_with_the_bits_of_an_unbroken_one(
+def test_run_is_bit_identical_after_one_rank_is_killed(
     launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, update: int
 ) -> None:
     folder = tmp_path / "run"

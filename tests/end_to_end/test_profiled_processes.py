@@ -41,7 +41,7 @@ def watched(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.slow
-def test_three_processes_that_are_watched_end_with_the_bits_of_others(
+def test_three_watched_ranks_are_bit_identical(
     launcher: Launcher, watched: Path, tmp_path: Path
 ) -> None:
     assert launcher.run(tmp_path / "plain", 3, *SMALL, ONE).codes == [0, 0, 0]
@@ -56,7 +56,7 @@ def test_three_processes_that_are_watched_end_with_the_bits_of_others(
 
 
 @pytest.mark.slow
-def test_killed_and_gone_on_with(launcher: Launcher, watched: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes(launcher: Launcher, watched: Path, tmp_path: Path) -> None:
     strike = (
         "RUN.imports=[process_parts]",
         "HOOKS.strike={rank: 1, update: 7}",

@@ -84,7 +84,7 @@ class TestResult:
         assert train(tmp_path / "other", "RUN.seed=1").digest != result.digest
         assert json.loads((folder / "status.json").read_text())["digest"] == result.digest
 
-    def test_of_a_run_that_had_finished(self, trained: tuple[Path, RunResult]) -> None:
+    def test_finished_run_is_replayed(self, trained: tuple[Path, RunResult]) -> None:
         folder, result = trained
         again = train(folder)
         assert (again.state, again.reason, again.updates) == (
@@ -95,7 +95,7 @@ class TestResult:
 
 
 class TestHooks:
-    def test_a_function_hears_an_event(self, tmp_path: Path) -> None:
+    def test_function_is_called_on_an_event(self, tmp_path: Path) -> None:
         heard: list[tuple[int, float]] = []
 
         @on("step", every=5)
@@ -107,7 +107,7 @@ class TestHooks:
         logged = {r["updates"]: r["loss"] for r in records(tmp_path) if r["kind"] == "step"}
         assert heard == [(at, logged[at]) for at in (5, 10, 15)]
 
-    def test_state_of_a_hook_goes_on_after_a_kill(self, tmp_path: Path) -> None:
+    def test_hook_state_resumes_after_a_kill(self, tmp_path: Path) -> None:
         class Count(Hook):
             def __init__(self) -> None:
                 self.steps = 0
@@ -151,7 +151,7 @@ class TestHooks:
         assert (tested.state, tested.updates) == ("tested", 3)
 
     @pytest.mark.parametrize("name", ["", "a/b", "latest", "best", "two words"])
-    def test_a_name_that_cannot_be_one(self, name: str) -> None:
+    def test_invalid_name_is_rejected(self, name: str) -> None:
         with pytest.raises(ValueError, match="expected letters"):
             Consensus(World()).ask_save(name)
 
@@ -244,7 +244,9 @@ class OwnLoop:
 
 
 class TestOwnLoop:
-    def test_gives_the_bits_of_run(self, trained: tuple[Path, RunResult], tmp_path: Path) -> None:
+    def test_own_loop_is_bit_identical_to_run(
+        self, trained: tuple[Path, RunResult], tmp_path: Path
+    ) -> None:
         engine = OwnLoop(tmp_path).run()
         assert engine.state == RunState(
             phase=6, step=0, updates=15, samples=360, finished="completed"
@@ -254,7 +256,7 @@ class TestOwnLoop:
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize("updates", [1, 5, 12])
-    def test_goes_on_after_a_crash(
+    def test_own_loop_resumes_after_a_crash(
         self, trained: tuple[Path, RunResult], tmp_path: Path, updates: int
     ) -> None:
         OwnLoop(tmp_path).run(until=updates)
@@ -262,7 +264,7 @@ class TestOwnLoop:
         OwnLoop(tmp_path).run()
         assert parted(trained[0], tmp_path) == []
 
-    def test_that_hands_nothing_over_is_told_so(self, tmp_path: Path) -> None:
+    def test_loss_without_outputs_is_reported(self, tmp_path: Path) -> None:
         loop = OwnLoop(tmp_path)
         with (
             loop.setup.machine.apply_settings(),

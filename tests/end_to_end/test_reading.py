@@ -27,7 +27,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own", "torch", "proportional"])
-def test_three_processes_of_which_one_is_killed(
+def test_three_ranks_resume_after_one_is_killed(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
     words = (*WORDS, *CASES[name])
@@ -44,7 +44,7 @@ def test_three_processes_of_which_one_is_killed(
     assert parted(calm, folder) == []
 
 
-def test_another_number_of_processes_cannot_take_over_the_place_of_a_loader(
+def test_another_world_size_cannot_resume_inside_a_custom_loader(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     words = (*WORDS, *CASES["own"])

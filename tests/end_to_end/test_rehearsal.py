@@ -48,9 +48,7 @@ def test_strategies(launcher: Launcher, tmp_path: Path, strategy: str) -> None:
     assert plan_of(tmp_path / "one")["rehearsal"]["checkpoint_bytes"] > 0
 
 
-def test_a_mistake_that_each_process_makes_ends_all_of_them(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_mistake_of_every_rank_ends_all_ranks(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, "MACHINE.threads=1", "LOSS.name=MSELoss", REHEARSED)
     done = launcher.run(tmp_path / "run", 3, *words)
     assert (done.codes, done.alive) == ([2, 2, 2], [])

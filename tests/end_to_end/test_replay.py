@@ -148,7 +148,7 @@ class TestWhatIsLookedAt:
         ours = {name for name in HOOKS if HOOKS[name].__module__.startswith("phasetrain.hooks.")}
         assert {name for name in ours if not HOOKS[name].observe_only} == changing
 
-    def test_hooks_of_ones_own_take_part(self, tmp_path: Path) -> None:
+    def test_custom_hooks_take_part(self, tmp_path: Path) -> None:
         class Noisy(Hook):
             def __init__(self) -> None:
                 self.calls = 0
@@ -183,7 +183,7 @@ class TestWhatIsLookedAt:
 
 
 class TestDifferences:
-    def test_a_ledger_that_says_something_else(self, trained: Path, tmp_path: Path) -> None:
+    def test_contradicting_ledger_is_reported(self, trained: Path, tmp_path: Path) -> None:
         train(tmp_path, *MANY)
         ledger = read((tmp_path / FILE).read_bytes())
         records = [
@@ -240,7 +240,7 @@ class TestRefused:
         ):
             replayed(tmp_path, 16)
 
-    def test_no_run(self, tmp_path: Path) -> None:
+    def test_folder_without_run_has_nothing_to_replay(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"holds no run; set RUN\.dir to its folder"):
             replayed(tmp_path, 1)
         assert list(tmp_path.iterdir()) == []
@@ -375,7 +375,7 @@ class TestNotFinite:
             == 2
         )
 
-    def test_a_step_that_is_finite_now_is_told(self, tmp_path: Path) -> None:
+    def test_step_that_is_finite_in_the_replay_is_reported(self, tmp_path: Path) -> None:
         class Break(Hook):
             def on_forward(self, run: Any, phase: Any, out: Any) -> None:
                 out.loss = out.loss * float("nan")

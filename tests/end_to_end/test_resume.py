@@ -297,7 +297,7 @@ class TestPartsOfUsers:
 class TestNegativeControls:
     """The comparison sees each of the ways in which a resume goes wrong elsewhere."""
 
-    def test_a_sampler_that_forgets_its_start(
+    def test_sampler_that_forgets_its_start_is_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         steps = PhaseSampler.steps
@@ -311,7 +311,7 @@ class TestNegativeControls:
         train(tmp_path)
         assert "metrics.jsonl.3.loss" in parted(unbroken, tmp_path)
 
-    def test_dropout_that_is_seeded_once_per_attempt(
+    def test_dropout_seeded_once_per_attempt_is_detected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(base, "reseed", lambda seed: None)
@@ -326,7 +326,7 @@ class TestNegativeControls:
             for path in parted(tmp_path / "unbroken", tmp_path / "killed")
         )
 
-    def test_momentum_that_is_not_saved(
+    def test_unsaved_momentum_is_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
@@ -339,7 +339,7 @@ class TestNegativeControls:
         train(tmp_path)
         assert any(path.startswith("task.model") for path in parted(unbroken, tmp_path))
 
-    def test_meters_that_start_anew(
+    def test_reset_meters_are_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})

@@ -66,7 +66,7 @@ def test_killed_and_resumed_with_composite_and_momentum(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_schedule_longer_than_the_run_is_refused_before_training(
+def test_schedule_longer_than_the_run_is_rejected_before_training(
     tmp_path: Path, schedule: str, told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -38,7 +38,7 @@ def words(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "name", ["dino", *(pytest.param(one, marks=pytest.mark.slow) for one in ("moco", "swav"))]
 )
-def test_it_resumes_exactly(name: str) -> None:
+def test_run_resumes_exactly(name: str) -> None:
     assert_exact_resume(words(name), workers=None)
 
 
@@ -60,9 +60,7 @@ def test_it_resumes_exactly_with_and_without_workers(name: str) -> None:
     ],
     ids=["queue", "teacher"],
 )
-def test_a_queue_or_a_teacher_that_is_not_saved_is_found(
-    given: tuple[str, ...], message: str
-) -> None:
+def test_unsaved_queue_or_teacher_is_detected(given: tuple[str, ...], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_exact_resume([*words("moco"), PARTS, *given], workers=None)
 
@@ -81,7 +79,7 @@ def test_losses_over_processes_are_those_of_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["moco", "swav"])
-def test_three_processes_of_which_one_is_killed_end_with_the_bits_of_an_unbroken_run(
+def test_three_ranks_are_bit_identical_after_one_is_killed(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
     given = (*words(name), *SHORT, "CHECKPOINT.every_updates=1")
@@ -94,7 +92,7 @@ def test_three_processes_of_which_one_is_killed_end_with_the_bits_of_an_unbroken
     assert status(tmp_path / "run")["state"] == "finished"
 
 
-def test_three_processes_learn_what_one_does(launcher: Launcher, tmp_path: Path) -> None:
+def test_three_ranks_learn_as_one(launcher: Launcher, tmp_path: Path) -> None:
     """Without batch norm, whose statistics are those of each process, only last bits differ."""
     views = "[{name: multi_crop, groups: [{views: 2, transforms: [{name: noise, std: 0.1}]}]}]"
     given = (
@@ -141,7 +139,7 @@ def test_an_update_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     assert run([*given, "RUN.engine=replay", "RUN.step=8"], terminal=quiet).exit_code == 0
 
 
-def test_it_resumes_exactly_in_half_precision() -> None:
+def test_half_precision_resumes_exactly() -> None:
     assert_exact_resume([*words("swav"), "MACHINE.precision=bf16"], steps=[2], workers=None)
 
 

@@ -81,7 +81,7 @@ def test_a_stop_signal_saves_at_the_step_boundary(
 
 
 @pytest.mark.parametrize("step", [3, 6])
-def test_sigusr1_saves_and_goes_on(unbroken: Path, tmp_path: Path, step: int) -> None:
+def test_sigusr1_saves_and_training_continues(unbroken: Path, tmp_path: Path, step: int) -> None:
     seen: list[str] = []
 
     class Watch(Hook):

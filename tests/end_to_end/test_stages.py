@@ -230,7 +230,7 @@ def test_the_proof_kit_cuts_every_stage_down() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["native", pytest.param("ordered", marks=pytest.mark.slow)])
-def test_three_processes_of_which_one_is_killed(
+def test_three_ranks_resume_after_one_is_killed(
     launcher: Launcher, tmp_path: Path, reduction: str
 ) -> None:
     sizes = ("{TRAIN: {batch_size: 48}}", "{TRAIN: {batch_size: 24}}")

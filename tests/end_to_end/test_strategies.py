@@ -76,7 +76,7 @@ class TestFiftyUpdates:
     @pytest.mark.parametrize(
         ("size", "words"), [(3, MOMENTUM), (2, ADAMW), (2, MOMENTUM), (4, ADAMW)]
     )
-    def test_do_so_with_momentum_and_on_other_numbers(
+    def test_momentum_and_other_world_sizes_agree_too(
         self, launcher: Launcher, tmp_path: Path, size: int, words: tuple[str, ...]
     ) -> None:
         for strategy in STRATEGIES:
@@ -85,7 +85,7 @@ class TestFiftyUpdates:
         assert parted(tmp_path / "ddp", tmp_path / "sharded_ddp") == []
 
     @pytest.mark.slow
-    def test_are_silently_wrong_with_the_buckets_of_fairscale(
+    def test_fairscale_buckets_are_silently_wrong(
         self, launcher: Launcher, fifty: Path, tmp_path: Path
     ) -> None:
         finished(launcher, tmp_path / "run", 3, *FIFTY, *ADAMW, *using("bucketed"))
@@ -145,7 +145,7 @@ def test_their_number_and_the_strategy_may_change_together(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero", "sharded_ddp"])
 @pytest.mark.parametrize(("rank", "update"), [(0, 7), (1, 8), (2, 3)])
-def test_a_run_of_which_one_process_is_killed_ends_with_the_bits_of_an_unbroken_one(
+def test_run_is_bit_identical_after_one_rank_is_killed(
     launcher: Launcher, tmp_path: Path, strategy: str, rank: int, update: int
 ) -> None:
     words = (*SMALL, ONE, PARTS, f"DISTRIBUTED.strategy={strategy}", "CHECKPOINT.every_updates=2")
@@ -202,7 +202,7 @@ class TestLossThatTrains:
         finished(launcher, tmp_path / "run", 3, *SHARPENED, *using(strategy))
         assert parted(sharpened, tmp_path / "run") == []
 
-    def test_is_that_of_one_process(
+    def test_result_is_that_of_one_rank(
         self, launcher: Launcher, sharpened: Path, tmp_path: Path
     ) -> None:
         finished(launcher, tmp_path / "run", 1, *SHARPENED)
@@ -225,7 +225,7 @@ class TestLossThatTrains:
     ],
 )
 class TestWhatIsNotFiniteOnOneProcess:
-    def test_stops_all_before_the_update(
+    def test_nonfinite_value_stops_all_ranks_before_the_update(
         self, launcher: Launcher, tmp_path: Path, strategy: str, gradient: bool
     ) -> None:
         folder = tmp_path / "run"
@@ -262,7 +262,7 @@ class TestWhatIsNotFiniteOnOneProcess:
         assert looked.codes == [1]  # the fault was a hook's, which takes no part in a replay
         assert "what is not finite" in looked.outputs[0]
 
-    def test_is_left_out_by_all(
+    def test_update_is_skipped_by_all_ranks(
         self, launcher: Launcher, tmp_path: Path, strategy: str, gradient: bool
     ) -> None:
         words = (
@@ -284,7 +284,7 @@ class TestWhatIsNotFiniteOnOneProcess:
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_ask_each_other_part(launcher: Launcher, tmp_path: Path) -> None:
+def test_ranks_without_consensus_diverge(launcher: Launcher, tmp_path: Path) -> None:
     taint = "HOOKS.taint={rank: 2, updates: [3], gradient: true}"
     words = (
         *PLAIN,
@@ -301,7 +301,7 @@ def test_processes_that_do_not_ask_each_other_part(launcher: Launcher, tmp_path:
     "optimizer", ["{name: adamw, lr: 0.01}", "{name: sgd, lr: 0.1, momentum: 0.9}"]
 )
 @pytest.mark.parametrize("clip", ["null", "0.5"])
-def test_a_process_may_own_no_parameter(
+def test_rank_may_own_no_parameter(
     launcher: Launcher, tmp_path: Path, optimizer: str, clip: str
 ) -> None:
     taint = "HOOKS.taint={rank: 2, updates: [1, 6], gradient: true}"
@@ -351,7 +351,7 @@ def torn_log(output, target):
 
 
 @pytest.mark.parametrize("clip", [0.5, pytest.param("null", marks=pytest.mark.slow)])
-def test_a_scaler_skips_on_all_what_one_has_to(
+def test_scaler_skips_on_all_ranks_if_one_overflows(
     launcher: Launcher, tmp_path: Path, clip: object
 ) -> None:
     scaler = "OPTIMIZER.scaler={name: grad, init_scale: 1024.0, growth_interval: 5}"
@@ -392,9 +392,7 @@ class TestSharesThatAreDropped:
         for name, tensor in weights[0].items():
             torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6)
 
-    def test_end_the_run_where_nothing_is_left_on_any(
-        self, launcher: Launcher, tmp_path: Path
-    ) -> None:
+    def test_run_ends_if_no_rank_has_samples_left(self, launcher: Launcher, tmp_path: Path) -> None:
         done = launcher.run(tmp_path / "run", 3, *self.WORDS, self.data(*range(6, 12)))
         assert done.codes == [1, 1, 1]
         sentence = json.loads((tmp_path / "run" / "status.json").read_text())["reason"]

@@ -149,7 +149,7 @@ def calm(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_local_job_that_is_preempted_goes_on_with_the_same_bits(
+def test_preempted_local_job_resumes_bit_identically(
     submit: Callable[..., Submitted], calm: Callable[[int], Path], size: int
 ) -> None:
     one = submit(f"LAUNCH.processes={size}", SLEEP)

@@ -95,7 +95,7 @@ class TestTokensOverProcesses:
         for one, other in zip(measures(folder), measures(whole), strict=True):
             assert one == pytest.approx(other, rel=1e-12)
 
-    def test_a_mean_of_the_means_of_processes_is_seen(
+    def test_mean_of_per_rank_means_is_detected(
         self, launcher: Launcher, whole: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "run"
@@ -122,12 +122,12 @@ class TestTextTiny:
         first = next(record["loss"] for record in records(tmp_path) if record["kind"] == "step")
         assert first == pytest.approx(5.55, abs=0.1)  # ln 257: all bytes are alike to it
 
-    def test_it_goes_on_bit_for_bit(self) -> None:
+    def test_resume_is_bit_identical(self) -> None:
         words = ("MODEL.dropout=0.1", "DATA.TRAIN.batch_size=16", "OPTIMIZER.accumulate=2")
         assert_exact_resume([*self.WORDS, *words], steps=[2, 4], workers=None)
 
     @pytest.mark.slow
-    def test_the_whole_experiment(self, tmp_path: Path) -> None:
+    def test_whole_experiment_reaches_its_metric(self, tmp_path: Path) -> None:
         done = run(["experiment=text_tiny", f"RUN.dir={tmp_path}"])
         assert done.last is not None
         assert done.last["test/perplexity"] < 7
@@ -155,7 +155,7 @@ class TestSeveralHeads:
         assert facts["MODEL.heads.digit.classes"] == 10
         assert not any("make_" in key for key in facts)
 
-    def test_they_go_on_bit_for_bit(self) -> None:
+    def test_resumes_are_bit_identical(self) -> None:
         assert_exact_resume(HEADS, steps=[2], workers=None)
 
     def test_on_three_processes_they_measure_what_one_does(
@@ -195,7 +195,9 @@ class TestSeveralHeads:
             ("LOSS={name: cross_entropy, losses: null}", "'cross_entropy' has no such parameter"),
         ],
     )
-    def test_slips_of_the_pen(self, tmp_path: Path, word: str, message: str) -> None:
+    def test_misspelt_key_is_rejected_with_a_suggestion(
+        self, tmp_path: Path, word: str, message: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
             run([*HEADS, word, f"RUN.dir={tmp_path}"])
         assert message in str(caught.value)
@@ -224,7 +226,7 @@ class TestOwnLosses:
 class TestNoTargets:
     WORDS = ("RUN.imports=[task_parts]", "DATA.TEST.dataset=unmarked", "PHASES.epochs=1", *QUIET)
 
-    def test_a_test_without_targets_is_refused_before_training(self, tmp_path: Path) -> None:
+    def test_test_without_targets_is_rejected_before_training(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             run([*self.WORDS, f"RUN.dir={tmp_path}"])
         assert (
@@ -276,7 +278,7 @@ class TestDistillation:
         assert len(state["teacher"]["digest"]) == 64
         assert all(name.startswith("layers.") for name in state["model"])
 
-    def test_it_goes_on_bit_for_bit(self, teacher: Path) -> None:
+    def test_resume_is_bit_identical(self, teacher: Path) -> None:
         assert_exact_resume(self.words(teacher), steps=[2], workers=None)
 
     def test_on_two_processes_every_one_has_the_teacher(
@@ -293,7 +295,7 @@ class TestDistillation:
             assert done.codes == [0] * size, done.outputs
         assert steps(tmp_path / "on-2") == pytest.approx(steps(tmp_path / "on-1"), rel=1e-4)
 
-    def test_a_teacher_that_has_changed_is_refused(self, tmp_path: Path, teacher: Path) -> None:
+    def test_changed_teacher_is_rejected(self, tmp_path: Path, teacher: Path) -> None:
         (tmp_path / "teacher").mkdir()
         torch.save(newest(teacher).state["task"]["model"], tmp_path / "teacher/weights.pt")
         words = self.words(tmp_path / "teacher/weights.pt")

@@ -183,7 +183,7 @@ def test_a_locale_that_has_no_such_letters(tmp_path: Path) -> None:
     assert (tmp_path / "Läufe-✓" / "status.json").exists()
 
 
-def test_a_run_with_no_metrics(tmp_path: Path) -> None:
+def test_run_without_metrics_is_compared(tmp_path: Path) -> None:
     found = on_terminal(
         *WORDS,
         "METERS=null",

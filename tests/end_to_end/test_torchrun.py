@@ -91,7 +91,7 @@ def calm(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_process_killed_under_torchrun_costs_no_bit(calm: Path, tmp_path: Path) -> None:
+def test_rank_killed_under_torchrun_costs_no_bit(calm: Path, tmp_path: Path) -> None:
     strike = "HOOKS.strike={rank: 1, update: 7}"
     with Torchrun(tmp_path / "run", strike, flags=("--max-restarts=3",)) as one:
         assert one.wait() == 0, one.told()

@@ -73,7 +73,7 @@ def test_each_step_once_in_all_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_processes_of_which_one_is_killed(launcher: Launcher, tmp_path: Path) -> None:
+def test_three_ranks_resume_after_one_is_killed(launcher: Launcher, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

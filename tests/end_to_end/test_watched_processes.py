@@ -15,7 +15,7 @@ STRAGGLERS = "HOOKS.stragglers={every_updates: 5, milliseconds: 20}"
 class TestStragglers:
     @pytest.mark.slow
     @pytest.mark.parametrize("rank", [2, 0])
-    def test_slow_data_is_told_of_once_and_the_run_is_the_same(
+    def test_slow_data_is_reported_once_and_changes_no_bit(
         self, launcher: Launcher, tmp_path: Path, rank: int
     ) -> None:
         trouble = tmp_path / f"trouble-{rank}"
@@ -34,7 +34,7 @@ class TestStragglers:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_a_slow_forward_pass_is_told_of(
+    def test_slow_forward_pass_is_reported(
         self, launcher: Launcher, tmp_path: Path, rank: int
     ) -> None:
         loss = f"LOSS={{name: struck_loss, rank: {rank}, seconds: 0.05}}"
@@ -44,7 +44,7 @@ class TestStragglers:
         assert done.outputs[0].count("slows down all others") == 1
 
     @pytest.mark.slow
-    def test_where_all_are_as_slow_nobody_is(self, launcher: Launcher, tmp_path: Path) -> None:
+    def test_equally_slow_ranks_are_not_reported(self, launcher: Launcher, tmp_path: Path) -> None:
         for rank in range(3):
             (tmp_path / f"trouble-{rank}").write_text("wait 0.006")
         done = launcher.run(tmp_path / "run", 3, *WORDS, *DATA, "PHASES.epochs=1", STRAGGLERS)
@@ -53,7 +53,7 @@ class TestStragglers:
 
 
 class TestOrder:
-    def test_a_call_that_one_process_makes_is_found_at_once(
+    def test_collective_called_by_one_rank_only_is_found_at_once(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         done = launcher.run(
@@ -71,7 +71,7 @@ class TestOrder:
         assert done.seconds < 20
 
     @pytest.mark.slow
-    def test_without_the_guard_it_is_found_late_or_never(
+    def test_mismatch_is_found_late_or_never_without_the_check(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         words = (strike(1, 3, "add"), "DISTRIBUTED.timeout_seconds=4")
@@ -79,7 +79,7 @@ class TestOrder:
         assert "collective call" not in done.outputs[0]
 
     @pytest.mark.slow
-    def test_others_that_do_not_come_are_told_of_at_the_timeout(
+    def test_ranks_that_do_not_arrive_are_reported_at_the_timeout(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
         words = (
@@ -97,8 +97,6 @@ class TestOrder:
         assert "process_parts.py:" in done.outputs[0]
 
     @pytest.mark.slow
-    def test_with_the_guard_a_run_has_the_same_bits(
-        self, launcher: Launcher, calm3: Path, tmp_path: Path
-    ) -> None:
+    def test_check_changes_no_bit(self, launcher: Launcher, calm3: Path, tmp_path: Path) -> None:
         done = launcher.run(tmp_path / "run", 3, *WORDS, "DISTRIBUTED.debug=true")
         assert (done.codes, parted(calm3, tmp_path / "run")) == ([0] * 3, []), done.outputs

@@ -68,9 +68,7 @@ class TestStart:
         assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
         assert json.loads((tmp_path / "killed" / "plan.json").read_text()) == plan
 
-    def test_where_nothing_was_saved_yet_it_is_needed_again(
-        self, tmp_path: Path, path: Path
-    ) -> None:
+    def test_file_is_needed_again_before_the_first_save(self, tmp_path: Path, path: Path) -> None:
         words = (f"MODEL.weights={path}",)
         die(tmp_path / "killed", *words, hooks={"kill": KillAfter(1)})
         path.unlink()
@@ -159,9 +157,7 @@ class TestStart:
         )
         assert parameters(one) == parameters(other)
 
-    def test_what_the_main_process_cannot_read_ends_all(
-        self, launcher: Launcher, tmp_path: Path
-    ) -> None:
+    def test_error_of_rank_0_in_reading_ends_all(self, launcher: Launcher, tmp_path: Path) -> None:
         done = launcher.run(tmp_path / "run", 3, *SMALL, ONE, f"MODEL.weights={tmp_path}/absent")
         assert done.codes == [2, 2, 2]
         assert "there is no such file or folder" in done.outputs[0]
@@ -249,9 +245,7 @@ class TestReload:
         assert parted(unbroken.folder, made.folder) == []
         assert made.history() == unbroken.history()
 
-    def test_without_its_record_a_resume_would_do_something_else(
-        self, unbroken: Watched, tmp_path: Path
-    ) -> None:
+    def test_resume_without_the_record_is_detected(self, unbroken: Watched, tmp_path: Path) -> None:
         made = Watched(tmp_path)
         die(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(14)))
         (made.folder / "reloads.json").unlink()
@@ -259,7 +253,7 @@ class TestReload:
         assert made.loads() == [(8, "w-11.safetensors")]
         assert parted(unbroken.folder, made.folder) != []
 
-    def test_a_file_that_was_changed_since_is_refused(self, tmp_path: Path) -> None:
+    def test_file_changed_since_is_rejected(self, tmp_path: Path) -> None:
         made = Watched(tmp_path)
         die(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(12)))
         save_file(weights(5), made.watched / "w-10.safetensors")

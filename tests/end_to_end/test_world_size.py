@@ -108,7 +108,7 @@ MORE = [[(2, (0, 3)), (size, None)] for size in (1, 3, 4)] + [
         f"{size}{'' if at is None else '@' + '.'.join(map(str, at))}" for size, at in chain
     ),
 )
-def test_a_stopped_run_goes_on_with_another_number_of_processes(
+def test_stopped_run_resumes_with_another_world_size(
     launcher: Launcher, whole: Path, tmp_path: Path, chain: list[tuple[int, tuple[int, int] | None]]
 ) -> None:
     folder = tmp_path / "run"
@@ -235,7 +235,9 @@ def test_one_process_counts_every_sample_once(tested: Path) -> None:
 @pytest.mark.parametrize(
     "size", [3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 )
-def test_so_does_the_test_of_a_checkpoint(launcher: Launcher, tested: Path, size: int) -> None:
+def test_test_of_a_checkpoint_counts_every_sample_once(
+    launcher: Launcher, tested: Path, size: int
+) -> None:
     """The batches of training need not divide among its processes."""
     done = launcher.run(tested, size, *ONLY_TESTS, "RUN.engine=test", "DATA.TRAIN.batch_size=25")
     assert done.codes == [0] * size, done.outputs
@@ -371,7 +373,7 @@ class TestStreams:
         )
 
     @pytest.mark.slow
-    def test_so_is_the_order_with_another_number_of_processes(
+    def test_order_is_the_same_with_another_world_size(
         self, launcher: Launcher, files: str, tmp_path: Path
     ) -> None:
         words = self.words(files, tmp_path / "log", "DATA.TRAIN.workers=1")
