@@ -1,5 +1,4 @@
-"""What moves on a terminal: bars of a phase and of the run with the time that is left, drawn by
-rich."""
+"""Live progress at the foot of a terminal, drawn by rich, and the streams around it."""
 
 import io
 import os
@@ -14,14 +13,13 @@ if TYPE_CHECKING:
     import rich.live
 
 REFRESHES = 2
-"""Drawings per second."""
+"""Refreshes per second."""
 
 WIDE = 64
-"""Columns from which on there is room for bars beside the numbers."""
+"""Minimum width of a terminal for bars next to the numbers."""
 
-
-LEAST = 8
-"""Columns of the shortest bar."""
+MIN_BAR = 8
+"""Minimum width of a bar."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,10 @@ class Bar:
     """A line of progress.
 
     Attributes:
-        label: what goes on.
-        done, total: steps.
-        left: time that is left, as text; empty where it is not known.
+        label: name of the activity.
+        done: completed steps.
+        total: all steps.
+        left: remaining time as text; empty if unknown.
     """
 
     label: str
@@ -42,12 +41,12 @@ class Bar:
 
 @dataclass(frozen=True)
 class View:
-    """What the live lines show.
+    """The content of the live lines.
 
     Attributes:
-        bars: a line each.
-        facts: numbers, the most important first; those that do not fit into one line are left out.
-        pending: a line that is not complete yet and will stay when it is; empty for none.
+        bars: one line each.
+        facts: numbers, the most important first; those that do not fit into one line are dropped.
+        pending: a line that is not complete yet, and will be printed when it is; may be empty.
     """
 
     bars: tuple[Bar, ...] = ()
@@ -56,11 +55,13 @@ class View:
 
 
 class LastingStream(io.TextIOBase):
-    """A text stream that goes silent for good where whoever read it has gone, and writes what its
-    encoding has not.
+    """A text stream that drops its output once its reader has gone.
+
+    A run must not fail because a terminal or `head` was closed. Characters that the encoding does
+    not have are escaped.
 
     Args:
-        stream: what it writes to.
+        stream: the stream to write to.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -69,7 +70,7 @@ class LastingStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the stream; UTF-8 where it has none."""
+        """The encoding of the stream, or UTF-8."""
         return self._stream.encoding or "utf-8"
 
     def isatty(self) -> bool:
@@ -85,7 +86,7 @@ class LastingStream(io.TextIOBase):
         except UnicodeEncodeError:
             self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
         except (OSError, ValueError):
-            self._leave()
+            self._go_silent()
         return len(text)
 
     def flush(self) -> None:
@@ -94,25 +95,23 @@ class LastingStream(io.TextIOBase):
             try:
                 self._stream.flush()
             except (OSError, ValueError):
-                self._leave()
+                self._go_silent()
 
-    def _leave(self) -> None:
+    def _go_silent(self) -> None:
         self._gone = True
         if self._stream is sys.stdout:
-            sys.stdout = io.StringIO()  # else Python fails once more when it flushes at the end
+            sys.stdout = io.StringIO()  # or the interpreter's flush at exit fails again
 
 
 class Above(io.TextIOBase):
-    """Stands for standard output or standard error while lines move: what is printed goes above
-    them, or elsewhere.
+    """Replaces standard output or standard error while live lines are shown.
 
-    A process forked from this one, such as a worker that loads data, prints past it: it does not
-    share the screen.
+    Whole lines are passed on, to be printed above the live lines. A forked process, such as a
+    loader's worker, writes to the original stream: rich's locks and state are not its own.
 
     Args:
-        say: prints a line above those that move, or keeps it from a screen that is another
-            process's.
-        stream: what it stands for.
+        say: prints a line.
+        stream: the original stream.
     """
 
     def __init__(self, say: Callable[[str], None], stream: TextIO) -> None:
@@ -123,19 +122,19 @@ class Above(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of what it stands for."""
+        """The encoding of the original stream."""
         return self.stream.encoding
 
     def isatty(self) -> bool:
-        """Tell whether it stands for a terminal."""
+        """Tell whether the original stream is a terminal."""
         return self.stream.isatty()
 
     def fileno(self) -> int:
-        """Return the file descriptor, which programs started from here write to."""
+        """Return the original file descriptor, to which child processes write."""
         return self.stream.fileno()
 
     def write(self, text: str) -> int:
-        """Print whole lines; the rest waits for its end."""
+        """Pass on whole lines, and keep the rest until its end is written."""
         if os.getpid() != self._process:
             return self.stream.write(text)
         *lines, self._rest = (self._rest + text).split("\n")
@@ -144,12 +143,12 @@ class Above(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing in this process: a line is printed when it is whole."""
+        """Do nothing, except in a forked process: lines are printed when they are complete."""
         if os.getpid() != self._process:
             self.stream.flush()
 
-    def end(self) -> TextIO:
-        """Print what is left, and return what it stood for."""
+    def close_line(self) -> TextIO:
+        """Pass on an unfinished line, and return the original stream."""
         if self._rest:
             self._say(self._rest)
             self._rest = ""
@@ -157,7 +156,7 @@ class Above(io.TextIOBase):
 
 
 def print_to(say: Callable[[str], None]) -> None:
-    """Hand what this process prints on a terminal to `say`, line by line, until `print_again`."""
+    """Pass the lines that this process prints on a terminal to `say`, until `print_again`."""
     if sys.stdout.isatty():
         sys.stdout = Above(say, sys.stdout)
     if sys.stderr.isatty():
@@ -165,19 +164,22 @@ def print_to(say: Callable[[str], None]) -> None:
 
 
 def print_again() -> None:
-    """Let this process print where it printed before `print_to`."""
+    """Undo `print_to`."""
     if isinstance(sys.stdout, Above):
-        sys.stdout = sys.stdout.end()
+        sys.stdout = sys.stdout.close_line()
     if isinstance(sys.stderr, Above):
-        sys.stderr = sys.stderr.end()
+        sys.stderr = sys.stderr.close_line()
 
 
 class LiveLines:
-    """Lines at the foot of a terminal that are drawn anew twice a second, in a thread.
+    """Lines at the foot of a terminal, redrawn twice a second by a thread of rich's Live.
+
+    rich's Progress would do for the bars, but it is pushed from the train step and has no place for
+    the facts and the pending line.
 
     Args:
-        console: of rich.
-        view: what to show, asked from that thread.
+        console: rich's console.
+        view: returns the content; called from the thread.
     """
 
     def __init__(self, console: "rich.console.Console", view: Callable[[], View]) -> None:
@@ -186,7 +188,7 @@ class LiveLines:
         self._console = console
         self._view = view
         self._live: rich.live.Live = Live(
-            get_renderable=self._drawn,
+            get_renderable=self._render,
             console=console,
             refresh_per_second=REFRESHES,
             transient=True,
@@ -196,25 +198,25 @@ class LiveLines:
         )
 
     def start(self, say: Callable[[str], None]) -> None:
-        """Begin to draw; what others print meanwhile is handed to `say`, line by line."""
+        """Start to draw; lines that others print meanwhile are passed to `say`."""
         self._live.start(refresh=True)
-        self._console.show_cursor(show=True)  # a run that is killed leaves it as it was
+        # rich hides the cursor; a killed run could not show it again.
+        self._console.show_cursor(show=True)
         print_to(say)
 
     def stop(self) -> None:
-        """Take the lines away."""
+        """Remove the lines."""
         print_again()
-        with suppress(RuntimeError):  # the thread is of the process that this one was forked from
+        # In a forked process, the thread to join does not exist.
+        with suppress(RuntimeError):
             self._live.stop()
 
-    def _drawn(self) -> "rich.console.RenderableType":
+    def _render(self) -> "rich.console.RenderableType":
         from rich.text import Text
 
         view = self._view()
         width = self._console.width
-        full, empty = "━ " if self._console.encoding.startswith("utf") else "#-"
-        if full == "━" and self._console.color_system and not self._console.no_color:
-            empty = full  # in another colour
+        full, empty = self._bar_characters()
         drawn = Text(no_wrap=True, overflow="crop")
         if view.pending:
             drawn.append(f"{view.pending}\n")
@@ -225,18 +227,29 @@ class LiveLines:
         room = width - labels - counts - lefts - len("    left")
         for bar, end in zip(view.bars, ends, strict=True):
             drawn.append(f"{bar.label:<{labels}} ")
-            if width >= WIDE and room >= LEAST:
+            if width >= WIDE and room >= MIN_BAR:
                 done = room * bar.done // max(bar.total, 1)
                 drawn.append(full * done, "magenta").append(
                     empty * (room - done), "bright_black"
                 ).append(" ")
-            left = f" {bar.left:>{lefts}}{' left' if width >= WIDE else ''}" if bar.left else ""
-            drawn.append(f"{end:>{counts}}", "green").append(f"{left}\n", "cyan")
-        return drawn.append(fitting(view.facts, width), "dim")
+            drawn.append(f"{end:>{counts}}", "green")
+            if bar.left:
+                unit = " left" if width >= WIDE else ""
+                drawn.append(f" {bar.left:>{lefts}}{unit}", "cyan")
+            drawn.append("\n")
+        return drawn.append(fit_facts(view.facts, width), "dim")
+
+    def _bar_characters(self) -> tuple[str, str]:
+        """Return the characters of the full and the empty part of a bar."""
+        if not self._console.encoding.startswith("utf"):
+            return "#", "-"
+        if self._console.color_system and not self._console.no_color:
+            return "━", "━"  # told apart by color
+        return "━", " "
 
 
-def fitting(facts: tuple[str, ...], width: int) -> str:
-    """Return as many of the facts, from the first on, as fit into a line of `width` columns."""
+def fit_facts(facts: tuple[str, ...], width: int) -> str:
+    """Return the first facts that fit into a line of `width` columns."""
     line = ""
     for fact in facts:
         longer = f"{line}  {fact}" if line else fact

@@ -1,5 +1,4 @@
-"""The machine a run computes on: seeds, device, precision, threads and determinism (section
-MACHINE)."""
+"""Seeds, device, precision, threads and determinism (section MACHINE)."""
 
 import os
 import random
@@ -15,27 +14,22 @@ import torch
 from phasetrain.errors import ConfigError
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-MOST_THREADS = 256
-"""Threads that a machine with few cores may have too."""
+MAX_THREADS = 256
+"""Number of threads that is always allowed, also on a machine with few cores."""
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def seed_of(seed: int, *purpose: str | int) -> int:
-    """Return the 64-bit seed of one random stream: blake2b of the run's seed and what the stream is
-    for.
-
-    Seeds are hashed, never added: with `seed + epoch`, seed 1 in epoch 0 would equal seed 0 in
-    epoch 1.
-    """
+    """Return the 64-bit seed of a random stream: blake2b of the run's seed and the purpose."""
+    # Hashed, never added: with seed + epoch, seed 1 in epoch 0 would equal seed 0 in epoch 1.
     return int.from_bytes(blake2b(repr((seed, purpose)).encode(), digest_size=8).digest(), "little")
 
 
 def mix_seed(seed: int, *counters: int) -> int:
-    """Return the 64-bit seed of one place in a stream: the finaliser of SplitMix64 after each
-    counter.
+    """Return the 64-bit seed of a position in a stream: SplitMix64's finalizer per counter.
 
-    A bijection in each counter, at a fraction of the cost of `seed_of`, for what is seeded in every
+    A bijection in each counter, at a fraction of the cost of `seed_of`, for seeds needed in every
     step (Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195).
     """
     for counter in counters:
@@ -47,11 +41,9 @@ def mix_seed(seed: int, *counters: int) -> int:
 
 
 def reseed(seed: int) -> None:
-    """Seed torch's default generators: the CPU's, and those of all CUDA devices in use.
-
-    `torch.manual_seed` does the same at about a hundred times the cost, because it visits every
-    backend.
-    """
+    """Seed torch's default generators on the CPU and on all CUDA devices in use."""
+    # torch.manual_seed does the same, and costs about a hundred times more: it visits every
+    # backend. This runs in every micro-batch.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for generator in torch.cuda.default_generators:
@@ -59,8 +51,7 @@ def reseed(seed: int) -> None:
 
 
 def reseed_all(seed: int) -> None:
-    """Seed the global generators of torch, NumPy and Python; for code that draws from any of
-    them."""
+    """Seed the global generators of torch, NumPy and Python."""
     reseed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
@@ -68,29 +59,33 @@ def reseed_all(seed: int) -> None:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Put the global generators of torch, on all CUDA devices in use, NumPy and Python back to
-    where they were."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    """Restore the global generators of torch, NumPy and Python on exit, and those of CUDA devices
+    in use."""
+    torch_state = torch.get_rng_state()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    cuda: list[torch.Tensor] = []
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all()
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how a run computes.
+    """Device and numeric settings of a run.
 
     Args:
-        device: `cpu`, `cuda`, `mps`, or `cuda:1` and the like.
-        precision: type of activations in forward passes; weights stay fp32. `tf32` computes
-            products of matrices and convolutions with fewer digits, on CUDA.
-        test_precision: the same in tests; None: as in training.
+        device: such as `cpu`, `cuda`, `cuda:1` or `mps`.
+        precision: dtype of activations in forward passes; weights stay fp32. `tf32` rounds the
+            inputs of matrix products and convolutions, on CUDA only.
+        test_precision: the same for tests; None: as in training.
         threads: CPU threads of torch in this process; None leaves torch's default.
         deterministic: allow only deterministic kernels.
     """
@@ -102,12 +97,11 @@ class Machine:
     test_precision: Precision | None = None
 
     def uses_autocast(self, *, train: bool = True) -> bool:
-        """Tell whether activations have another type than weights."""
+        """Tell whether activations have another dtype than weights."""
         return self._precision_of(train=train) in AUTOCAST
 
     def autocast(self, *, train: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a forward pass: torch's autocast for bf16 and fp16, nothing for
-        fp32 and tf32."""
+        """Return the context of a forward pass: torch's autocast for bf16 and fp16, else nothing."""
         if not self.uses_autocast(train=train):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=AUTOCAST[self._precision_of(train=train)])
@@ -119,7 +113,7 @@ class Machine:
 
     @contextmanager
     def apply_settings(self) -> Iterator[None]:
-        """Set threads and determinism, and put back on the way out what was set before."""
+        """Set precision, threads and determinism, and restore the previous settings on exit."""
         threads = torch.get_num_threads()
         fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -128,22 +122,19 @@ class Machine:
         tf32 = torch.backends.cudnn.allow_tf32
         matmul = torch.get_float32_matmul_precision()
         try:
-            if (
-                self.device.type == "cuda"
-            ):  # torch allows tf32 in convolutions unless it is told otherwise
-                torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
-                torch.set_float32_matmul_precision(
-                    "high" if self.precision == "tf32" else "highest"
-                )
+            if self.device.type == "cuda":
+                # Also for fp32: by default, torch allows tf32 in convolutions.
+                uses_tf32 = self.precision == "tf32"
+                torch.backends.cudnn.allow_tf32 = uses_tf32
+                torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             if self.deterministic:
-                os.environ.setdefault(
-                    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-                )  # cuBLAS reads it when CUDA first needs it
+                # cuBLAS reads it when the first handle is created, so it has to be set before.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(mode=True)
                 torch.backends.cudnn.benchmark = False
-                # Filling fresh memory hides reads of uninitialised memory and costs a kernel per
+                # Filling new tensors hides reads of uninitialized memory, and costs a kernel per
                 # allocation.
                 torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             yield
@@ -157,30 +148,30 @@ class Machine:
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of threads that the machine cannot have; torch would end the process without
-    a word.
-
-    More threads than cores are slow, but may be what equal bits need: those of a larger machine.
+    """Check that the machine can start the number of threads.
 
     Raises:
         ConfigError: it is above four times the number of cores, and above 256.
     """
+    # torch would abort the process without a message. More threads than cores are slow, but
+    # reproduce the bits of a run on a larger machine, so they are allowed within reason.
     cores = os.cpu_count() or 1
-    most = max(4 * cores, MOST_THREADS)
+    most = max(4 * cores, MAX_THREADS)
     if threads is not None and threads > most:
         raise ConfigError(
-            f"MACHINE.threads = {threads}: this machine has {cores} cores, and more than {most} threads are refused; "
-            f"set MACHINE.threads={cores}, or null for torch's default"
+            f"MACHINE.threads = {threads}: this machine has {cores} cores, and more than {most} "
+            f"threads are rejected; set MACHINE.threads={cores}, or null for torch's default",
+            code="machine.too_many_threads",
         )
 
 
 def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
-    """Return the device that `MACHINE.device` names; `auto` is cuda where there is one, else cpu.
+    """Return the device of `MACHINE.device`; `auto` is cuda if available, else cpu.
 
     Args:
         name: the value of the key.
-        local_rank: number of this process on its machine, where there are several: each gets a CUDA
-            device of its own.
+        local_rank: rank of this process on its machine, which selects its CUDA device; None in a
+            run of one process.
 
     Raises:
         ConfigError: the device does not exist on this machine.
@@ -189,17 +180,22 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or cpu"
+            "MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or "
+            "cpu",
+            code="machine.no_device",
         )
     if name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(
-            "MACHINE.device = 'mps': torch finds no MPS device here; set MACHINE.device=auto or cpu"
+            "MACHINE.device = 'mps': torch finds no MPS device here; set MACHINE.device=auto or cpu",
+            code="machine.no_device",
         )
     if name == "cuda" and local_rank is not None:
-        if local_rank >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        if local_rank >= count:
             raise ConfigError(
-                f"MACHINE.device = 'cuda': process {local_rank} of this machine finds {torch.cuda.device_count()} CUDA "
-                "devices; start at most as many processes per machine"
+                f"MACHINE.device = 'cuda': local rank {local_rank} finds {count} CUDA devices; "
+                "start at most as many processes per machine",
+                code="machine.too_few_devices",
             )
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)

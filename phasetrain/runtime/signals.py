@@ -1,4 +1,4 @@
-"""What the outside world asks of a run: to stop, or to save."""
+"""Signals that ask a run to stop or to save."""
 
 import os
 import signal
@@ -12,42 +12,38 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVING = (signal.SIGUSR1,)
 
 REPEAT_SECONDS = 0.1
-"""A signal so soon after the first of its kind is the same request, passed on by a wrapper in the
-same group."""
+"""A repetition within this time is the same request, forwarded by a wrapper in the same process
+group."""
 
 END_SECONDS = 60
-"""After a second signal the kernel ends a process that has not found its way out by then."""
+"""Time to exit after a second signal, before SIGALRM kills the process."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask this process to stop: SIGHUP is none of them where it is ignored.
-
-    A closed terminal sends it, often twice: its shell does, and the kernel. `nohup` ignores it, for
-    all that it starts.
-    """
-    return tuple(
-        one for one in STOPPING if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN
-    )
+    """Return the signals that ask this process to stop, without SIGHUP if it is ignored."""
+    # nohup sets SIGHUP to ignored for the process it starts; a handler would undo that.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return tuple(one for one in STOPPING if one != signal.SIGHUP)
+    return STOPPING
 
 
 class Interrupted(BaseException):
-    """Somebody asked to stop while the run waited for data; it stands between two steps."""
+    """Raised when a stop is requested while the run waits for data, between two steps."""
 
 
 class Signals:
-    """Notes signals for the next step boundary, as a context in which they are caught.
+    """Context in which signals are caught and kept for the next step boundary.
 
-    SIGTERM, SIGINT and SIGHUP ask to save and stop, and cut a wait for data short; a second one
-    ends the process at once, a third one even if it hangs on its way out. A SIGHUP is never a
-    second one, and is left ignored where it is, as under nohup. SIGUSR1 asks to save and go on.
-    Outside of the main thread, where Python allows no handlers, nothing is caught.
+    SIGTERM, SIGINT and SIGHUP request a save and a stop, and interrupt a wait for data; a second
+    one ends the process at once, a third one even if it hangs while exiting. SIGUSR1 requests a
+    save. Outside of the main thread, where Python allows no handlers, nothing is caught.
 
     Attributes:
-        stop: number of the first signal that asked to stop, or 0.
-        ended: number of the second one, at which the process ends, or 0.
-        save: whether a save was asked for and is still to come.
-        reads: tells of the frame at which a signal found the main thread whether it reads a sample
-            there, so that `Interrupted` may be raised; nowhere else, as locks may be held.
+        stop: number of the first signal that requested a stop, or 0.
+        ended: number of the second one, or 0.
+        save: whether a save is requested and has not been made.
+        reads: checks whether a stack frame reads a sample; only there `Interrupted` is raised,
+            since locks may be held anywhere else.
     """
 
     def __init__(self) -> None:
@@ -78,14 +74,16 @@ class Signals:
         self._before.clear()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        # A closed terminal sends SIGHUP twice, from its shell and from the kernel.
         if self.stop and number == signal.SIGHUP:
             return
-        if self.ended:
+        if self.ended:  # the exit itself hangs: skip finally blocks and atexit handlers
             os._exit(128 + number)
         if self.stop:
-            if self._is_passed_on(number):
+            if self._is_forwarded(number):
                 return
             self.ended = number
+            # The kernel's default action for SIGALRM works even if Python never runs again.
             signal.alarm(END_SECONDS)
             raise SystemExit(128 + number)
         self.stop = number
@@ -93,7 +91,8 @@ class Signals:
         if self.reads(frame):
             raise Interrupted(self.stop_name)
 
-    def _is_passed_on(self, number: int) -> bool:
+    def _is_forwarded(self, number: int) -> bool:
+        # A shell forwards its SIGHUP as SIGTERM.
         soon = time.monotonic() - self._first < REPEAT_SECONDS
         hung_up = self.stop == signal.SIGHUP
         return soon and (number == self.stop or (hung_up and number == signal.SIGTERM))

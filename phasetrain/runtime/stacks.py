@@ -1,4 +1,4 @@
-"""What every thread is doing, written down on request or when nothing moves."""
+"""Writes the stacks of all threads to a file on request."""
 
 import faulthandler
 import signal
@@ -14,17 +14,17 @@ NAME = "stacks.txt"
 def stacks_on_signal(path: str) -> Iterator[None]:
     """Append the stacks of all threads to the file `path` whenever SIGUSR2 arrives.
 
-    Done by faulthandler, in C, so that it works in a process that hangs. A file that has stayed
-    empty is deleted.
+    A file that is still empty at the end is deleted.
     """
     try:
         with open(path, "a", encoding="utf-8") as file:
+            # In C, so that it works while the interpreter hangs.
             faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
             try:
                 yield
             finally:
                 faulthandler.unregister(signal.SIGUSR2)
     finally:
-        with suppress(FileNotFoundError):  # somebody has cleared it away
+        with suppress(FileNotFoundError):  # deleted by somebody else
             if not Path(path).stat().st_size:
                 Path(path).unlink()

@@ -1,5 +1,8 @@
-"""What a person sees: lines that stay, live lines of progress, tables; rich on a terminal, plain
-text elsewhere."""
+"""The console output of a run: lines, tables and live progress.
+
+On a terminal it is drawn by rich, elsewhere it is plain text with timestamps. rich's RichHandler is
+not used: it wraps lines at the width of a terminal and pads them, in files and pipes as well.
+"""
 
 import io
 import logging
@@ -21,30 +24,29 @@ Pairs = Sequence[tuple[str, str]]
 Verbosity = Literal["quiet", "normal", "verbose"]
 
 LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.DEBUG}
-"""What is printed of what is logged."""
+"""Lowest level of log records that are printed."""
 
 SHOWN = logging.getLogger("phasetrain.shown")
-"""Lines for log.txt that the terminal shows in a form of its own."""
+"""Logger of lines that are only written to log.txt, since the terminal formats them itself."""
 
 KEY = 7
-"""Columns of the word before a line of `print_pairs`."""
+"""Width of the word before a line of `print_pairs`."""
 
-DIFFERENT = 5
-"""Different warnings of one kind that are shown; further ones are counted."""
+MAX_VARIANTS = 5
+"""Number of different warnings of one kind that are printed; further ones are counted."""
 
-KINDS = 5
-"""Kinds of warnings that the end of a run names."""
+MAX_KINDS = 5
+"""Number of kinds of warnings listed at the end of a run."""
 
 
 class Terminal:
     """The output of a run.
 
     Args:
-        stream: where it goes; standard output by default.
-        live: whether it is a terminal with a person before it, on which lines may move; asked of
-            the stream by default.
-        verbosity: `quiet`: warnings and the end of a run; `normal`; `verbose`: what else goes to
-            log.txt, too.
+        stream: the stream to write to; standard output by default.
+        live: whether the stream is a terminal that supports live lines; detected by default.
+        verbosity: `quiet`: warnings and the end of a run; `normal`; `verbose`: everything that is
+            written to log.txt.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class Terminal:
         verbosity: Verbosity = "normal",
     ) -> None:
         self.stream = LastingStream(stream or sys.stdout or io.StringIO())
-        moves = os.environ.get("TERM") not in ("dumb", "unknown")
-        self.live = (moves and self.stream.isatty()) if live is None else live
+        if live is None:
+            live = self.stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self.live = live
         self.verbosity: Verbosity = verbosity
         self.warnings = Warnings()
         self._process = os.getpid()
@@ -71,27 +74,29 @@ class Terminal:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal as it is now; None for plain text, which has no limit."""
+        """Current width of the terminal; None for plain text, which has no limit."""
         if self._console is None:
             return None
         return self._console.width
 
     @property
-    def shows(self) -> int:
-        """The lowest level of what is printed, as `logging` numbers them."""
+    def min_level(self) -> int:
+        """The lowest level that is printed, as in `logging`."""
         return LEVELS[self.verbosity]
 
     def say(self, line: str, *, style: str = "") -> None:
-        """Print a line that stays; a style of rich's on a terminal."""
+        """Print a line, in one of rich's styles if the stream is a terminal."""
+        # Not through rich in a forked process: its lock may be held by a thread that was not
+        # forked.
         if self._console is not None and os.getpid() == self._process:
             self._console.print(line, markup=False, soft_wrap=True, style=style or None)
         else:
             self._print_plain(line)
 
     def print_line(self, text: str, *, level: int = logging.INFO, style: str = "") -> None:
-        """Print a line of a run, with the time of day where there is no terminal, if the verbosity
-        shows its level."""
-        if level >= self.shows:
+        """Print a line if the verbosity includes its level, with a timestamp if not on a
+        terminal."""
+        if level >= self.min_level:
             self._print_timed(text, style)
 
     def print_pairs(self, rows: Pairs, *, always: bool = False, logged: bool = True) -> None:
@@ -99,11 +104,12 @@ class Terminal:
 
         Args:
             rows: word and line.
-            always: for a quiet terminal, too.
-            logged: to log.txt as well; not where all of it stands there already.
+            always: print them on a quiet terminal as well.
+            logged: write them to log.txt.
         """
-        for word, text in rows if logged else ():
-            SHOWN.info("%s %s", word.ljust(KEY), text)
+        if logged:
+            for word, text in rows:
+                SHOWN.info("%s %s", word.ljust(KEY), text)
         if not rows or (self.verbosity == "quiet" and not always):
             return
         if self._console is None:
@@ -130,21 +136,20 @@ class Terminal:
         from rich.table import Table
         from rich.text import Text
 
+        # Text instead of str: brackets in a cell, as in a config, would be parsed as markup.
         table = Table(title=Text(title, style="bold"), title_justify="left")
         for column, name in enumerate(head):
-            table.add_column(
-                Text(name), justify="right" if column and _is_numeric(rows, column) else "left"
-            )
+            is_right = column > 0 and _is_numeric(rows, column)
+            table.add_column(Text(name), justify="right" if is_right else "left")
         for row in rows:
             table.add_row(*(Text(cell, overflow="fold") for cell in row))
         self._console.print(table)
 
     def start_live(self, view: Callable[[], View]) -> None:
-        """Draw what `view` returns below all other lines until `stop_live`; nothing on a quiet or
-        plain terminal.
+        """Draw live lines below all others until `stop_live`; nothing if quiet or plain.
 
         Args:
-            view: asked twice a second, from another thread.
+            view: returns their content; called twice a second from another thread.
         """
         self.stop_live()
         if self._console is not None and self.verbosity != "quiet":
@@ -152,18 +157,19 @@ class Terminal:
             self._lines.start(self._print_above)
 
     def stop_live(self) -> None:
-        """Take the live lines away."""
+        """Remove the live lines."""
         if self._lines is not None:
             self._lines.stop()
             self._lines = None
 
     def make_handler(self) -> logging.Handler:
-        """Return a logging handler that prints here, with the time of day where there is no
-        terminal."""
+        """Return a logging handler that prints on this terminal."""
         return _TerminalHandler(self)
 
     def _print_timed(self, text: str, style: str = "") -> None:
-        self.say(text if self.live else f"{time.strftime('%H:%M:%S')} {text}", style=style)
+        if not self.live:
+            text = f"{time.strftime('%H:%M:%S')} {text}"
+        self.say(text, style=style)
 
     def _print_above(self, line: str) -> None:
         from rich.text import Text
@@ -178,12 +184,12 @@ class Terminal:
 
 @dataclass
 class Kind:
-    """Warnings that one line of the program has given.
+    """Warnings with the same logger and format string.
 
     Attributes:
-        first: the first line of the first of them.
-        count: how often.
-        seen: the first few that differ.
+        first: first line of the first warning.
+        count: number of warnings.
+        seen: the first few different texts.
     """
 
     first: str
@@ -192,34 +198,33 @@ class Kind:
 
 
 class Warnings:
-    """Tells which warnings to print: each once, and a few of a kind; counts all."""
+    """Counts warnings, and selects the ones to print: each text once, and a few of each kind."""
 
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, object], Kind] = {}
 
     def select_text(self, record: logging.LogRecord) -> str:
-        """Return what to print of a warning; nothing where it has been printed, or enough of its
-        kind have been."""
+        """Return the text to print for a warning; empty if it should not be printed."""
         message = record.getMessage()
+        # record.msg is the format string before its arguments are filled in.
         kind = self.kinds.setdefault((record.name, record.msg), Kind(message.partition("\n")[0]))
         kind.count += 1
-        if message in kind.seen or len(kind.seen) == DIFFERENT:
+        if message in kind.seen or len(kind.seen) == MAX_VARIANTS:
             return ""
         kind.seen.add(message)
-        last = len(kind.seen) == DIFFERENT
-        if last:
-            return f"{message} (further ones of this kind are counted, and stand in log.txt)"
+        if len(kind.seen) == MAX_VARIANTS:
+            return f"{message} (further ones of this kind are only counted, and are in log.txt)"
         return message
 
     def repeated_rows(self) -> list[tuple[str, str]]:
-        """Return how often which warnings came that came more than once, for the end of a run."""
+        """Return the counts of repeated warnings, for the end of a run."""
         kinds = sorted(
             (kind for kind in self.kinds.values() if kind.count > 1), key=lambda kind: -kind.count
         )
-        rows = [f"{kind.count} x {kind.first}" for kind in kinds[:KINDS]]
-        if len(kinds) > KINDS:
-            rest = sum(kind.count for kind in kinds[KINDS:])
-            rows.append(f"{rest} x others, {len(kinds) - KINDS} kinds; all stand in log.txt")
+        rows = [f"{kind.count} x {kind.first}" for kind in kinds[:MAX_KINDS]]
+        if len(kinds) > MAX_KINDS:
+            rest = sum(kind.count for kind in kinds[MAX_KINDS:])
+            rows.append(f"{rest} x others, {len(kinds) - MAX_KINDS} kinds; all are in log.txt")
         return [("" if at else "warned", row) for at, row in enumerate(rows)]
 
 
@@ -230,7 +235,7 @@ class _TerminalHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelno
-        if record.name == SHOWN.name or level < self._terminal.shows:
+        if record.name == SHOWN.name or level < self._terminal.min_level:
             return
         if level < logging.WARNING:
             self._terminal.print_line(record.getMessage(), level=level)
@@ -248,14 +253,14 @@ def plain_table(title: str, head: Sequence[str], rows: Rows) -> str:
     """Return a table as text with aligned columns."""
     cells = [list(head), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    right = [bool(column) and _is_numeric(rows, column) for column in range(len(head))]
-    lines = [
-        "  ".join(
-            text.rjust(w) if r else text.ljust(w)
-            for text, w, r in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
+    is_right = [column > 0 and _is_numeric(rows, column) for column in range(len(head))]
+    lines = []
+    for row in cells:
+        aligned = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, is_right, strict=True)
+        ]
+        lines.append("  ".join(aligned).rstrip())
     return "\n".join([title, lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from phasetrain.runtime.live_view import Above, Bar, LastingStream, LiveLines, View, fitting
+from phasetrain.runtime.live_view import Above, Bar, LastingStream, LiveLines, View, fit_facts
 
 FACTS = ("loss 0.5", "lr 0.1", "1,000 samples/s")
 
@@ -21,7 +21,7 @@ FACTS = ("loss 0.5", "lr 0.1", "1,000 samples/s")
     ],
 )
 def test_facts_that_fit(width: int, line: str) -> None:
-    assert fitting(FACTS, width) == line
+    assert fit_facts(FACTS, width) == line
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_lines(width: int, lines: list[str]) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=width)
     bars = (Bar("epoch 1/12 train", 11, 22, "1.0 s"), Bar("run", 22, 264, "1 min 04 s"))
-    console.print(LiveLines(console, lambda: View(bars, FACTS, "   1/12  waiting"))._drawn())
+    console.print(LiveLines(console, lambda: View(bars, FACTS, "   1/12  waiting"))._render())
     assert [line.rstrip() for line in stream.getvalue().splitlines()] == lines
     assert max(map(len, stream.getvalue().splitlines())) <= width
 
@@ -62,7 +62,7 @@ def test_a_view_of_nothing() -> None:
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=40)
-    console.print(LiveLines(console, View)._drawn())
+    console.print(LiveLines(console, View)._render())
 
 
 class TestAbove:
@@ -76,7 +76,7 @@ class TestAbove:
         assert said == ["one", "two"]
         above.write("rest")
         assert said == ["one", "two"]
-        assert above.end() is above.stream
+        assert above.close_line() is above.stream
         assert said == ["one", "two", "rest"]
 
     def test_a_fork_prints_past_it(self) -> None:

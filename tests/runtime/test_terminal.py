@@ -111,7 +111,7 @@ class TestWarnings:
         lines = [line[9:] for line in stream.getvalue().splitlines()]
         assert lines[:4] == [f"warning: sample {sample} cannot be read" for sample in range(4)]
         assert lines[4:] == [
-            "warning: sample 4 cannot be read (further ones of this kind are counted, and stand in log.txt)"
+            "warning: sample 4 cannot be read (further ones of this kind are only counted, and are in log.txt)"
         ]
         assert terminal.warnings.repeated_rows() == [("warned", "9 x sample 0 cannot be read")]
 
@@ -128,7 +128,7 @@ class TestWarnings:
                 terminal.make_handler().handle(logged(f"kind {kind}"))
         rows = terminal.warnings.repeated_rows()
         assert rows[0] == ("warned", "2 x kind 0")
-        assert rows[-1] == ("", "4 x others, 2 kinds; all stand in log.txt")
+        assert rows[-1] == ("", "4 x others, 2 kinds; all are in log.txt")
         assert len(rows) == 6
 
 

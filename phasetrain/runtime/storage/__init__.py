@@ -1,9 +1,7 @@
-"""The one door to files: every operation on a run folder goes through iopath's PathManager and a
-numbered failpoint.
+"""File access: every operation on a run folder goes through iopath and a callback for tests.
 
-Two backends: `Storage` for folders of this machine's file systems, where a rename commits, and
-`ObjectStorage` for paths such as `mem://...` of a registered iopath handler, which can neither
-rename nor append.
+Two backends: `Storage` for local file systems, where a rename commits, and `ObjectStorage` for
+paths such as `mem://...` of a registered iopath handler, which can neither rename nor append.
 """
 
 from phasetrain.runtime.storage.digest import FileRecord, tree_digest

@@ -1,4 +1,4 @@
-"""Digests of file contents: a tree of SHA-256, so that large files are hashed on several cores."""
+"""Digests of file contents: a tree of SHA-256, which hashes large files on several cores."""
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 BLOCK = 64 * 2**20
-"""Bytes that are hashed as one leaf of a file's digest."""
+"""Bytes per leaf of the tree; part of the format, as another size gives other digests."""
 
 Data = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a manifest says of a file.
+    """Size and digest of a file, as in a manifest.
 
     Attributes:
         size: bytes.
@@ -24,15 +24,14 @@ class FileRecord:
     digest: str
 
 
-def blocks(data: Data) -> list[memoryview]:
-    """Return `data` in pieces of 64 MiB, the last one shorter; none for no data."""
+def split_blocks(data: Data) -> list[memoryview]:
+    """Split `data` into blocks of 64 MiB; the last one may be shorter."""
     view = memoryview(data).cast("B")
     return [view[at : at + BLOCK] for at in range(0, len(view), BLOCK)]
 
 
 class TreeHasher:
-    """Hashes blocks in threads while whoever has them goes on reading or writing; a context that
-    ends the threads."""
+    """Hashes blocks in threads while the caller reads or writes the next; a context manager."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
@@ -45,8 +44,8 @@ class TreeHasher:
         self._pool.shutdown()
 
     def add(self, block: memoryview) -> None:
-        """Hash the next block of 64 MiB; only the last one may be shorter. It must stay as it is
-        until `digest`."""
+        """Hash the next block; it must not change until `digest` has returned."""
+        # hashlib releases the GIL for large buffers, so threads are enough.
         self._leaves.append(self._pool.submit(lambda: sha256(block).digest()))
 
     def digest(self) -> str:
@@ -57,6 +56,6 @@ class TreeHasher:
 def tree_digest(data: Data) -> str:
     """Return SHA-256 over the SHA-256 digests of the 64 MiB blocks of `data`, hexadecimal."""
     with TreeHasher() as hasher:
-        for block in blocks(data):
+        for block in split_blocks(data):
             hasher.add(block)
         return hasher.digest()

@@ -1,46 +1,44 @@
-"""Files that grow by appending and can be cut back, and that wait for room where a disk is full."""
+"""Append-only files that can be truncated, and that survive a full disk."""
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Lock
 
-AT_LEAST = 8192
-"""Bytes that are collected before they are handed to the system, unless somebody asks for it."""
+BUFFER_BYTES = 8192
+"""Bytes that are collected before they are written, unless `flush` is called."""
 
 
 class LogFile(ABC):
-    """Bytes appended to a file. What cannot be written now is kept and tried again with what comes
-    after it.
+    """Appends to a file; bytes that cannot be written are kept and retried with the next ones.
 
     Args:
         path: the file, for messages.
-        size: its bytes.
+        size: current size of the file in bytes.
     """
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
         self._pending = bytearray()
         self._written = size
-        self._guard = Lock()
+        self._lock = Lock()
 
     @property
     def size(self) -> int:
-        """Bytes of the file, those included that are still to be written."""
+        """Size in bytes, including bytes that are still to be written."""
         return self._written + len(self._pending)
 
     def write(self, data: bytes) -> None:
-        """Append `data`; raises nothing."""
-        with self._guard:
+        """Append `data`; raises nothing, so that logging never ends a run."""
+        with self._lock:
             self._pending += data
-            if len(self._pending) >= AT_LEAST:
-                self._hand_over()
+            if len(self._pending) >= BUFFER_BYTES:
+                self._write_pending()
 
     def flush(self) -> OSError | None:
-        """Hand everything to the system; return the error where it refused and the rest is kept for
-        later."""
-        with self._guard:
-            return self._hand_over()
+        """Write everything to the file; return the error if some of it is kept for later."""
+        with self._lock:
+            return self._write_pending()
 
     def sync(self) -> None:
         """Make everything durable.
@@ -48,22 +46,22 @@ class LogFile(ABC):
         Raises:
             OSError: it could not be written.
         """
-        with self._guard:
-            if error := self._hand_over():
+        with self._lock:
+            if error := self._write_pending():
                 raise error
-        self._make_durable()  # beside the guard: whoever writes need not wait for the disk
+        self._make_durable()  # outside of the lock: other threads can write during the fsync
 
     def truncate(self, size: int) -> None:
-        """Cut the file back to its first `size` bytes."""
-        with self._guard:
+        """Truncate the file to its first `size` bytes."""
+        with self._lock:
             self._pending.clear()
             self._truncate_to(size)
             self._written = size
 
     def close(self) -> None:
-        """Write what is left, as far as that is possible, and release the file."""
-        with self._guard:
-            self._hand_over()
+        """Write the remaining bytes if possible, and close the file."""
+        with self._lock:
+            self._write_pending()
             self._close_file()
 
     @abstractmethod
@@ -72,7 +70,7 @@ class LogFile(ABC):
 
     @abstractmethod
     def _append_bytes(self, data: bytes) -> int:
-        """Write some of `data` at the end and return how many bytes that were."""
+        """Write some of `data` at the end, and return the number of bytes written."""
 
     @abstractmethod
     def _truncate_to(self, size: int) -> None: ...
@@ -83,7 +81,7 @@ class LogFile(ABC):
     @abstractmethod
     def _close_file(self) -> None: ...
 
-    def _hand_over(self) -> OSError | None:
+    def _write_pending(self) -> OSError | None:
         try:
             while self._pending:
                 count = self._append_bytes(bytes(self._pending))
@@ -113,6 +111,8 @@ class LocalLog(LogFile):
 
     def _append_bytes(self, data: bytes) -> int:
         self._before("append", self.path)
+        # At an offset, not O_APPEND: after a failed or short write the next one overwrites the
+        # torn rest.
         return os.pwrite(self._handle, data, self._written)
 
     def _truncate_to(self, size: int) -> None:

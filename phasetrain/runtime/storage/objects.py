@@ -1,5 +1,7 @@
-"""File operations on an object store behind an iopath handler: no rename, no appending, and a write
-is whole."""
+"""File operations on an object store behind an iopath handler.
+
+An object store writes whole objects, and can neither rename nor append.
+"""
 
 import uuid
 from collections.abc import Callable
@@ -31,13 +33,11 @@ class PathHandlers(dict[str, Callable[[], PathHandler]]):
 
 
 HANDLERS = PathHandlers()
-"""iopath handlers by the prefix of their paths without `://`; each is made once per storage,
-without arguments."""
+"""iopath handlers by prefix without `://`; one is created per storage, without arguments."""
 
 
 def open_storage(path: str, before: Callable[[str, str], None] | None = None) -> Storage:
-    """Return the backend for `path`: `Storage`, or for `PREFIX://...` an `ObjectStorage` on the
-    registered handler.
+    """Return the backend for `path`: an `ObjectStorage` for `PREFIX://...`, else a `Storage`.
 
     Raises:
         ConfigError: no handler is registered for the prefix.
@@ -55,16 +55,12 @@ def open_storage(path: str, before: Callable[[str, str], None] | None = None) ->
     return ObjectStorage(HANDLERS[prefix](), before)
 
 
-class ObjectStorage(Storage):
-    """Objects under a prefix. A write is whole or not at all, and the object written last vouches
-    for a folder.
-
-    A marker stands in a folder while it is written or deleted, so that what a kill leaves is told
-    from what somebody has damaged.
+class ObjectAccess(Storage):
+    """Reads, writes and deletes single objects.
 
     Args:
         handler: opens, lists and deletes objects.
-        before: see `Storage`.
+        before: see `StorageReader`.
     """
 
     keeps_files = False
@@ -76,11 +72,11 @@ class ObjectStorage(Storage):
         self._files.register_handler(handler)
 
     def file_size(self, path: str) -> int | None:
-        """Return None: handlers cannot tell."""
+        """Return None: handlers do not report sizes."""
         return None
 
     def free_bytes(self, folder: str) -> int | None:
-        """Return None: nobody can tell."""
+        """Return None: an object store has no known limit."""
         return None
 
     def read(self, path: str) -> bytes:
@@ -90,8 +86,7 @@ class ObjectStorage(Storage):
             return file.read()
 
     def read_hashed(self, path: str) -> tuple[bytearray, str]:
-        """Return the content of an object, in memory that may be written to, and its
-        `tree_digest`."""
+        """Return the content of an object in writable memory, and its `tree_digest`."""
         content = bytearray(self.read(path))
         return content, tree_digest(content)
 
@@ -108,32 +103,79 @@ class ObjectStorage(Storage):
         return FileRecord(size=memoryview(data).nbytes, digest=tree_digest(data))
 
     def replace(self, path: str, data: Data, *, durable: bool = True) -> None:
-        """Write an object, in place of the one that is there."""
+        """Write an object, replacing an existing one."""
         self._write_object(path, data)
 
+    def sync_folder(self, folder: str) -> None:
+        """Do nothing: a written object is durable."""
+
+    def remove(self, path: str) -> None:
+        """Delete an object, or all objects below a path."""
+        self._before("remove", path)
+        for name in self.list_names(path):
+            self.remove(f"{path}/{name}")
+        if self._files.isfile(path):
+            self._files.rm(path)
+
+    def log_file(self, path: str) -> LogFile:
+        """Return a log that is kept in memory, and written as a whole when it is synced."""
+        return _ObjectLog(
+            path, self.read(path) if self._files.isfile(path) else b"", self._write_object
+        )
+
+    def local_path(self, path: str) -> str:
+        """Reject the path: an object is no local file.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"RUN.dir: {path!r} is no file of this machine, and this part can only write to files",
+            code="storage.not_local",
+        )
+
+    def _write_object(self, path: str, data: Any) -> None:
+        self._before("write", path)
+        with cast(BinaryIO, self._files.open(path, "wb")) as file:
+            file.write(data)
+
+
+class ObjectStorage(ObjectAccess):
+    """Folders of objects, committed by writing their last object.
+
+    A marker object is in a folder while it is written or deleted, so that the remains of a kill
+    differ from a folder that somebody has damaged.
+
+    Args:
+        handler: opens, lists and deletes objects.
+        before: see `StorageReader`.
+    """
+
     def begin_folder(self, folder: str) -> str:
-        """Return `folder` itself, marked as being written."""
+        """Mark `folder` as being written, and return it."""
         self._add_marker(folder)
         return folder
 
     def publish_folder(self, working: str, folder: str) -> None:
-        """Take the mark away; the object written last was the commit."""
-        with suppress(OSError):  # the next sweep takes it away
+        """Remove the marker; writing the last object was the commit."""
+        with suppress(OSError):  # delete_leftovers removes it later
             self._remove_markers(folder)
 
     def abandon_folder(self, working: str, folder: str) -> None:
-        """Delete what was written."""
+        """Delete the objects of the folder."""
         self.remove(folder)
 
     def delete_folder(self, folder: str, last: str) -> None:
-        """Delete the objects of a folder, the one first that vouches for the others."""
+        """Delete the objects of a folder."""
+        # First the one written last, without which the folder counts as unfinished; the marker at
+        # the end, so that an interrupted deletion is completed by delete_leftovers.
         self._add_marker(folder)
         self.remove(f"{folder}/{last}")
         for name in sorted(self.list_names(folder), key=lambda name: bool(TEMPORARY.search(name))):
             self.remove(f"{folder}/{name}")
 
     def delete_leftovers(self, root: str, is_folder: Callable[[str], bool], last: str) -> list[str]:
-        """Delete marked folders that nothing vouches for, and take the marks off the others."""
+        """Delete marked folders without their last object, and unmark those that have it."""
         left = []
         for name in filter(is_folder, self.list_names(root)):
             inside = self.list_names(f"{root}/{name}")
@@ -145,38 +187,6 @@ class ObjectStorage(Storage):
                 self.remove(f"{root}/{name}")
                 left.append(name)
         return left
-
-    def sync_folder(self, folder: str) -> None:
-        """Do nothing: an object is durable once it is written."""
-
-    def remove(self, path: str) -> None:
-        """Delete an object, or all objects below a path."""
-        self._before("remove", path)
-        for name in self.list_names(path):
-            self.remove(f"{path}/{name}")
-        if self._files.isfile(path):
-            self._files.rm(path)
-
-    def log_file(self, path: str) -> LogFile:
-        """Return a log that is held in memory and written as a whole when it is made durable."""
-        return _ObjectLog(
-            path, self.read(path) if self._files.isfile(path) else b"", self._write_object
-        )
-
-    def local_path(self, path: str) -> str:
-        """Refuse: an object is no file of this machine.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            f"RUN.dir: {path!r} is no file of this machine, and this part can only write to files"
-        )
-
-    def _write_object(self, path: str, data: Any) -> None:
-        self._before("write", path)
-        with cast(BinaryIO, self._files.open(path, "wb")) as file:
-            file.write(data)
 
     def _add_marker(self, folder: str) -> None:
         self._write_object(f"{folder}/written.tmp-{uuid.uuid4().hex[:8]}", b"")

@@ -1,4 +1,4 @@
-"""File operations on this machine's file systems."""
+"""File operations on local file systems, each atomic with respect to a kill."""
 
 import json
 import os
@@ -14,31 +14,30 @@ from typing import Any, BinaryIO, cast
 
 from iopath.common.file_io import PathManager
 
-from phasetrain.runtime.storage.digest import Data, FileRecord, TreeHasher, blocks
+from phasetrain.runtime.storage.digest import Data, FileRecord, TreeHasher, split_blocks
 from phasetrain.runtime.storage.logs import LocalLog, LogFile
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{8}$")
-"""How the names of files and folders end that are being written."""
+"""Suffix of files and folders that are being written."""
 
 TRASH = ".trash-"
-"""How the names of folders begin that are being deleted."""
+"""Prefix of folders that are being deleted."""
 
 
-class Unfinished(Exception):  # noqa: N818 - it is no error: somebody asked for it
-    """A write was given up on request; what it had written is gone."""
+class Unfinished(Exception):  # noqa: N818 - requested, not an error
+    """A write was given up on request, and its files were deleted."""
 
 
-class Storage:
-    """Files and folders of this machine, changed so that a kill at any moment leaves the old or the
-    new.
+class StorageReader:
+    """Reads files and folders.
 
     Args:
-        before: called with (operation, path) before each operation; a test raises there to act out
-            a crash or an error of the disk at that very operation.
+        before: called with (operation, path) before each operation; tests raise in it to simulate
+            a crash or a disk error at that operation.
     """
 
     keeps_files = True
-    """Whether paths are files of this machine, with locks, renames and appending."""
+    """Whether paths are local files, with locks, renames and appending."""
 
     def __init__(self, before: Callable[[str, str], None] | None = None) -> None:
         self._files = PathManager()
@@ -49,17 +48,17 @@ class Storage:
         return bool(self._files.exists(path))
 
     def list_names(self, folder: str) -> list[str]:
-        """Return the sorted names in a folder; none where it does not exist."""
+        """Return the sorted names in a folder; an empty list if it does not exist."""
         if self._files.isdir(folder):
             return sorted(self._files.ls(folder))
         return []
 
     def file_size(self, path: str) -> int | None:
-        """Return the bytes of a file; None where only reading it would tell."""
+        """Return the size of a file in bytes; None if only reading it would tell."""
         return Path(path).stat().st_size
 
     def free_bytes(self, folder: str) -> int | None:
-        """Return the bytes that are left for files in `folder`; None where nobody can tell."""
+        """Return the free bytes on the file system of `folder`; None if unknown."""
         with suppress(OSError):
             return shutil.disk_usage(folder).free
         return None
@@ -71,26 +70,26 @@ class Storage:
             return file.read()
 
     def read_hashed(self, path: str) -> tuple[bytearray, str]:
-        """Return the content of a large file, in memory that may be written to, and its
-        `tree_digest`."""
+        """Return the content of a file in writable memory, and its `tree_digest`."""
+        # Read and hashed block by block in one pass, so that a large file is read from disk once.
         self._before("read", path)
         with (
             cast(FileIO, self._files.open(path, "rb", buffering=0)) as file,
             TreeHasher() as hasher,
         ):
             content = bytearray(os.fstat(file.fileno()).st_size)
-            for block in blocks(content):
+            for block in split_blocks(content):
                 read = 0
                 while read < len(block):
-                    if not (count := file.readinto(block[read:])):
+                    count = file.readinto(block[read:])
+                    if not count:
                         raise OSError(EIO, "the file became shorter while it was read", path)
                     read += count
                 hasher.add(block)
             return content, hasher.digest()
 
     def read_json(self, path: str) -> Any:
-        """Return the content of a JSON file, or None where there is none, or it is torn or a
-        folder."""
+        """Return the content of a JSON file, or None if it is missing, truncated or a folder."""
         try:
             return json.loads(self.read(path))
         except (
@@ -102,29 +101,43 @@ class Storage:
         ):
             return None
 
+    def local_path(self, path: str) -> str:
+        """Return the path of a file on a local file system."""
+        return str(self._files.get_local_path(path))
+
+
+class Storage(StorageReader):
+    """Changes files and folders so that a kill at any moment leaves the old or the new content.
+
+    Args:
+        before: see `StorageReader`.
+    """
+
     def make_folder(self, path: str) -> None:
-        """Create a folder and its parents; one that exists is fine."""
+        """Create a folder and its parents, if they do not exist."""
         self._before("make_folder", path)
         self._files.mkdirs(path)
 
     def create(
         self, path: str, data: Data, *, give_up: Callable[[], bool] = lambda: False
     ) -> FileRecord:
-        """Write a new file, durable on return, and hash it on the way.
+        """Write a new file and fsync it, and hash it at the same time.
 
         Args:
-            give_up: asked between blocks of 64 MiB whether to stop writing.
+            path: the file.
+            data: its content.
+            give_up: polled between blocks of 64 MiB; True stops the write.
 
         Raises:
             FileExistsError: the file exists.
-            OSError: whatever the file system says; errno is kept.
-            Unfinished: it was given up.
+            OSError: the error of the file system, with errno.
+            Unfinished: the write was given up.
         """
         self._before("create", path)
         with TreeHasher() as hasher:
             with cast(BinaryIO, self._files.open(path, "xb")) as file:
                 self._before("write", path)
-                for block in blocks(data):
+                for block in split_blocks(data):
                     if give_up():
                         raise Unfinished(path)
                     hasher.add(block)
@@ -135,11 +148,14 @@ class Storage:
             return FileRecord(size=memoryview(data).nbytes, digest=hasher.digest())
 
     def replace(self, path: str, data: Data, *, durable: bool = True) -> None:
-        """Write a file so that a reader sees the old content or the new, and nothing between.
+        """Replace a file atomically: a reader sees either the old or the new content.
 
         Args:
-            durable: survive a power cut from the return on; costs an fsync.
+            path: the file.
+            data: its new content.
+            durable: survive a power failure after the return; costs two fsyncs.
         """
+        # In the same folder, since a rename is atomic only within a file system.
         temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
         self._before("create", temporary)
         try:
@@ -147,46 +163,53 @@ class Storage:
                 file.write(data)
                 file.flush()
                 if durable:
+                    # Before the rename: file systems may otherwise persist the new name first, and
+                    # a power failure would leave an empty file.
                     self._before("fsync", temporary)
                     os.fsync(file.fileno())
             self._before("rename", path)
             Path(temporary).replace(path)
         except OSError:
-            with suppress(OSError):  # the first error is the one to tell
+            with suppress(OSError):  # the first error is the one to report
                 Path(temporary).unlink(missing_ok=True)
             raise
         if durable:
             self.sync_folder(_parent_of(path))
 
     def replace_json(self, path: str, content: Any, *, durable: bool = True) -> None:
-        """Write a JSON file as `replace` does, indented."""
+        """Replace a JSON file, see `replace`."""
         self.replace(path, (json.dumps(content, indent=1) + "\n").encode(), durable=durable)
 
     def begin_folder(self, folder: str) -> str:
-        """Return the path of a new folder to write in, from which `publish` makes `folder`."""
+        """Create a working folder, which `publish_folder` renames to `folder`, and return its path."""
         working = f"{folder}.tmp-{uuid.uuid4().hex[:8]}"
         self.make_folder(working)
         return working
 
     def publish_folder(self, working: str, folder: str) -> None:
-        """Give the folder its final name: from here on it exists, and durably when this returns."""
+        """Rename the working folder to its final name, durably."""
+        # First the names in the folder, then the rename, then the new name in the parent: after a
+        # power failure the folder is complete or absent.
         self.sync_folder(working)
         self._before("rename", folder)
         Path(working).rename(folder)
         self.sync_folder(_parent_of(folder))
 
     def abandon_folder(self, working: str, folder: str) -> None:
-        """Take back what `begin` began and `publish`, perhaps, did not bring to its end."""
+        """Delete a working folder, also after a failed `publish_folder`."""
+        # Publishing may have failed after the rename: back to a temporary name first, so that a
+        # kill during the deletion leaves no half-empty folder under the final name.
         if not self.exists(working) and self.exists(folder):
             self._before("rename", working)
             Path(folder).rename(working)
         self.remove(working)
 
     def delete_folder(self, folder: str, last: str) -> None:
-        """Delete a folder that was published; from the first moment on it is no longer listed.
+        """Delete a published folder, atomically for readers.
 
         Args:
-            last: name of the file in it that was written last and vouches for the others.
+            folder: the folder.
+            last: name of the file that was written last; used by object stores.
         """
         parent, _, name = folder.rpartition("/")
         trash = f"{parent}/{TRASH}{name}-{uuid.uuid4().hex[:8]}"
@@ -195,12 +218,12 @@ class Storage:
         self.remove(trash)
 
     def delete_leftovers(self, root: str, is_folder: Callable[[str], bool], last: str) -> list[str]:
-        """Clear away what an interrupted `publish` or `discard` left under `root`, and return the
-        names.
+        """Delete remains of interrupted operations under `root`, and return their names.
 
         Args:
-            is_folder: tells the names that `publish` gives.
-            last: see `discard`.
+            root: folder to look in.
+            is_folder: matches the names of published folders.
+            last: see `delete_folder`.
         """
         left = [
             name
@@ -212,7 +235,7 @@ class Storage:
         return left
 
     def sync_folder(self, folder: str) -> None:
-        """Make the names in a folder durable; a file system that cannot do so is accepted."""
+        """Fsync a folder, which makes renames in it durable; not every file system supports it."""
         self._before("fsync", folder)
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -224,9 +247,9 @@ class Storage:
             os.close(handle)
 
     def remove(self, path: str) -> None:
-        """Delete a file, a link, or a folder file by file; one that is already gone is fine."""
+        """Delete a file, a link, or a folder file by file; a missing one is ignored."""
         self._before("remove", path)
-        if Path(path).is_symlink():  # what it leads to is somebody else's
+        if Path(path).is_symlink():  # delete the link, not its target
             Path(path).unlink()
         elif self._files.isdir(path):
             for name in self.list_names(path):
@@ -236,13 +259,9 @@ class Storage:
             self._files.rm(path)
 
     def log_file(self, path: str) -> LogFile:
-        """Return a file that grows by appending; created if need be."""
+        """Open a file for appending; it is created if needed."""
         self._before("open", path)
         return LocalLog(path, self._before)
-
-    def local_path(self, path: str) -> str:
-        """Return the path of a file on this machine's file system."""
-        return str(self._files.get_local_path(path))
 
 
 def _parent_of(path: str) -> str:

@@ -6,7 +6,7 @@ from hashlib import sha256
 import pytest
 
 from phasetrain.runtime.storage import digest, tree_digest
-from phasetrain.runtime.storage.digest import TreeHasher, blocks
+from phasetrain.runtime.storage.digest import TreeHasher, split_blocks
 
 
 def test_of_nothing_and_of_a_little() -> None:
@@ -24,8 +24,8 @@ def test_a_tree_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_of_any_kind_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "BLOCK", 3)
     for data in (b"abcdefgh", bytearray(b"abcdefgh"), memoryview(b"abcdefgh").cast("I")):
-        assert [bytes(block) for block in blocks(data)] == [b"abc", b"def", b"gh"]
-    assert blocks(b"") == []
+        assert [bytes(block) for block in split_blocks(data)] == [b"abc", b"def", b"gh"]
+    assert split_blocks(b"") == []
 
 
 def test_the_order_of_blocks_counts() -> None:

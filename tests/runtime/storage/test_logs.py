@@ -9,7 +9,7 @@ import pytest
 from failpoints import PLACES, Failpoint, Files, Objects, Place, Refusing, refused
 
 from phasetrain.runtime.storage import LogFile, Storage
-from phasetrain.runtime.storage.logs import AT_LEAST
+from phasetrain.runtime.storage.logs import BUFFER_BYTES
 
 Kind = Callable[[Path], Place]
 
@@ -70,10 +70,10 @@ class TestOnAnyPlace:
 class TestLocal:
     def test_small_writes_are_collected(self, tmp_path: Path) -> None:
         log = opened(place := Files(tmp_path / "place"))
-        log.write(b"x" * (AT_LEAST - 1))
+        log.write(b"x" * (BUFFER_BYTES - 1))
         assert place.content() == {"log": b""}
         log.write(b"x")
-        assert len(place.content()["log"]) == AT_LEAST
+        assert len(place.content()["log"]) == BUFFER_BYTES
         log.close()
 
     def test_writing_raises_nothing_and_loses_nothing_while_the_disk_is_full(
