@@ -65,7 +65,7 @@ class TestASystemCallThatFailsOnce:
         ended = faults.run(folder, *WORDS, faults=(fault,))
         assert ended.code == 0, ended.output
         assert says(ended, folder, error)
-        assert "Training goes on (CHECKPOINT.on_save_error = 'continue')" in ended.output
+        assert "Training continues (CHECKPOINT.on_save_error = 'continue')" in ended.output
         told = status(folder)
         assert (told["state"], told["exit_code"], told["save_failures"]) == ("finished", 0, 1)
         assert is_clean(ended, folder)

@@ -181,7 +181,7 @@ class TestASaveUnderWay:
         folder = tmp_path / "run"
         ended = starter.run(folder, *self.WORDS, fault(self.AT, times=2), faults=slow)
         assert ended.code == 143, ended.output
-        assert "the save under way was given up" in ended.output
+        assert "the current save was cancelled" in ended.output
         assert list((folder / "checkpoints").iterdir()) == []
         assert is_clean(ended, folder)
         assert starter.run(folder, *self.WORDS).code == 0

@@ -186,7 +186,7 @@ class TestErrors:
             in told[0]
         )
         assert told[0].endswith(
-            "bytes are free. Training goes on (CHECKPOINT.on_save_error = 'continue')"
+            "bytes are free. Training continues (CHECKPOINT.on_save_error = 'continue')"
         )
         assert parted(tmp_path, unbroken) == []
         assert leftovers(tmp_path) == []
@@ -312,7 +312,7 @@ class TestSignals:
             5,
             143,
         )
-        assert "the save under way was given up" in log_of(tmp_path)
+        assert "the current save was cancelled" in log_of(tmp_path)
         train(tmp_path)
         assert parted(tmp_path, unbroken) == []
 
