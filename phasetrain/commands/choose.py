@@ -10,17 +10,18 @@ from phasetrain.tasks import Parts, SelfSupervised, Task
 
 
 def restore(parts: Parts, loaded: LoadedCheckpoint) -> None:
-    """Give model, loss and averages what a checkpoint holds of them.
+    """Load model, loss and averages from a checkpoint.
 
     Raises:
-        ChangedError: it is of another model or loss, or was made without these averages.
+        ChangedError: the checkpoint is of another model or loss, or has no such averages.
     """
     strategy = parts.strategy or Strategy(parts.world)
     learned = loaded.state["task"]
     for name, average in parts.averages.items():
         if name not in learned:
             raise ChangedError(
-                f"{loaded.path} was made without averaged weights; leave out MODEL.{name}"
+                f"{loaded.path} has no averaged weights; remove MODEL.{name}",
+                code="checkpoint.no_average",
             )
         for key, part in average.stateful().items():
             if part is not average.module:
@@ -32,30 +33,36 @@ def restore(parts: Parts, loaded: LoadedCheckpoint) -> None:
             strategy.state.load_model_state(part, learned[name])
         except (RuntimeError, KeyError) as error:
             raise ChangedError(
-                f"{loaded.path} is of another {section} than the config describes; give the overrides of its run, "
-                f"which stand in overrides.yaml: {error}"
+                f"{loaded.path} is of another {section} than the config describes; give the "
+                f"overrides of its run, which are in overrides.yaml: {error}",
+                code="checkpoint.other_model",
             ) from error
 
 
 def restore_teacher(task: Task, loaded: LoadedCheckpoint) -> None:
-    """Give a task the teacher that its loss was measured with in the run."""
+    """Load the teacher of a self-supervised task, with which its loss is computed."""
     if isinstance(task, SelfSupervised) and task.teacher is not None:
         try:
             task.teacher.load_state_dict(loaded.state["task"]["teacher"])
         except (RuntimeError, KeyError) as error:
             raise ChangedError(
-                f"{loaded.path} has no teacher like that of this config; give the overrides of its run: {error}"
+                f"{loaded.path} has no teacher that fits this config; give the overrides of its "
+                f"run: {error}",
+                code="checkpoint.other_model",
             ) from error
 
 
-def agreed(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
-    """Return the checkpoint that the main process chooses: a run under way may save meanwhile."""
+def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
+    """Return the checkpoint that RUN.checkpoint names.
+
+    Rank 0 chooses it for all ranks, because a run that is training may save in the meantime.
+    """
     world = setup.world
     checkpointer = build_checkpointer(setup, folder)
     found: list[LoadedCheckpoint] = []
 
     def choose() -> str:
-        found.append(_checkpoint(setup, folder, checkpointer))
+        found.append(_load_named(setup, folder, checkpointer))
         return found[0].path
 
     path = world.run_on_main(choose)
@@ -64,7 +71,7 @@ def agreed(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
     return checkpointer.load_when_visible(path)
 
 
-def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
+def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
     named = setup.config.RUN.checkpoint
     if named not in ("latest", "best"):
         asked = (
@@ -76,8 +83,9 @@ def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
         return checkpointer.load(named if name is None else f"{checkpointer.root}/{name}")
     if named == "best" and checkpointer.retention.monitor is None:
         raise ConfigError(
-            "RUN.checkpoint = 'best' needs CHECKPOINT.best.monitor, the metric that it is the best by, such as "
-            "test/accuracy or -test/loss"
+            "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is the "
+            "best, such as test/accuracy or -test/loss",
+            code="config.no_monitor",
         )
     loaded = checkpointer.load_best() if named == "best" else checkpointer.load_newest()
     if loaded is None:
@@ -86,7 +94,9 @@ def _checkpoint(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
         else:
             measured = ""
         raise ConfigError(
-            f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} holds no checkpoint{measured}; set RUN.dir to "
-            "the folder of a run, or RUN.checkpoint to the path of a checkpoint"
+            f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} holds no "
+            f"checkpoint{measured}; set RUN.dir to the folder of a run, or RUN.checkpoint to the "
+            "path of a checkpoint",
+            code="checkpoint.not_found",
         )
     return loaded

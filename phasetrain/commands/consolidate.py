@@ -1,4 +1,4 @@
-"""One safetensors file from a checkpoint, whether one process or several wrote it."""
+"""Write a checkpoint of one or several ranks as one safetensors file."""
 
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,28 @@ from phasetrain.runtime.storage import open_storage
 
 
 def consolidate(checkpoint: str, out: str, *, everything: bool = False) -> tuple[int, int]:
-    """Write the weights of a checkpoint into one safetensors file, under the names that they have
-    in the model.
+    """Write the weights of a checkpoint to one safetensors file, under their names in the model.
 
-    Every file is checked against the manifest. The new file is there whole or not at all. No
-    process group is needed, and memory for all that is written.
+    Every file is verified against the manifest, and the new file is written atomically. Needs no
+    process group, but memory for all the tensors.
 
     Args:
         checkpoint: folder of the checkpoint.
-        out: the file to make.
-        everything: write all tensors of the checkpoint, under the names that they have there:
-            `task.model.` and so on.
+        out: file to write.
+        everything: write all tensors of the checkpoint, under their names in it: `task.model.` and
+            so on.
 
     Returns:
-        The number of tensors, and of bytes.
+        Number of tensors and number of bytes.
 
     Raises:
-        ConfigError: the file exists or cannot be written, or the checkpoint cannot be used.
+        ConfigError: the file exists or cannot be written, or the checkpoint cannot be read.
     """
     if Path(out).exists():
-        raise ConfigError(f"{out!r} exists and is not overwritten; delete it, or give another name")
+        raise ConfigError(
+            f"{out!r} exists and is not overwritten; delete it, or give another name",
+            code="file.exists",
+        )
     storage = open_storage(checkpoint)
     loaded = Checkpointer(checkpoint.rstrip("/").rpartition("/")[0], storage).load(checkpoint)
     state: Any = loaded.state if everything else loaded.state["task"]["model"]
@@ -41,5 +43,7 @@ def consolidate(checkpoint: str, out: str, *, everything: bool = False) -> tuple
     try:
         open_storage(out).replace(out, content)
     except OSError as error:
-        raise ConfigError(f"{out!r} could not be written: {error}") from error
+        raise ConfigError(
+            f"{out!r} could not be written: {error}", code="file.not_writable"
+        ) from error
     return len(tensors), content.nbytes

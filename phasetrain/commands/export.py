@@ -1,5 +1,5 @@
-"""Weights and models out of a checkpoint, in formats that need no phasetrain to be used
-(`tools/export.py`)."""
+"""Export weights and models from a checkpoint, in formats that can be used without phasetrain
+(`phasetrain export`)."""
 
 import io
 import json
@@ -32,20 +32,20 @@ from phasetrain.tasks import Builder
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("safetensors", "huggingface", "torchscript", "torch_export", "onnx")
+FORMATS = ("safetensors", "huggingface", "torch_export", "onnx")
 
 RELATIVE = 1e-5
-"""Largest difference between what an exported model and the model itself return, relative to the
-largest value."""
+"""Maximum difference between the outputs of an exported model and of the model itself, relative to
+the largest output."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights out of a checkpoint.
+    """Weights from a checkpoint.
 
     Attributes:
         tensors: name -> tensor.
-        facts: what is known of them, as text.
+        facts: metadata, as text.
         loaded: the checkpoint.
     """
 
@@ -63,51 +63,62 @@ def export(
     overrides: Sequence[str] = (),
     config_dir: str | None = None,
 ) -> int:
-    """Write what a checkpoint holds of a model to a new file, or for `huggingface` to a new folder.
+    """Write the model of a checkpoint to a new file, or for `huggingface` to a new folder.
 
     Args:
-        path: a checkpoint, or a run folder, whose newest one is taken.
-        out: does not exist yet; `PREFIX://...` goes through the registered path handler.
-        form: one of `FORMATS`. The last three hold the computation too, for batches of any size, in
-            test mode; the model is built from `overrides` on the CPU, and what is written is
-            compared with it, except for `onnx`.
-        source: which checkpoint of a run, and whose weights: `checkpoint`, `which`, and patterns
+        path: a checkpoint, or a run folder.
+        out: must not exist yet; `PREFIX://...` goes through the registered path handler.
+        form: one of `FORMATS`. `torch_export` and `onnx` hold the computation as well, for batches
+            of any size, in test mode: the model is built from `overrides` on the CPU, and for
+            `torch_export` the outputs of the file are compared with those of the model.
+        source: which checkpoint of a run, and which weights: `checkpoint`, `which`, and patterns
             `include` and `exclude` of names, as in MODEL.weights.
-        overrides: those of the run, which stand in its overrides.yaml; for the last three formats.
-        config_dir: a folder with configs of your own.
+        overrides: overrides of the run, as in its overrides.yaml; only for `torch_export` and
+            `onnx`.
+        config_dir: folder with your configs.
 
     Returns:
-        The number of tensors, or of bytes where the computation is written too.
+        Number of tensors, or number of bytes for `torch_export` and `onnx`.
 
     Raises:
         ConfigError: nothing was written; the message says why.
     """
+    if form == "torchscript":
+        raise ConfigError(
+            "format 'torchscript': removed, because torch deprecates TorchScript; use torch_export "
+            "for Python and C++, or onnx",
+            code="export.removed_format",
+        )
     if form not in FORMATS:
         raise ConfigError(
-            f"format {form!r}: no such format{did_you_mean(form, FORMATS) or '.'} Known: {', '.join(FORMATS)}"
+            f"format {form!r}: no such format{did_you_mean(form, FORMATS) or '.'} "
+            f"Known: {', '.join(FORMATS)}",
+            code="export.unknown_format",
         )
     storage = open_storage(out)
     if storage.exists(out):
-        raise ConfigError(f"{out!r} exists; name a file or folder that does not")
+        raise ConfigError(
+            f"{out!r} exists; name a file or folder that does not", code="file.exists"
+        )
     weights = read_weights(Source(path, **source, where="export"))
     if form == "safetensors":
-        storage.replace(out, _safetensors(weights))
+        storage.replace(out, _encode_safetensors(weights))
         return len(weights.tensors)
     if form == "huggingface":
         _write_folder(out, weights)
         return len(weights.tensors)
-    model, example = built(weights, overrides, config_dir)
-    content = _written(form, model, example)
+    model, example = build_model(weights, overrides, config_dir)
+    content = _export_program(form, model, example)
     storage.replace(out, content)
     return len(content)
 
 
-def _safetensors(weights: Weights) -> bytes:
+def _encode_safetensors(weights: Weights) -> bytes:
     return save(_without_tied(weights.tensors), dict(weights.facts))
 
 
 def read_weights(source: Source) -> Weights:
-    """Return the weights in a checkpoint, with what is known of them.
+    """Return the weights of a checkpoint with their metadata.
 
     Raises:
         ConfigError: there is no such checkpoint, or a pattern matches nothing.
@@ -118,10 +129,8 @@ def read_weights(source: Source) -> Weights:
     loaded = find_checkpoint(source, storage)
     learned = loaded.state["task"]
     if source.which not in learned:
-        raise source.refused(
-            f"{loaded.path} was made without averaged weights; leave out which={source.which}"
-        )
-    taken = _patterned(source, flat(learned[source.which]))
+        raise source.refused(f"{loaded.path} has no averaged weights; expected which=model")
+    taken = _select_tensors(source, flat(learned[source.which]))
     config = loaded.promised["config"]
     manifest = loaded.manifest
     facts = {
@@ -136,14 +145,13 @@ def read_weights(source: Source) -> Weights:
     return Weights(taken, facts, loaded)
 
 
-def built(
+def build_model(
     weights: Weights, overrides: Sequence[str], config_dir: str | None
 ) -> tuple[nn.Module, Tensor]:
-    """Return the model that overrides describe, in test mode with these weights, and a batch of its
-    input.
+    """Return the model of a config in test mode with these weights, and a batch of its input.
 
     Raises:
-        ConfigError: the weights are of another model, or its input is more than a tensor.
+        ConfigError: the weights are of another model, or its input is not a single tensor.
     """
     words = [*overrides, "MACHINE.device=cpu"]
     setup = settle(words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
@@ -155,23 +163,24 @@ def built(
         parts.model.load_state_dict(dict(weights.tensors))
     except RuntimeError as error:
         raise ConfigError(
-            f"{weights.loaded.path} is of another model than the overrides describe, or some of it is left out; give "
-            f"the overrides of its run, which stand in overrides.yaml: {error}"
+            f"{weights.loaded.path} is of another model than the overrides describe, or tensors were "
+            f"excluded; give the overrides of its run, which are in overrides.yaml: {error}",
+            code="checkpoint.other_model",
         ) from error
     phase = plan.phases[0]
     loader = parts.loaders[phase.split]
     example = loader.reader[next(iter(loader.sampler.steps(phase, 0)))[0]].input
     if not isinstance(example, Tensor):
         raise ConfigError(
-            f"the model takes a {type(example).__name__}; only models of one tensor are written with their "
-            "computation. Take the format safetensors or huggingface"
+            f"the model takes a {type(example).__name__}, and only models of a single tensor can be "
+            "exported with their computation; use the format safetensors or huggingface",
+            code="export.unsupported_model",
         )
     return parts.model.eval(), example
 
 
-def _written(form: str, model: nn.Module, example: Tensor) -> bytes:
-    """Return an exported model, which was compared with the model on another size of batch than it
-    was made with."""
+def _export_program(form: str, model: nn.Module, example: Tensor) -> bytes:
+    """Return the content of an exported model, after comparing its outputs for two batch sizes."""
     with torch.no_grad():
         content, call = WRITERS[form](model, example)
         if call is None:
@@ -181,73 +190,71 @@ def _written(form: str, model: nn.Module, example: Tensor) -> bytes:
             found = call(batch)
             if not isinstance(expected, Tensor):
                 raise ConfigError(
-                    f"the model returns {type(expected).__name__}, and only a tensor can be compared"
+                    f"the model returns {type(expected).__name__}; expected a tensor, to compare it",
+                    code="export.unsupported_model",
                 )
             difference = float((expected - found).abs().max())
             if difference > RELATIVE * float(expected.abs().max()):
                 raise ConfigError(
-                    f"the exported model returns other values than the model, by up to {difference:.3g}; does it "
-                    "branch on its input, or draw random numbers in test mode?"
+                    f"the outputs of the exported model differ from those of the model by up to "
+                    f"{difference:.3g}; does it branch on its input, or draw random numbers in test "
+                    "mode?",
+                    code="export.other_outputs",
                 )
     return content
 
 
 Exported = tuple[bytes, Callable[[Tensor], Tensor] | None]
-"""The content of a file, and what reads it and computes; None where nothing here can."""
+"""Content of a file, and a function that computes with it; None if there is none here."""
 
 
-def _torchscript(model: nn.Module, example: Tensor) -> Exported:
-    with _announced():
-        file = io.BytesIO()
-        torch.jit.save(torch.jit.trace(model, example), file)  # type: ignore[no-untyped-call]
-        call = torch.jit.load(io.BytesIO(file.getvalue()))  # type: ignore[no-untyped-call]
-    return file.getvalue(), call
-
-
-def _torch_export(model: nn.Module, example: Tensor) -> Exported:
+def _to_torch_export(model: nn.Module, example: Tensor) -> Exported:
     file = io.BytesIO()
-    torch.export.save(_program(model, example), file)
+    torch.export.save(_trace_program(model, example), file)
     return file.getvalue(), torch.export.load(io.BytesIO(file.getvalue())).module()
 
 
-def _onnx(model: nn.Module, example: Tensor) -> Exported:
+def _to_onnx(model: nn.Module, example: Tensor) -> Exported:
     try:
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
         raise ConfigError(
-            "the format onnx needs the package onnxscript, which is not installed: pip install 'phasetrain[onnx]'"
+            "the format onnx needs the package onnxscript, which is not installed: "
+            "pip install 'phasetrain[onnx]'",
+            code="export.missing_package",
         ) from error
     file = io.BytesIO()
-    with _announced():
-        made = torch.onnx.export(_program(model, example), dynamo=True, verbose=False)
+    with _ignore_deprecations():
+        made = torch.onnx.export(_trace_program(model, example), dynamo=True, verbose=False)
         assert made is not None, "torch.onnx.export with dynamo returns the program"
         file.write(made.model_proto.SerializeToString())
     return file.getvalue(), None
 
 
 WRITERS: Mapping[str, Callable[[nn.Module, Tensor], Exported]] = MappingProxyType(
-    {"torchscript": _torchscript, "torch_export": _torch_export, "onnx": _onnx}
+    {"torch_export": _to_torch_export, "onnx": _to_onnx}
 )
-"""Formats that hold the computation."""
+"""Writers of the formats that hold the computation."""
 
 
-def _program(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    if len(example) < 2:  # of a batch of one, torch takes the size for fixed
+def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    if len(example) < 2:  # torch.export specializes a dimension of size 1
         example = torch.cat([example, example])
     try:
         return torch.export.export(
             model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
         )
-    except Exception as error:  # torch raises its own kinds, and any that the model does
+    except Exception as error:  # torch has several classes, and the model may raise any other
         first = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(
-            f"torch.export cannot follow the model ({type(error).__name__}: {first})"
+            f"torch.export cannot trace the model ({type(error).__name__}: {first})",
+            code="export.unsupported_model",
         ) from error
 
 
 @contextmanager
-def _announced() -> Iterator[None]:
-    """Leave out that torch is going to drop TorchScript: whoever asks for it knows why."""
+def _ignore_deprecations() -> Iterator[None]:
+    """Hide the deprecation warnings of torch's own exporter, which a user cannot act on."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
         warnings.filterwarnings("ignore", message=".*is deprecated.*")
@@ -257,7 +264,7 @@ def _announced() -> Iterator[None]:
 def _write_folder(out: str, weights: Weights) -> None:
     storage = open_storage(out)
     config = weights.loaded.promised["config"]
-    described = {
+    facts = {
         "model_type": "phasetrain",
         "architectures": [weights.facts["model"]],
         "model": {key: value for key, value in config["MODEL"].items() if key != "weights"},
@@ -266,15 +273,15 @@ def _write_folder(out: str, weights: Weights) -> None:
     }
     working = storage.begin_folder(out.rstrip("/"))
     try:
-        storage.create(f"{working}/config.json", (json.dumps(described, indent=1) + "\n").encode())
-        storage.create(f"{working}/model.safetensors", _safetensors(weights))
+        storage.create(f"{working}/config.json", (json.dumps(facts, indent=1) + "\n").encode())
+        storage.create(f"{working}/model.safetensors", _encode_safetensors(weights))
         storage.publish_folder(working, out.rstrip("/"))
     except OSError:
         storage.abandon_folder(working, out.rstrip("/"))
         raise
 
 
-def _patterned(source: Source, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _select_tensors(source: Source, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = dict(tensors)
     for key, patterns in (("include", source.include), ("exclude", source.exclude)):
         for pattern in patterns:
@@ -297,7 +304,8 @@ def _patterned(source: Source, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of which no two share memory; a model ties the others again."""
+    """Return the tensors without those that share memory with an earlier one, as safetensors
+    requires; the model ties them again when it loads."""
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in tensors.items():

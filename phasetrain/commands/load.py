@@ -36,25 +36,24 @@ def load(
     """Return the task of a run with the weights of a checkpoint, in test mode, for
     `task.predict(inputs)`.
 
-    The config is that of the checkpoint. Neither the data of the run nor its optimizer is needed:
-    what parts were told of the data stands in plan.json. `task.model` is the network, a plain
-    `torch.nn.Module`.
+    The config comes from the checkpoint. Neither the data of the run nor its optimizer is needed:
+    the facts about the data that parts depend on, such as the number of classes, are in plan.json.
+    `task.model` is the network, a plain `torch.nn.Module`.
 
     Args:
-        folder: of a run, or of one checkpoint.
-        checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or the name of one.
-        weights: those that were trained, or an average of them (MODEL.ema, MODEL.swa).
-        device: as MACHINE.device.
+        folder: folder of a run, or of one checkpoint.
+        checkpoint: `latest`, `best` (by CHECKPOINT.best.monitor of the run), or its name.
+        weights: the trained weights, or an average of them (MODEL.ema, MODEL.swa).
+        device: see MACHINE.device.
 
     Raises:
-        ConfigError: there is no such run, checkpoint or average, or a part of it cannot be made
-            here.
+        ConfigError: there is no such run, checkpoint or average, or a part cannot be built here.
 
     Example:
         >>> task = phasetrain.load("runs/adamw", "best")
         >>> task.predict(images).argmax(1)
     """
-    loaded = _loaded(str(folder).rstrip("/"), checkpoint)
+    loaded = _load_checkpoint(str(folder).rstrip("/"), checkpoint)
     asked = loaded.promised["config"]
     words = [
         *words_of(asked),
@@ -63,13 +62,14 @@ def load(
         f"MACHINE.device={device}",
     ]
     setup = settle(words, terminal=Terminal(io.StringIO(), live=False))
-    builder, parts = _built(setup, loaded)
+    builder, parts = _build_parts(setup, loaded)
     task = builder.task(parts)
     restore_teacher(task, loaded)
     if weights != "model":
         if weights not in parts.averages:
             raise ConfigError(
-                f"weights = {weights!r}: {loaded.path} was made without MODEL.{weights}; take 'model'"
+                f"weights = {weights!r}: {loaded.path} has no MODEL.{weights}; expected 'model'",
+                code="checkpoint.no_average",
             )
         task.parts = replace(parts, model=parts.averages[weights].module)
         task.model = task.parts.model
@@ -78,13 +78,13 @@ def load(
     return task
 
 
-class _Recorded(Builder):
-    """Makes parts from what a run has written down of its data, without the data."""
+class _DatalessBuilder(Builder):
+    """Builds parts from the facts about the data in plan.json, without the data."""
 
     recorded: Mapping[str, Any]
 
     def facts(self, data: Mapping[str, SplitData], plan: Plan) -> dict[str, Any]:
-        """Return the facts on record, and those of this machine."""
+        """Return the recorded facts, and the facts of this machine."""
         return {
             **self.recorded,
             "world": self.world.size,
@@ -93,19 +93,18 @@ class _Recorded(Builder):
         }
 
 
-def _built(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Builder, Parts]:
-    """Return the parts of a run with their weights: from the facts on record, or from the data
-    where they lack."""
-    recorded = _Recorded(setup.config, setup.machine, setup.world, setup.stages)
-    recorded.recorded = _facts(loaded.path)
-    if recorded.recorded:
+def _build_parts(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Builder, Parts]:
+    """Return the parts of a run with their weights, without opening the data if possible."""
+    builder_without_data = _DatalessBuilder(setup.config, setup.machine, setup.world, setup.stages)
+    builder_without_data.recorded = _read_facts(loaded.path)
+    if builder_without_data.recorded:
         try:
-            parts = recorded.parts({}, Plan(()), train=False)
+            parts = builder_without_data.parts({}, Plan(()), train=False)
             restore(parts, loaded)
-        except (ConfigError, ChangedError):  # a fact that JSON cannot hold
-            pass
+        except (ConfigError, ChangedError):
+            pass  # a fact that JSON cannot hold, or of an older release: open the data instead
         else:
-            return recorded, parts
+            return builder_without_data, parts
     builder = setup.builder()
     data = builder.data()
     parts = builder.parts(data, builder.plan(data), train=False)
@@ -113,8 +112,8 @@ def _built(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Builder, Parts]:
     return builder, parts
 
 
-def _facts(checkpoint: str) -> dict[str, Any]:
-    """Return what plan.json says that parts were told, by the name of the fact."""
+def _read_facts(checkpoint: str) -> dict[str, Any]:
+    """Return name -> fact about the data from the plan.json of a checkpoint's run."""
     folder = checkpoint.rpartition("/checkpoints/")[0] or "."
     storage = open_storage(folder)
     found = storage.read_json(f"{folder}/plan.json")
@@ -128,11 +127,12 @@ def _facts(checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _loaded(folder: str, checkpoint: str) -> LoadedCheckpoint:
+def _load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
     storage = open_storage(folder)
     if not storage.list_names(folder):
         raise ConfigError(
-            f"{folder!r}: there is no such folder, or nothing in it; name the folder of a run"
+            f"{folder!r}: there is no such folder, or it is empty; expected the folder of a run",
+            code="run.not_found",
         )
     if checkpoint in ("latest", "best"):
         which: Literal["latest", "best"] = "best" if checkpoint == "best" else "latest"
@@ -146,6 +146,7 @@ def _loaded(folder: str, checkpoint: str) -> LoadedCheckpoint:
     if name is None:
         raise ConfigError(
             f"checkpoint = {checkpoint!r}: {folder!r} has no such checkpoint; it has "
-            f"{', '.join(one.name for one in listed) or 'none'}, and `latest` and `best` choose among them"
+            f"{', '.join(one.name for one in listed) or 'none'}; expected one of them, latest or best",
+            code="checkpoint.not_found",
         )
     return reader.load(f"{reader.root}/{name}")

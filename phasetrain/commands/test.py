@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phasetrain.commands.choose import agreed, restore, restore_teacher
+from phasetrain.commands.choose import choose_checkpoint, restore, restore_teacher
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.digest import hash_model
@@ -33,7 +33,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     """
     began = time.perf_counter()
     folder = RunFolder(setup.config.RUN.dir)
-    loaded = agreed(setup, folder)
+    loaded = choose_checkpoint(setup, folder)
     builder = setup.builder()
     data = builder.data()
     tests = [split for name, split in builder.splits(data).items() if name != TRAIN]

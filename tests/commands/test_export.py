@@ -1,9 +1,7 @@
 """What is exported and loaded again returns the same bits."""
 
-import importlib.util
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from phasetrain.checkpoint import Checkpointer
+from phasetrain.commands.cli import main
 from phasetrain.commands.export import FORMATS, export
 from phasetrain.distributed import World
 from phasetrain.engine.position import RunState
@@ -99,13 +98,11 @@ def test_a_part_of_them(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_torchscript(folder: Path, expected: Tensor, tmp_path: Path) -> None:
-    export(str(folder), str(tmp_path / "a.pt"), "torchscript", overrides=WORDS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = torch.jit.load(tmp_path / "a.pt")
-    with torch.no_grad():
-        assert torch.equal(model(BATCH), expected)
+def test_torchscript_is_rejected_with_the_formats_to_use(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"use torch_export .* or onnx") as caught:
+        export(str(folder), str(tmp_path / "a.pt"), "torchscript", overrides=WORDS)
+    assert caught.value.code == "export.removed_format"
+    assert not (tmp_path / "a.pt").exists()
 
 
 def test_torch_export(folder: Path, expected: Tensor, tmp_path: Path) -> None:
@@ -166,7 +163,7 @@ def test_tied_weights_are_written_once_and_tied_again(tmp_path: Path) -> None:
         (
             ("run", "a", "safetensors"),
             {"source": {"which": "ema"}},
-            r"was made without averaged weights",
+            r"has no averaged weights",
         ),
         (
             ("run", "a", "torch_export"),
@@ -191,25 +188,18 @@ def test_what_is_refused(
     assert not Path("a").exists()
 
 
-def test_the_tool(
+def test_command_prints_the_file_or_the_error(
     folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = importlib.util.spec_from_file_location("export_tool", ROOT / "tools" / "export.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     out = f"{tmp_path}/a.safetensors"
     for words, code, told in (
         ([str(folder), out, "--include", "head.*"], 0, f"{out}: 2 tensors\n"),
         ([str(folder), out], 2, f"{out!r} exists; name a file or folder that does not\n"),
         ([str(folder), f"{out}.pt2", "--format", "torch_export", *WORDS], 0, f"{out}.pt2: "),
     ):
-        monkeypatch.setattr(sys, "argv", ["export.py", *words])
-        assert tool.main() == code
+        assert main(["export", *words]) == code
         printed = capsys.readouterr()
         assert (printed.err if code else printed.out).startswith(told)
 

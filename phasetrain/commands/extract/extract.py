@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
-from phasetrain.commands.choose import agreed
+from phasetrain.commands.choose import choose_checkpoint
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
@@ -58,7 +58,7 @@ def extract(setup: Setup) -> RunResult:
     if setup.config.RUN.checkpoint == NONE:
         loaded = None
     else:
-        loaded = agreed(setup, RunFolder(setup.config.RUN.dir))
+        loaded = choose_checkpoint(setup, RunFolder(setup.config.RUN.dir))
     data = setup.builder().data()
     names = _splits(section.splits, data)
     model = _model(setup, data, loaded)

@@ -1,6 +1,4 @@
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from phasetrain.commands.cli import main
 from phasetrain.commands.extract.feature_files import FeatureFolder
 from phasetrain.commands.extract.linear_probe import ProbeSettings, fit, linear, nearest, probe
 from phasetrain.errors import ConfigError
@@ -185,20 +184,15 @@ class TestProbe:
 PARTS = {"train": slice(0, 200), "test": slice(200, 300)}
 
 
-def test_the_tool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_command_prints_a_table_or_the_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = importlib.util.spec_from_file_location("probe_tool", ROOT / "tools/probe.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     train, test = (
         folder(tmp_path / "train", *clusters(60, 0)),
         folder(tmp_path / "test", *clusters(30, 1)),
     )
     words = [
-        "probe.py",
+        "probe",
         "--train",
         train,
         "--test",
@@ -210,12 +204,10 @@ def test_the_tool(
         "--device",
         "cpu",
     ]
-    monkeypatch.setattr(sys, "argv", [*words, "--layer", "trunk", "--out", f"{tmp_path}/it.json"])
-    assert tool.main() == 0
+    assert main([*words, "--layer", "trunk", "--out", f"{tmp_path}/it.json"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("trunk: 5 numbers, 60 samples to learn from, 30 test\n")
+    assert printed.startswith("trunk: 5 numbers, 60 training samples, 30 test samples\n")
     assert "linear classifier (l2 = 0.01)" in printed
     assert (tmp_path / "it.json").exists()
-    monkeypatch.setattr(sys, "argv", [*words, "--layer", "turnk"])
-    assert tool.main() == 2
+    assert main([*words, "--layer", "turnk"]) == 2
     assert "did you mean 'trunk'" in capsys.readouterr().err

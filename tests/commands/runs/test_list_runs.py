@@ -1,6 +1,5 @@
 """Runs as their folders tell of them, broken, half-written and foreign ones included."""
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from harness import train
 from run_folders import write
 
+from phasetrain.commands.cli import main
 from phasetrain.commands.runs import list_runs as runs
 from phasetrain.errors import ConfigError
 
@@ -199,25 +199,14 @@ def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
 
 
 class TestCommandLine:
-    def main(self, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-        spec = importlib.util.spec_from_file_location("runs_tool", ROOT / "tools" / "runs.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setattr(sys, "argv", ["tools/runs.py", *words])
-        return int(module.main())
-
-    def test_commands(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_commands(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         write(tmp_path / "a")
-        assert self.main(monkeypatch, "list", str(tmp_path)) == 0
+        assert main(["runs", "list", str(tmp_path)]) == 0
         assert "1 finished" in capsys.readouterr().out
-        assert self.main(monkeypatch, "list", "--json", str(tmp_path)) == 0
-        assert json.loads(capsys.readouterr().out)[0]["state"] == "finished"
-        assert self.main(monkeypatch, "follow", str(tmp_path / "a")) == 0
-        assert self.main(monkeypatch, "list", str(tmp_path / "none")) == 2
+        assert main(["runs", "list", "--json", str(tmp_path)]) == 0
+        assert json.loads(capsys.readouterr().out)["runs"][0]["state"] == "finished"
+        assert main(["runs", "follow", str(tmp_path / "a")]) == 0
+        assert main(["runs", "list", str(tmp_path / "none")]) == 2
         assert "there is no such folder" in capsys.readouterr().err
 
     def test_listing_needs_no_torch(self) -> None:
