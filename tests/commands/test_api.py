@@ -155,7 +155,7 @@ class TestLoad:
             ConfigError, match=r"checkpoint = 'bets': .*has no such checkpoint; it has p0"
         ):
             load(result.folder, "bets")
-        with pytest.raises(ConfigError, match=r"weights = 'swa': .* was made without MODEL\.swa"):
+        with pytest.raises(ConfigError, match=r"weights = 'swa': .* has no MODEL\.swa"):
             load(result.folder, weights="swa")
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "note.txt").touch()
