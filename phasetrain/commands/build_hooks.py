@@ -13,7 +13,7 @@ from phasetrain.config.sections import HookSection, own_keys
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.environment import Redaction
+from phasetrain.runtime.redaction import Redaction
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def redact_secrets(values: Mapping[str, Any], environment: Mapping[str, str]) ->
     redaction = Redaction(environment)
     found = {}
     for path, value in values.items():
-        shown = redaction.words([f"{path}={value}"])[0].removeprefix(f"{path}=")
+        shown = redaction.redact_words([f"{path}={value}"])[0].removeprefix(f"{path}=")
         found[path] = value if shown == str(value) else shown
     return found
 

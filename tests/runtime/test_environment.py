@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from phasetrain.runtime.environment import (
-    REDACTED,
-    Redaction,
-    devices,
-    host,
-    installed,
-    source,
-    switches,
-    variables,
+    describe_host,
+    describe_numerics,
+    list_devices,
+    list_distributions,
+    list_variables,
 )
+from phasetrain.runtime.redaction import REDACTED, Redaction
+from phasetrain.runtime.source_tree import describe_source
 
 
 def git(folder: Path, *words: str) -> str:
@@ -41,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
 
 class TestSource:
     def test_of_a_clean_tree(self, tree: Path) -> None:
-        found = source(tree / "sub", Redaction({}), diff="git.diff")
+        found = describe_source(tree / "sub", Redaction({}), diff="git.diff")
         assert found is not None
         assert found.diff == b""
         assert found.facts == {
@@ -62,7 +61,7 @@ class TestSource:
         (tree / "runs" / "one" / "config.yaml").write_text("a: 1\n")
         (tree / "mine").mkdir()
         (tree / "mine" / "config.yaml").write_text("a: 1\n")
-        found = source(tree, Redaction({}), diff="git.diff", skip=tree / "mine")
+        found = describe_source(tree, Redaction({}), diff="git.diff", skip=tree / "mine")
         assert found is not None
         assert found.facts["untracked"] == ["data.bin", "empty.py", "new.py"]
         assert (found.facts["changed"], found.facts["diff"]) == (True, "git.diff")
@@ -76,7 +75,7 @@ class TestSource:
         (tree / "code.py").write_text(
             'A = "https://me:pw123@host/x"\napi_key = "abcd1234efgh5678"\nB = "s3cr3t-value"\n'
         )
-        found = source(tree, Redaction({"MY_TOKEN": "s3cr3t-value"}), diff="git.diff")
+        found = describe_source(tree, Redaction({"MY_TOKEN": "s3cr3t-value"}), diff="git.diff")
         assert found is not None
         assert found.facts["redacted"] is True
         assert not any(secret in found.diff for secret in (b"pw123", b"abcd1234", b"s3cr3t"))
@@ -85,13 +84,13 @@ class TestSource:
     def test_without_a_tree_or_without_git(
         self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert source(tmp_path, Redaction({}), diff="git.diff") is None
+        assert describe_source(tmp_path, Redaction({}), diff="git.diff") is None
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert source(tree, Redaction({}), diff="git.diff") is None
+        assert describe_source(tree, Redaction({}), diff="git.diff") is None
 
     def test_a_tree_without_a_commit(self, tmp_path: Path) -> None:
         git(tmp_path, "init", "-q")
-        assert source(tmp_path, Redaction({}), diff="git.diff") is None
+        assert describe_source(tmp_path, Redaction({}), diff="git.diff") is None
 
 
 class TestSecrets:
@@ -109,7 +108,7 @@ class TestSecrets:
         ],
     )
     def test_in_texts(self, text: str, clean: str) -> None:
-        assert Redaction({}).text(text) == clean
+        assert Redaction({}).redact_text(text) == clean
 
     def test_in_words_of_the_command_line(self) -> None:
         words = [
@@ -124,7 +123,7 @@ class TestSecrets:
             f"+HOOKS.x.token={REDACTED}",
             "RUN.dir=x",
         ]
-        assert Redaction({}).words(words) == expected
+        assert Redaction({}).redact_words(words) == expected
 
     def test_in_variables(self) -> None:
         given = {
@@ -135,17 +134,17 @@ class TestSecrets:
             "HOME": "/h",
         }
         given["WANDB_BASE_URL"] = "https://a:b@c/long-enough"
-        assert variables(given) == {
+        assert list_variables(given) == {
             "HF_TOKEN": REDACTED, "OMP_NUM_THREADS": "2", "WANDB_API_KEY": REDACTED,
             "WANDB_BASE_URL": f"https://{REDACTED}@c/{REDACTED}",
         }  # fmt: skip
 
 
 def test_packages_and_machine() -> None:
-    found = installed(sys.path)
+    found = list_distributions(sys.path)
     assert found["torch"].partition("+")[0] == "2.13.0" or found["torch"]
     assert "pytest" in found
-    assert installed(["/no/such/folder"]) == {}
-    assert host()["cores"] == os.cpu_count()
-    assert devices("cpu") == []
-    assert switches(deterministic=True)["deterministic"] is True
+    assert list_distributions(["/no/such/folder"]) == {}
+    assert describe_host()["cores"] == os.cpu_count()
+    assert list_devices("cpu") == []
+    assert describe_numerics(deterministic=True)["deterministic"] is True

@@ -21,15 +21,14 @@ from phasetrain.commands.train.resume import (
 from phasetrain.config.compose.override_text import quoted
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import (
-    Redaction,
-    Source,
-    devices,
-    host,
-    installed,
-    source,
-    switches,
-    variables,
+    describe_host,
+    describe_numerics,
+    list_devices,
+    list_distributions,
+    list_variables,
 )
+from phasetrain.runtime.redaction import Redaction
+from phasetrain.runtime.source_tree import SourceTree, describe_source
 
 GIT_DIFF = "git.diff"
 PACKAGE_DIFF = "phasetrain.diff"
@@ -164,7 +163,7 @@ def write_documents(
         storage.replace(folder.file(name), content, durable=False)
     clean = Redaction(os.environ)
     public = [
-        {"updates": one["updates"], "what": [clean.text(line) for line in one["what"]]}
+        {"updates": one["updates"], "what": [clean.redact_text(line) for line in one["what"]]}
         for one in deviations
     ]
     facts = _describe_attempt(setup, sources) | {"departures": public}
@@ -194,7 +193,7 @@ def _quote_value(text: str) -> str:
     return quoted(text)
 
 
-def _describe_attempt(setup: Setup, sources: Mapping[str, Source | None]) -> dict[str, Any]:
+def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) -> dict[str, Any]:
     """Return the content of environment.json, without secrets.
 
     Args:
@@ -211,34 +210,34 @@ def _describe_attempt(setup: Setup, sources: Mapping[str, Source | None]) -> dic
         "executable": sys.executable,
         "folder": str(Path.cwd()),
         "commit": here["commit"] if here else _read_commit(Path.cwd()),
-        "command": clean.words(["phasetrain", *_command_words(setup)]),
+        "command": clean.redact_words(["phasetrain", *_command_words(setup)]),
         "config_dir": None if setup.config_dir is None else str(Path(setup.config_dir).absolute()),
-        "host": host(),
-        "devices": devices(machine.device.type),
+        "host": describe_host(),
+        "devices": list_devices(machine.device.type),
         "seeds": {"RUN.seed": setup.config.RUN.seed},
-        "switches": switches(deterministic=machine.deterministic),
-        "variables": variables(os.environ),
-        "installed": installed(sys.path),
+        "switches": describe_numerics(deterministic=machine.deterministic),
+        "variables": list_variables(os.environ),
+        "installed": list_distributions(sys.path),
         **trees,
     }
 
 
-def find_sources(run_folder: str) -> dict[str, Source | None]:
+def find_sources(run_folder: str) -> dict[str, SourceTree | None]:
     """Return the state of the git tree around the working directory, and of the package if it is in
     another tree."""
     clean = Redaction(os.environ)
     skip = None if "://" in run_folder else Path(run_folder).absolute()
-    here = source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
-    found: dict[str, Source | None] = {"git": here}
+    here = describe_source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
+    found: dict[str, SourceTree | None] = {"git": here}
     package = Path(__file__).resolve().parents[2]
     if (package.parent / ".git").exists() and (
         here is None or not package.is_relative_to(here.facts["folder"])
     ):
-        found["phasetrain_git"] = source(package, clean, diff=PACKAGE_DIFF, skip=skip)
+        found["phasetrain_git"] = describe_source(package, clean, diff=PACKAGE_DIFF, skip=skip)
     return found
 
 
-def _write_diffs(folder: RunFolder, sources: Mapping[str, Source | None]) -> None:
+def _write_diffs(folder: RunFolder, sources: Mapping[str, SourceTree | None]) -> None:
     """Write the uncommitted changes of the trees, and delete files of earlier attempts."""
     kept = {one.facts["diff"]: one.diff for one in sources.values() if one is not None and one.diff}
     for name in (GIT_DIFF, PACKAGE_DIFF):
@@ -263,7 +262,7 @@ def _read_commit(folder: Path) -> str | None:
     return None
 
 
-def _format_script(setup: Setup, here: Source | None, deviations: Sequence[str] = ()) -> str:
+def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[str] = ()) -> str:
     """Return reproduce.sh."""
     size = setup.world.size
     seen = {word.lstrip("+").partition("=")[0] for word in setup.composed.overrides}

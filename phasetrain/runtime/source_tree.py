@@ -1,0 +1,233 @@
+"""The state of the source code in a git work tree: commit, changes and a diff."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from phasetrain.runtime.redaction import Redaction
+
+GIT_SECONDS = 5.0
+"""How long to wait for git before the run starts without its answer."""
+
+MAX_DIFF_BYTES = 5 << 20
+"""Maximum size of a diff that is kept."""
+
+MAX_NEW_FILE_BYTES = 200_000
+"""Maximum size of an untracked file that is included in the diff."""
+
+MAX_UNTRACKED = 100
+"""Maximum number of untracked files that are listed."""
+
+SOURCE_SUFFIXES = frozenset(
+    {".py", ".pyi", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".css", ".js"}
+)
+"""Suffixes of untracked files that are included in the diff."""
+
+_QUERIES = (
+    ("rev-parse", "--show-toplevel", "--show-prefix", "HEAD"),
+    ("status", "--porcelain=v2", "--branch", "--untracked-files=all", "-z"),
+    ("config", "--get", "remote.origin.url"),
+)
+_DIFF = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
+
+# Fields before the path in an entry of `git status --porcelain=v2`, by kind of entry.
+_STATUS_FIELDS = {"1 ": 8, "2 ": 9, "u ": 10}
+
+# A name that needs no quoting in a diff.
+_PLAIN_NAME = re.compile(r"[\w./+-]+", re.ASCII)
+
+FileStamp = tuple[str, int, int]
+"""Name of a file, time of its last change in nanoseconds, size in bytes."""
+
+_UNKNOWN_FILES: tuple[FileStamp, ...] = (("", 0, 0),)
+"""In place of the changed files, if git has not listed them in time."""
+
+
+@dataclass(frozen=True)
+class SourceTree:
+    """The state of a work tree.
+
+    Attributes:
+        facts: folder, commit, branch, remote, whether it is changed, untracked files; JSON data.
+        diff: patch from the commit to the work tree, including untracked source files; empty if
+            there are no changes or they are too large.
+    """
+
+    facts: dict[str, Any]
+    diff: bytes
+
+
+def describe_source(
+    folder: Path, redaction: Redaction, *, diff: str, skip: Path | None = None
+) -> SourceTree | None:
+    """Return the state of the work tree around a folder, or None without git or a work tree.
+
+    Args:
+        folder: a folder in the tree.
+        redaction: removes secrets.
+        diff: name of the file for the diff.
+        skip: the run folder, whose files are not source.
+    """
+    # All queries run at once: each takes tens of milliseconds, before every run.
+    queries = [_ask_git(folder, *words) for words in _QUERIES]
+    about, status, remote = (query.wait_answer() if query else None for query in queries)
+    lines = os.fsdecode(about or b"").splitlines()
+    if len(lines) != 3:
+        return None
+    top = Path(lines[0])
+    branch, changed, untracked = _parse_status(status)
+    new = sorted(name for name in untracked if not _is_in_run_folder(top / name, top, skip))
+    changed_stamps = tuple(_stamp_file(top, name) for name in changed)
+    if status is None:
+        changed_stamps = _UNKNOWN_FILES
+    new_stamps = tuple(_stamp_file(top, name) for name in new)
+    made = _make_diff(top, lines[2], changed_stamps, new_stamps, redaction)
+    facts = {
+        "folder": str(top),
+        "prefix": lines[1],
+        "commit": lines[2],
+        "branch": branch,
+        "remote": redaction.redact_text((remote or b"").decode(errors="replace").strip()) or None,
+        "changed": None if status is None else bool(changed),
+        "untracked": new[:MAX_UNTRACKED],
+        "diff": diff if made.diff else None,
+        "diff_bytes": made.full_bytes,
+        "redacted": made.is_redacted,
+    }
+    return SourceTree(facts, made.diff)
+
+
+class _Diff(NamedTuple):
+    """A diff without secrets, its size before redaction, and whether it had any."""
+
+    diff: bytes
+    full_bytes: int
+    is_redacted: bool
+
+
+# The stamps are the key of the cache: runs of one process with unchanged files ask git once.
+@lru_cache(maxsize=4)
+def _make_diff(
+    top: Path,
+    commit: str,
+    changed: tuple[FileStamp, ...],
+    new: tuple[FileStamp, ...],
+    redaction: Redaction,
+) -> _Diff:
+    query = _ask_git(top, *_DIFF) if changed else None
+    full = (query.wait_answer() if query else None) or b""
+    for name, _, _ in new:
+        if _is_source(top, name):
+            full += _creating_patch(top, name)
+    if len(full) > MAX_DIFF_BYTES:
+        return _Diff(b"", len(full), is_redacted=False)
+    # surrogateescape: a diff may contain bytes in any encoding, which must survive.
+    text = full.decode(errors="surrogateescape")
+    safe = redaction.redact_text(text).encode(errors="surrogateescape")
+    return _Diff(safe, len(full), is_redacted=safe != full)
+
+
+def _parse_status(status: bytes | None) -> tuple[str | None, list[str], list[str]]:
+    """Return the branch, the changed files and the untracked ones from `git status`."""
+    branch = None
+    changed = []
+    untracked = []
+    for entry in os.fsdecode(status or b"").split("\0"):
+        if entry.startswith("# branch.head ") and not entry.endswith("(detached)"):
+            branch = entry.removeprefix("# branch.head ")
+        elif entry[:2] in _STATUS_FIELDS:
+            changed.append(entry.split(" ", _STATUS_FIELDS[entry[:2]])[-1])
+        elif entry.startswith("? "):
+            untracked.append(entry[2:])
+    return branch, changed, untracked
+
+
+def _stamp_file(top: Path, name: str) -> FileStamp:
+    try:
+        found = (top / name).stat()
+    except OSError:  # deleted
+        return name, 0, 0
+    return name, found.st_mtime_ns, found.st_size
+
+
+class _GitQuery:
+    """A running git command."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    def wait_answer(self) -> bytes | None:
+        """Return the output, or None if git fails or takes too long."""
+        try:
+            output, _ = self._process.communicate(timeout=GIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return None
+        if self._process.returncode == 0:
+            return output
+        return None
+
+
+def _ask_git(folder: Path, *words: str) -> _GitQuery | None:
+    # Variables such as GIT_DIR, set inside of a git hook, would lead to another repository.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    # Take no lock that could disturb the user's own git commands, and never ask for a password.
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        process = subprocess.Popen(
+            ["git", "-C", str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the run
+        )
+    except OSError:
+        return None
+    return _GitQuery(process)
+
+
+def _is_in_run_folder(path: Path, top: Path, skip: Path | None) -> bool:
+    """Tell whether a file is in the folder of this run or of another one."""
+    for parent in path.parents:
+        if parent == skip or (parent / "status.json").is_file():
+            return True
+        if parent == top:
+            return False
+    return False
+
+
+def _is_source(top: Path, name: str) -> bool:
+    path = top / name
+    if _PLAIN_NAME.fullmatch(name) is None or path.suffix not in SOURCE_SUFFIXES:
+        return False
+    try:
+        return path.is_file() and path.stat().st_size <= MAX_NEW_FILE_BYTES
+    except OSError:
+        return False
+
+
+def _creating_patch(top: Path, name: str) -> bytes:
+    """Return the patch that creates an untracked file; empty for a binary one."""
+    # git would need the file in its index, which is the user's.
+    try:
+        content = (top / name).read_bytes()
+    except OSError:
+        return b""
+    if b"\0" in content:
+        return b""
+    lines = re.findall(rb"[^\n]*\n|[^\n]+", content)
+    label = os.fsencode(name)
+    head = b"diff --git a/%b b/%b\nnew file mode 100644\n" % (label, label)
+    if not lines:
+        return head
+    head += b"--- /dev/null\n+++ b/%b\n@@ -0,0 +1,%d @@\n" % (label, len(lines))
+    body = b"".join(b"+" + line for line in lines)
+    if not content.endswith(b"\n"):
+        body += b"\n\\ No newline at end of file\n"
+    return head + body
