@@ -132,6 +132,12 @@ def section_keys(section: Any, path: str) -> Mapping[str, Key]:
     return {name: define_key(one, f"{path}.{name}") for name, one in found.items()}
 
 
+def fits_section(section: Any, values: Mapping[str, Any]) -> bool:
+    """Return whether a mapping has keys of a section only, each with a value of its type."""
+    known = section_keys(section, "")
+    return all(name in known and known[name].type.fits(value) for name, value in values.items())
+
+
 def read_section(kind: type[S], values: Mapping[str, Any]) -> S:
     """Return a section of a checked config as its dataclass; keys that it lacks have their default,
     and parameters of the part that the section names are left out."""

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from phasetrain.commands.setup import as_asked
+from phasetrain.commands.setup import as_asked, checked
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.rules.derive import Derived, derive
-from phasetrain.config.rules.scaling import lr_factor
+from phasetrain.config.rules.learning_rate import lr_factor
 from phasetrain.config.schema import default_schema
+from phasetrain.config.sections.optimizer import LrScalingSection
+from phasetrain.distributed import Placement
 from phasetrain.errors import ConfigError
 
 SCALED = ("OPTIMIZER.lr=0.1", "OPTIMIZER.auto_lr_scaling={base_batch_size: 256}")
@@ -38,24 +40,7 @@ def derived(*overrides: str) -> Derived:
     ],
 )
 def test_the_rules(section: dict[str, Any], batch_size: int, factor: float, why: str) -> None:
-    assert lr_factor(section, batch_size) == (factor, why)
-
-
-@pytest.mark.parametrize(
-    ("section", "told"),
-    [
-        (
-            {"base_batch": 256},
-            r"auto_lr_scaling.base_batch: no such key; did you mean 'base_batch_size'\? It takes: base_batch_size",
-        ),
-        ({"base_batch_size": 0}, "auto_lr_scaling.base_batch_size = 0: expected int >= 1"),
-        ({"base_batch_size": 2.5}, "auto_lr_scaling.base_batch_size = 2.5: expected int >= 1"),
-        ({"rule": "cubic"}, "auto_lr_scaling.rule = 'cubic': expected linear or sqrt"),
-    ],
-)
-def test_what_makes_no_rule_is_refused(section: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        lr_factor(section, 64)
+    assert lr_factor(LrScalingSection(**section), batch_size) == (factor, why)
 
 
 def test_it_is_applied_and_printed() -> None:
@@ -92,10 +77,15 @@ def test_without_it_nothing_is_scaled() -> None:
     assert not any(line.startswith("OPTIMIZER.lr") for line in found.lines)
 
 
-def test_a_mistake_is_listed_with_all_others() -> None:
-    with pytest.raises(
-        ConfigError, match=r"(?s)2 problems.*auto_lr_scaling.rule = 'log'.*lead_seconds"
-    ):
-        derived(
-            "OPTIMIZER.auto_lr_scaling={rule: log}", "LAUNCH.minutes=1", "LAUNCH.lead_seconds=90"
-        )
+def test_wrong_rule_is_reported_with_problems_of_other_rules() -> None:
+    overrides = [
+        "OPTIMIZER.auto_lr_scaling={rule: log}",
+        "LAUNCH.minutes=1",
+        "LAUNCH.lead_seconds=90",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        checked(compose(overrides), default_schema(), Placement())
+    assert [(one.code, one.key) for one in caught.value.problems] == [
+        ("config.wrong_type", "OPTIMIZER.auto_lr_scaling.rule"),
+        ("config.conflict", "LAUNCH.lead_seconds"),
+    ]

@@ -1,0 +1,168 @@
+"""Rules of batch sizes: micro-batches, gradient accumulation and the world size."""
+
+from phasetrain.config.rules.draft import ConfigDraft, list_numbers, nearest_divisors
+
+MICRO = "DATA.TRAIN.micro_batch_size"
+BATCH = "DATA.TRAIN.batch_size"
+ACCUMULATE = "OPTIMIZER.accumulate"
+SHARDS = "DISTRIBUTED.virtual_shards"
+_WHOLE_BATCH = "batch_size in one piece"
+
+
+def derive_micro_batches(draft: ConfigDraft, world_size: int | None) -> None:
+    """Derive micro-batches so that batch_size = micro_batch_size x accumulate (x world size if both
+    are given).
+
+    Args:
+        draft: the config.
+        world_size: number of ranks; None if it does not matter, since nothing is trained.
+    """
+    train = draft.config["DATA"]["TRAIN"]
+    batch = train["batch_size"]
+    micro = train["micro_batch_size"]
+    accumulate = draft.config["OPTIMIZER"]["accumulate"]
+    if micro is not None and accumulate is not None:
+        if world_size is not None and micro * accumulate * world_size != batch:
+            _reject_product(draft, micro, accumulate, world_size, batch)
+    elif accumulate is not None:
+        if draft.check_divides(ACCUMULATE, accumulate, BATCH, batch):
+            draft.set(MICRO, batch // accumulate, f"batch_size {batch} / {ACCUMULATE} {accumulate}")
+    elif micro is None:
+        draft.set(MICRO, batch, _WHOLE_BATCH)
+        draft.set(ACCUMULATE, 1, _WHOLE_BATCH)
+    elif draft.check_divides(MICRO, micro, BATCH, batch):
+        draft.set(ACCUMULATE, batch // micro, f"batch_size {batch} / micro_batch_size {micro}")
+
+
+def derive_test_micro_batches(draft: ConfigDraft) -> None:
+    """Derive micro_batch_size of test splits: batch_size, unless a divisor of it is given."""
+    for split, section in draft.config["DATA"].items():
+        if split == "TRAIN":
+            continue
+        path = f"DATA.{split}"
+        batch = section["batch_size"]
+        micro = section["micro_batch_size"]
+        if micro is None:
+            draft.set(f"{path}.micro_batch_size", batch, _WHOLE_BATCH)
+        else:
+            draft.check_divides(f"{path}.micro_batch_size", micro, f"{path}.batch_size", batch)
+
+
+def share_batch(draft: ConfigDraft, world_size: int) -> None:
+    """Divide the batch among ranks: batch_size = micro_batch_size x world size x accumulate, or
+    into virtual shards if the reduction is ordered."""
+    section = draft.config["DISTRIBUTED"]
+    if section["reduction"] == "ordered":
+        _share_virtual_shards(draft, world_size, section["virtual_shards"])
+        return
+    if world_size == 1:
+        return
+    if section["strategy"] == "none":
+        draft.reject(
+            "DISTRIBUTED.strategy",
+            f"DISTRIBUTED.strategy = 'none' and {world_size} processes: each would train for itself; "
+            "take another strategy, such as DISTRIBUTED.strategy=ddp, or start one process",
+        )
+    micro_given = draft.get_given(MICRO) is not None
+    if micro_given and draft.get_given(ACCUMULATE) is not None:
+        return  # derive_micro_batches has checked the product
+    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
+    micro = draft.config["DATA"]["TRAIN"]["micro_batch_size"]
+    accumulate = draft.config["OPTIMIZER"]["accumulate"]
+    if micro_given and accumulate % world_size == 0:
+        why = f"batch_size {batch} / micro_batch_size {micro} / {world_size} processes"
+        draft.set(ACCUMULATE, accumulate // world_size, why)
+    elif not micro_given and micro % world_size == 0:
+        why = f"batch_size {batch} / accumulate {accumulate} / {world_size} processes"
+        draft.set(MICRO, micro // world_size, why)
+    elif micro_given:
+        _reject_uneven_accumulation(draft, world_size)
+    else:
+        _reject_uneven_micro_batch(draft, world_size)
+
+
+def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> None:
+    """Derive batch_size = micro_batch_size x virtual_shards, with as many shards on each rank."""
+    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
+    if shards & (shards - 1):
+        near = 1 << (shards.bit_length() - 1)
+        draft.reject(
+            SHARDS,
+            f"{SHARDS} = {shards}: expected a power of two, such as {near} or {2 * near}",
+            "config.wrong_value",
+        )
+    elif shards % world_size:
+        draft.reject(
+            SHARDS,
+            f"{SHARDS} = {shards} and {world_size} processes: DISTRIBUTED.reduction = 'ordered' works "
+            f"on 1, 2, 4, ... processes, up to {shards}; start as many, or take "
+            "DISTRIBUTED.reduction=native",
+        )
+    elif draft.check_divides(SHARDS, shards, BATCH, batch):
+        for key in (MICRO, ACCUMULATE):
+            given = draft.get_given(key)
+            if given is not None:
+                draft.reject(
+                    key,
+                    f"{key} = {given} and DISTRIBUTED.reduction = 'ordered': it follows from {SHARDS}; "
+                    f"leave {key} out",
+                )
+        processes = "1 process" if world_size == 1 else f"{world_size} processes"
+        why = f"{SHARDS} = {shards}, {processes}"
+        draft.set(MICRO, batch // shards, why)
+        draft.set(ACCUMULATE, shards // world_size, why)
+
+
+def _reject_product(
+    draft: ConfigDraft, micro: int, accumulate: int, world_size: int, batch: int
+) -> None:
+    times = ""
+    rest = ""
+    if world_size > 1:
+        times = f" times {world_size} processes"
+        rest = ", and the other one follows from the number of processes"
+    draft.reject(
+        MICRO,
+        f"{MICRO} = {micro} times {ACCUMULATE} = {accumulate}{times} is "
+        f"{micro * accumulate * world_size}, not {BATCH} = {batch}; set only one of the two{rest}",
+        "config.indivisible",
+    )
+
+
+def _reject_uneven_accumulation(draft: ConfigDraft, world_size: int) -> None:
+    """Reject micro-batches whose number is not a multiple of the world size."""
+    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
+    micro = draft.config["DATA"]["TRAIN"]["micro_batch_size"]
+    steps = draft.config["OPTIMIZER"]["accumulate"]
+    near = _suggest_sizes(steps, micro, world_size)
+    if batch % world_size == 0:
+        divisors = list_numbers(nearest_divisors(batch // world_size, micro))
+        near += f"; nearest {MICRO}: {divisors}"
+    draft.reject(
+        BATCH,
+        f"{BATCH} = {batch} = {MICRO} {micro} x {steps}, which {world_size} processes cannot share "
+        f"evenly; {near}",
+        "config.indivisible",
+    )
+
+
+def _reject_uneven_micro_batch(draft: ConfigDraft, world_size: int) -> None:
+    """Reject a micro-batch whose size is not a multiple of the world size."""
+    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
+    micro = draft.config["DATA"]["TRAIN"]["micro_batch_size"]
+    accumulate = draft.config["OPTIMIZER"]["accumulate"]
+    near = _suggest_sizes(micro, accumulate, world_size)
+    draft.reject(
+        BATCH,
+        f"{BATCH} = {batch} / {ACCUMULATE} {accumulate} = {micro}, which {world_size} processes "
+        f"cannot share evenly; {near}",
+        "config.indivisible",
+    )
+
+
+def _suggest_sizes(whole: int, each: int, world_size: int) -> str:
+    """Return the nearest world sizes and batch sizes for a batch of `whole` x `each` samples."""
+    sizes = list_numbers(nearest_divisors(whole, world_size))
+    factors = (whole // world_size, whole // world_size + 1)
+    batches = list_numbers([n * world_size * each for n in factors if n])
+    return f"nearest numbers of processes that work: {sizes}; nearest batch sizes: {batches}"

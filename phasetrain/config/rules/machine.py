@@ -1,0 +1,85 @@
+"""Rules of section MACHINE: device, precision and compilation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from phasetrain.config.problems import shown
+from phasetrain.config.rules.draft import ConfigDraft
+from phasetrain.config.sections.keys import fits_section, section_keys
+from phasetrain.config.sections.machine import CompileSection
+
+_COMPILE = "MACHINE.compile"
+
+
+def derive_device(draft: ConfigDraft, device: str) -> None:
+    """Replace MACHINE.device = auto by the device of this machine."""
+    if draft.config["MACHINE"]["device"] == "auto":
+        draft.set("MACHINE.device", device, "what this machine has")
+
+
+def derive_precision(draft: ConfigDraft) -> None:
+    """Replace settings of Apex by torch's equivalents, and reject tf32 except on CUDA."""
+    machine = draft.config["MACHINE"]
+    if machine["precision"] == "apex":
+        draft.set("MACHINE.precision", "fp16", "mixed precision of Apex is torch.amp today")
+    if machine["precision"] == "tf32" and machine["device"] != "cuda":
+        draft.reject(
+            "MACHINE.precision",
+            f"MACHINE.precision = 'tf32' and MACHINE.device = {machine['device']!r}: only CUDA devices "
+            "have it; take fp32",
+        )
+    if draft.config["DISTRIBUTED"]["sync_batch_norm"] == "apex":
+        draft.set("DISTRIBUTED.sync_batch_norm", "global", "Apex's is torch's today")
+
+
+def derive_compile(draft: ConfigDraft) -> None:
+    """Complete MACHINE.compile, and reject what would make results depend on earlier runs, or the
+    sizes of batches vary."""
+    given = draft.config["MACHINE"]["compile"]
+    if given is None:
+        return
+    if isinstance(given, str):
+        given = {"backend": given}
+    if not fits_section(CompileSection, given):
+        return  # reported by the validation
+    defaults = {name: key.default for name, key in section_keys(CompileSection, _COMPILE).items()}
+    complete = {**defaults, **given}
+    found = len(draft.problems)
+    _check_compile(draft, complete)
+    if len(draft.problems) == found and complete != draft.config["MACHINE"]["compile"]:
+        draft.set(_COMPILE, complete, "spelled out")
+
+
+def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
+    mode = complete["mode"]
+    if mode is not None and complete["options"]:
+        draft.reject(
+            f"{_COMPILE}.mode",
+            f"{_COMPILE}.mode = {mode!r} and options are both set; torch.compile takes one of the two",
+        )
+        return
+    # Autotuning times kernels and keeps the fastest one, which may differ from attempt to attempt.
+    if (mode or "").startswith("max-autotune") and draft.config["MACHINE"]["deterministic"]:
+        draft.reject(
+            f"{_COMPILE}.mode",
+            f"{_COMPILE}.mode = {mode!r} and MACHINE.deterministic = true: it takes the kernels that "
+            "are the fastest in this very attempt, and others have other bits; take another mode, or "
+            "MACHINE.deterministic=false",
+        )
+    train = draft.config["DATA"]["TRAIN"]
+    fixes = (("drop_last", False, "true"), ("on_bad_sample", "drop", "substitute"))
+    for key, value, wanted in fixes:
+        if train[key] == value:
+            draft.reject(
+                f"DATA.TRAIN.{key}",
+                f"{_COMPILE} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for one size "
+                f"of batches, and this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or leave out "
+                f"{_COMPILE}",
+            )
+    distributed = draft.config["DISTRIBUTED"]
+    if distributed["strategy"] in ("ddp", "zero") and distributed.get("bucket_cap_mb", 25) < 1:
+        draft.reject(
+            "DISTRIBUTED.bucket_cap_mb",
+            f"{_COMPILE} and DISTRIBUTED.bucket_cap_mb = {distributed['bucket_cap_mb']}: torch.compile "
+            "expects buckets of at least 1 MiB",
+        )

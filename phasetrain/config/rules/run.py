@@ -1,0 +1,94 @@
+"""Rules of sections RUN, PHASES, CHECKPOINT and LAUNCH."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from phasetrain.config.changes import trajectory_digest
+from phasetrain.config.rules.draft import ConfigDraft
+from phasetrain.config.schema import Schema
+from phasetrain.config.stages import LENGTHS
+from phasetrain.errors import ConfigError
+
+_NAME = re.compile(r"[\w.+-]+")
+
+
+def derive_length(draft: ConfigDraft) -> None:
+    """Keep one of PHASES.epochs, updates, samples and stages: the one that the highest layer set."""
+    phases = draft.config["PHASES"]
+    given = {
+        key: draft.rank_of(f"PHASES.{key}")
+        for key in (*LENGTHS, "stages")
+        if phases[key] is not None and phases[key] != []
+    }
+    if not given:
+        if draft.config["RUN"]["engine"] != "extract":
+            draft.reject(
+                "PHASES",
+                "PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10",
+                "config.missing_value",
+            )
+        return
+    highest = [key for key, rank in given.items() if rank == max(given.values())]
+    winner = f"PHASES.{highest[0]}"
+    if len(highest) > 1:
+        both = " and ".join(f"PHASES.{key} = {phases[key]}" for key in highest)
+        draft.reject(winner, f"{both} are both set ({draft.layer_of(winner)}); keep one of them")
+        return
+    reason = f"{winner} = {phases[highest[0]]} ({draft.layer_of(winner)})"
+    for key in given.keys() - set(highest):
+        path = f"PHASES.{key}"
+        unset: list[Any] | None = [] if key == "stages" else None
+        draft.set(path, unset, f"{reason} comes above {draft.layer_of(path)}")
+
+
+def derive_monitor(draft: ConfigDraft, first_metric: Callable[[], str]) -> None:
+    """Replace CHECKPOINT.best.monitor = auto, and null with load_best, by the first metric of the
+    first test split."""
+    section = draft.config["CHECKPOINT"]
+    path = "CHECKPOINT.best.monitor"
+    monitor = section["best"]["monitor"]
+    if monitor != "auto" and not (monitor is None and section["load_best"]):
+        return
+    try:
+        draft.set(path, first_metric(), "the first metric of the first test split")
+    except ConfigError as error:
+        asked = f"{path} = 'auto'" if monitor else "CHECKPOINT.load_best = true"
+        draft.reject(path, f"{asked}: {error}", error.code)
+
+
+def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
+    """Set RUN.name to the name of the experiment, and RUN.dir to runs/{name}-{digest}."""
+    run = draft.config["RUN"]
+    if run["name"] is None:
+        name = draft.experiment.replace("/", "-") or "run"
+        draft.set("RUN.name", name, "name of the experiment")
+    elif _NAME.fullmatch(run["name"]) is None:
+        draft.reject(
+            "RUN.name",
+            f"RUN.name = {run['name']!r} ({draft.layer_of('RUN.name')}): it becomes part of a folder's "
+            "name; use letters, digits and . _ + - only",
+            "config.wrong_value",
+        )
+    if run["dir"] is None:
+        digest = trajectory_digest(draft.config, schema)
+        folder = f"runs/{run['name']}-{digest}"
+        draft.set("RUN.dir", folder, "RUN.name and the digest of what shapes the run")
+
+
+def check_launch(draft: ConfigDraft) -> None:
+    """Reject a warning that comes after the time limit, and a local job with several nodes."""
+    launch = draft.config["LAUNCH"]
+    limit = 60 * launch["minutes"]
+    if launch["lead_seconds"] >= limit:
+        draft.reject(
+            "LAUNCH.lead_seconds",
+            f"LAUNCH.lead_seconds = {launch['lead_seconds']} and LAUNCH.minutes = {launch['minutes']}: "
+            f"the run is to be warned before its time is up; set LAUNCH.lead_seconds below {limit}",
+        )
+    if launch["cluster"] == "local" and launch["nodes"] > 1:
+        draft.reject(
+            "LAUNCH.nodes",
+            f"LAUNCH.cluster = 'local' and LAUNCH.nodes = {launch['nodes']}: a local job has this "
+            "machine only; set LAUNCH.nodes=1, and LAUNCH.processes to the number of processes",
+        )
