@@ -183,7 +183,7 @@ class CheckpointHook(Hook):
             self.save(run, "signal" if interrupted else "end")
         self._finish_save(run)
         if saves and not interrupted:
-            run.world.run_on_main(lambda: self._check_last_save(run))
+            run.world.run_on_main(lambda: _check_last_save(self._saved_at == _position(run)))
         if self.settings.load_best and not interrupted:
             self._load_best(run)
 
@@ -270,14 +270,6 @@ class CheckpointHook(Hook):
             run.folder.note(checkpoint=saved.name)
         return saved
 
-    def _check_last_save(self, run: Run) -> None:
-        if self._saved_at != _position(run):
-            raise SaveError(
-                "the training is complete, and its last checkpoint could not be saved (see above); "
-                "free some space and run the same command again to resume from the newest "
-                "checkpoint"
-            )
-
     def _finish_save(self, run: Run) -> None:
         """Wait for the current save, if any, and handle its result."""
         if not self._writing.busy:
@@ -335,6 +327,14 @@ class CheckpointHook(Hook):
         self.best = (path, dict(loaded.manifest.facts.metrics))
         log.info("loaded the weights of %s, the best by %s", path, monitor)
         run.world.run_on_main(lambda: checkpointer.mark_best(path))
+
+
+def _check_last_save(is_saved: bool) -> None:  # noqa: FBT001 - called in one place
+    if not is_saved:
+        raise SaveError(
+            "the training is complete, and its last checkpoint could not be saved (see above); "
+            "free some space and run the same command again to resume from the newest checkpoint"
+        )
 
 
 def _is_among_best(checkpointer: Checkpointer, score: float | None) -> bool:

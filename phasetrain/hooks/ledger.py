@@ -140,26 +140,7 @@ class LedgerHook(Hook):
         self._is_main = run.world.is_main
         if self._is_main:
             self._file = run.folder.log(FILE)
-            self._truncate(self._file)
-
-    def _truncate(self, file: LogFile) -> None:
-        complete = recorded(file.size)
-        has_header = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
-        if self._records and not (has_header and complete >= self._records):
-            found = f"{complete} records" if has_header else "no header that this version can read"
-            log.warning(
-                "%s has %s, and the checkpoint covers %d: earlier records are lost",
-                file.path,
-                found,
-                self._records,
-            )
-        if has_header:
-            self._records = min(self._records, complete)
-            file.truncate(len(HEADER) + self._records * RECORD_BYTES)
-        else:
-            self._records = 0
-            file.truncate(0)
-            file.write(HEADER)
+            self._records = truncate_ledger(self._file, self._records)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
         """Hash the sample indices of a micro-batch, and its content as asked for."""
@@ -342,6 +323,27 @@ class LedgerHook(Hook):
                 norm=next(numbers) if isinstance(row.norm, Tensor) else row.norm,
                 lr=row.lr,
             )
+
+
+def truncate_ledger(file: LogFile, covered: int) -> int:
+    """Truncate a ledger to the records that a checkpoint covers; return how many it has."""
+    complete = recorded(file.size)
+    has_header = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
+    if covered and not (has_header and complete >= covered):
+        found = f"{complete} records" if has_header else "no header that this version can read"
+        log.warning(
+            "%s has %s, and the checkpoint covers %d: earlier records are lost",
+            file.path,
+            found,
+            covered,
+        )
+    if not has_header:
+        file.truncate(0)
+        file.write(HEADER)
+        return 0
+    kept = min(covered, complete)
+    file.truncate(len(HEADER) + kept * RECORD_BYTES)
+    return kept
 
 
 def merge_ranks(records: Sequence[RankRecord]) -> bytes:

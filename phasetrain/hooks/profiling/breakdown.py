@@ -2,20 +2,22 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import Metrics
-from phasetrain.hooks.profiling.timing import (
-    OUTSIDE,
-    PARTS,
-    StepTimes,
-    StepTotals,
-    make_cuda_clock,
+from phasetrain.hooks.profiling.breakdown_tables import (
+    HookCalls,
+    flop_rates,
+    make_tables,
+    round_parts,
+    slowest_hooks,
+    summarize_steps,
 )
+from phasetrain.hooks.profiling.timing import StepTimes, StepTotals, make_cuda_clock
 from phasetrain.runtime.format import format_si
 from phasetrain.runtime.terminal import Terminal, plain_table
 from phasetrain.tasks.flops import device_name, peak_flops, train_flops
@@ -23,12 +25,6 @@ from phasetrain.tasks.flops import device_name, peak_flops, train_flops
 log = logging.getLogger(__name__)
 
 FILE = "breakdown.json"
-
-Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
-"""Title, header and rows."""
-
-MAX_HOOK_ROWS = 15
-"""Maximum number of hooks in the table; the file has all of them."""
 
 
 @HOOKS.register("breakdown")
@@ -151,7 +147,7 @@ class Breakdown(Hook):
             except OSError as error:
                 log.warning("%s could not be written: %s", FILE, error)
         if self._ended and self._times.totals:
-            self._print_tables()
+            self._print_summary()
 
     def as_json(self, run: Run) -> dict[str, Any]:
         """Return all figures of this attempt as JSON data."""
@@ -163,7 +159,8 @@ class Breakdown(Hook):
             "peak_flops": self.peak_flops,
             "flops_per_sample": {str(stage): count for stage, count in self._per_sample.items()},
             "splits": {
-                split: self._summarize(totals) for split, totals in self._times.totals.items()
+                split: summarize_steps(totals, self.peak_flops)
+                for split, totals in self._times.totals.items()
             },
             "hooks": [
                 dict(zip(("label", "event", "calls", "seconds"), row, strict=True))
@@ -205,50 +202,28 @@ class Breakdown(Hook):
             "split": phase.split,
             "epoch": phase.epoch,
         }
-        figures: dict[str, Any] = {"steps": new.steps, "seconds": _round_parts(new.seconds)}
+        figures: dict[str, Any] = {"steps": new.steps, "seconds": round_parts(new.seconds)}
         if new.device_seconds:
-            figures["device_seconds"] = _round_parts(new.device_seconds)
-        figures |= self._flop_rates(new)
+            figures["device_seconds"] = round_parts(new.device_seconds)
+        figures |= flop_rates(new, self.peak_flops)
         line = {"kind": "breakdown", **position, "step": step, "time": figures}
         for hook in run.hooks.by_label.values():
             if isinstance(hook, Metrics):
                 hook.record(line)
 
-    def _flop_rates(self, totals: StepTotals) -> dict[str, float]:
-        """Return FLOP/s and model FLOPs utilization (MFU), if they are known."""
-        if not totals.flops or not totals.wall:
-            return {}
-        rate = totals.flops / totals.wall
-        if self.peak_flops is None:
-            return {"flops_per_second": rate}
-        return {"flops_per_second": rate, "mfu": rate / self.peak_flops}
-
-    def _summarize(self, totals: StepTotals) -> dict[str, Any]:
-        summary = {
-            "steps": totals.steps,
-            "seconds": totals.wall,
-            "parts": _summarize_parts(totals.seconds, totals.steps),
-        }
-        if totals.device_seconds:
-            summary["device_parts"] = _summarize_parts(totals.device_seconds, totals.steps)
-        return summary | self._flop_rates(totals)
-
-    def _slowest_hooks(self) -> list[tuple[str, str, int, float]]:
-        """Return label, event, calls and seconds of each hook, the slowest first."""
+    def _slowest_hooks(self) -> list[HookCalls]:
         if not self.hooks:
             return []
-        rows = [
-            (*key, row.calls, row.seconds) for key, row in self._times.calls.items() if row.calls
-        ]
-        return sorted(rows, key=lambda row: -row[-1])
+        return slowest_hooks(self._times)
 
-    def _print_tables(self) -> None:
-        for title, head, rows in self._make_tables():
+    def _print_summary(self) -> None:
+        for title, head, rows in make_tables(self._times, self._slowest_hooks()):
             log.debug(plain_table(title, head, rows))
             if self.terminal.verbosity == "normal":  # a verbose terminal shows the debug log
                 self.terminal.print_table(title, head, rows)
         for split, totals in self._times.totals.items():
-            if rates := self._flop_rates(totals):
+            rates = flop_rates(totals, self.peak_flops)
+            if rates:
                 text = f"{format_si(rates['flops_per_second'])}FLOP/s in {split} steps"
                 if "mfu" in rates:
                     text += f", {100 * rates['mfu']:.1f} % of the peak of {self._device} (MFU)"
@@ -259,67 +234,3 @@ class Breakdown(Hook):
             )
         if self._note:
             self.terminal.print_pairs([("flops", self._note)])
-
-    def _make_tables(self) -> list[Table]:
-        """Return the tables of steps and of the slowest hooks."""
-        totals = self._times.totals
-        device = self._times.device is not None
-        rows = [
-            row for split, one in totals.items() for row in _part_rows(split, one, device=device)
-        ]
-        head = ("split", "part", "seconds", "share", "us per step")
-        on_device = ("on the device", "share", "us per step") if device else ()
-        tables: list[Table] = [("where the time of steps went", (*head, *on_device), rows)]
-        steps = sum(one.steps for one in totals.values())
-        wall = sum(one.wall for one in totals.values())
-        hook_rows: list[tuple[str, ...]] = []
-        for label, event, calls, seconds in self._slowest_hooks():
-            if event in OUTSIDE:  # not a part of any step, so it has no share of one
-                cells = (f"{seconds:.3f}", "", "")
-            else:
-                cells = _time_cells(seconds, wall, steps)
-            hook_rows.append((label, event, str(calls), *cells))
-        if hook_rows:
-            title = "slowest hooks"
-            if len(hook_rows) > MAX_HOOK_ROWS:
-                title += f", {MAX_HOOK_ROWS} of {len(hook_rows)} events"
-            hook_head = ("hook", "event", "calls", "seconds", "share", "us per step")
-            tables.append((title, hook_head, hook_rows[:MAX_HOOK_ROWS]))
-        return tables
-
-
-def _part_rows(split: str, totals: StepTotals, *, device: bool) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a split: one per part that took time, and one for their sum."""
-    on_device = totals.device_seconds
-    device_total = sum(on_device.values())
-    for part in PARTS:
-        host_seconds = totals.seconds[part]
-        device_seconds = on_device.get(part, 0.0)
-        if host_seconds or device_seconds:
-            cells = _time_cells(device_seconds, device_total, totals.steps) if device else ()
-            yield (split, part, *_time_cells(host_seconds, totals.wall, totals.steps), *cells)
-    cells = _time_cells(device_total, device_total, totals.steps) if device else ()
-    yield (split, "all", *_time_cells(totals.wall, totals.wall, totals.steps), *cells)
-
-
-def _summarize_parts(seconds: Mapping[str, float], steps: int) -> dict[str, dict[str, float]]:
-    total = sum(seconds.values())
-    return {
-        part: {
-            "seconds": one,
-            "share": one / total if total else 0.0,
-            "us_per_step": 1e6 * one / steps if steps else 0.0,
-        }
-        for part, one in seconds.items()
-    }
-
-
-def _time_cells(seconds: float, total: float, steps: int) -> tuple[str, str, str]:
-    """Return seconds, share of the total, and microseconds per step as text."""
-    share = f"{100 * seconds / total:.1f} %" if total else ""
-    per_step = f"{1e6 * seconds / steps:.1f}" if steps else ""
-    return f"{seconds:.3f}", share, per_step
-
-
-def _round_parts(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {part: round(value, 6) for part, value in seconds.items()}
