@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from phasetrain.checkpoint.commit import NAME, Manifest, Saved
+from phasetrain.runs.direction import Objective
 
 PINNED = ".pinned"
 """A file `NAME.pinned` next to the checkpoint NAME, created by the user, protects it from deletion."""
@@ -67,12 +68,11 @@ class Retention:
         not finite."""
         if self.monitor is None:
             return None
-        value = saved.manifest.facts.metrics.get(self.monitor.removeprefix("-"))
+        objective = Objective.parse(self.monitor)
+        value = saved.manifest.facts.metrics.get(objective.metric)
         if value is None or not math.isfinite(value):
             return None
-        if self.monitor.startswith("-"):
-            return -value
-        return value
+        return objective.direction.score(value)
 
     def _is_milestone(self, manifest: Manifest) -> bool:
         updates = int(manifest.state["updates"])

@@ -15,7 +15,7 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.hooks.progress.notebook import NotebookProgress, in_notebook
-from phasetrain.runs.history import Best, monitor_of, read_history
+from phasetrain.runs.history import Best, read_history, read_monitor
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
@@ -82,7 +82,7 @@ def train(
 def with_history(result: RunResult) -> RunResult:
     """Return the result with the metrics.jsonl of its folder and the best value in it."""
     history = read_history(result.folder)
-    best = history.best(monitor_of(result.folder))
+    best = history.best(read_monitor(result.folder))
     if best is not None:
         best = replace(best, checkpoint=_checkpoint_at(result.folder, best))
     return replace(result, last=result.last or history.last, history=history, best=best)

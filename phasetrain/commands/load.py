@@ -15,6 +15,7 @@ from phasetrain.config.schema import default_schema
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models.sources import Source
+from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, Parts, SplitData, Task
@@ -115,14 +116,9 @@ def _build_parts(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Builder, Parts
 def _read_facts(checkpoint: str) -> dict[str, Any]:
     """Return name -> fact about the data from the plan.json of a checkpoint's run."""
     folder = checkpoint.rpartition("/checkpoints/")[0] or "."
-    storage = open_storage(folder)
-    found = storage.read_json(f"{folder}/plan.json")
-    facts = found.get("facts") if isinstance(found, dict) else None
-    if not isinstance(facts, dict):
-        return {}
     return {
         path.rpartition(".")[2]: tuple(value) if isinstance(value, list) else value
-        for path, value in facts.items()
+        for path, value in RunFiles(folder).plan().facts.items()
         if path.startswith(OF_PARTS)
     }
 

@@ -26,6 +26,7 @@ from phasetrain.config.schema import part_pattern
 from phasetrain.distributed import find_placement
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
+from phasetrain.runs.records import EnvironmentRecord, RunFiles, StatusRecord, read_status
 from phasetrain.runtime.storage import Storage, open_storage
 from phasetrain.runtime.terminal import Terminal
 
@@ -50,16 +51,16 @@ class Original:
         overrides: what it was started with, without what belongs to its folder.
         config_dir: the folder of configs of its own, or None.
         config: every value.
-        environment: content of environment.json; empty where there is none.
-        status: content of status.json; empty where there is none.
+        environment: content of environment.json.
+        status: content of status.json.
     """
 
     folder: str
     overrides: tuple[str, ...]
     config_dir: str | None
     config: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    status: Mapping[str, Any]
+    environment: EnvironmentRecord
+    status: StatusRecord
 
 
 def repeat(
@@ -120,11 +121,9 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
             f"--from {folder}: overrides.yaml and config.yaml of a run are expected there, a list, and a mapping of "
             "every section; name the folder of a run"
         )
-    environment, status = (
-        storage.read_json(f"{path}/{name}.json") for name in ("environment", "status")
-    )
-    environment = environment if isinstance(environment, dict) else {}
-    recorded = environment.get("config_dir")
+    files = RunFiles(path, storage)
+    environment = files.environment()
+    recorded = environment.config_dir
     if config_dir is None and not isinstance(recorded, str | None):
         raise ConfigError(
             f"--from {folder}: config_dir in its environment.json is {recorded!r}; expected a text or null; give the "
@@ -141,7 +140,7 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
         config_dir or recorded or None,
         {str(key): value for key, value in config.items()},
         environment,
-        status if isinstance(status, dict) else {},
+        files.status(),
     )
 
 
@@ -150,14 +149,15 @@ def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
     logged."""
     words = [*original.overrides]
     new = {_key(word) for word in overrides}
-    for line in format_deviations(original.environment.get("departures")):
+    for line in format_deviations(original.environment.content.get("departures")):
         log.warning(
             "%s is more than the command that is repeated, and may part from it: %s",
             original.folder,
             line,
         )
-    threads, processes = (original.environment.get(key) for key in ("threads", "processes"))
-    if original.config.get("MACHINE", {}).get("threads") is None and isinstance(threads, int):
+    threads = original.environment.threads
+    processes = original.environment.content.get("processes")
+    if original.config.get("MACHINE", {}).get("threads") is None and threads is not None:
         words.append(f"MACHINE.threads={threads}")
     setup = settle(
         [*words, *overrides],
@@ -208,7 +208,7 @@ def verdict(original: Original, result: RunResult) -> tuple[str, int]:
     """Return in words whether a repetition has the bits of the original, and 0 or 1."""
     folder = original.folder
     other = result.folder
-    before = original.status.get("digest") if original.status.get("state") == "finished" else None
+    before = original.status.digest if original.status.state == "finished" else None
     try:
         found = diff(folder, other)
     except ConfigError as error:
@@ -247,7 +247,7 @@ def _by_weights(original: Original, before: Any, digest: str, reason: str) -> tu
 def _causes(original: Original) -> str:
     """Return in what the original was more than its command, to be put below a verdict; empty where
     in nothing."""
-    told = format_deviations(original.environment.get("departures"))
+    told = format_deviations(original.environment.content.get("departures"))
     head = "\n\nNo repetition was to be expected. The original is more than its command:\n"
     if told:
         return head + "\n".join(f"  {line}" for line in told)
@@ -256,7 +256,7 @@ def _causes(original: Original) -> str:
 
 def _refuse_nothing(original: Original) -> None:
     """Refuse an original that has kept nothing that a repetition could be compared with."""
-    if original.status.get("state") == "finished" and original.status.get("digest"):
+    if original.status.state == "finished" and original.status.digest:
         return
     try:
         found = side(original.folder)
@@ -327,8 +327,7 @@ def _free(folder: str) -> str:
 
 
 def _has_finished(folder: str) -> bool:
-    found = open_storage(folder).read_json(f"{folder.rstrip('/')}/status.json")
-    return isinstance(found, dict) and found.get("state") == "finished"
+    return read_status(folder).state == "finished"
 
 
 def _covers(key: str, path: str) -> bool:

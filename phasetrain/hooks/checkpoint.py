@@ -81,7 +81,7 @@ class CheckpointHook(Hook):
     def on_start(self, run: Run) -> None:
         """Restore model, optimizer, meters, loaders and hooks."""
         if self._monitor is not None:
-            self._monitor = self._monitor.checked(run)
+            self._monitor = self._monitor.resolve(run)
             self.checkpointer.retention = replace(
                 self.checkpointer.retention, monitor=self._monitor.name
             )
@@ -147,7 +147,7 @@ class CheckpointHook(Hook):
         }
         # A checkpoint gets the metrics of all phases since the last update, so tests of several
         # splits that follow each other count for the same weights.
-        score = None if self._monitor is None else self._monitor.found(phase, metrics)
+        score = None if self._monitor is None else self._monitor.read_score(phase, metrics)
         self._measured = (
             run.state.updates,
             (measured if updates == run.state.updates else {}) | found,
@@ -158,7 +158,7 @@ class CheckpointHook(Hook):
             self.save(run, "epoch", epochs=phase.epoch + 1)
         elif (
             self._monitor
-            and self._monitor.split == phase.split
+            and self._monitor.objective.split == phase.split
             and run.world.run_on_main(lambda: _is_among_best(self.checkpointer, score))
         ):
             self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)

@@ -1,16 +1,18 @@
-"""Writes metrics.jsonl: one JSON object per logged step and per phase, each step once after any
-number of resumes."""
+"""Writes metrics.jsonl: one JSON object per logged step and per phase."""
 
 import json
 import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.meters.base import metric_directions
+from phasetrain.runs.records import METRICS
 from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)
@@ -18,17 +20,18 @@ log = logging.getLogger(__name__)
 
 @HOOKS.register("metrics")
 class Metrics(Hook):
-    """Appends to `metrics.jsonl` in the run folder.
+    """Appends to `metrics.jsonl` in the run folder, each step once after any number of resumes.
 
-    Everything that may differ between two equal runs stands under `time`. A resumed run cuts the
-    file back to what the checkpoint covers.
+    Values that may differ between equal runs are under `time`. A resumed run truncates the file to
+    the part that the checkpoint covers. Phase lines record the `directions` of their metrics: which
+    values are better, as their meters declare.
 
     Args:
-        every_updates: log a train step after each so many updates.
+        every_updates: number of updates between two logged train steps.
     """
 
     observe_only = True
-    main_only = False  # how long a process waits for data is asked of all; the main one writes
+    main_only = False  # all ranks report how long they waited for data; rank 0 writes
     single = True
 
     def __init__(self, every_updates: int = 10) -> None:
@@ -38,22 +41,20 @@ class Metrics(Hook):
         self._file: LogFile | None = None
         self._warned = False
         self._offset = 0
-        self._since: tuple[float, int, float] = (0.0, 0, 0.0)
+        self._last_logged = _Reading()
         self._phase_began = 0.0
 
     def on_start(self, run: Run) -> None:
-        """Open the file and cut off what lies beyond the checkpoint."""
+        """Open the file and cut off the lines beyond the checkpoint."""
         assert run.folder is not None, "the metrics hook needs a run folder"
         if not run.world.is_main:
             return
-        self._file = run.folder.log("metrics.jsonl")
-        size = self._file.size
-        path = self._file.path
-        if size < self._offset:
+        self._file = run.folder.log(METRICS)
+        if self._file.size < self._offset:
             log.warning(
                 "%s has %d bytes, the checkpoint covers %d: earlier lines are lost",
-                path,
-                size,
+                self._file.path,
+                self._file.size,
                 self._offset,
             )
             self._offset = self._file.read().rfind(b"\n") + 1
@@ -61,27 +62,21 @@ class Metrics(Hook):
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""
-        self._phase_began = time.perf_counter()
-        self._since = (self._phase_began, run.state.samples, run.clock.seconds()["data"])
+        self._last_logged = _Reading.take(run)
+        self._phase_began = self._last_logged.at
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Log the step if it is due; the only moment at which the loss is read from the device."""
         state = run.state
         if not phase.is_train or state.updates % self.every_updates:
             return
-        now, waited, (then, samples, before) = (
-            time.perf_counter(),
-            run.clock.seconds()["data"],
-            self._since,
-        )
-        self._since = now, state.samples, waited
-        longest = run.world.all_reduce_max(waited - before)
+        before = self._last_logged
+        now = self._last_logged = _Reading.take(run)
+        # a collective: every rank has to take part before all but rank 0 return
+        longest_wait = run.world.all_reduce_max(now.data_seconds - before.data_seconds)
         if self._file is None:
             return
-        spent = {
-            "samples_per_second": (state.samples - samples) / max(now - then, 1e-9),
-            "data_seconds": longest,
-        }
+        logs = {name: _encode_number(float(value)) for name, value in out.logs.items()}
         self.record(
             {
                 "kind": "step",
@@ -91,19 +86,20 @@ class Metrics(Hook):
                 "epoch": phase.epoch,
                 "step": state.step,
                 "samples": state.samples,
-                "loss": _number(float(out.loss)),
+                "loss": _encode_number(float(out.loss)),
                 "lr": run.task.updater.lr,
-                **(
-                    {"logs": {name: _number(float(value)) for name, value in out.logs.items()}}
-                    if out.logs
-                    else {}
-                ),
-                "time": {"at": time.time(), **spent},
+                **({"logs": logs} if logs else {}),
+                "time": {
+                    "at": time.time(),
+                    "samples_per_second": (now.samples - before.samples)
+                    / max(now.at - before.at, 1e-9),
+                    "data_seconds": longest_wait,
+                },
             }
         )
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of the phase."""
+        """Log the metrics of the phase and which of their values are better."""
         self.record(
             {
                 "kind": "phase",
@@ -111,32 +107,32 @@ class Metrics(Hook):
                 "split": phase.split,
                 "epoch": phase.epoch,
                 "updates": run.state.updates,
-                "metrics": {name: _number(value) for name, value in metrics.items()},
+                "metrics": {name: _encode_number(value) for name, value in metrics.items()},
+                "directions": metric_directions(metrics, run.task.meters),
                 "time": {"at": time.time(), "seconds": time.perf_counter() - self._phase_began},
             }
         )
 
     def on_save(self, run: Run) -> None:
-        """Hand every line to the system; it is made durable before the checkpoint is."""
+        """Pass every line to the system; it is made durable before the checkpoint is."""
         self._flush()
 
     def close(self) -> None:
-        """Hand over what is left; lines that no checkpoint covers stay, for whoever looks for a
-        cause."""
+        """Write the remaining lines; those beyond the checkpoint stay until the next resume, as
+        evidence of a failure."""
         self._flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far into the file a checkpoint covers, in bytes."""
+        """Return the number of bytes of the file that a checkpoint covers."""
         return {"offset": self._offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the offset; the file is cut at `on_start`."""
+        """Restore the offset; the file is cut at `on_start`."""
         self._offset = int(state["offset"])
 
     def record(self, record: dict[str, Any]) -> None:
-        """Append a record of a kind of its own; what may differ between equal runs belongs under
-        `time`."""
-        if self._file is None:  # another process writes
+        """Append a line; values that may differ between equal runs belong under `time`."""
+        if self._file is None:  # only rank 0 writes
             return
         line = (json.dumps(record) + "\n").encode()
         self._file.write(line)
@@ -146,14 +142,34 @@ class Metrics(Hook):
         error = None if self._file is None else self._file.flush()
         if error is not None and not self._warned:
             log.warning(
-                "metrics.jsonl cannot be written now: %s; lines are kept in memory until it can",
+                "%s cannot be written now: %s; lines are kept in memory until it can",
+                METRICS,
                 error,
             )
         self._warned = error is not None
 
 
-def _number(value: float) -> float | str:
-    """Return a number as JSON can hold it; the non-finite ones as text."""
+@dataclass(frozen=True)
+class _Reading:
+    """Clock and counters at a moment, for rates.
+
+    Attributes:
+        at: seconds of the performance counter.
+        samples: samples of the run up to then.
+        data_seconds: seconds that this rank has waited for data.
+    """
+
+    at: float = 0.0
+    samples: int = 0
+    data_seconds: float = 0.0
+
+    @classmethod
+    def take(cls, run: Run) -> "_Reading":
+        return cls(time.perf_counter(), run.state.samples, run.clock.seconds()["data"])
+
+
+def _encode_number(value: float) -> float | str:
+    """Return a number as JSON can hold it; non-finite ones as text."""
     if math.isfinite(value):
         return value
     return repr(value)

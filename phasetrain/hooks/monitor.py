@@ -1,5 +1,4 @@
-"""A metric by which weights are compared: `split/metric`, with a minus sign before it where smaller
-is better."""
+"""Metrics that hooks watch: `split/metric` in a config, with a minus sign if smaller is better."""
 
 import logging
 import math
@@ -11,16 +10,18 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
 from phasetrain.meters import Meter
+from phasetrain.meters.base import list_metrics, metric_direction, split_metric
+from phasetrain.runs.direction import Direction, Objective
 
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""Stands for the first metric of the first test split."""
+"""Selects the first metric of the first test split."""
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """What is watched, and in which direction it is better.
+    """A watched metric as a config names it.
 
     Attributes:
         name: such as `test/accuracy` or `-test/loss`.
@@ -31,63 +32,57 @@ class Monitor:
     where: str
 
     @property
-    def metric(self) -> str:
-        """The metric without its sign."""
-        return self.name.removeprefix("-")
+    def objective(self) -> Objective:
+        """The metric and its direction."""
+        return Objective.parse(self.name)
 
-    @property
-    def split(self) -> str:
-        """The split whose phases measure it."""
-        return self.metric.partition("/")[0]
-
-    def score(self, value: float) -> float:
-        """Return a value so that more is better."""
-        if self.name.startswith("-"):
-            return -value
-        return value
-
-    def found(self, phase: Phase, metrics: Mapping[str, float]) -> float | None:
-        """Return the score that a phase has brought; None where it does not measure it, or it is no
-        number.
+    def read_score(self, phase: Phase, metrics: Mapping[str, float]) -> float | None:
+        """Return the score of a phase, larger is better; None if the phase is of another split, or
+        the value is not finite.
 
         Raises:
-            ConfigError: a phase of its split has measured all but it.
+            ConfigError: a phase of the split has not measured the metric.
         """
-        split, _, name = self.metric.partition("/")
-        if phase.split != split:
+        objective = self.objective
+        if phase.split != objective.split:
             return None
-        if name not in metrics:
+        if objective.name not in metrics:
+            measured = ", ".join(metrics) or "nothing"
             raise ConfigError(
-                f"{self.where} = {self.name!r}: the phase has measured {', '.join(metrics) or 'nothing'} and not it"
-                f"{did_you_mean(name, metrics)}"
+                f"{self.where} = {self.name!r}: the phase has measured {measured} and not it"
+                f"{did_you_mean(objective.name, metrics)}",
+                code="monitor.not_measured",
             )
-        value = metrics[name]
+        value = metrics[objective.name]
         if math.isfinite(value):
-            return self.score(value)
+            return objective.direction.score(value)
         return None
 
-    def checked(self, run: Run) -> "Monitor":
-        """Return the monitor with `auto` replaced, seen before the first step to be measured in its
-        direction.
+    def resolve(self, run: Run) -> "Monitor":
+        """Return the monitor with `auto` replaced, checked before the first step.
 
         Raises:
-            ConfigError: no phase will measure it (near misses are named), or smaller values are
-                known to be better and there is no minus sign before it.
+            ConfigError: no phase will measure the metric, or its meter says that smaller values are
+                better and there is no minus sign.
         """
-        return self.among(run.plan, run.task.meters, train_meters=run.task.parts.train_meters)
+        return self.resolve_in(run.plan, run.task.meters, train_meters=run.task.parts.train_meters)
 
-    def among(self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool) -> "Monitor":
-        """Return the same of a plan and its meters, see `checked`."""
+    def resolve_in(
+        self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool
+    ) -> "Monitor":
+        """Do the same as `resolve`, given a plan and its meters."""
         if self.name == AUTO:
-            return self._first(plan, meters)
-        label, name = self._measured(plan, meters, train_meters=train_meters)
-        direction = meters[label].direction(name)
-        if direction == "smaller" and not self.name.startswith("-"):
+            return self._resolve_auto(plan, meters)
+        self._check_measured(plan, meters, train_meters=train_meters)
+        declared = metric_direction(self.objective.name, meters)
+        objective = self.objective
+        if declared is Direction.SMALLER and objective.direction is Direction.LARGER:
             raise ConfigError(
-                f"{self.where} = {self.name!r}: smaller values of it are better; write -{self.metric}, with a minus "
-                "sign before it"
+                f"{self.where} = {self.name!r}: smaller values of it are better; write "
+                f"-{objective.metric}, with a minus sign before it",
+                code="monitor.direction",
             )
-        if direction == "larger" and self.name.startswith("-"):
+        if declared is Direction.LARGER and objective.direction is Direction.SMALLER:
             log.warning(
                 "%s = %r: larger values of it are better; this looks for the worst",
                 self.where,
@@ -95,49 +90,48 @@ class Monitor:
             )
         return self
 
-    def _first(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
+    def _resolve_auto(self, plan: Plan, meters: Mapping[str, Meter]) -> "Monitor":
         split = next((phase.split for phase in plan.phases if not phase.is_train), "")
         try:
             chosen = first_metric(split, {label: type(meter) for label, meter in meters.items()})
         except ConfigError as error:
-            raise ConfigError(f"{self.where} = {AUTO!r}: {error}") from error
+            raise ConfigError(f"{self.where} = {AUTO!r}: {error}", code=error.code) from error
         log.info(
             "%s: %s -> %s (the first metric of the first test split)", self.where, AUTO, chosen
         )
         return Monitor(chosen, self.where)
 
-    def _measured(
+    def _check_measured(
         self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool
-    ) -> tuple[str, str]:
-        """Return the label of the meter that measures it, and which of its metrics it is."""
-        split, _, name = self.metric.partition("/")
+    ) -> None:
+        """Raise ConfigError if no phase of the plan measures the metric."""
+        objective = self.objective
         splits = sorted(
             {phase.split for phase in plan.phases if phase.split != "train" or train_meters}
         )
-        labels = [label for label in meters if name == label or name.startswith(f"{label}_")]
-        if split in splits and labels:
-            label = max(labels, key=len)
-            below = name[len(label) + 1 :]
+        label, name = split_metric(objective.name, meters)
+        if objective.split in splits and label:
             known = meters[label].metric_names()
-            if known is None or below in (known or ("",)):
-                return label, below
-        measured = [f"{one}/{label}" for one in splits for label in _names(meters)]
-        near = did_you_mean(self.metric, measured) or "."
+            if known is None or name in (known or ("",)):
+                return
+        measured = [f"{split}/{metric}" for split in splits for metric in list_metrics(meters)]
+        near = did_you_mean(objective.metric, measured) or "."
         raise ConfigError(
-            f"{self.where} = {self.name!r}: no phase of this run measures it{near} Known: {', '.join(measured)}; a "
-            "minus sign before it means that smaller is better"
+            f"{self.where} = {self.name!r}: no phase of this run measures it{near} Known: "
+            f"{', '.join(measured)}; a minus sign before it means that smaller is better",
+            code="monitor.not_measured",
         )
 
 
 class Patience:
-    """Counts measurements in a row that were not better than the best so far.
+    """Counts consecutive measurements that were not better than the best one.
 
     Args:
-        patience: so many of them are put up with, less one.
-        min_delta: by how much a value has to be better to count.
+        patience: number of such measurements at which patience runs out.
+        min_delta: minimum improvement that counts.
 
     Attributes:
-        best: the best score so far, more is better; None before the first one.
+        best: the best score, larger is better; None before the first one.
         spent: measurements since then.
 
     Raises:
@@ -154,9 +148,8 @@ class Patience:
         self.best: float | None = None
         self.spent = 0
 
-    def hear(self, score: float | None) -> bool:
-        """Count a measurement, None for what is no number; return whether patience is at its
-        end."""
+    def add_score(self, score: float | None) -> bool:
+        """Count a measurement, None if it was not finite; return whether patience has run out."""
         if score is not None and (self.best is None or score > self.best + self.min_delta):
             self.best = score
             self.spent = 0
@@ -169,42 +162,33 @@ class Patience:
         return {"best": self.best, "spent": self.spent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         self.best = state["best"]
         self.spent = int(state["spent"])
 
 
 def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
-    """Return the first metric of a split as a monitor, with the sign that its meter knows.
+    """Return the first metric of a split as a monitor, with the sign of its declared direction.
 
     Args:
         split: the first test split, or empty.
-        meters: label -> kind of meter, in their order.
+        meters: label -> class of the meter, in their order.
 
     Raises:
-        ConfigError: there is no split or no meter, or the first one does not say which of its
-            values are better.
+        ConfigError: there is no split or no meter, or the first meter declares no direction.
     """
     if not split or not meters:
+        missing = "meter" if split else "test split"
         raise ConfigError(
-            f"there is no {'meter' if split else 'test split'} to take it from; name a metric, such as train/accuracy"
+            f"there is no {missing} to take it from; name a metric, such as train/accuracy",
+            code="monitor.no_default",
         )
     label, kind = next(iter(meters.items()))
     if kind.better is None or kind.first is None:
         raise ConfigError(
-            f"the first meter, METERS.{label}, does not say which of its values are better; name a metric, such as "
-            f"{split}/{label}, with a minus sign before it where smaller is better"
+            f"the first meter, METERS.{label}, does not say which of its values are better; name a "
+            f"metric, such as {split}/{label}, with a minus sign before it where smaller is better",
+            code="monitor.no_default",
         )
     name = f"{split}/{label}_{kind.first}" if kind.first else f"{split}/{label}"
-    if kind.better == "smaller":
-        return f"-{name}"
-    return name
-
-
-def _names(meters: Mapping[str, Meter]) -> list[str]:
-    """Return the names of all metrics, as far as they are known before there is data."""
-    return [
-        f"{label}_{name}" if name else label
-        for label, one in meters.items()
-        for name in one.metric_names() or ("",)
-    ]
+    return str(Objective(name, Direction(kind.better)))

@@ -1,4 +1,4 @@
-"""Lowers the learning rate where a metric has stopped getting better (hook `plateau`)."""
+"""Lowers the learning rate when a metric has stopped improving (hook `plateau`)."""
 
 import logging
 from collections.abc import Mapping
@@ -16,26 +16,26 @@ class Plateau(Hook):
     """Multiplies all learning rates by `factor` when the metric was not better than its best
     `patience` times in a row.
 
-    It multiplies what the schedules give, from the next update on. The product of all reductions is
-    state of the updater (`Updater.factor`), the best value and what was counted are state of the
-    hook, so a resumed run lowers it where an unbroken one does.
+    The factor applies on top of the schedules, from the next update on. The product of all
+    reductions is state of the updater (`Updater.factor`), the best value and the counters are state
+    of the hook, so a resumed run lowers the rate at the same update as an uninterrupted one.
     torch.optim.lr_scheduler.ReduceLROnPlateau with `patience=n` does the same as `patience: n + 1`
     here.
 
     Args:
-        monitor: `split/metric`, such as `test/accuracy`; with a minus sign before it smaller is
-            better: `-test/loss`; `auto` is the first metric of the first test split.
-        factor: of one reduction, above 0 and below 1.
-        patience: measurements in a row that may bring nothing.
-        min_delta: by how much a value has to be better to count.
+        monitor: `split/metric`, such as `test/accuracy`, or `-test/loss` with a minus sign if
+            smaller is better; `auto` is the first metric of the first test split.
+        factor: factor of one reduction, above 0 and below 1.
+        patience: number of consecutive measurements without improvement.
+        min_delta: minimum improvement that counts.
         cooldown: measurements after a reduction that do not count against the patience.
-        min_factor: the product of all reductions does not go below this.
+        min_factor: lower bound of the product of all reductions.
 
     Raises:
         ValueError: a parameter out of its range.
     """
 
-    main_only = False
+    main_only = False  # every rank has an optimizer whose rates have to be lowered
 
     def __init__(
         self,
@@ -60,36 +60,47 @@ class Plateau(Hook):
         self.resting = 0
 
     def on_start(self, run: Run) -> None:
-        """See that the metric will be measured."""
-        self.monitor = self.monitor.checked(run)
+        """Check that the metric will be measured."""
+        self.monitor = self.monitor.resolve(run)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Compare with the best value so far; all processes go by what the main one has
-        measured."""
-        if phase.split != self.monitor.split:
+        """Compare the metric with its best value.
+
+        All ranks use the value of rank 0: averages over ranks may differ in the last bit, and ranks
+        with different learning rates would diverge.
+        """
+        if phase.split != self.monitor.objective.split:
             return
-        ended = self.patience.hear(run.world.broadcast(self.monitor.found(phase, metrics)))
+        score = run.world.broadcast(self.monitor.read_score(phase, metrics))
+        has_run_out = self.patience.add_score(score)
         if self.resting:
-            self.resting, self.patience.spent = self.resting - 1, 0
-        elif ended:
+            self.resting -= 1
+            self.patience.spent = 0
+        elif has_run_out:
             self.resting = self.cooldown
             self.patience.spent = 0
-            self._reduce(run)
+            self._reduce_rates(run)
 
-    def _reduce(self, run: Run) -> None:
+    def _reduce_rates(self, run: Run) -> None:
         updater = run.task.updater
-        lowered = max(self.min_factor, updater.factor * self.factor)
-        if lowered >= updater.factor:
+        reduced = max(self.min_factor, updater.factor * self.factor)
+        if reduced >= updater.factor:
             return
-        text = "plateau: %s was not better %d times in a row; learning rates are multiplied by %g from here on (was %g)"
-        log.info(text, self.monitor.metric, self.patience.patience, lowered, updater.factor)
-        updater.factor = lowered
+        log.info(
+            "plateau: %s was not better %d times in a row; learning rates are multiplied by %g "
+            "from here on (was %g)",
+            self.monitor.objective.metric,
+            self.patience.patience,
+            reduced,
+            updater.factor,
+        )
+        updater.factor = reduced
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, so that more is better, and what was counted."""
+        """Return the best score and the counters."""
         return {**self.patience.state_dict(), "resting": self.resting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         self.patience.load_state_dict(state)
         self.resting = int(state["resting"])

@@ -216,7 +216,7 @@ class Report(Hook):
     def _write(self, folder: RunFolder) -> None:
         self._written = time.monotonic()
         self._pending = False
-        if not folder.has_room():
+        if not folder.space.has_spare():
             self._warn("%s: there is too little room, and it is not written", folder.file(FILE))
             return
         try:
@@ -228,7 +228,7 @@ class Report(Hook):
         """Write what is left, and the report; what goes wrong here must not touch the run."""
         if self._pending:
             self._write(folder)
-        if not folder.has_room():
+        if not folder.space.has_spare():
             self._warn(
                 "there is too little room in %s, and report.html is not written", folder.path
             )

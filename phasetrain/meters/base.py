@@ -1,7 +1,7 @@
 """The base class of meters, and the registry of meters (section METERS)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +12,7 @@ from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
+from phasetrain.runs.direction import Direction
 
 Better = Literal["larger", "smaller"]
 """Which of two values of a metric is better."""
@@ -248,3 +249,40 @@ class MeterRegistry(Registry[Meter]):
 
 
 METERS = MeterRegistry()
+
+
+def split_metric(name: str, meters: Mapping[str, Meter]) -> tuple[str, str]:
+    """Split the name of a metric into the label of its meter and the name within the meter.
+
+    Both are empty if no meter has it: a task may add metrics of its own.
+
+    Example:
+        >>> split_metric("errors_r2", meters)
+        ('errors', 'r2')
+    """
+    labels = [label for label in meters if name == label or name.startswith(f"{label}_")]
+    label = max(labels, key=len, default="")
+    return label, name[len(label) + 1 :] if label else ""
+
+
+def metric_direction(name: str, meters: Mapping[str, Meter]) -> Direction | None:
+    """Return which values of a metric are better as its meter declares; None if none declares
+    it."""
+    label, within = split_metric(name, meters)
+    declared = meters[label].direction(within) if label else None
+    return None if declared is None else Direction(declared)
+
+
+def metric_directions(names: Iterable[str], meters: Mapping[str, Meter]) -> dict[str, Direction]:
+    """Return metric -> direction of those metrics whose meter declares one."""
+    directions = {name: metric_direction(name, meters) for name in names}
+    return {name: found for name, found in directions.items() if found is not None}
+
+
+def list_metrics(meters: Mapping[str, Meter]) -> list[str]:
+    """Return the names of all metrics, as far as they are known before there is data."""
+    return [
+        f"{label}_{name}" if name else label
+        for label, meter in meters.items()
+        for name in meter.metric_names() or ("",)
+    ]

@@ -1,5 +1,4 @@
-"""The run folder: everything that a run leaves behind, who owns it, and what its status is (section
-RUN)."""
+"""The run folder: its lock, its status, its logs, and the room on its disk (section RUN)."""
 
 import json
 import logging
@@ -15,11 +14,12 @@ from typing import Any
 
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.runs.lock import LEASE_SECONDS, FolderLock, Owner
+from phasetrain.runs.records import ATTEMPTS, STATUS, StatusRecord
 from phasetrain.runtime.storage import TEMPORARY, LogFile, Storage, open_storage
 
 log = logging.getLogger(__name__)
 
-OWN_FILES = (
+RUN_FILES = (
     "breakdown.json",
     "RUN.md",
     "attempts.jsonl",
@@ -34,171 +34,237 @@ OWN_FILES = (
     "reproduce.sh",
     "steps.ledger",
 )
-"""Files that a run writes anew or appends to."""
+"""Files that a run overwrites or appends to."""
 
+LASTING_FACTS = (
+    "updates",
+    "reached",
+    "checkpoint",
+    "time",
+    "idle_attempts",
+    "started_from",
+    "cause",
+)
+"""Entries of status.json that an attempt keeps from the one before until it sets them."""
 
-KEPT = ("updates", "reached", "checkpoint", "time", "idle_attempts", "started_from", "cause")
-"""What status.json keeps from attempt to attempt until it is set anew."""
-
+ATTEMPT_FACTS = ("attempt", "state", "reason", "exit_code", "updates", "reached", "heartbeat")
+"""Entries of status.json that are kept in attempts.jsonl, in addition to the times."""
 
 SPARE_BYTES = 1 << 20
-"""Free bytes from which on files are written that a run can do without."""
+"""Free bytes below which optional files are not written."""
 
 
-OF_AN_ATTEMPT = ("attempt", "state", "reason", "exit_code", "updates", "reached", "heartbeat")
-"""What attempts.jsonl keeps of each attempt but the last, beside where its time went."""
+class StatusFile:
+    """Writes status.json, from two threads: the run, and the one that renews the heartbeat.
+
+    Args:
+        path: path of the file.
+        storage: access to it.
+
+    Attributes:
+        attempt: number of the attempt.
+        collect: returns further entries whenever the file is written.
+    """
+
+    def __init__(self, path: str, storage: Storage) -> None:
+        self.path = path
+        self.storage = storage
+        self.attempt = 1
+        self.collect: Callable[[], Mapping[str, Any]] = dict
+        self._facts: dict[str, Any] = {}
+
+    def begin(self, before: StatusRecord) -> None:
+        """Start a new attempt after the one that the record is of."""
+        self.attempt = before.attempt + 1
+        self._facts = {key: before.content[key] for key in LASTING_FACTS if key in before.content}
+
+    def update(self, **facts: Any) -> None:
+        """Set entries, which are kept until they are set again."""
+        self._facts = {**self._facts, "attempt": self.attempt, **facts}
+
+    def write(self, *, durable: bool) -> None:
+        """Write the file with a new heartbeat.
+
+        Before this attempt has a state, the file keeps the one of the attempt before.
+        """
+        if "state" not in self._facts:
+            return
+        self._facts = {**self._facts, **self.collect()}
+        heartbeat = {"at": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
+        content = {**self._facts, "heartbeat": heartbeat}
+        self.storage.replace_json(self.path, content, durable=durable)
+
+
+class DiskSpace:
+    """Free space of the disk that a run folder is on.
+
+    Args:
+        path: the run folder, which need not exist.
+        storage: access to its files.
+    """
+
+    def __init__(self, path: str, storage: Storage) -> None:
+        self.path = path
+        self.storage = storage
+
+    def free_bytes(self) -> int | None:
+        """Return the free bytes; None if the storage does not tell."""
+        for place in (self.path, *map(str, Path(self.path).parents)):
+            free = self.storage.free_bytes(place)
+            if free is not None:  # None as well where a folder does not exist yet
+                return free
+        return None
+
+    def has_spare(self) -> bool:
+        """Return whether optional files may be written; the last bytes are left for checkpoints and
+        the status."""
+        free = self.free_bytes()
+        return free is None or free >= SPARE_BYTES
+
+    def require(self, needed: int, wanted: int) -> None:
+        """Check that the disk has room for the checkpoints of the run.
+
+        Args:
+            needed: bytes without which no checkpoint can be saved: an error.
+            wanted: bytes of all checkpoints that are kept: a warning.
+
+        Raises:
+            ConfigError: there is too little room (code `folder.no_space`).
+        """
+        free = self.free_bytes()
+        if free is None or free >= wanted:
+            return
+        sentence = (
+            f"RUN.dir = {self.path!r}: {free:,} bytes are free and the checkpoints of this run "
+            f"need about {wanted:,}; free space, lower CHECKPOINT.keep_last, or set RUN.dir to "
+            "another disk"
+        )
+        if free < needed:
+            raise ConfigError(sentence, code="folder.no_space")
+        log.warning(sentence)
 
 
 class RunFolder:
-    """A run folder under the lock of this process, or of the main one of several, which alone opens
-    it.
+    """A run folder under the lock of this process; of several ranks only rank 0 opens it.
 
     Args:
-        path: the folder; created if need be.
-        storage: the door to its files; the one that fits the path by default.
-        rank: number of this process; all but 0 leave the status alone.
+        path: the folder; created if it does not exist.
+        storage: access to its files; chosen by the path by default.
+        rank: rank of this process; all but rank 0 leave the status alone.
 
     Attributes:
-        watch: asked for what is to stand in status.json whenever it is written.
-        before_close: called, the last one first, when everything else is done and the lock is still
-            held.
-        lost: who has taken the folder over while this process was stopped for longer than its
-            lease, in a sentence; else empty. Nobody may write then.
+        space: free space of its disk.
+        status_file: writer of status.json.
+        before_close: callbacks called at the end in reverse order, while the lock is still held.
+        lost: a sentence about the process that has taken the folder over, because this one was
+            stopped for longer than its lease; else empty. Nothing may be written then.
     """
 
     def __init__(self, path: str, storage: Storage | None = None, *, rank: int = 0) -> None:
         self.rank = rank
         self.path = path.rstrip("/")
         self.storage = storage or open_storage(path)
-        self.attempt = 1
-        self.watch: Callable[[], Mapping[str, Any]] = dict
+        self.space = DiskSpace(self.path, self.storage)
         self.before_close: list[Callable[[], None]] = []
         self.lost = ""
+        self.status_file = StatusFile(self.file(STATUS), self.storage)
         self._lock = FolderLock(self.path, self.storage)
         self._closing = threading.Event()
         self._guard = threading.Lock()
-        self._status: dict[str, Any] = {}
         self._logs: list[LogFile] = []
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 1."""
+        return self.status_file.attempt
 
     def file(self, name: str) -> str:
         """Return the path of a file in the folder."""
         return f"{self.path}/{name}"
 
     def holds_run(self) -> bool:
-        """Tell whether a run has written here."""
-        return self.storage.exists(self.file("status.json")) or bool(
+        """Return whether a run has written here."""
+        return self.storage.exists(self.file(STATUS)) or bool(
             self.storage.list_names(self.file("checkpoints"))
         )
 
-    def status(self) -> dict[str, Any]:
-        """Return the content of status.json, empty where there is none."""
-        found = self.storage.read_json(self.file("status.json"))
-        if isinstance(found, dict):
-            return found
-        return {}
+    def read_status(self) -> StatusRecord:
+        """Return the record of status.json; an empty one if there is none.
+
+        Raises:
+            OSError: the file system failed. A file that cannot be read must not count as absent:
+                the run would begin with attempt 1.
+        """
+        return StatusRecord.from_json(self.storage.read_json(self.file(STATUS)))
 
     def open(self) -> None:
-        """Create the folder, see that it can be written, and take its lock.
+        """Create the folder, check that it can be written, and take its lock.
 
         Raises:
-            ConfigError: the folder cannot be created or written.
+            ConfigError: the folder cannot be created or written (code `folder.not_writable`), or it
+                holds foreign files (code `folder.foreign_files`).
             FolderInUseError: another process owns it.
         """
-        self._refuse_strangers()
-        self._probe()
+        self._reject_foreign_files()
+        _check_writable(self.path, self.storage)
         try:
-            before = self.status()
-            self.attempt = count(before, "attempt") + 1
-            self._status = {key: before[key] for key in KEPT if key in before}
+            before = self.read_status()
+            self.status_file.begin(before)
             self._lock.take(Owner.here(self.attempt))
-            self._sweep()
-            self._remember(before)
+            for name in self.storage.list_names(self.path):
+                if TEMPORARY.search(name):  # a killed attempt was about to rename it
+                    self.storage.remove(self.file(name))
+            if before.attempt and self.space.has_spare():
+                _archive_attempt(self.file(ATTEMPTS), self.storage, before)
         except OSError as error:
             self.close()
-            raise self._not_writable(error) from error
-        threading.Thread(target=self._renew, name="phasetrain-lease", daemon=True).start()
-
-    def require(self, needed: int, wanted: int) -> None:
-        """See that the disk has room for what the run is going to write.
-
-        Args:
-            needed: bytes without which it could not save at all; it is refused.
-            wanted: bytes of all checkpoints that it is to keep; a warning.
-
-        Raises:
-            ConfigError: there is too little room; both figures are in the message.
-        """
-        free = self.free()
-        if free is None or free >= wanted:
-            return
-        sentence = (
-            f"RUN.dir = {self.path!r}: {free:,} bytes are free and the checkpoints of this run need about "
-            f"{wanted:,}; free space, lower CHECKPOINT.keep_last, or set RUN.dir to another disk"
-        )
-        if free < needed:
-            raise ConfigError(sentence)
-        log.warning(sentence)
-
-    def has_room(self) -> bool:
-        """Tell whether there is room for what a run can do without; the last of it is for
-        checkpoints and status."""
-        free = self.free()
-        return free is None or free >= SPARE_BYTES
-
-    def free(self) -> int | None:
-        """Return the bytes that are left where the folder is or will be; None where nobody can
-        tell."""
-        places = (self.path, *map(str, Path(self.path).parents))
-        return next(
-            (free for place in places if (free := self.storage.free_bytes(place)) is not None), None
-        )
+            raise _not_writable(self.path, error) from error
+        threading.Thread(target=self._renew_lease, name="phasetrain-lease", daemon=True).start()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn an error of the file system into a sentence about RUN.dir."""
+        """Turn an OSError into a ConfigError about RUN.dir."""
         try:
             yield
         except OSError as error:
-            raise self._not_writable(error) from error
+            raise _not_writable(self.path, error) from error
 
     def log(self, name: str) -> LogFile:
-        """Return a file that grows by appending; what was written to it is durable before a
-        checkpoint is."""
+        """Open a file for appending; it is made durable before each checkpoint is."""
         with self.writing():
             opened = self.storage.log_file(self.file(name))
         self._logs.append(opened)
         return opened
 
     def sync_logs(self) -> None:
-        """Make all that was written to logs durable.
+        """Make all logs durable.
 
         Raises:
-            OSError: the file system refused.
+            OSError: the file system failed.
         """
-        for one in self._logs:
-            one.sync()
+        for opened in self._logs:
+            opened.sync()
 
     def write_status(self, state: str, **facts: Any) -> None:
-        """Write status.json: the state, the attempt, a heartbeat and `facts`, which are kept until
-        set anew.
+        """Write status.json durably: the state and `facts`, which are kept until they are set
+        again.
 
         Raises:
-            OSError: the file system refused.
+            OSError: the file system failed.
         """
         with self._guard:
-            self._status = self._status | {"state": state, "attempt": self.attempt} | facts
+            self.status_file.update(state=state, **facts)
             self._write_status(durable=True)
 
     def note(self, **facts: Any) -> None:
-        """Put `facts` into status.json, now or, where the file system refuses, with the next
-        heartbeat."""
+        """Add `facts` to status.json now, or with the next heartbeat if the file system fails."""
         with self._guard:
-            self._status = self._status | facts
+            self.status_file.update(**facts)
             with suppress(OSError):
                 self._write_status(durable=False)
 
     def close(self) -> None:
-        """Do what was left for the end, close the logs, and release the lock."""
+        """Call `before_close`, close the logs, and release the lock."""
         while self.before_close:
             call = self.before_close.pop()
             if not self.lost:
@@ -211,57 +277,22 @@ class RunFolder:
                 self._lock.release()
             except OSError as error:
                 log.warning(
-                    "the lock could not be taken away (%s); it ends with this process on this machine",
+                    "the lock could not be released (%s); it ends with this process on this "
+                    "machine",
                     error,
                 )
 
-    def _refuse_strangers(self) -> None:
-        """Refuse a folder that holds no run, but files that a run would overwrite."""
-        strangers = [name for name in OWN_FILES if self.storage.exists(self.file(name))]
-        if strangers and not self.holds_run():
+    def _reject_foreign_files(self) -> None:
+        """Raise ConfigError for a folder without a run that has files which a run overwrites."""
+        foreign = [name for name in RUN_FILES if self.storage.exists(self.file(name))]
+        if foreign and not self.holds_run():
             raise ConfigError(
-                f"RUN.dir = {self.path!r} holds no run, but {', '.join(strangers)}, which a run would overwrite; set "
-                "RUN.dir to another folder, or move them away"
+                f"RUN.dir = {self.path!r} holds no run, but {', '.join(foreign)}, which a run "
+                "would overwrite; set RUN.dir to another folder, or move them away",
+                code="folder.foreign_files",
             )
 
-    def _probe(self) -> None:
-        probe = self.file(f"probe.tmp-{uuid.uuid4().hex[:8]}")
-        try:
-            self.storage.make_folder(self.path)
-            self.storage.create(probe, b"\0" * 4096)
-            self.storage.remove(probe)
-        except OSError as error:
-            with suppress(OSError):
-                self.storage.remove(probe)
-            raise self._not_writable(error) from error
-
-    def _not_writable(self, error: OSError) -> ConfigError:
-        return ConfigError(
-            f"RUN.dir = {self.path!r} cannot be written: {error.strerror or error} (errno {error.errno}); "
-            "set RUN.dir to a folder that this user may write to, on a disk with space left"
-        )
-
-    def _sweep(self) -> None:
-        """Delete the files that a killed attempt was about to put in place of others."""
-        for name in self.storage.list_names(self.path):
-            if TEMPORARY.search(name):
-                self.storage.remove(self.file(name))
-
-    def _remember(self, before: Mapping[str, Any]) -> None:
-        """Append what status.json says of the attempt before to attempts.jsonl; a full disk loses
-        the line."""
-        if "attempt" not in before or not self.has_room():
-            return
-        time = before.get("time")
-        known = {key: before[key] for key in OF_AN_ATTEMPT if key in before}
-        known["time"] = {"attempt": time.get("attempt")} if isinstance(time, Mapping) else {}
-        with suppress(OSError):
-            file = self.storage.log_file(self.file("attempts.jsonl"))
-            file.write((json.dumps(known) + "\n").encode())
-            file.flush()
-            file.close()
-
-    def _renew(self) -> None:
+    def _renew_lease(self) -> None:
         while not self._closing.wait(LEASE_SECONDS):
             with self._guard:
                 if self._closing.is_set():
@@ -272,23 +303,40 @@ class RunFolder:
                 except FolderInUseError as error:
                     self.lost = str(error)
                     return
-                except OSError:  # a full or absent disk fails the next save, which says so
+                except OSError:  # a full or absent disk fails the next save, which reports it
                     continue
 
     def _write_status(self, *, durable: bool) -> None:
-        if (
-            self.rank or "state" not in self._status or self.lost
-        ):  # until this attempt has one, that of the attempt before stands
-            return
-        heartbeat = {"at": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
-        self._status = {**self._status, **self.watch()}
-        content = self._status | {"heartbeat": heartbeat}
-        self.storage.replace_json(self.file("status.json"), content, durable=durable)
+        if self.rank == 0 and not self.lost:
+            self.status_file.write(durable=durable)
 
 
-def count(status: Mapping[str, Any], key: str) -> int:
-    """Return a number out of status.json, 0 where it is not there or was damaged by hand."""
-    value = status.get(key)
-    if isinstance(value, int):
-        return value
-    return 0
+def _check_writable(path: str, storage: Storage) -> None:
+    probe = f"{path}/probe.tmp-{uuid.uuid4().hex[:8]}"
+    try:
+        storage.make_folder(path)
+        storage.create(probe, b"\0" * 4096)  # a full disk still creates empty files
+        storage.remove(probe)
+    except OSError as error:
+        with suppress(OSError):
+            storage.remove(probe)
+        raise _not_writable(path, error) from error
+
+
+def _archive_attempt(path: str, storage: Storage, before: StatusRecord) -> None:
+    """Append the status of the attempt before to attempts.jsonl; a full disk loses the line."""
+    facts = {key: before.content[key] for key in ATTEMPT_FACTS if key in before.content}
+    facts["time"] = {"attempt": before.attempt_seconds}
+    with suppress(OSError):
+        file = storage.log_file(path)
+        file.write((json.dumps(facts) + "\n").encode())
+        file.flush()
+        file.close()
+
+
+def _not_writable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"RUN.dir = {path!r} cannot be written: {error.strerror or error} (errno {error.errno}); "
+        "set RUN.dir to a folder that this user may write to, on a disk with space left",
+        code="folder.not_writable",
+    )

@@ -1,31 +1,28 @@
-"""What a run has measured, as a table: the lines of metrics.jsonl, scalars by name, smoothed by
-fvcore."""
+"""The measurements of a run as a table: rows of metrics.jsonl, scalars by name, smoothing, and the
+best value of a metric."""
 
-import json
 import math
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.runtime.storage import Storage, open_storage
+from phasetrain.runs.direction import Direction, Objective, guess_direction, resolve_objective
+from phasetrain.runs.records import MetricsLine, RunFiles, is_scalar
 
 if TYPE_CHECKING:
     from fvcore.common.history_buffer import HistoryBuffer
 
-FILE = "metrics.jsonl"
-
-SMALLER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
-"""Last words of names of metrics of which smaller values are better."""
+COUNTERS = frozenset({"updates", "phase", "epoch", "step", "samples"})
+"""Columns that say when a row was written."""
 
 _MONITOR = re.compile(
     r"^CHECKPOINT:\n(?:  .*\n)*?  best:\n(?:    .*\n)*?    monitor: (\S+)", re.MULTILINE
 )
 
-How = Literal["median", "mean"]
+Smoothing = Literal["median", "mean"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +32,10 @@ class Best:
     Attributes:
         metric: such as `test/accuracy`.
         value: the best one.
-        epoch: in which it was measured, from 0.
-        updates: done before it was measured.
-        checkpoint: path of the checkpoint that has these weights; empty where none is kept.
+        epoch: epoch in which it was measured, from 0.
+        updates: updates done before it was measured.
+        checkpoint: path of the checkpoint with these weights; empty if none was kept.
+        direction: which values of the metric are better.
     """
 
     metric: str
@@ -45,6 +43,7 @@ class Best:
     epoch: int
     updates: int
     checkpoint: str = ""
+    direction: Direction = Direction.LARGER
 
 
 class History(Sequence[dict[str, Any]]):
@@ -52,15 +51,33 @@ class History(Sequence[dict[str, Any]]):
 
     A row is a flat mapping. A logged step has `kind` "step", `updates`, `epoch`, `split`, `loss`,
     `lr` and the values that a loss logs as `logs/NAME`; a phase has `kind` "phase" and its metrics
-    as `SPLIT/NAME`, such as `test/accuracy`. What may differ between equal runs is under
+    as `SPLIT/NAME`, such as `test/accuracy`. Values that may differ between equal runs are under
     `time/NAME`.
 
     Args:
-        rows: of the table.
+        rows: rows of the table.
+        directions: metric, such as `test/accuracy` -> which of its values are better, as recorded
+            in the run.
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        rows: Sequence[dict[str, Any]] = (),
+        directions: Mapping[str, Direction] | None = None,
+    ) -> None:
         self._rows = list(rows)
+        self.directions = dict(directions or {})
+
+    @classmethod
+    def from_lines(cls, lines: Sequence[MetricsLine]) -> "History":
+        """Return the table of some lines of metrics.jsonl."""
+        directions = {
+            f"{line.split}/{name}": direction
+            for line in lines
+            if line.kind == "phase"
+            for name, direction in line.directions.items()
+        }
+        return cls([line.flatten() for line in lines], directions)
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -68,7 +85,7 @@ class History(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> "History": ...
     def __getitem__(self, index: int | slice) -> "dict[str, Any] | History":
         if isinstance(index, slice):
-            return History(self._rows[index])
+            return History(self._rows[index], self.directions)
         return self._rows[index]
 
     def __len__(self) -> int:
@@ -76,14 +93,18 @@ class History(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         steps = sum(row["kind"] == "step" for row in self)
-        return f"History of {steps} steps and {len(self) - steps} other rows; scalars: {', '.join(self.names)}"
+        names = ", ".join(self.names)
+        return f"History of {steps} steps and {len(self) - steps} other rows; scalars: {names}"
 
     @property
     def names(self) -> list[str]:
-        """Names of all scalars but counts, in the order in which they appear first."""
+        """Names of all scalars except counters, in the order in which they appear first."""
         return list(
             dict.fromkeys(
-                name for row in self for name, value in row.items() if _is_scalar(name, value)
+                name
+                for row in self
+                for name, value in row.items()
+                if name not in COUNTERS and is_scalar(value)
             )
         )
 
@@ -92,17 +113,19 @@ class History(Sequence[dict[str, Any]]):
         `test/accuracy`.
 
         Raises:
-            ConfigError: there is no such scalar; near misses are named.
+            ConfigError: there is no such scalar (code `history.unknown_scalar`).
         """
         found = [
             (int(row["updates"]), float(row[name]))
             for row in self
-            if _is_scalar(name, row.get(name))
+            if name not in COUNTERS and is_scalar(row.get(name))
         ]
         if not found:
             near = did_you_mean(name, self.names) or "."
+            known = ", ".join(self.names) or "none"
             raise ConfigError(
-                f"{name!r}: the run has no such scalar{near} Known: {', '.join(self.names) or 'none'}"
+                f"{name!r}: the run has no such scalar{near} Known: {known}",
+                code="history.unknown_scalar",
             )
         return found
 
@@ -115,18 +138,19 @@ class History(Sequence[dict[str, Any]]):
         from fvcore.common.history_buffer import HistoryBuffer
 
         values = self.scalar(name)
-        found = HistoryBuffer(max_length=len(values) + 1)
+        buffer = HistoryBuffer(max_length=len(values) + 1)
         for updates, value in values:
-            found.update(value, updates)
-        return found
+            buffer.update(value, updates)
+        return buffer
 
-    def smoothed(self, name: str, window: int = 20, how: How = "median") -> list[tuple[int, float]]:
-        """Return (updates, value) of a scalar, each value that of fvcore's `HistoryBuffer` at that
-        time.
+    def smoothed(
+        self, name: str, window: int = 20, how: Smoothing = "median"
+    ) -> list[tuple[int, float]]:
+        """Return (updates, value) of a scalar, each value smoothed by fvcore's `HistoryBuffer`.
 
         Args:
-            name: of the scalar.
-            window: so many values up to this one are looked at, at least 1.
+            name: name of the scalar.
+            window: number of latest values that are smoothed over, at least 1.
             how: their `median` or their `mean`.
 
         Raises:
@@ -140,148 +164,109 @@ class History(Sequence[dict[str, Any]]):
                 f"window = {window}, how = {how!r}: expected at least 1, and median or mean"
             )
         buffer = HistoryBuffer(max_length=max(2, window))
+        smooth = buffer.median if how == "median" else buffer.avg
         found = []
         for updates, value in self.scalar(name):
             buffer.update(value, updates)
-            found.append(
-                (updates, float(buffer.median(window) if how == "median" else buffer.avg(window)))
-            )
+            found.append((updates, float(smooth(window))))
         return found
 
     @property
     def last(self) -> dict[str, float]:
         """The latest value of every metric of a phase, by `split/name`."""
-        return {
-            name: value for row in self if row["kind"] == "phase" for name, value in _metrics(row)
-        }
+        return {name: value for row in self for name, value in _list_metrics(row).items()}
+
+    def direction_of(self, metric: str) -> Direction:
+        """Return which values of a metric are better: as recorded, else guessed from its name."""
+        return self.directions.get(metric) or guess_direction(metric)
 
     def best(self, monitor: str | None = None) -> Best | None:
-        """Return the best value of a metric; None where it was never measured.
+        """Return the best value of a metric; None if it was never measured.
 
         Args:
-            monitor: such as `test/accuracy`, or `-test/loss` where smaller is better; by default
-                the first metric of a test, else of training. The name tells then which values are
-                better.
+            monitor: such as `test/accuracy`, or `-test/loss` if smaller is better; without a minus
+                sign the direction recorded in the run decides. By default the first metric of a
+                test, else of training.
         """
-        name = monitor or self.first_metric()
-        metric = name.removeprefix("-")
-        phases = [
-            row for row in self if row["kind"] == "phase" and _is_scalar(metric, row.get(metric))
+        if monitor:
+            objective = resolve_objective(monitor, self.directions)
+        else:
+            objective = self.default_objective()
+        return self.best_of(objective.metric, objective.direction)
+
+    def best_of(self, metric: str, direction: Direction) -> Best | None:
+        """Return the best finite value of a metric in a direction, the first one of equals; None if
+        there is none."""
+        measured = [
+            row
+            for row in self
+            if row["kind"] == "phase" and is_scalar(row.get(metric)) and math.isfinite(row[metric])
         ]
-        found = [row for row in phases if math.isfinite(row[metric])]
-        if not found:
+        if not measured:
             return None
-        row = (min if name.startswith("-") else max)(found, key=lambda one: one[metric])
+        row = max(measured, key=lambda row: direction.score(row[metric]))
         epoch = row.get("epoch")
         return Best(
-            metric, row[metric], epoch if isinstance(epoch, int) else 0, int(row["updates"])
+            metric=metric,
+            value=row[metric],
+            epoch=epoch if isinstance(epoch, int) else 0,
+            updates=int(row["updates"]),
+            direction=direction,
         )
 
-    def first_metric(self) -> str:
-        """Return the first metric of a test, else of training, with a minus sign where its name
-        says smaller is better.
+    def default_objective(self) -> Objective:
+        """Return the metric that runs are compared by if the config names none.
 
-        Empty where nothing was measured.
+        It is the first metric of a test, else of training; the name is empty if nothing was
+        measured.
         """
-        names = [name for row in self if row["kind"] == "phase" for name, _ in _metrics(row)]
-        name = next(
-            (one for one in names if not one.startswith("train/")), names[0] if names else ""
-        )
-        if smaller_is_better(name):
-            return f"-{name}"
-        return name
+        names = list(self.last)
+        tested = [name for name in names if not name.startswith("train/")]
+        metric = next(iter([*tested, *names]), "")
+        return Objective(metric, self.direction_of(metric))
 
     def frame(self) -> Any:
         """Return the table as a pandas DataFrame.
 
         Raises:
-            ConfigError: pandas is not installed.
+            ConfigError: pandas is not installed (code `install.missing`).
         """
         try:
             import pandas as pd
         except ImportError as error:
             raise ConfigError(
-                f"history.frame() needs pandas, which cannot be imported ({error}); install it with `pip install "
-                "pandas`, or take the rows as they are: a list of mappings"
+                f"history.frame() needs pandas, which cannot be imported ({error}); install it "
+                "with `pip install pandas`, or use the rows directly: a list of mappings",
+                code="install.missing",
             ) from error
         return pd.DataFrame.from_records(self._rows)
 
 
 def read_history(folder: str | Path) -> History:
-    """Return what the run in a folder has measured so far; empty where it has not measured
-    anything.
+    """Return the measurements of the run in a folder; empty if there are none yet.
 
-    Lines that a kill has torn, and lines of unknown form, are left out.
+    Lines that were torn by a kill, and lines of unknown form, are skipped.
     """
-    storage = open_storage(str(folder))
-    return History(list(rows_of(_content(storage, f"{str(folder).rstrip('/')}/{FILE}"))))
+    return History.from_lines(RunFiles(folder).metrics())
 
 
-def monitor_of(folder: str | Path) -> str | None:
-    """Return CHECKPOINT.best.monitor of the run in a folder; None where none is set."""
-    content = _content(open_storage(str(folder)), f"{str(folder).rstrip('/')}/config.yaml")
+def read_monitor(folder: str | Path) -> str | None:
+    """Return CHECKPOINT.best.monitor of the run in a folder; None if none is set.
+
+    Config files are searched as text, because parsing YAML takes 10 ms per run of a list.
+    """
+    content = RunFiles(folder).read_bytes("config.yaml")
     found = _MONITOR.search(content.decode(errors="replace"))
     if found and found[1] not in ("null", "auto"):
         return found[1].strip("'\"")
     return None
 
 
-def rows_of(content: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a piece of metrics.jsonl."""
-    for line in content.splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if (
-            isinstance(record, dict)
-            and isinstance(record.get("updates"), int)
-            and isinstance(record.get("kind"), str)
-        ):
-            yield _flat(record)
-
-
-def smaller_is_better(name: str) -> bool:
-    """Tell from the name of a metric whether smaller values of it are better."""
-    return name.replace("/", "_").rpartition("_")[2] in SMALLER
-
-
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for key, value in record.items():
-        if key == "metrics" and isinstance(value, dict):
-            row |= {f"{record.get('split')}/{name}": _number(one) for name, one in value.items()}
-        elif isinstance(value, dict):
-            row |= {f"{key}/{name}": _number(one) for name, one in value.items()}
-        else:
-            row[key] = _number(value) if key in ("loss", "lr") else value
-    return row
-
-
-def _number(value: Any) -> Any:
-    """Return a number that JSON cannot hold, and that stands there as text, as a number."""
-    if value in ("nan", "inf", "-inf"):
-        return float(value)
-    return value
-
-
-def _is_scalar(name: str, value: Any) -> bool:
-    if name in ("updates", "phase", "epoch", "step", "samples") or isinstance(value, bool):
-        return False
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
-
-
-def _metrics(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    split = f"{row.get('split')}/"
-    yield from (
-        (name, value)
-        for name, value in row.items()
-        if name.startswith(split) and _is_scalar(name, value)
-    )
-
-
-def _content(storage: Storage, path: str) -> bytes:
-    try:
-        return storage.read(path)
-    except OSError:
-        return b""
+def _list_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a row by `split/name`; only rows of phases have some."""
+    if row["kind"] != "phase":
+        return {}
+    prefix = f"{row.get('split')}/"
+    return {
+        name: value for name, value in row.items() if name.startswith(prefix) and is_scalar(value)
+    }

@@ -12,7 +12,18 @@ from phasetrain.errors import FolderInUseError
 from phasetrain.runtime.storage import Storage
 
 LEASE_SECONDS = 30.0
-"""How often an owner renews its lease; one that is three times as old has expired."""
+"""Interval at which the owner of a run folder renews its lease and its heartbeat."""
+
+EXPIRED_SECONDS = 3 * LEASE_SECONDS
+"""Age from which on a lease has expired: two renewals in a row were missed."""
+
+
+def is_lease_expired(renewed_at: float, now: float) -> bool:
+    """Return whether an owner that renewed its lease at this time counts as dead.
+
+    The only rule for that: the lock, `runs list`, reports and sweeps use it.
+    """
+    return now - renewed_at > EXPIRED_SECONDS
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Owner:
             )
         if self.job is not None and self.job == other.job and other.attempt > self.attempt:
             return False
-        return other.lease - self.lease < 3 * LEASE_SECONDS
+        return not is_lease_expired(self.lease, other.lease)
 
 
 class FolderLock:
@@ -179,7 +190,7 @@ class FolderLock:
         else:
             who = "another process"
         if owner and owner.host != socket.gethostname():
-            left = max(0, round(3 * LEASE_SECONDS - (time.time() - owner.lease)))
+            left = max(0, round(EXPIRED_SECONDS - (time.time() - owner.lease)))
             who += f" (if that one is dead, this folder can be taken over in {left} s)"
         return (
             f"RUN.dir = {self.path!r} is in use by {who}; wait for it to end, stop it, or give this run a folder of "

@@ -16,7 +16,6 @@ import torch
 
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.runs.list_runs import compare, listed
 from phasetrain.runs.history import read_history
 from phasetrain.runs.report.__main__ import main as report
 from phasetrain.runtime.terminal import Terminal
@@ -102,7 +101,7 @@ def test_finished_run_stays_finished(runs: Path, tmp_path: Path) -> None:
 
 def test_runs_are_listed(runs: Path) -> None:
     found = {
-        Path(one.folder).name: (one.state, one.updates, one.planned) for one in listed(str(runs))
+        Path(one.folder).name: (one.state, one.updates, one.planned) for one in list_runs(str(runs))
     }
     assert found == {
         "finished": ("finished", 20, 20),
@@ -112,7 +111,7 @@ def test_runs_are_listed(runs: Path) -> None:
 
 
 def test_runs_are_compared(runs: Path) -> None:
-    text = compare(str(runs / "finished"), str(runs / "resumed"))
+    text = compare_runs(str(runs / "finished"), str(runs / "resumed"))
     assert "PHASES.epochs" in text
     assert "test/accuracy" in text
 

@@ -2,16 +2,23 @@
 resumes."""
 
 import errno
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import KillAfter, die, newest, records, train
+from harness import SMALL, KillAfter, die, newest, records, train
 
+import phasetrain
+from phasetrain.commands.runs.list_runs import summarize_run
+from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Metrics
+from phasetrain.meters import Meter
+from phasetrain.runs.records import RunFiles
+from phasetrain.runtime.terminal import Terminal
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -194,3 +201,45 @@ def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="every_updates = 0: expected at least 1"):
         Metrics(every_updates=0)
     assert HOOKS["metrics"] is Metrics
+
+
+class WordErrors(Meter):
+    """Falls from test to test, and says so; its name is not known to any rule about names."""
+
+    better = "smaller"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_sum("steps")
+
+    def update(self, out: StepOutput) -> None:
+        self.steps += 1
+
+    def compute(self) -> float:
+        WordErrors.value -= 1.0
+        return WordErrors.value
+
+    value = 10.0
+
+
+def test_direction_of_the_meter_is_recorded_and_decides(tmp_path: Path) -> None:
+    result = phasetrain.run(
+        [
+            *SMALL,
+            "METERS={accuracy: null, loss: null}",
+            f"METERS.quality={{name: {__name__}.WordErrors}}",
+            "PHASES.train_meters=false",
+            f"RUN.dir={tmp_path}",
+        ],
+        terminal=Terminal(io.StringIO(), live=False),
+    )
+    values = [row["test/quality"] for row in result.history if "test/quality" in row]
+    assert result.best is not None
+    assert result.best.value == min(values) < max(values)
+    phases = [line for line in RunFiles(tmp_path).metrics() if line.kind == "phase"]
+    assert [line.directions for line in phases if line.split == "test"] == [
+        {"quality": "smaller"}
+    ] * len(values)
+    assert RunFiles(tmp_path).plan().directions == {"quality": "smaller"}
+    summary = summarize_run(tmp_path)
+    assert (summary.best, summary.direction) == (min(values), "smaller")

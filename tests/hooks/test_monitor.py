@@ -12,6 +12,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.monitor import Monitor, first_metric
 from phasetrain.meters import METERS, Meter
+from phasetrain.runs.direction import Direction, Objective
 
 TEST = Phase(1, "test", 0, 0, 2, 0, 8, 4)
 
@@ -23,20 +24,20 @@ def log(folder: Path) -> str:
 
 def test_more_is_better_unless_a_minus_stands_before_it() -> None:
     up, down = Monitor("test/accuracy", "X"), Monitor("-test/loss", "X")
-    assert (up.metric, down.metric) == ("test/accuracy", "test/loss")
-    assert (up.score(0.5), down.score(0.5)) == (0.5, -0.5)
-    assert down.found(TEST, {"loss": 2.0, "accuracy": 0.5}) == -2.0
+    assert up.objective == Objective("test/accuracy", Direction.LARGER)
+    assert down.objective == Objective("test/loss", Direction.SMALLER)
+    assert down.read_score(TEST, {"loss": 2.0, "accuracy": 0.5}) == -2.0
 
 
 def test_what_is_not_measured_or_no_number_is_none() -> None:
     monitor = Monitor("test/loss", "X")
-    assert monitor.found(TEST, {"loss": math.nan}) is None
-    assert Monitor("other/loss", "X").found(TEST, {"loss": 1.0}) is None
+    assert monitor.read_score(TEST, {"loss": math.nan}) is None
+    assert Monitor("other/loss", "X").read_score(TEST, {"loss": 1.0}) is None
     with pytest.raises(
         ConfigError,
         match="X = 'test/los': the phase has measured accuracy, loss and not it; did you",
     ):
-        Monitor("test/los", "X").found(TEST, {"accuracy": 0.5, "loss": 1.0})
+        Monitor("test/los", "X").read_score(TEST, {"accuracy": 0.5, "loss": 1.0})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.runs import folder as module
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.lock import Owner
+from phasetrain.runs.records import StatusRecord
 from phasetrain.runtime.storage import Storage
 
 
@@ -99,7 +100,7 @@ class TestStatus:
         folder = opened(tmp_path)
         folder.write_status("running", updates=0, reason="", exit_code=None)
         folder.write_status("finished", updates=7, exit_code=0)
-        status = folder.status()
+        status = dict(folder.read_status().content)
         heartbeat = status.pop("heartbeat")
         assert status == {
             "state": "finished",
@@ -122,10 +123,10 @@ class TestStatus:
         again = opened(tmp_path)
         again.note(save_failures=1)
         assert (
-            again.status()["state"] == "failed"
+            again.read_status().state == "failed"
         )  # that of the attempt before stands until this one has its own
         again.write_status("running")
-        status = again.status()
+        status = again.read_status().content
         again.close()
         assert {key: status.get(key) for key in ("updates", "checkpoint", "digest", "reason", "save_failures")} == {
             "updates": 7, "checkpoint": "p0001", "digest": None, "reason": None, "save_failures": 1,
@@ -133,10 +134,13 @@ class TestStatus:
 
     def test_the_watch_is_asked_whenever_it_is_written(self, tmp_path: Path) -> None:
         folder, seen = opened(tmp_path), iter(range(5))
-        folder.watch = lambda: {"updates": next(seen)}
+        folder.status_file.collect = lambda: {"updates": next(seen)}
         folder.write_status("running")
         folder.note(checkpoint="p0001")
-        assert (folder.status()["updates"], folder.status()["checkpoint"]) == (1, "p0001")
+        assert (
+            folder.read_status().content["updates"],
+            folder.read_status().content["checkpoint"],
+        ) == (1, "p0001")
         folder.close()
 
     def test_what_a_full_disk_refused_is_written_with_the_next_heartbeat(
@@ -186,9 +190,9 @@ class TestStatus:
 
     def test_a_torn_status_is_as_good_as_none(self, tmp_path: Path) -> None:
         (tmp_path / "status.json").write_text('{"attempt": 4')
-        assert RunFolder(str(tmp_path)).status() == {}
+        assert RunFolder(str(tmp_path)).read_status() == StatusRecord()
         (tmp_path / "status.json").write_text("[1]")
-        assert RunFolder(str(tmp_path)).status() == {}
+        assert RunFolder(str(tmp_path)).read_status() == StatusRecord()
 
     def test_holding_a_run(self, tmp_path: Path) -> None:
         folder = RunFolder(str(tmp_path / "run"))
@@ -208,8 +212,8 @@ class TestStatus:
         folder = opened(tmp_path)
         folder.write_status("running")
         lease = json.loads((tmp_path / "owner.json").read_text())["lease"]
-        beat = folder.status()["heartbeat"]["at"]
-        wait_for(lambda: folder.status()["heartbeat"]["at"] > beat)
+        beat = folder.read_status().content["heartbeat"]["at"]
+        wait_for(lambda: folder.read_status().content["heartbeat"]["at"] > beat)
         assert json.loads((tmp_path / "owner.json").read_text())["lease"] > lease
         folder.close()
         time.sleep(0.05)
@@ -262,16 +266,16 @@ class TestDisk:
             "space, lower CHECKPOINT.keep_last, or set RUN.dir to another disk"
         )
         with caplog.at_level("WARNING", "phasetrain"):
-            folder.require(2_000, 5_000)
+            folder.space.require(2_000, 5_000)
             assert caplog.messages == []
-            folder.require(5_000, 9_000)
+            folder.space.require(5_000, 9_000)
             assert caplog.messages == [sentence]
             with pytest.raises(ConfigError) as caught:
-                folder.require(5_001, 9_000)
+                folder.space.require(5_001, 9_000)
         assert str(caught.value) == sentence
 
     def test_where_nobody_can_tell_the_room_nothing_is_refused(self) -> None:
-        RunFolder("mem://run").require(10**18, 10**18)
+        RunFolder("mem://run").space.require(10**18, 10**18)
 
     def test_a_file_stands_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()

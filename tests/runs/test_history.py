@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from phasetrain.errors import ConfigError
-from phasetrain.runs.history import (
-    Best,
-    History,
-    monitor_of,
-    read_history,
-    rows_of,
-    smaller_is_better,
-)
+from phasetrain.runs.direction import Direction
+from phasetrain.runs.history import Best, History, read_history, read_monitor
+from phasetrain.runs.records import parse_metrics
+
+SMALLER = Direction.SMALLER
 
 
 def step(updates: int, loss: Any) -> dict[str, Any]:
@@ -96,22 +93,47 @@ def test_smoothed_by_fvcore(history: History) -> None:
 def test_last_and_best(history: History) -> None:
     assert history.last["test/loss"] == 1.7
     assert history.best("test/accuracy") == Best("test/accuracy", 0.5, 0, 2)
-    assert history.best("-test/loss") == Best("test/loss", 1.5, 1, 4)
+    assert history.best("-test/loss") == Best("test/loss", 1.5, 1, 4, direction=SMALLER)
     assert history.best() == Best("test/accuracy", 0.5, 0, 2)
     assert history.best("test/recall") is None
     assert History([]).best() is None
 
 
-def test_a_loss_alone_is_best_where_it_is_smallest() -> None:
-    rows = list(
-        rows_of(
-            b"\n".join(
-                json.dumps(phase(n, n, loss=value)).encode() for n, value in ((1, 2.0), (2, 3.0))
-            )
-        )
+def history_of(*lines: dict[str, Any]) -> History:
+    """Return the history of these lines of metrics.jsonl."""
+    return History.from_lines(
+        parse_metrics(b"\n".join(json.dumps(line).encode() for line in lines))
     )
-    assert History(rows).best() == Best("test/loss", 2.0, 1, 1)
-    assert (smaller_is_better("test/top_loss"), smaller_is_better("test/accuracy")) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["wer", "fid", "nll", "quality_wer"])
+def test_best_follows_the_recorded_direction(name: str) -> None:
+    lines = [
+        {**phase(updates, 0, **{name: value}), "directions": {name: "smaller"}}
+        for updates, value in ((1, 3.0), (2, 1.0), (3, 2.0))
+    ]
+    expected = Best(f"test/{name}", 1.0, 0, 2, direction=SMALLER)
+    assert history_of(*lines).best() == expected
+    assert history_of(*lines).best(f"test/{name}") == expected
+
+
+def test_recorded_direction_overrides_the_name() -> None:
+    lines = [
+        {**phase(updates, 0, loss=value), "directions": {"loss": "larger"}}
+        for updates, value in ((1, 3.0), (2, 1.0))
+    ]
+    assert history_of(*lines).best() == Best("test/loss", 3.0, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["loss", "wer", "fid", "nll", "top_loss", "mean_wer", "rmse"])
+def test_direction_of_an_old_run_is_guessed_from_the_name(name: str) -> None:
+    lines = [phase(updates, 0, **{name: value}) for updates, value in ((1, 3.0), (2, 1.0))]
+    assert history_of(*lines).best() == Best(f"test/{name}", 1.0, 0, 2, direction=SMALLER)
+
+
+def test_equal_values_are_best_at_the_first() -> None:
+    found = history_of(phase(1, 0, loss=2.0), phase(2, 1, loss=2.0)).best()
+    assert found == Best("test/loss", 2.0, 0, 1, direction=SMALLER)
 
 
 NESTED = "[" * 100_000
@@ -127,8 +149,11 @@ DAMAGED = [
 def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(DAMAGED))
     found = read_history(tmp_path)
-    assert found.best("-test/loss") == Best("test/loss", 2.0, 0, 2)
-    assert (found.last, found.best()) == ({"test/loss": 2.0}, Best("test/loss", 2.0, 0, 2))
+    assert found.best("-test/loss") == Best("test/loss", 2.0, 0, 2, direction=SMALLER)
+    assert (found.last, found.best()) == (
+        {"test/loss": 2.0},
+        Best("test/loss", 2.0, 0, 2, direction=SMALLER),
+    )
     assert (found.scalar("test/loss"), found.names) == ([(1, 3.0), (2, 2.0)], ["test/loss"])
     assert repr(found) == "History of 0 steps and 3 other rows; scalars: test/loss"
 
@@ -158,4 +183,4 @@ def test_a_table_of_pandas(history: History, monkeypatch: pytest.MonkeyPatch) ->
 )  # fmt: skip
 def test_the_monitor_of_a_run(tmp_path: Path, text: str, monitor: str | None) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    assert monitor_of(tmp_path) == monitor
+    assert read_monitor(tmp_path) == monitor

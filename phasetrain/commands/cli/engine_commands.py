@@ -96,7 +96,7 @@ def run_sweep(call: Call) -> Outcome:
     # Hydra's launchers are slow to import
     from phasetrain.commands.setup import settle
     from phasetrain.commands.sweep import sweep
-    from phasetrain.commands.sweep.override_text import Words
+    from phasetrain.commands.sweep.override_text import SweepOverrides
 
     config_dir = call.flags.config_dir
     code = sweep(
@@ -104,7 +104,7 @@ def run_sweep(call: Call) -> Outcome:
         config_dir=config_dir,
         check=lambda words: settle(words, config_dir=config_dir).config,
     )
-    folder = Words.read(call.overrides).folder()
+    folder = SweepOverrides.read(call.overrides).resolve_folder()
     path = Path(folder, "results.json")
     runs: Any = json.loads(path.read_bytes()) if call.flags.json and path.is_file() else []
     return Outcome(code, content={"folder": folder, "runs": runs})

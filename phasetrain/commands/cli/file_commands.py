@@ -21,11 +21,11 @@ def run_list(call: Call) -> Outcome:
     """List the runs below a folder."""
     from phasetrain.commands.runs import list_runs
 
-    found = list_runs.listed(call.flags.folder)
+    found = list_runs.list_runs(call.flags.folder)
     if call.flags.json:
         rows = [asdict(row) for row in found]
         return Outcome(content={"folder": call.flags.folder, "runs": rows})
-    return Outcome(text=list_runs.table(found, call.flags.folder))
+    return Outcome(text=list_runs.format_table(found, call.flags.folder))
 
 
 def add_follow_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +37,10 @@ def run_follow(call: Call) -> Outcome:
     """Print the log and the progress of a run until it ends."""
     from phasetrain.commands.runs import follow, list_runs
 
-    code = follow.watch(call.flags.run)
+    code = follow.watch_run(call.flags.run)
     if not call.flags.json:
         return Outcome(code)
-    return Outcome(code, content={"run": asdict(list_runs.summary(Path(call.flags.run)))})
+    return Outcome(code, content={"run": asdict(list_runs.summarize_run(Path(call.flags.run)))})
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +55,10 @@ def run_compare(call: Call) -> Outcome:
 
     one, other = call.flags.a, call.flags.b
     if not call.flags.json:
-        return Outcome(text=list_runs.compare(one, other))
-    runs = [asdict(list_runs.summary(Path(path))) for path in (one, other) if Path(path).is_dir()]
+        return Outcome(text=list_runs.compare_runs(one, other))
+    runs = [
+        asdict(list_runs.summarize_run(Path(path))) for path in (one, other) if Path(path).is_dir()
+    ]
     return Outcome(content={"runs": runs, "diff": _diff_content(one, other)})
 
 

@@ -18,6 +18,7 @@ from phasetrain.config.problems import shown
 from phasetrain.config.rules.derive import overview
 from phasetrain.config.stages import OWN
 from phasetrain.engine.plan import Phase, Plan
+from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import format_bytes, format_duration, format_si
 from phasetrain.tasks import Parts, SplitData
@@ -104,6 +105,7 @@ def describe_plan(
             "kept": setup.config.CHECKPOINT.keep_last,
         },
         "groups": [list(row) for row in parts.groups],
+        "directions": metric_directions(list_metrics(parts.meters), parts.meters),
         "facts": {key: _to_json(value) for key, value in parts.facts.items()},
         "differs": [
             [path, _to_json(value), layer]
@@ -226,7 +228,7 @@ def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
 def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     saves = content["checkpoints"]
     about = "about " if content["rehearsal"] is None else ""
-    free = RunFolder(setup.config.RUN.dir).free()
+    free = RunFolder(setup.config.RUN.dir).space.free_bytes()
     room = "" if free is None else f"; {format_bytes(free)} are free"
     setup.terminal.say(
         f"{len(saves['at'])} checkpoints of {about}{saves['bytes_each']:,} bytes each, "

@@ -277,7 +277,7 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, kind: StepKind) -> Rehe
             metrics = {}
         if metrics:
             for monitor in list_monitors(setup):
-                monitor.found(phase, metrics)
+                monitor.read_score(phase, metrics)
     return RehearsedKind(kind.name, samples, tuple(metrics), seconds)
 
 

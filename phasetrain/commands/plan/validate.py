@@ -65,7 +65,7 @@ def check_monitors(setup: Setup, plan: Plan, meters: Mapping[str, Meter]) -> Non
     raise_all(
         collect_problems(
             *(
-                partial(one.among, plan, meters, train_meters=measure)
+                partial(one.resolve_in, plan, meters, train_meters=measure)
                 for one in list_monitors(setup)
             )
         )
@@ -123,9 +123,9 @@ def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
     """
     each = checkpoint_bytes(parts)
     if is_saving(setup):
-        folder.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
+        folder.space.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
     else:
-        folder.require(0, each)
+        folder.space.require(0, each)
 
 
 def is_saving(setup: Setup) -> bool:

@@ -40,6 +40,7 @@ from phasetrain.runs.ledger import (
     different,
     read,
 )
+from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
 
@@ -127,9 +128,8 @@ def compared(setup: Setup, folder: RunFolder) -> Machine:
             f"{folder.path!r} holds a run with another config, and a replay would not be the same: "
             f"{'; '.join(map(_sentence, refused))}. Take the values of the run"
         )
-    environment = folder.storage.read_json(folder.file("environment.json"))
-    threads = environment.get("threads") if isinstance(environment, dict) else None
-    if setup.machine.threads is None and isinstance(threads, int):
+    threads = RunFiles(folder.path, folder.storage).environment().threads
+    if setup.machine.threads is None and threads is not None:
         return replace(setup.machine, threads=threads)
     return setup.machine
 

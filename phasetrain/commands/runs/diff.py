@@ -1,7 +1,6 @@
 """Where two runs part: the first update and the component in which their ledgers differ, and what
 differs beside it."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -27,11 +26,12 @@ from phasetrain.runs.ledger import (
     different,
     read,
 )
+from phasetrain.runs.records import METRICS, RunFiles, parse_metrics
 from phasetrain.runtime.storage import Storage, open_storage
 from phasetrain.runtime.terminal import Rows, plain_table
 
 LENGTH = "length"
-METRICS = "metrics"
+MEASUREMENTS = "metrics"
 """Components beside those of a record: one run is longer; the updates are equal and measured values
 are not."""
 
@@ -213,25 +213,24 @@ def _read(storage: Storage, path: str) -> Side:
     names = storage.list_names(path)
     if not names:
         return Side(path, _ledger(storage, path), {}, {}, {}, [])
-    if FILE not in names and "metrics.jsonl" not in names:
+    if FILE not in names and METRICS not in names:
         raise ConfigError(f"{path!r}: expected the folder of a run, or the path of a {FILE}")
     try:
         config = OmegaConf.to_container(
-            OmegaConf.create(_text(storage, path, "config.yaml", names))
+            OmegaConf.create(
+                _read_file(storage, path, "config.yaml", names).decode(errors="replace")
+            )
         )
     except (OmegaConfBaseException, YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}/config.yaml cannot be read: {error}") from error
-    if "environment.json" in names:
-        environment = storage.read_json(f"{path}/environment.json")
-    else:
-        environment = {}
+    environment = RunFiles(path, storage).environment()
     return Side(
         path,
         _ledger(storage, f"{path}/{FILE}") if FILE in names else None,
         {str(key): value for key, value in config.items()} if isinstance(config, dict) else {},
-        environment if isinstance(environment, dict) else {},
+        environment.content,
         _fingerprints(storage, f"{path}/checkpoints"),
-        list(_lines(_text(storage, path, "metrics.jsonl", names))),
+        [line.reproducible() for line in parse_metrics(_read_file(storage, path, METRICS, names))],
     )
 
 
@@ -266,7 +265,7 @@ def _parting(one: Side, other: Side) -> tuple[int, tuple[str, ...], str, list[st
         verdict = (
             f"They part in what was measured after update {updates} ({what}), and {same}: {METER}."
         )
-        return updates, (METRICS,), verdict, notes
+        return updates, (MEASUREMENTS,), verdict, notes
     if not equal and not (one.metrics and other.metrics):
         return 0, (), "There is nothing to compare.", notes
     return 0, (), f"They do not part: {same}, and so are all measured values.", notes
@@ -402,25 +401,10 @@ def _ledger(storage: Storage, path: str) -> Ledger:
         raise ConfigError(str(error)) from error
 
 
-def _text(storage: Storage, folder: str, name: str, names: list[str]) -> str:
-    if name in names:
-        return storage.read(f"{folder}/{name}").decode(errors="replace")
-    return ""
-
-
-def _lines(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):  # torn by a kill
-            return
-        if (
-            not isinstance(content, dict)
-            or not isinstance(content.get("updates"), int)
-            or "kind" not in content
-        ):
-            return
-        yield {key: value for key, value in content.items() if key != "time"}
+def _read_file(storage: Storage, folder: str, name: str, names: list[str]) -> bytes:
+    """Return the content of a file, empty if it is missing; unlike for a report, a file that cannot
+    be read is an error: two runs could seem to be equal."""
+    return storage.read(f"{folder}/{name}") if name in names else b""
 
 
 def _fingerprints(storage: Storage, root: str) -> Mapping[str, str]:

@@ -1,62 +1,72 @@
-"""A run followed while it goes on: its log and how far it is (`tools/runs.py follow`)."""
+"""Follows a run while it trains: new lines of its log, and its progress."""
 
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from phasetrain.commands.runs.list_runs import Summary, is_run, summary
+from phasetrain.commands.runs.list_runs import (
+    RunSummary,
+    describe_progress,
+    is_run_folder,
+    summarize_run,
+)
 from phasetrain.errors import ConfigError
 
 LINE_SECONDS = 30.0
-"""Without a terminal, a line about the progress comes as seldom."""
+"""Interval between two lines of progress if the output is not a terminal."""
+
+LOG_BYTES = 1 << 16
+"""Bytes at the end of a log that are searched for its last lines."""
 
 
-def follow(
+def follow_run(
     folder: str,
     say: Callable[[str], None],
     show: Callable[[str], None],
     *,
     every_seconds: float = 1.0,
     lines: int = 10,
-) -> Summary:
-    """Hand over what a run writes to its log and how far it is, until it has ended; return how it
-    stands then.
+) -> RunSummary:
+    """Pass on the log and the progress of a run until it ends; return its final summary.
 
     Args:
-        folder: of the run.
-        say: takes each line of the log.
-        show: takes a line about the progress, each time that it is looked at.
-        every_seconds: how often to look.
-        lines: so many that are in the log already are handed over first.
+        folder: path of the run folder.
+        say: receives each line of the log.
+        show: receives a line about the progress each time the run is looked at.
+        every_seconds: interval between two looks.
+        lines: number of existing lines of the log that are passed on first.
 
     Raises:
-        ConfigError: the folder holds no run.
+        ConfigError: the folder holds no run (code `runs.no_run`).
     """
     path = Path(folder)
-    if not is_run(path):
+    if not is_run_folder(path):
         raise ConfigError(
-            f"{folder!r}: this folder holds no run; `tools/runs.py list` shows those below a folder"
+            f"{folder!r}: this folder holds no run; `phasetrain runs list` shows those below a "
+            "folder",
+            code="runs.no_run",
         )
-    log = _Log(path / "log.txt", lines)
+    log = _LogTail(path / "log.txt", lines)
     while True:
-        now = summary(path)
-        for line in log.new():
+        # The status is read before the log: lines written in between are of the state shown next.
+        summary = summarize_run(path)
+        for line in log.read_new_lines():
             say(line)
         if not path.is_dir():
-            return Summary(folder, "no run", error=f"{folder!r} is not there any more")
-        show(progress(now))
-        if now.state not in ("running", "planned"):
-            return now
+            return RunSummary(folder, "no run", error=f"{folder!r} has been deleted")
+        show(describe_progress(summary))
+        if summary.state not in ("running", "planned"):
+            return summary
         time.sleep(every_seconds)
 
 
-def watch(folder: str, *, every_seconds: float = 1.0) -> int:
-    """Print what `follow` hands over, the progress in a line that moves on a terminal and seldom
-    elsewhere.
+def watch_run(folder: str, *, every_seconds: float = 1.0) -> int:
+    """Print the log and the progress of a run: one changing line on a terminal, a line every 30
+    seconds elsewhere.
 
     Returns:
-        The exit code: 0 where the run has finished, 130 after Ctrl-C, which is not for the run,
+        The exit code: 0 if the run has finished, 130 after Ctrl-C, which does not stop the run,
         else 1.
     """
     from rich.console import Console
@@ -66,76 +76,66 @@ def watch(folder: str, *, every_seconds: float = 1.0) -> int:
     try:
         if console.is_terminal:
             with console.status("") as live:
-                ended = follow(
+                ended = follow_run(
                     folder,
                     lambda line: console.print(line, markup=False),
                     lambda line: live.update(Text(line)),
                     every_seconds=every_seconds,
                 )
         else:
-            ended = follow(folder, _written, _Seldom(), every_seconds=every_seconds)
+            ended = follow_run(folder, _write_line, _RareLines(), every_seconds=every_seconds)
     except KeyboardInterrupt:
         return 130
-    _written(progress(ended) + (f": {ended.error}" if ended.error else ""))
-    if ended.state == "finished":
-        return 0
-    return 1
+    error = f": {ended.error}" if ended.error else ""
+    _write_line(describe_progress(ended) + error)
+    return 0 if ended.state == "finished" else 1
 
 
-class _Seldom:
+class _RareLines:
     """Writes at most one line in `LINE_SECONDS`."""
 
     def __init__(self) -> None:
-        self._spoke = time.monotonic()
+        self._wrote_at = time.monotonic()
 
     def __call__(self, line: str) -> None:
-        if time.monotonic() - self._spoke >= LINE_SECONDS:
-            self._spoke = time.monotonic()
-            _written(line)
+        if time.monotonic() - self._wrote_at >= LINE_SECONDS:
+            self._wrote_at = time.monotonic()
+            _write_line(line)
 
 
-def _written(line: str) -> None:
+def _write_line(line: str) -> None:
     text = f"{line}\n"
     try:
         sys.stdout.write(text)
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a terminal with LANG=C
         sys.stdout.write(text.encode("ascii", "backslashreplace").decode())
     sys.stdout.flush()
 
 
-def progress(one: Summary) -> str:
-    """Return in a line how far a run is."""
-    _, state, _, updates, share, best, left, seen, _ = one.row(one.folder, time.time())
-    parts = [state, f"update {updates} {share}".strip(), "" if best == "-" else f"best {best}"]
-    parts += ["" if left == "-" else f"{left} left", "" if seen == "-" else f"seen {seen}"]
-    return "  ".join(part for part in parts if part)
-
-
-class _Log:
-    """The lines that are added to a file, its last ones first."""
+class _LogTail:
+    """Reads the lines appended to a file, beginning with its last ones."""
 
     def __init__(self, path: Path, lines: int) -> None:
         self._path = path
         self._lines = lines
-        self._offset = -1
+        self._offset: int | None = None
 
-    def new(self) -> list[str]:
-        """Return the whole lines since the last call."""
+    def read_new_lines(self) -> list[str]:
+        """Return the complete lines since the last call."""
+        is_first = self._offset is None
         try:
             size = self._path.stat().st_size
-            first = self._offset < 0
-            if first:
-                begin = max(0, size - (1 << 16))
-            else:
-                begin = self._offset if size >= self._offset else 0
+            begin = max(0, size - LOG_BYTES) if self._offset is None else self._offset
+            if begin > size:  # the file was replaced by a shorter one
+                begin = 0
             with self._path.open("rb") as file:
                 file.seek(begin)
                 content = file.read()
         except OSError:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset = begin + len(whole)
-        found = whole.decode(errors="replace").splitlines()
-        if first:
-            return found[max(0, len(found) - self._lines) :]
-        return found
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset = begin + len(complete)
+        lines = complete.decode(errors="replace").splitlines()
+        if is_first:
+            return lines[max(0, len(lines) - self._lines) :]
+        return lines

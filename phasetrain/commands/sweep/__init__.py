@@ -1,12 +1,11 @@
-"""`-m`: one run for each combination of the values given, or for each that a sampler asks for.
+"""`-m`: trains one run per combination of the given values, or per suggestion of a sampler.
 
-Hydra does what it is good at, the product of the values and the launching, so that any of its
-sweepers and launchers serves (`hydra/launcher=joblib`). What is trained it never sees: each job
-starts the program again as a process of its own, with its own overrides and its own run folder.
+Hydra does what it is good at, the product of the values and the launching, so that all of its
+sweepers and launchers work (`hydra/launcher=joblib`). It never sees the training: each job starts
+the program again as a separate process, with its own overrides and run folder.
 """
 
 import fcntl
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,25 +19,32 @@ import hydra
 from omegaconf import OmegaConf
 
 from phasetrain.commands.setup import first_monitor
-from phasetrain.commands.sweep.jobs import NUMBER_KEY, Job, handled, records
-from phasetrain.commands.sweep.output import show
-from phasetrain.commands.sweep.override_text import FOLDER_KEY, Words, digest, quoted
+from phasetrain.commands.sweep.jobs import NUMBER_KEY, Job, handle_signals, read_job_records
+from phasetrain.commands.sweep.output import show_results
+from phasetrain.commands.sweep.override_text import (
+    FOLDER_KEY,
+    SweepOverrides,
+    hash_overrides,
+    quote_value,
+)
 from phasetrain.commands.sweep.results import Results
 from phasetrain.commands.sweep.study import Trials
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError, FolderInUseError
+from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.terminal import Terminal
 
-__all__ = ["COMMAND", "Results", "digest", "sweep"]
+__all__ = ["COMMAND", "Results", "hash_overrides", "sweep"]
 
 COMMAND = (sys.executable, "-m", "phasetrain")
 
 LOCK = ".sweep.lock"
-"""In the sweep folder; the kernel lets go of it when the process ends, whatever ends it."""
+"""Lock file in the sweep folder; the kernel releases the lock when the process ends, even if it is
+killed."""
 
 Check = Callable[[Sequence[str]], AttrDict | None]
-"""Raises what is wrong with the overrides of a run, and returns its config."""
+"""Validates the overrides of a run: raises their mistakes, and returns the config."""
 
 
 def sweep(
@@ -49,127 +55,130 @@ def sweep(
     command: Sequence[str] = COMMAND,
     terminal: Terminal | None = None,
 ) -> int:
-    """Run every combination of the swept values, each in
-    `{sweep folder}/{digest of its overrides}`.
+    """Train every combination of the swept values, each in `{sweep folder}/{hash of overrides}`.
 
-    The sweep folder is `hydra.sweep.dir`, by default `runs/sweep-{digest of all overrides}`: the
-    same command again resumes what was interrupted and passes over what is finished. Each job
-    leaves `{digest}.json` beside its run folder, with its overrides and its exit code; at the end
-    stand a table, `results.json`, `results.csv` and `sweep.html`.
+    The sweep folder is `hydra.sweep.dir`, by default `runs/sweep-{hash of all overrides}`:
+    re-running the command resumes interrupted runs and skips finished ones. Each job writes
+    `{hash}.json` next to its run folder, with its overrides and its exit code; at the end there are
+    a table, `results.json`, `results.csv` and `sweep.html`.
 
     Args:
         overrides: as on the command line; `key=a,b`, `choice(...)` and `range(...)` are swept,
-            those that begin with `hydra` go to Hydra.
-        config_dir: passed on to each job.
-        check: called before any job starts with the overrides of single runs, which together hold
-            each value once; raises what is wrong with them, and returns the config.
-        command: what starts a job; `--config-dir`, overrides and `RUN.dir=...` are appended.
+            overrides that begin with `hydra` are for Hydra.
+        config_dir: folder with the user's configs, passed on to each job.
+        check: called before any job starts, with the overrides of a few runs that together hold
+            each value at least once.
+        command: command line that starts a job; `--config-dir`, overrides and `RUN.dir=...` are
+            appended.
         terminal: where the table is printed; standard output by default.
 
     Returns:
-        0 when all jobs ended well, 128 + n after signal n, else 1; failed jobs are named on
-        standard error.
+        0 if all jobs succeeded, 128 + n after signal n, else 1; failed jobs are listed on standard
+        error.
 
     Raises:
-        ConfigError: `RUN.dir` is given, which all jobs would share, or a value is asked for by
+        ConfigError: `RUN.dir` is given, which all jobs would share, or values are given by
             `glob(...)`.
     """
-    words = Words.read(overrides)
-    configs = [check(one) for one in words.samples()]
-    grid = words.combinations() if words.sweeper == "basic" else []
+    words = SweepOverrides.read(overrides)
+    configs = [check(sample) for sample in words.list_samples()]
+    grid = words.list_combinations() if words.sweeper == "basic" else []
+    config_words = () if config_dir is None else ("--config-dir", str(config_dir))
     job = Job(
-        command=(*command, *(() if config_dir is None else ("--config-dir", str(config_dir)))),
+        command=(*command, *config_words),
         fixed=tuple(words.fixed),
-        folder=_made(words.folder()),
+        folder=_make_folder(words.resolve_folder()),
         sweep=uuid4().hex,
-        monitor=_monitor(configs[0]),
+        monitor=_choose_monitor(configs[0]),
     )
     monitor = job.monitor
-    with _alone(job.folder):
-        with handled(lambda number, frame: job.stop.ask(number)):
+    with _lock_folder(job.folder):
+        with handle_signals(lambda number, frame: job.stop.send(number)):
             if words.sweeper == "basic":
-                code = _run_all(job, words, grid, check)
+                code = _run_grid(job, words, grid, check)
             elif words.sweeper == "optuna":
-                trials = Trials(words, job, partial(_launch, job, words))
+                trials = Trials(words, job, partial(_launch_runs, job, words))
                 code = trials.run()
                 monitor = trials.monitor
             else:
-                code = _hydra(job, [*words.hydra, *words.arguments()])
-        if code and not records(job.folder):  # Hydra has said why
+                code = _run_hydra(job, [*words.hydra, *words.list_sweeper_arguments()])
+        if code and not read_job_records(job.folder):  # Hydra has printed the reason
             return ConfigError.exit_code
-        planned = {digest([*words.fixed, *swept]): swept for swept in grid}
+        planned = {hash_overrides([*words.fixed, *swept]): swept for swept in grid}
         results = Results.read(job.folder, monitor, planned, sweep=job.sweep)
-        show(results, terminal or Terminal())
-        return _ended(job, code)
+        show_results(results, terminal or Terminal())
+        return _report_failures(job, code)
 
 
 @contextmanager
-def _alone(folder: str) -> Iterator[None]:
-    """Hold the sweep folder; one in which nothing was done is taken away."""
+def _lock_folder(folder: str) -> Iterator[None]:
+    """Hold the lock of the sweep folder; a folder that stays empty is removed."""
     path = Path(folder, LOCK)
     with path.open("ab") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise FolderInUseError(
-                f"{FOLDER_KEY} = {folder!r} is in use by another sweep; wait for it to end, or give this one a folder "
-                "of its own"
+                f"{FOLDER_KEY} = {folder!r} is in use by another sweep; wait for it to end, or "
+                "choose another folder"
             ) from error
         try:
             yield
         finally:
-            if [one.name for one in path.parent.iterdir()] == [LOCK]:
+            if [entry.name for entry in path.parent.iterdir()] == [LOCK]:
                 path.unlink()
                 path.parent.rmdir()
 
 
-def _run_all(job: Job, words: Words, grid: Sequence[Sequence[str]], check: Check) -> int:
-    """Run all combinations but those that have finished."""
+def _run_grid(job: Job, words: SweepOverrides, grid: Sequence[Sequence[str]], check: Check) -> int:
+    """Run all combinations, except finished ones."""
     left: list[tuple[int, Sequence[str]]] = []
-    for number, swept in enumerate(grid):
-        record = job.record(swept)
-        composed = partial(check, [*record.overrides, f"RUN.dir={quoted(record.folder)}"])
-        if _finished(record.folder, composed):
+    for number, swept in enumerate(grid, start=1):
+        record = job.make_record(swept)
+        compose = partial(check, [*record.overrides, f"RUN.dir={quote_value(record.folder)}"])
+        if _has_finished(record.folder, compose):
             replace(record, exit_code=0, passed_over=True).write(job.folder)
         else:
-            left.append((number + 1, swept))
+            left.append((number, swept))
     if left:
-        return _launch(job, words, left, total=len(grid))
+        return _launch_runs(job, words, left, total=len(grid))
     return 0
 
 
-def _launch(
-    job: Job, words: Words, runs: Sequence[tuple[int, Sequence[str]]], total: int = 0
+def _launch_runs(
+    job: Job, words: SweepOverrides, runs: Sequence[tuple[int, Sequence[str]]], total: int = 0
 ) -> int:
-    """Have a launcher of Hydra start some runs, and return 0 unless it could not."""
+    """Launch some runs through Hydra, and return 0 unless they could not be launched."""
     batch = tuple((number, tuple(swept)) for number, swept in runs)
-    number = ",".join(str(place) for place in range(len(batch)))
-    return _hydra(replace(job, batch=batch, total=total), [*words.hydra, f"+{NUMBER_KEY}={number}"])
+    places = ",".join(str(place) for place in range(len(batch)))
+    return _run_hydra(
+        replace(job, batch=batch, total=total), [*words.hydra, f"+{NUMBER_KEY}={places}"]
+    )
 
 
-def _ended(job: Job, code: int) -> int:
-    """Name what has failed, and return the exit code of the sweep."""
-    own = [one for one in records(job.folder) if one.sweep == job.sweep]
-    failed = [one for one in own if one.exit_code != 0]
-    asked = job.stop.asked()  # the terminal may have been closed
-    stderr = LastingStream(sys.stderr)
-    job.stop.forget()
-    if asked:
-        stderr.write(f"stopped by {signal.Signals(asked).name}; the same command goes on\n")
-        return 128 + asked
-    for one in failed:
-        if one.exit_code is None:
-            code_told = "its end was not seen"
-        else:
-            code_told = f"exit code {one.exit_code}"
-        stderr.write(f"{code_told}: {' '.join(one.overrides)} in {one.folder}\n")
+def _report_failures(job: Job, code: int) -> int:
+    """List failed runs on standard error, and return the exit code of the sweep."""
+    records = [record for record in read_job_records(job.folder) if record.sweep == job.sweep]
+    failed = [record for record in records if record.exit_code != 0]
+    number = job.stop.signal_number()
+    job.stop.clear()
+    stderr = LastingStream(sys.stderr)  # the terminal may have been closed
+    if number:
+        name = signal.Signals(number).name
+        stderr.write(f"stopped by {name}; re-run the command to resume\n")
+        return 128 + number
+    for record in failed:
+        reason = f"exit code {record.exit_code}"
+        if record.exit_code is None:
+            reason = "its end was not observed"
+        stderr.write(f"{reason}: {' '.join(record.overrides)} in {record.folder}\n")
     return code or int(bool(failed))
 
 
-def _hydra(job: Job, words: Sequence[str]) -> int:
-    """Start Hydra, and return its exit code."""
+def _run_hydra(job: Job, words: Sequence[str]) -> int:
+    """Run Hydra, and return its exit code."""
     arguments = [
-        f"{FOLDER_KEY}={quoted(job.folder)}",
+        f"{FOLDER_KEY}={quote_value(job.folder)}",
         "hydra.sweep.subdir=.",
         "hydra.output_subdir=null",
         "hydra/job_logging=none",
@@ -177,7 +186,7 @@ def _hydra(job: Job, words: Sequence[str]) -> int:
         *words,
     ]
     before = sys.argv
-    sys.argv = [before[0], "--multirun", *arguments]  # hydra.main has no other door
+    sys.argv = [before[0], "--multirun", *arguments]  # hydra.main reads nothing but sys.argv
     try:
         hydra.main(version_base="1.3", config_path=None)(job)()
         job.stop.wait()
@@ -191,33 +200,33 @@ def _hydra(job: Job, words: Sequence[str]) -> int:
     return 0
 
 
-def _made(folder: str) -> str:
+def _make_folder(folder: str) -> str:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{FOLDER_KEY} = {folder!r} cannot be made: {error.strerror}; give a folder that can be written"
+            f"{FOLDER_KEY} = {folder!r} cannot be made: {error.strerror}; give a folder that can "
+            "be written",
+            code="sweep.folder",
         ) from error
     return folder
 
 
-def _finished(folder: str, composed: Callable[[], AttrDict | None]) -> bool:
-    """Tell whether a folder holds a run that has finished with the config that it would be started
-    with again."""
-    try:
-        status = json.loads(Path(folder, "status.json").read_bytes())
-        written = Path(folder, "config.yaml").read_text("utf-8")
-    except (OSError, ValueError):
+def _has_finished(folder: str, compose: Callable[[], AttrDict | None]) -> bool:
+    """Return whether the run in a folder has finished with the config it would be started with."""
+    files = RunFiles(folder)
+    if files.status().state != "finished":
         return False
-    if not isinstance(status, dict) or status.get("state") != "finished":
+    config = compose()
+    if config is None:
         return False
-    config = composed()
-    return config is not None and written == OmegaConf.to_yaml(OmegaConf.create(config.plain()))
+    written = files.read_bytes("config.yaml").decode(errors="replace")
+    return written == OmegaConf.to_yaml(OmegaConf.create(config.plain()))
 
 
-def _monitor(config: AttrDict | None) -> str:
-    """Return by which metric the runs are compared: CHECKPOINT.best.monitor, or the first metric of
-    the first test."""
+def _choose_monitor(config: AttrDict | None) -> str:
+    """Return the metric by which runs are compared: CHECKPOINT.best.monitor, or the first metric of
+    the first test; empty if there is none."""
     if config is None:
         return ""
     if config.CHECKPOINT.best.monitor is not None:

@@ -1,4 +1,4 @@
-"""The runs of a sweep: each one a process of its own, with its record beside its run folder."""
+"""The runs of a sweep: each is a process with its own run folder, and a record next to it."""
 
 import json
 import os
@@ -13,37 +13,42 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from phasetrain.commands.sweep.override_text import digest, own_words, quoted
+from phasetrain.commands.sweep.override_text import (
+    hash_overrides,
+    quote_value,
+    split_words,
+    strip_prefixes,
+)
 from phasetrain.errors import FolderInUseError
 from phasetrain.runs.lock import Owner, holder, process_start
+from phasetrain.runs.records import process_exists
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.signals import stop_signals
 from phasetrain.runtime.storage import open_storage
 
-NAME = "[0-9a-f]" * 8 + ".json"
-"""Names of records, as a pattern."""
+RECORD_PATTERN = "[0-9a-f]" * 8 + ".json"
 
 NUMBER_KEY = "run"
-"""Key under which Hydra gives a job its place in the batch."""
+"""Key under which Hydra passes a job its place in the batch."""
 
-LOOK_SECONDS = 0.2
-"""Between two looks at whether processes that were asked to end have ended."""
+POLL_SECONDS = 0.2
+"""Interval at which processes that were asked to stop are looked at."""
 
 
 @dataclass(frozen=True)
-class Record:
-    """What is known of one run of a sweep, as it stands in `{digest}.json`.
+class JobRecord:
+    """The record of one run of a sweep, in `{hash}.json`.
 
     Attributes:
         sweep: identity of the call of `sweep` that looked at it last.
-        overrides: its words, all of them.
-        swept: those that other runs have otherwise, key -> value as text.
+        overrides: all overrides of the run.
+        swept: key -> value as text, of the overrides in which runs differ.
         folder: its run folder.
-        exit_code: None while it runs, and for good where its end was not seen.
+        exit_code: None while it runs, and for good if its end was not observed.
         pid, host: its process.
         passed_over: whether it had finished before, so that nothing was started.
     """
@@ -58,44 +63,47 @@ class Record:
     passed_over: bool = False
 
     def write(self, sweep_folder: str) -> None:
-        """Write it down, whole or not at all."""
-        path = f"{sweep_folder}/{digest(self.overrides)}.json"
+        """Write the record atomically."""
+        path = f"{sweep_folder}/{hash_overrides(self.overrides)}.json"
         open_storage(sweep_folder).replace_json(path, asdict(self), durable=False)
 
+    def has_valid_types(self) -> bool:
+        """Return whether every field has its type; a file may have been edited by hand."""
+        if not (
+            isinstance(self.overrides, list)
+            and isinstance(self.swept, dict)
+            and isinstance(self.pid, int)
+            and isinstance(self.exit_code, int | None)
+        ):
+            return False
+        texts = [self.sweep, self.folder, self.host]
+        texts += [*self.overrides, *self.swept, *self.swept.values()]
+        return all(isinstance(text, str) for text in texts)
 
-def records(sweep_folder: str) -> list[Record]:
-    """Return the records in a sweep folder, in order of their names; one that cannot be read is
-    left out."""
-    found = (_read(path) for path in sorted(Path(sweep_folder).glob(NAME)))
-    return [one for one in found if one is not None]
+
+def read_job_records(sweep_folder: str) -> list[JobRecord]:
+    """Return the records in a sweep folder, sorted by name; unreadable ones are skipped."""
+    records = (_read_record(path) for path in sorted(Path(sweep_folder).glob(RECORD_PATTERN)))
+    return [record for record in records if record is not None]
 
 
-def _read(path: Path) -> Record | None:
+def _read_record(path: Path) -> JobRecord | None:
     try:
-        one = Record(**{"swept": {}, **json.loads(path.read_text("utf-8"))})
+        record = JobRecord(**{"swept": {}, **json.loads(path.read_text("utf-8"))})
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    texts = [one.sweep, one.folder, one.host]
-    if (
-        not isinstance(one.overrides, list)
-        or not isinstance(one.swept, dict)
-        or not isinstance(one.pid, int)
-    ):
-        return None
-    texts += [*one.overrides, *one.swept, *one.swept.values()]
-    whole = one.exit_code is None or isinstance(one.exit_code, int)
-    if whole and all(isinstance(text, str) for text in texts):
-        return one
-    return None
+    return record if record.has_valid_types() else None
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Asks the jobs of a sweep to end, in whatever process of this machine they are.
+class StopRequest:
+    """Asks the jobs of a sweep to stop, in any process of this machine.
+
+    The request is a file, because a launcher of Hydra may run jobs in other processes.
 
     Args:
-        folder: of the sweep.
-        sweep: its identity.
+        folder: the sweep folder.
+        sweep: identity of the call of `sweep`.
     """
 
     folder: str
@@ -103,65 +111,64 @@ class Stop:
 
     @property
     def path(self) -> Path:
-        """A file that holds the number of the signal, and is there once one has come."""
+        """The file with the number of the signal; it exists once a signal has come."""
         return Path(self.folder, f".stop-{self.sweep}")
 
-    def asked(self) -> int:
-        """Return the number of the signal that has come; 0 where none has."""
+    def signal_number(self) -> int:
+        """Return the number of the signal that has come, 0 if none has."""
         try:
             return int(self.path.read_text() or 0)
         except (OSError, ValueError):
             return 0
 
-    def ask(self, number: int) -> None:
-        """Let no job start any more, and pass the signal on to those that run."""
+    def send(self, number: int) -> None:
+        """Let no further job start, and forward the signal to running ones."""
         with suppress(OSError):
             self.path.write_text(str(number))
-        if number == signal.SIGINT and _in_foreground():
-            return  # the terminal gives every process one of its own
-        for one in self.running():
+        if number == signal.SIGINT and _is_in_foreground():
+            return  # the terminal has sent Ctrl-C to every process of the foreground group
+        for record in self.list_running():
             with suppress(OSError):
-                os.kill(one.pid, number)
+                os.kill(record.pid, number)
 
-    def running(self) -> list[Record]:
-        """Return the records of those jobs of this sweep that run on this machine."""
+    def list_running(self) -> list[JobRecord]:
+        """Return the records of the jobs of this sweep that run on this machine."""
         here = socket.gethostname()
         return [
-            one
-            for one in records(self.folder)
-            if one.sweep == self.sweep
-            and one.exit_code is None
-            and one.host == here
-            and _alive(one.pid)
+            record
+            for record in read_job_records(self.folder)
+            if record.sweep == self.sweep
+            and record.exit_code is None
+            and record.host == here
+            and process_exists(record.pid)
         ]
 
     def wait(self) -> None:
         """Return once no job of this sweep runs on this machine."""
-        while self.running():
-            time.sleep(LOOK_SECONDS)
+        while self.list_running():
+            time.sleep(POLL_SECONDS)
 
-    def forget(self) -> None:
-        """Take the file away."""
+    def clear(self) -> None:
+        """Remove the file."""
         self.path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a launcher of Hydra calls once per combination, in whatever process it chose.
+    """The callable that a launcher of Hydra calls once per run, in a process of its choice.
 
     Attributes:
-        command: what starts the program.
-        fixed: overrides that all combinations share.
+        command: command line that starts the program.
+        fixed: overrides that all runs share.
         folder: the sweep folder.
-        sweep: identity of this call of `sweep`, so that results of an earlier one are not taken for
-            its own.
-        monitor: the metric by which they are compared, with a minus sign where smaller is better;
-            empty for none.
-        batch: number, from 1, and swept words of each run to launch; empty where a sweeper of Hydra
-            chooses them.
-        total: how many runs there are; 0 where it is not known.
-        launcher: host, process and its start of what launches; elsewhere what a run prints goes to
-            `{digest}.log`.
+        sweep: identity of this call of `sweep`, to tell its results from those of earlier calls.
+        monitor: metric by which runs are compared, with a minus sign if smaller is better; empty
+            for none.
+        batch: number, from 1, and swept overrides of each run to launch; empty if a sweeper of
+            Hydra chooses them.
+        total: number of runs; 0 if unknown.
+        launcher: host, pid and start time of the launching process; a run started by another
+            process writes its output to `{hash}.log`.
     """
 
     command: tuple[str, ...]
@@ -171,42 +178,44 @@ class Job:
     monitor: str = ""
     batch: tuple[tuple[int, tuple[str, ...]], ...] = ()
     total: int = 0
-    launcher: tuple[str, int, int | None] = field(default_factory=lambda: _here())
+    launcher: tuple[str, int, int | None] = field(default_factory=lambda: _identify_process())
 
     @property
-    def stop(self) -> Stop:
-        """What asks it to end."""
-        return Stop(self.folder, self.sweep)
+    def stop(self) -> StopRequest:
+        """The request that ends the runs."""
+        return StopRequest(self.folder, self.sweep)
 
     def __call__(self, config: Any) -> None:
-        """Run one combination to its end; nothing where the sweep has been asked to end, or was
-        killed."""
-        apart = _here() != self.launcher
-        if self.stop.asked() or (apart and self._is_orphan()):
+        """Run one combination to its end; do nothing after a stop request or if the launching
+        process was killed."""
+        is_remote = _identify_process() != self.launcher
+        if self.stop.signal_number() or (is_remote and self._is_orphan()):
             return
         if self.batch:
             number, swept = self.batch[int(config[NUMBER_KEY])]
         else:
-            found = HydraConfig.get()
-            number = int(found.job.num) + 1
-            swept = tuple(own_words(found.overrides.task))
-        told = f"run {number}{f' of {self.total}' if self.total else ''}: {' '.join(swept) or 'no values'}"
-        record = self.record(swept)
-        if not apart:
-            _say(told)
-        code = self._process(record, apart=apart)
-        if apart:
-            _say(f"{told}: exit code {code}" + (f", see {record.folder}.log" if code else ""))
+            hydra_config = HydraConfig.get()
+            number = int(hydra_config.job.num) + 1
+            swept = tuple(strip_prefixes(hydra_config.overrides.task))
+        of_total = f" of {self.total}" if self.total else ""
+        title = f"run {number}{of_total}: {' '.join(swept) or 'no values'}"
+        record = self.make_record(swept)
+        if not is_remote:
+            _print_line(title)
+        code = self._run_process(record, is_remote=is_remote)
+        if is_remote:
+            log = f", see {record.folder}.log" if code else ""
+            _print_line(f"{title}: exit code {code}{log}")
 
-    def record(self, swept: Sequence[str]) -> Record:
+    def make_record(self, swept: Sequence[str]) -> JobRecord:
         """Return the record of a run that has not been started.
 
         Args:
-            swept: its words beside the fixed ones.
+            swept: its overrides in addition to the fixed ones.
         """
         overrides = [*self.fixed, *swept]
-        known = {key: value for key, _, value in (word.partition("=") for word in swept)}
-        return Record(self.sweep, overrides, known, f"{self.folder}/{digest(overrides)}")
+        folder = f"{self.folder}/{hash_overrides(overrides)}"
+        return JobRecord(self.sweep, overrides, split_words(swept), folder)
 
     def _is_orphan(self) -> bool:
         host, pid, started = self.launcher
@@ -214,50 +223,51 @@ class Job:
             host == socket.gethostname() and started is not None and process_start(pid) != started
         )
 
-    def _process(self, record: Record, *, apart: bool) -> int:
+    def _run_process(self, record: JobRecord, *, is_remote: bool) -> int:
         while True:
-            self._wait_for_another(record)
-            if number := self.stop.asked():
+            self._wait_for_owner(record)
+            if number := self.stop.signal_number():
                 return 128 + number
-            code = self._started(record, apart=apart)
-            if code != FolderInUseError.exit_code or self.stop.asked() or not _held(record):
-                break  # somebody else was faster
-        now = _read(Path(f"{record.folder}.json"))
-        if now is None or now.sweep == self.sweep:  # else another call has taken over
+            code = self._start_process(record, is_remote=is_remote)
+            was_faster = code == FolderInUseError.exit_code and _find_owner(record)
+            if not was_faster or self.stop.signal_number():
+                break
+        now = _read_record(Path(f"{record.folder}.json"))
+        if now is None or now.sweep == self.sweep:  # else another call of `sweep` has taken over
             replace(now or record, exit_code=code).write(self.folder)
         return code
 
-    def _wait_for_another(self, record: Record) -> None:
-        """Wait for the run in the same folder that a sweep has left behind which was killed."""
-        if (owner := _held(record)) is not None:
-            _say(
-                f"{record.folder} is in use by process {owner.pid}, perhaps of a sweep that was killed; waiting for it"
+    def _wait_for_owner(self, record: JobRecord) -> None:
+        """Wait for a process that still runs in the folder, left behind by a killed sweep."""
+        if (owner := _find_owner(record)) is not None:
+            _print_line(
+                f"{record.folder} is in use by process {owner.pid}, perhaps of a sweep that was "
+                "killed; waiting for it"
             )
-        while _held(record) is not None and not self.stop.asked():
-            time.sleep(LOOK_SECONDS)
+        while _find_owner(record) is not None and not self.stop.signal_number():
+            time.sleep(POLL_SECONDS)
 
-    def _started(self, record: Record, *, apart: bool) -> int:
-        words = [*self.command, *record.overrides, f"RUN.dir={quoted(record.folder)}"]
-        with (
-            _output(Path(f"{record.folder}.log") if apart else None) as output,
-            handled(self._on_signal),
-        ):
+    def _start_process(self, record: JobRecord, *, is_remote: bool) -> int:
+        words = [*self.command, *record.overrides, f"RUN.dir={quote_value(record.folder)}"]
+        log = Path(f"{record.folder}.log") if is_remote else None
+        with _open_output(log) as output, handle_signals(self._forward_signal):
             process = subprocess.Popen(words, stdout=output, stderr=output)
             record = replace(record, pid=process.pid, host=socket.gethostname())
             record.write(self.folder)
-            if number := self.stop.asked():  # since it was looked for last
+            # A signal between the last look and the record was not forwarded to this process.
+            if number := self.stop.signal_number():
                 process.send_signal(number)
             code = process.wait()
         if code >= 0:
             return code
         return 128 - code
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self.stop.ask(number)
+    def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.stop.send(number)
 
 
 @contextmanager
-def _output(path: Path | None) -> Iterator[Any]:
+def _open_output(path: Path | None) -> Iterator[IO[bytes] | None]:
     if path is None:
         yield None
         return
@@ -266,8 +276,9 @@ def _output(path: Path | None) -> Iterator[Any]:
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle what asks a run to stop; other threads than the main one are not told of it."""
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call a handler on the signals that stop a run; Python delivers them to the main thread
+    only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -279,8 +290,8 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def _in_foreground() -> bool:
-    """Tell whether this process is among those to which a terminal sends what is typed."""
+def _is_in_foreground() -> bool:
+    """Return whether the terminal sends its key signals to this process."""
     try:
         with Path("/dev/tty").open("rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -288,26 +299,16 @@ def _in_foreground() -> bool:
         return False
 
 
-def _here() -> tuple[str, int, int | None]:
+def _identify_process() -> tuple[str, int, int | None]:
     return socket.gethostname(), os.getpid(), process_start(os.getpid())
 
 
-def _held(record: Record) -> Owner | None:
-    """Return what runs in the folder of a run on this machine."""
+def _find_owner(record: JobRecord) -> Owner | None:
+    """Return the process of this machine that runs in the folder of a run."""
     return holder(record.folder, open_storage(record.folder))
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     stream = LastingStream(sys.stdout)  # the terminal may have been closed
     stream.write(f"{line}\n")
     stream.flush()

@@ -1,49 +1,53 @@
-"""Shows what came out of a sweep, and writes it into its folder: `sweep.html`, `results.json`,
-`results.csv`, plots."""
+"""Prints the results of a sweep and writes them into its folder: `sweep.html`, `results.json`,
+`results.csv` and plots."""
 
 import logging
 
-from phasetrain.commands.sweep.page import page, plots
+from phasetrain.commands.sweep.page import render_page, write_plots
 from phasetrain.commands.sweep.results import Results
-from phasetrain.runs.report.reading import DAMAGES
+from phasetrain.runs.records import DAMAGE
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
 
-SHOWN = 40
-"""Runs in the table on the terminal; all are in the files."""
+MOST_ROWS = 40
+"""Rows of the table on the terminal; the files have all of them."""
 
 JSON = "results.json"
 CSV = "results.csv"
 PAGE = "sweep.html"
-"""Names of the files in the sweep folder."""
 
 
-def show(results: Results, terminal: Terminal) -> None:
-    """Print the table, say why runs have failed, and write the files."""
-    terminal.print_table(results.title(), *results.table(terminal.width, SHOWN))
-    for one in results.runs:
-        if one.error:
-            words = " ".join(f"{key}={value}" for key, value in one.swept.items())
-            terminal.say(f"{one.name} ({words}): {one.error.strip().splitlines()[0]}")
-    written = write(results)
+def show_results(results: Results, terminal: Terminal) -> None:
+    """Print the table and the errors of failed runs, and write the files."""
+    terminal.print_table(results.title(), *results.make_table(terminal.width, MOST_ROWS))
+    for run in results.runs:
+        if run.error:
+            first_line = run.error.strip().partition("\n")[0]
+            terminal.say(f"{run.name} ({run.words}): {first_line}")
+    written = write_results(results)
     if written:
-        more = f"; {len(results.runs) - SHOWN} more runs there" if len(results.runs) > SHOWN else ""
+        hidden = len(results.runs) - MOST_ROWS
+        more = f"; {hidden} more runs there" if hidden > 0 else ""
         terminal.say(f"table and plots: {', '.join(written)}{more}")
 
 
-def write(results: Results) -> list[str]:
-    """Write the files and return their paths; what cannot be written is said in a warning."""
+def write_results(results: Results) -> list[str]:
+    """Write the files and return their paths; log a warning for a file that cannot be written."""
     storage = open_storage(results.folder)
     written = []
-    contents = {PAGE: lambda: page(results), JSON: results.as_json, CSV: results.as_csv}
-    for name, content in contents.items():
+    contents = {
+        PAGE: lambda: render_page(results),
+        JSON: results.format_json,
+        CSV: results.format_csv,
+    }
+    for name, make_content in contents.items():
         path = f"{results.folder}/{name}"
         try:
-            storage.replace(path, content().encode(errors="replace"), durable=False)
-        except DAMAGES as error:  # of the folders that they tell of, too
-            log.warning("%s cannot be written: %s; the same command writes it anew", path, error)
+            storage.replace(path, make_content().encode(errors="replace"), durable=False)
+        except DAMAGE as error:  # also of the run folders that the page reads
+            log.warning("%s cannot be written: %s; re-run the sweep to write it", path, error)
         else:
             written.append(path)
-    return [*written, *plots(results)]
+    return [*written, *write_plots(results)]

@@ -1,4 +1,4 @@
-"""The command line of a sweep: what all runs share, what is swept, and what is for Hydra."""
+"""Parses the command line of a sweep: fixed overrides, swept overrides, and those for Hydra."""
 
 import re
 from collections.abc import Sequence
@@ -31,27 +31,28 @@ LAUNCHERS = MappingProxyType(
         "submitit_slurm": ("hydra_submitit_launcher", "submitit", "cluster"),
     }
 )
-"""Launcher -> its package below hydra_plugins, the library that it needs, and the extra that
-installs both."""
+"""Launcher -> its package below hydra_plugins, the library it needs, and the extra that installs
+both."""
 
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]+")
 
 GROUP = "select."
-"""Before a swept group. In the one config that Hydra makes of swept keys, a group (`LOSS=a,b`) and
-a key below it (`LOSS.gamma=1,2`) cannot both be called LOSS."""
+"""Prefix of a swept config group. Hydra composes one config of all swept keys, in which a group
+(`LOSS=a,b`) and a key below it (`LOSS.gamma=1,2`) cannot both be named LOSS."""
 
 
 @dataclass
-class Words:
-    """The words of the command line.
+class SweepOverrides:
+    """The overrides of the command line, by purpose.
 
     Attributes:
-        fixed: what all runs share, as given.
-        swept: what is swept.
-        hydra: what is for Hydra, but for the folder.
-        sweeper: what chooses the values: `basic`, all combinations; `optuna`; or another sweeper of
-            Hydra.
-        sweeper_words: its parameters.
+        fixed: overrides that all runs share, as given.
+        swept: overrides with several values.
+        hydra: overrides for Hydra, without the folder.
+        given_folder: the sweep folder; None if it was not given.
+        sweeper: `basic` runs all combinations; `optuna`, or another sweeper of Hydra, chooses
+            values.
+        sweeper_words: parameters of the sweeper.
     """
 
     fixed: list[str] = field(default_factory=list)
@@ -62,29 +63,32 @@ class Words:
     sweeper_words: list[Override] = field(default_factory=list)
 
     @classmethod
-    def read(cls, overrides: Sequence[str]) -> "Words":
-        """Sort the words of a command line.
+    def read(cls, overrides: Sequence[str]) -> "SweepOverrides":
+        """Parse a command line.
 
         Raises:
-            ConfigError: `RUN.dir` is given, which all runs would share; a value is asked for by
-                `glob(...)`; or a launcher is not installed.
+            ConfigError: `RUN.dir` is given, which all runs would share (`sweep.shared_folder`);
+                values are given by `glob(...)` (`sweep.glob`), or twice (`sweep.swept_twice`); or a
+                launcher is not installed (`install.missing`).
         """
-        words = cls()
+        overrides_by_purpose = cls()
         parser = OverridesParser.create()
         for text in overrides:
             try:
                 override = parser.parse_override(text)
             except HydraException:
-                words.fixed.append(text)  # the check says what is wrong with it
+                overrides_by_purpose.fixed.append(text)  # the check of the config reports it
             else:
-                words._file(text, override)
-        return words
+                overrides_by_purpose._add(text, override)
+        return overrides_by_purpose
 
-    def _file(self, text: str, override: Override) -> None:
+    def _add(self, text: str, override: Override) -> None:
         key = override.key_or_group
         if key == "RUN.dir" and not override.is_delete():
             raise ConfigError(
-                f"{text}: all runs of a sweep would share this folder; give {FOLDER_KEY}=FOLDER instead"
+                f"{text}: all runs of a sweep would share this folder; give "
+                f"{FOLDER_KEY}=FOLDER instead",
+                code="sweep.shared_folder",
             )
         if key == FOLDER_KEY:
             self.given_folder = str(override.value())
@@ -101,61 +105,70 @@ class Words:
             self.fixed.append(text)
         elif override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP":
             raise ConfigError(
-                f"{text}: glob() is not understood here; list the values, as in {key}=a,b"
+                f"{text}: glob() is not understood here; list the values, as in {key}=a,b",
+                code="sweep.glob",
             )
         elif any(one.key_or_group == key for one in self.swept):
             raise ConfigError(
-                f"{text}: {key} is swept twice; give all its values in one place, as in {key}=a,b,c"
+                f"{text}: {key} is swept twice; give all its values in one place, as in "
+                f"{key}=a,b,c",
+                code="sweep.swept_twice",
             )
         else:
             self.swept.append(override)
 
-    def samples(self) -> list[list[str]]:
-        """Return overrides of as few runs as hold each value once: the first values, the second
-        ones, ..."""
-        columns = [[f"{o.key_or_group}={value}" for value in _values(o)] for o in self.swept]
+    def list_samples(self) -> list[list[str]]:
+        """Return the overrides of a few runs that together hold each swept value at least once.
+
+        Row i holds the i-th value of each key, or its first value if it has fewer.
+        """
+        columns = [
+            [f"{override.key_or_group}={value}" for value in _list_values(override)]
+            for override in self.swept
+        ]
         rows = list(zip_longest(*columns)) or [()]
         return [
-            [*self.fixed, *(v or c[0] for v, c in zip(row, columns, strict=True))] for row in rows
+            [*self.fixed, *(value or column[0] for value, column in zip(row, columns, strict=True))]
+            for row in rows
         ]
 
-    def combinations(self) -> list[list[str]]:
-        """Return what is swept of every run, in the order of Hydra; equal values such as 0.1 and
-        1e-1 count once.
+    def list_combinations(self) -> list[list[str]]:
+        """Return the swept overrides of every run, in the order of Hydra; equal values such as 0.1
+        and 1e-1 count once.
 
         Raises:
-            ConfigError: a range has no end of values.
+            ConfigError: a key has an interval of values (`sweep.interval`).
         """
         for one in self.swept:
             if not one.is_discrete_sweep():
                 raise ConfigError(
-                    f"{one.input_line}: only a sampler can choose from an interval; add {SWEEPER_KEY}=optuna, or list "
-                    "the values"
+                    f"{one.input_line}: only a sampler can choose from an interval; add "
+                    f"{SWEEPER_KEY}=optuna, or list the values",
+                    code="sweep.interval",
                 )
         columns = [
             [f"{o.key_or_group}={value}" for value in o.sweep_string_iterator()] for o in self.swept
         ]
-        return [list(row) for row in product(*map(_different, columns))]
+        return [list(row) for row in product(*map(_drop_equal_values, columns))]
 
-    def arguments(self) -> list[str]:
-        """Return what another sweeper of Hydra is started with; keys that it does not know are
+    def list_sweeper_arguments(self) -> list[str]:
+        """Return the arguments for another sweeper of Hydra; keys that are not in its config are
         added."""
-        names = [o.key_or_group for o in self.swept]
-        prefixed = [name if "." in name or "/" in name else f"{GROUP}{name}" for name in names]
-        swept = [
-            f"++{name}={o.get_value_string()}" for name, o in zip(prefixed, self.swept, strict=True)
-        ]
-        return [
-            f"{SWEEPER_KEY}={self.sweeper}",
-            *(str(o.input_line) for o in self.sweeper_words),
-            *swept,
-        ]
+        swept = []
+        for override in self.swept:
+            name = override.key_or_group
+            is_group = "." not in name and "/" not in name
+            prefix = GROUP if is_group else ""
+            swept.append(f"++{prefix}{name}={override.get_value_string()}")
+        parameters = [str(override.input_line) for override in self.sweeper_words]
+        return [f"{SWEEPER_KEY}={self.sweeper}", *parameters, *swept]
 
-    def folder(self) -> str:
-        """Return the sweep folder, `${now:%Y}` and the like resolved."""
+    def resolve_folder(self) -> str:
+        """Return the sweep folder with `${now:%Y}` and other resolvers applied."""
         if self.given_folder is None:
-            return f"runs/sweep-{digest([*self.fixed, *(str(o.input_line) for o in self.swept)])}"
-        setup_globals()  # Hydra's resolvers
+            words = [*self.fixed, *(str(override.input_line) for override in self.swept)]
+            return f"runs/sweep-{hash_overrides(words)}"
+        setup_globals()  # registers Hydra's resolvers
         try:
             return str(OmegaConf.create({"folder": self.given_folder}).folder)
         except OmegaConfBaseException as error:
@@ -164,18 +177,23 @@ class Words:
             ) from error
 
 
-def digest(overrides: Sequence[str]) -> str:
-    """Return 8 hex digits that stand for a set of overrides, in any order."""
+def hash_overrides(overrides: Sequence[str]) -> str:
+    """Return a hash of 8 hex digits of a set of overrides, independent of their order."""
     return blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
 
 
-def own_words(task: Sequence[str]) -> list[str]:
-    """Return the words of a run as it takes them, from those by which Hydra has launched it."""
-    return [word.removeprefix("++").removeprefix(GROUP) for word in task]
+def split_words(words: Sequence[str]) -> dict[str, str]:
+    """Return key -> value of overrides `key=value`."""
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
-def quoted(text: str) -> str:
-    """Return a text as a value that Hydra reads as this text; a plain path as it is."""
+def strip_prefixes(words: Sequence[str]) -> list[str]:
+    """Return the overrides of a run, given those with which Hydra has launched it."""
+    return [word.removeprefix("++").removeprefix(GROUP) for word in words]
+
+
+def quote_value(text: str) -> str:
+    """Return a text as a value that Hydra reads as this text; plain paths stay as they are."""
     if _PLAIN_PATH.fullmatch(text):
         return text
     return QuotedString(text, Quote.single).with_quotes()
@@ -187,27 +205,28 @@ def _check_installed(launcher: str) -> None:
     package, library, extra = LAUNCHERS[launcher]
     try:
         found = find_spec(f"hydra_plugins.{package}") is not None and find_spec(library) is not None
-    except ModuleNotFoundError:  # there is no plugin at all
+    except ModuleNotFoundError:  # no package hydra_plugins at all
         found = False
     if not found:
         raise ConfigError(
-            f'{LAUNCHER_KEY} = {launcher}: it is not installed; install it with `pip install "phasetrain[{extra}]"`'
+            f"{LAUNCHER_KEY} = {launcher}: it is not installed; install it with "
+            f'`pip install "phasetrain[{extra}]"`',
+            code="install.missing",
         )
 
 
-def _different(words: Sequence[str]) -> list[str]:
-    """Return the first word of each value."""
+def _drop_equal_values(words: Sequence[str]) -> list[str]:
+    """Return the first override of each value."""
     parser = OverridesParser.create()
-    found = dict[str, str]()
+    first_words = dict[str, str]()
     for word in words:
-        found.setdefault(repr(parser.parse_override(word).value()), word)
-    return list(found.values())
+        first_words.setdefault(repr(parser.parse_override(word).value()), word)
+    return list(first_words.values())
 
 
-def _values(override: Override) -> list[str]:
+def _list_values(override: Override) -> list[str]:
     value = override.value()
-    if isinstance(
-        value, IntervalSweep
-    ):  # for sweepers that draw from it; its ends stand for what lies between
+    if isinstance(value, IntervalSweep):
+        # A sampler draws from the interval: its ends represent the values between for the check.
         return [str(value.start), str(value.end)]
     return list(override.sweep_string_iterator())

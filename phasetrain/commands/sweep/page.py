@@ -1,5 +1,4 @@
-"""The plots of a sweep: its metric by each swept value, on a page that needs nothing but itself,
-and for a paper."""
+"""The page and the plots of a sweep: its metric by each swept value."""
 
 import logging
 import math
@@ -7,41 +6,43 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phasetrain.commands.sweep.results import Result, Results
+from phasetrain.commands.sweep.results import Results, SweepRun
 from phasetrain.errors import ConfigError
+from phasetrain.runs.records import parse_number
 from phasetrain.runs.report.charts import Axis, Chart, Line, charts_of, slug, wide
 from phasetrain.runs.report.html import element, escaped, table
 from phasetrain.runs.report.page import document, head
 from phasetrain.runs.report.png import write_charts
-from phasetrain.runs.report.reading import Curve, RunRecord, read_run
-from phasetrain.runs.report.svg import decades, figure, short, ticks
+from phasetrain.runs.report.reading import Curve, RunReport, read_run
+from phasetrain.runs.report.svg import abbreviate, decades, draw_figure, ticks
 from phasetrain.runs.report.tiles import badge
+from phasetrain.runtime.format import shorten
 
 log = logging.getLogger(__name__)
 
 COMPARED = 5
-"""The best runs, whose curves are laid over each other."""
+"""Number of best runs whose curves are drawn in one plot."""
 
 COLORED = 8
-"""Another key with at most so many values gives the points of a plot their colours."""
+"""Maximum number of values of a key that may colour the points of a plot by another key."""
 
 SPREAD = 10.0
-"""Positive values of a key that span this factor or more are laid out by their logarithm."""
+"""Positive values of a key that span this factor or more get a logarithmic axis."""
 
 PLOTS = "plots"
 """Folder of the PNG files."""
 
 
-def page(results: Results) -> str:
+def render_page(results: Results) -> str:
     """Return the results of a sweep as an HTML page."""
     title = f"Sweep {results.folder.rstrip('/').rpartition('/')[2]}"
     parts = [head(title, time.time()), element("p", escaped(results.title()), cls="note")]
-    by_value = "".join(figure(chart) for chart in charts(results))
-    runs = _records(results)
+    by_value = "".join(draw_figure(chart) for chart in make_charts(results))
+    runs = _read_best_runs(results)
     sections = {
-        "Runs": _table(results),
+        "Runs": _render_table(results),
         f"{results.metric} by value": element("div", by_value, cls="charts") if by_value else "",
-        f"Curves of the best {len(runs)} runs": _curves(runs),
+        f"Curves of the best {len(runs)} runs": _draw_curves(runs),
     }
     parts += [
         element("section", element("h2", escaped(name)) + text)
@@ -51,9 +52,9 @@ def page(results: Results) -> str:
     return document(title, "".join(parts))
 
 
-def plots(results: Results) -> list[str]:
-    """Write the plots as PNG files, where matplotlib is installed, and return their folder."""
-    found = charts(results)
+def write_plots(results: Results) -> list[str]:
+    """Write the plots as PNG files if matplotlib is installed, and return their folder."""
+    found = make_charts(results)
     try:
         if found and write_charts(found, f"{results.folder}/{PLOTS}"):
             return [f"{results.folder}/{PLOTS}"]
@@ -63,17 +64,17 @@ def plots(results: Results) -> list[str]:
         return []
 
 
-def charts(results: Results) -> list[Chart]:
+def make_charts(results: Results) -> list[Chart]:
     """Return a plot of the metric for each key that has more than one value."""
     runs = [one for one in results.runs if one.best is not None and one.metric == results.metric]
     found = []
     for key in results.keys:
-        scale = _Scale.of([one.swept[key] for one in runs if key in one.swept])
+        scale = _Scale.fit([one.swept[key] for one in runs if key in one.swept])
         if scale is None:
             continue
-        by = _colors(results.keys, key, runs)
+        by = _choose_color_key(results.keys, key, runs)
         note = "the best value of each run" + (f", coloured by {by}" if by else "")
-        lines = _lines(runs, key, scale, by)
+        lines = _make_lines(runs, key, scale, by)
         axis = Axis(key, scale.names, scale.marks)
         found.append(Chart(f"by-{slug(key)}", results.metric, note, lines, wide(lines), axis))
     return found
@@ -81,12 +82,12 @@ def charts(results: Results) -> list[Chart]:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Where the values of a key stand on an axis.
+    """Positions of the values of a key on an axis.
 
     Attributes:
-        places: value as text -> place.
-        names: place -> what is told of it.
-        marks: places that have a mark.
+        places: value as text -> position.
+        names: position -> label.
+        marks: positions of ticks.
     """
 
     places: dict[str, float]
@@ -94,17 +95,17 @@ class _Scale:
     marks: Sequence[float]
 
     @classmethod
-    def of(cls, values: Sequence[str]) -> "_Scale | None":
-        """Return the scale of some values; None where there is only one."""
+    def fit(cls, values: Sequence[str]) -> "_Scale | None":
+        """Return the scale of some values; None if there is only one."""
         texts = list(dict.fromkeys(values))
         if len(texts) < 2:
             return None
-        numbers = [_number(text) for text in texts]
+        numbers = [_parse_finite(text) for text in texts]
         if any(value is None for value in numbers):
             places = {text: float(place) for place, text in enumerate(texts)}
             return cls(
                 places,
-                {place: _short(text) for text, place in places.items()},
+                {place: shorten(text, 24) for text, place in places.items()},
                 list(places.values()),
             )
         known = [value for value in numbers if value is not None]
@@ -121,13 +122,12 @@ class _Scale:
             marks = [math.log10(one) for one in decades(low, high)]
         else:
             marks = list(ticks(low, high, 8))
-        told = {
-            mark: short(float(f"{10**mark:.6g}")) if by_logarithm else short(mark) for mark in marks
-        }
-        return cls(places, told | names, marks)
+        values_at = {mark: 10**mark if by_logarithm else mark for mark in marks}
+        labels = {mark: abbreviate(float(f"{value:.6g}")) for mark, value in values_at.items()}
+        return cls(places, labels | names, marks)
 
 
-def _lines(runs: Sequence[Result], key: str, scale: _Scale, by: str) -> list[Line]:
+def _make_lines(runs: Sequence[SweepRun], key: str, scale: _Scale, by: str) -> list[Line]:
     groups: dict[str, list[tuple[float, float]]] = {}
     for one in runs:
         if key in one.swept and one.best is not None:
@@ -136,71 +136,65 @@ def _lines(runs: Sequence[Result], key: str, scale: _Scale, by: str) -> list[Lin
             )
     alone = all(len({x for x, _ in points}) == len(points) for points in groups.values())
     return [
-        Line(f"{by}={value}" if by else "runs", Curve.of(sorted(points)), place, joined=alone)
+        Line(
+            f"{by}={value}" if by else "runs",
+            Curve.from_points(sorted(points)),
+            place,
+            joined=alone,
+        )
         for place, (value, points) in enumerate(
-            sorted(groups.items(), key=lambda item: _order(item[0]))
+            sorted(groups.items(), key=lambda item: _sort_key(item[0]))
         )
     ]
 
 
-def _colors(keys: Sequence[str], key: str, runs: Sequence[Result]) -> str:
-    """Return another key of few values; empty where there is none."""
+def _choose_color_key(keys: Sequence[str], key: str, runs: Sequence[SweepRun]) -> str:
+    """Return another key with few values to colour points by; empty if there is none."""
     for other in keys:
         if other != key and 1 < len({one.swept.get(other, "") for one in runs}) <= COLORED:
             return other
     return ""
 
 
-def _order(text: str) -> tuple[bool, float, str]:
-    value = _number(text)
+def _sort_key(text: str) -> tuple[bool, float, str]:
+    value = _parse_finite(text)
     return value is None, value or 0.0, text
 
 
-def _table(results: Results) -> str:
+def _render_table(results: Results) -> str:
     rows = []
     for one in results.runs:
-        *cells, _, name = results.cells(one)
+        *cells, _, name = results.format_cells(one)
         link = element("a", escaped(name), href=f"{one.name}/report.html")
         rows.append((*map(escaped, cells), badge(one.state), link, escaped(one.error[:200])))
     if not any(one.error for one in results.runs):
-        return table(results.head(), (row[:-1] for row in rows), cls="wide")
-    return table((*results.head(), "error"), rows, cls="wide")
+        return table(results.list_columns(), (row[:-1] for row in rows), cls="wide")
+    return table((*results.list_columns(), "error"), rows, cls="wide")
 
 
-def _records(results: Results) -> list[RunRecord]:
-    """Return what the best runs have left behind, each named after its values."""
+def _read_best_runs(results: Results) -> list[RunReport]:
+    """Read the best runs, each named after its swept values."""
     found = []
     for one in [run for run in results.runs if run.best is not None][:COMPARED]:
         try:
             record = read_run(one.folder)
-        except ConfigError as error:  # its folder has gone meanwhile
-            log.debug("%s is left out: %s", one.folder, error)
+        except ConfigError as error:  # its folder was deleted meanwhile
+            log.debug("%s is skipped: %s", one.folder, error)
             continue
         record.name = ", ".join(
-            f"{key.rpartition('.')[2]}={_short(value)}" for key, value in one.swept.items()
+            f"{key.rpartition('.')[2]}={shorten(value, 24)}" for key, value in one.swept.items()
         )
         found.append(record)
     return found
 
 
-def _curves(runs: Sequence[RunRecord]) -> str:
-    drawn = "".join(figure(chart) for chart in charts_of(runs)) if runs else ""
+def _draw_curves(runs: Sequence[RunReport]) -> str:
+    drawn = "".join(draw_figure(chart) for chart in charts_of(runs)) if runs else ""
     if drawn:
         return element("div", drawn, cls="charts")
     return ""
 
 
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    if math.isfinite(value):
-        return value
-    return None
-
-
-def _short(text: str, most: int = 24) -> str:
-    if len(text) <= most:
-        return text
-    return f"{text[: most - 1]}…"
+def _parse_finite(text: str) -> float | None:
+    value = parse_number(text)
+    return value if math.isfinite(value) else None

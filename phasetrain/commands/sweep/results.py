@@ -1,28 +1,29 @@
-"""What came out of a sweep: a row per run, as a table, JSON or CSV."""
+"""The results of a sweep: a row per run, as a table, JSON or CSV."""
 
 import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.commands.runs.list_runs import summary
-from phasetrain.commands.sweep.jobs import Record, records
-from phasetrain.commands.sweep.override_text import digest
-from phasetrain.runs.history import smaller_is_better
+from phasetrain.commands.runs.list_runs import summarize_run
+from phasetrain.commands.sweep.jobs import JobRecord, read_job_records
+from phasetrain.commands.sweep.override_text import hash_overrides, split_words
+from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runtime.format import format_duration, format_metric
 
-DROPPED = ("updates", "at update", "last", "time", "folder", "state")
-"""Columns that a narrow table goes without, the first ones first."""
+OPTIONAL_COLUMNS = ("updates", "at update", "last", "time", "folder", "state")
+"""Columns that a narrow table omits, in this order."""
 
 FRAME = 3
-"""Signs around a cell."""
+"""Characters around a cell."""
 
-MEANINGS = MappingProxyType(
+EXIT_CODE_MEANINGS = MappingProxyType(
     {
         2: ": its config was refused",
         3: ": data or config is no longer what its checkpoint was made with",
@@ -31,29 +32,31 @@ MEANINGS = MappingProxyType(
         6: ": several attempts made no progress",
     }
 )
-"""Exit code -> what it says; see docs/config.md."""
+"""Exit code -> its meaning; see docs/config.md."""
 
 DIGITS = 9
-"""A number of more signs is shown with six significant digits."""
+"""Longer numbers are shown with six significant digits."""
 
-TAIL_BYTES = 1 << 14
-"""How much is read of the end of a log."""
+LOG_TAIL_BYTES = 1 << 14
+"""Bytes read from the end of a log."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """How a run of a sweep stands.
+class SweepRun:
+    """State and result of a run of a sweep.
 
     Attributes:
-        name: digest of its overrides, the name of its folder.
-        swept: key -> value as text, of what other runs have otherwise.
-        state: as in `tools/runs.py list`; `waiting` for one that was not started yet.
-        best, best_updates, last: of the metric; None, and 0, where it was not measured.
-        updates, planned: done, and of the whole run.
-        seconds: that all its attempts have taken.
+        name: hash of its overrides, the name of its folder.
+        swept: key -> value as text, of the overrides in which runs differ.
+        state: as in `phasetrain runs list`; `waiting` before it was started.
+        metric: the metric that runs are compared by.
+        best, best_updates, last: best and latest value; None, and 0, if it was not measured.
+        updates, planned: updates done, and of the whole run.
+        seconds: duration of all its attempts.
         folder: its run folder.
-        exit_code: of its process; None where none has ended.
-        error: why it ended, where it did not finish.
+        exit_code: exit code of its process; None before it has ended.
+        error: why it ended, unless it finished.
+        direction: `larger` or `smaller` values of the metric are better; empty if unknown.
     """
 
     name: str
@@ -69,6 +72,12 @@ class Result:
     folder: str = ""
     exit_code: int | None = None
     error: str = ""
+    direction: str = ""
+
+    @property
+    def words(self) -> str:
+        """The swept overrides as text."""
+        return " ".join(f"{key}={value}" for key, value in self.swept.items())
 
 
 @dataclass(frozen=True)
@@ -77,15 +86,15 @@ class Results:
 
     Attributes:
         folder: the sweep folder.
-        monitor: the metric by which they are compared, with a minus sign where smaller is better.
-        runs: one per run.
-        passed_over: how many had finished before.
+        monitor: the metric by which runs are compared, with a minus sign if smaller is better.
+        runs: one entry per run.
+        finished_before: number of runs that had finished before this command.
     """
 
     folder: str
     monitor: str
-    runs: Sequence[Result]
-    passed_over: int = 0
+    runs: Sequence[SweepRun]
+    finished_before: int = 0
 
     @classmethod
     def read(
@@ -98,172 +107,177 @@ class Results:
         """Read the folder of a sweep, finished or not.
 
         Args:
-            folder: of the sweep.
-            monitor: by which metric runs are compared; empty for what each of them has measured
-                first.
-            planned: digest -> swept words of the runs that there are to be.
-            sweep: identity of the call of `sweep` beside which others are earlier ones.
+            folder: the sweep folder.
+            monitor: metric by which runs are compared; by default the first one that they have
+                measured.
+            planned: hash -> swept overrides of the runs that the sweep will start.
+            sweep: identity of this call of `sweep`; records of other calls count as earlier ones.
         """
-        found = {digest(one.overrides): one for one in records(folder)}
-        runs = [_result(folder, name, one, monitor) for name, one in found.items()]
+        records = {hash_overrides(record.overrides): record for record in read_job_records(folder)}
+        runs = [_read_run(folder, name, record, monitor) for name, record in records.items()]
         for name, words in (planned or {}).items():
-            if name not in found:
-                swept = {key: value for key, _, value in (word.partition("=") for word in words)}
-                runs.append(Result(name, swept, "waiting"))
-        used = monitor or next((one.metric for one in runs if one.metric), "")
-        if not monitor and smaller_is_better(used):
-            used = f"-{used}"
+            if name not in records:
+                runs.append(SweepRun(name, split_words(words), "waiting"))
+        objective = _choose_objective(monitor, runs)
         order = {name: place for place, name in enumerate(planned or ())}
-        runs.sort(key=lambda one: (order.get(one.name, len(order)), one.name))
-        runs.sort(key=lambda one: _rank(one, used))
+        # the second sort is stable: runs with equal results keep the order of the sweep
+        runs.sort(key=lambda run: (order.get(run.name, len(order)), run.name))
+        runs.sort(key=lambda run: _rank(run, objective))
         earlier = {
-            name for name, one in found.items() if one.passed_over or (sweep and one.sweep != sweep)
+            name
+            for name, record in records.items()
+            if record.passed_over or (sweep and record.sweep != sweep)
         }
-        return cls(
-            folder, used, runs, sum(one.name in earlier and one.state == "finished" for one in runs)
-        )
+        finished_before = sum(run.name in earlier and run.state == "finished" for run in runs)
+        return cls(folder, str(objective), runs, finished_before)
 
     @property
     def metric(self) -> str:
-        """The metric by which they are compared, without a sign."""
-        return self.monitor.removeprefix("-")
+        """The metric by which runs are compared, without a sign."""
+        return Objective.parse(self.monitor).metric
 
     @property
     def keys(self) -> list[str]:
-        """What is swept."""
-        return list(dict.fromkeys(key for one in self.runs for key in one.swept))
+        """The swept keys."""
+        return list(dict.fromkeys(key for run in self.runs for key in run.swept))
 
-    def head(self) -> list[str]:
+    def list_columns(self) -> list[str]:
         """Return the columns of the table."""
-        return [
-            *self.keys,
-            f"best {self.metric}".strip(),
-            "at update",
-            "last",
-            "updates",
-            "time",
-            "state",
-            "folder",
-        ]
+        best = f"best {self.metric}".strip()
+        return [*self.keys, best, "at update", "last", "updates", "time", "state", "folder"]
 
-    def table(
+    def make_table(
         self, width: int | None = None, most: int | None = None
     ) -> tuple[list[str], list[list[str]]]:
-        """Return columns and rows, without the columns that do not fit.
+        """Return columns and rows, without the optional columns that do not fit.
 
         Args:
-            width: signs that there is room for; None for any number.
-            most: rows.
+            width: available characters; None for any number.
+            most: maximum number of rows.
         """
-        names = self.head()
-        rows = [self.cells(one) for one in self.runs[:most]]
+        names = self.list_columns()
+        rows = [self.format_cells(run) for run in self.runs[:most]]
+        widths = [
+            max(len(row[place]) for row in [names, *rows]) + FRAME for place in range(len(names))
+        ]
         kept = list(range(len(names)))
-        for name in DROPPED if width is not None else ():
-            if sum(max(len(row[place]) for row in [names, *rows]) + FRAME for place in kept) < (
-                width or 0
-            ):
+        for name in OPTIONAL_COLUMNS:
+            if width is None or sum(widths[place] for place in kept) < width:
                 break
             kept.remove(names.index(name, len(self.keys)))
         return [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
-    def cells(self, one: Result) -> list[str]:
-        """Return a run as a row of the table."""
-        progress = f"{one.updates}/{one.planned}" if one.planned else "-"
+    def format_cells(self, run: SweepRun) -> list[str]:
+        """Return a cell per column of the table."""
+        best = at = last = "-"
+        if run.best is not None:
+            best = format_metric(run.best)
+            at = str(run.best_updates)
+        if run.last is not None:
+            last = format_metric(run.last)
         return [
-            *(_told(one.swept.get(key, "-")) for key in self.keys),
-            "-" if one.best is None else format_metric(one.best),
-            str(one.best_updates) if one.best is not None else "-",
-            "-" if one.last is None else format_metric(one.last),
-            progress,
-            format_duration(one.seconds) if one.seconds else "-",
-            one.state,
-            one.name,
+            *(_shorten_number(run.swept.get(key, "-")) for key in self.keys),
+            best,
+            at,
+            last,
+            f"{run.updates}/{run.planned}" if run.planned else "-",
+            format_duration(run.seconds) if run.seconds else "-",
+            run.state,
+            run.name,
         ]
 
     def title(self) -> str:
-        """Return in a line how many runs there are, and how they stand."""
-        states: dict[str, int] = {}
-        for one in self.runs:
-            states[one.state] = states.get(one.state, 0) + 1
-        told = ", ".join(f"{count} {state}" for state, count in states.items())
-        earlier = f", {self.passed_over} of them before this command" if self.passed_over else ""
-        return f"{len(self.runs)} runs in {self.folder}: {told}{earlier}"
+        """Return the number of runs by state, in one line."""
+        counts = Counter(run.state for run in self.runs)
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        earlier = ""
+        if self.finished_before:
+            earlier = f", {self.finished_before} of them before this command"
+        return f"{len(self.runs)} runs in {self.folder}: {states}{earlier}"
 
-    def as_json(self) -> str:
-        """Return the runs as JSON; numbers that JSON cannot hold are null."""
-        rows = [{key: _finite(value) for key, value in asdict(one).items()} for one in self.runs]
-        return (
-            json.dumps({"monitor": self.monitor, "swept": self.keys, "runs": rows}, indent=1) + "\n"
-        )
+    def format_json(self) -> str:
+        """Return the runs as JSON; non-finite numbers are null."""
+        rows = [
+            {key: _finite_or_none(value) for key, value in asdict(run).items()} for run in self.runs
+        ]
+        content = {"monitor": self.monitor, "swept": self.keys, "runs": rows}
+        return json.dumps(content, indent=1) + "\n"
 
-    def as_csv(self) -> str:
-        """Return the runs as CSV, a column per swept key."""
-        names = [name for name in Result.__dataclass_fields__ if name != "swept"]
+    def format_csv(self) -> str:
+        """Return the runs as CSV, with a column per swept key."""
+        names = [name for name in SweepRun.__dataclass_fields__ if name != "swept"]
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow([*self.keys, *names])
-        for one in self.runs:
-            fields = asdict(one)
-            writer.writerow(
-                [*(one.swept.get(key, "") for key in self.keys), *(fields[name] for name in names)]
-            )
+        for run in self.runs:
+            swept = [run.swept.get(key, "") for key in self.keys]
+            writer.writerow([*swept, *(getattr(run, name) for name in names)])
         return text.getvalue()
 
 
-def _result(folder: str, name: str, record: Record, monitor: str) -> Result:
-    found = summary(Path(folder, name), monitor)
-    state = found.state
-    error = found.error
-    if state == "planned":  # it has no status
+def _choose_objective(monitor: str, runs: Sequence[SweepRun]) -> Objective:
+    """Return the metric that runs are compared by, with the direction that they have recorded."""
+    metric = Objective.parse(monitor).metric
+    for run in runs:
+        if run.metric and run.metric == (metric or run.metric):
+            return Objective(run.metric, Direction(run.direction))
+    return Objective.parse(monitor)
+
+
+def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepRun:
+    summary = summarize_run(Path(folder, name), monitor)
+    state = summary.state
+    error = summary.error
+    if state == "planned":  # it has no status: the process has failed before, or never started
         state = "failed" if record.exit_code else "waiting"
     if record.exit_code and not error:
-        told = f"exit code {record.exit_code}{MEANINGS.get(record.exit_code, '')}"
-        error = _last_line(Path(folder, f"{name}.log")) or told
-    return Result(
+        meaning = EXIT_CODE_MEANINGS.get(record.exit_code, "")
+        last_line = _read_last_line(Path(folder, f"{name}.log"))
+        error = last_line or f"exit code {record.exit_code}{meaning}"
+    return SweepRun(
         name,
         record.swept,
         state,
-        found.metric,
-        found.best,
-        found.best_updates,
-        found.last,
-        found.updates,
-        found.planned,
-        found.seconds,
-        f"{folder}/{name}",
-        record.exit_code,
-        error if state != "finished" else "",
+        metric=summary.metric,
+        best=summary.best,
+        best_updates=summary.best_updates,
+        last=summary.last,
+        updates=summary.updates,
+        planned=summary.planned,
+        seconds=summary.seconds,
+        folder=f"{folder}/{name}",
+        exit_code=record.exit_code,
+        error="" if state == "finished" else error,
+        direction=summary.direction,
     )
 
 
-def _told(value: str) -> str:
-    """Return a value as a person reads it; the files have all its digits."""
+def _shorten_number(value: str) -> str:
+    """Return a swept value with at most six significant digits; files hold all of them."""
     try:
-        if len(value) <= DIGITS:
-            return value
-        return f"{float(value):.6g}"
+        return value if len(value) <= DIGITS else f"{float(value):.6g}"
     except ValueError:
         return value
 
 
-def _rank(one: Result, monitor: str) -> tuple[bool, float]:
-    """Return what sorts the best run first, and those without a value last."""
-    if one.best is None or one.metric != monitor.removeprefix("-"):
+def _rank(run: SweepRun, objective: Objective) -> tuple[bool, float]:
+    """Return a sort key: the best run first, runs without a value last."""
+    if run.best is None or run.metric != objective.metric:
         return True, 0.0
-    return False, one.best if monitor.startswith("-") else -one.best
+    return False, -objective.direction.score(run.best)
 
 
-def _last_line(path: Path) -> str:
+def _read_last_line(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -11,7 +11,8 @@ from typing import Any
 
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoProgressError, PhasetrainError
-from phasetrain.runs.folder import RunFolder, count
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.records import StatusRecord
 from phasetrain.runtime.clock import KINDS, Clock, goodput, young_interval
 from phasetrain.runtime.format import format_duration
 from phasetrain.runtime.live_view import print_again, print_to
@@ -34,16 +35,12 @@ class Attempt:
         clock: measures this attempt.
     """
 
-    def __init__(self, before: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(self, before: StatusRecord, clock: Clock) -> None:
         self.before = before
         self.clock = clock
-        time = before.get("time")
-        known: dict[str, Any] = time if isinstance(time, dict) else {}
-        run = known.get("run")
-        spent: dict[str, Any] = run if isinstance(run, dict) else {}
-        self._earlier = {kind: float(spent.get(kind) or 0.0) for kind in KINDS}
-        self._broken = count(known, "broken") + _is_broken_off(before)
-        clock.redo_until = max(count(before, "updates"), count(before, "reached"))
+        self._earlier = {kind: before.run_seconds.get(kind, 0.0) for kind in KINDS}
+        self._broken = before.broken + _is_broken_off(before)
+        clock.redo_until = max(before.updates, before.reached)
 
     def check_progress(self, folder: RunFolder, sequence: int, give_up_after: int | None) -> None:
         """Count this attempt, and give up after several in a row without a new checkpoint.
@@ -56,11 +53,12 @@ class Attempt:
             NoProgressError: there were more.
         """
         idle = 0
-        if sequence <= count(self.before, "started_from"):
-            idle = count(self.before, "idle_attempts") + _is_broken_off(self.before)
+        if sequence <= self.before.started_from:
+            idle = self.before.idle_attempts + _is_broken_off(self.before)
         # after giving up, `reason` only says so: the cause of the attempts before is in `cause`
-        gave_up = self.before.get("exit_code") == NoProgressError.exit_code
-        last = self.before.get("cause" if gave_up else "reason") or "killed without a message"
+        gave_up = self.before.exit_code == NoProgressError.exit_code
+        reason = self.before.cause if gave_up else self.before.reason
+        last = reason or "killed without a message"
         facts = {"idle_attempts": idle, "started_from": sequence, "cause": last if idle else ""}
         with folder.writing():
             folder.write_status("running", reason="", exit_code=None, **facts)
@@ -103,7 +101,7 @@ class Attempt:
         if any(self._earlier.values()):
             total = self._sum_attempts(spent)
             rows.append(_format_row("the run", total))
-            attempts = count(self.before, "attempt") + 1
+            attempts = self.before.attempt + 1
             lines.append(("in all", f"{_format_time(total)}, in {attempts} attempts"))
         terminal.print_pairs(lines, always=True)
         terminal.print_pairs(terminal.warnings.repeated_rows(), always=True, logged=False)
@@ -192,11 +190,11 @@ class _LogHandler(logging.Handler):
         self._file.flush()
 
 
-def _is_broken_off(before: Mapping[str, Any]) -> bool:
+def _is_broken_off(before: StatusRecord) -> bool:
     """Return whether an attempt was killed, failed, or was stopped by the cluster."""
-    code = before.get("exit_code")
-    is_stopped = isinstance(code, int) and (code == 1 or code > 128) and code != INTERRUPTED
-    return before.get("state") == "running" or is_stopped
+    code = before.exit_code
+    is_stopped = code is not None and (code == 1 or code > 128) and code != INTERRUPTED
+    return before.state == "running" or is_stopped
 
 
 def _round_seconds(spent: Mapping[str, float]) -> dict[str, float]:

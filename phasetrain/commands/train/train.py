@@ -63,7 +63,7 @@ def train(
         done = world.run_on_main(lambda: _open_run(setup, folder, checkpointer, data))
         if done is not None:
             return done
-        folder.attempt = world.broadcast(folder.attempt)
+        folder.status_file.attempt = world.broadcast(folder.attempt)
         try:
             with ExitStack() as stack:
                 stack.enter_context(log_to_folder(folder))
@@ -92,7 +92,7 @@ def _find_cause(
     failures = setup.world.failures
     if failures is None:
         return error
-    return failures.find_cause(error, folder.status)
+    return failures.find_cause(error, lambda: folder.read_status().content)
 
 
 def _open_run(

@@ -78,7 +78,7 @@ class Training:
         self.checkpointer = checkpointer
         self.signals = signals
         self.clock = clock
-        self.attempt = Attempt(folder.status(), clock)
+        self.attempt = Attempt(folder.read_status(), clock)
         self.deviations: list[dict[str, Any]] = []
         ledger = Path(folder.file(FILE))
         if folder.storage.keeps_files and ledger.is_file():
@@ -93,7 +93,7 @@ class Training:
         with report_all_problems(setup):
             given = list_python_extras(extra, None if loop is PhaseEngine.run else loop)
             run_plan, state = self._plan_run(loaded, given)
-            self.folder.watch = lambda: self.attempt.facts(state)
+            self.folder.status_file.collect = lambda: self.attempt.facts(state)
             parts, rehearsal = prepare_parts(run_plan)
             own = build_hooks(setup)
         task = self.builder.task(parts)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import Dataset
 
+from phasetrain.runtime.format import join_first
+
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +59,8 @@ class StreamDataset(Dataset[Any]):
         self.shard_lengths = tuple(int(length) for length in stream.shard_lengths())
         if any(length < 0 for length in self.shard_lengths) or not sum(self.shard_lengths):
             raise ValueError(
-                f"shards of {_few(self.shard_lengths)} samples: expected some, and none below 0"
+                f"shards of {join_first(self.shard_lengths, 6, empty='no')} samples: "
+                "expected some, and none below 0"
             )
         self._ends = np.cumsum(np.array(self.shard_lengths, dtype=np.int64))
         self._skip = skip
@@ -128,9 +131,3 @@ class StreamDataset(Dataset[Any]):
             else:
                 return reader, end
         return self.stream.read(shard, at), int(self._ends[shard])
-
-
-def _few(numbers: Sequence[int]) -> str:
-    if numbers:
-        return ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
-    return "no"

@@ -305,7 +305,7 @@ def _write_trace(folder: RunFolder, path: str, done: profile, table: str) -> Non
         name = str(Path(place) / "trace.json.gz")
         done.export_chrome_trace(name)
         trace = Path(name).read_bytes()
-    free = folder.free()
+    free = folder.space.free_bytes()
     if free is not None and free < len(trace) + len(table) + SPARE_BYTES:
         raise OSError(f"it needs {len(trace):,} bytes, and {free:,} are free")
     folder.storage.make_folder(folder.file(ROOT))

@@ -17,6 +17,7 @@ from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.progress.eta import EtaEstimator
 from phasetrain.hooks.progress.phase_lines import PhaseLines
+from phasetrain.meters.base import metric_direction
 from phasetrain.runtime.format import format_bytes, format_duration, format_metric
 from phasetrain.runtime.live_view import Bar, View
 from phasetrain.runtime.terminal import SHOWN, Terminal
@@ -266,17 +267,11 @@ def format_memory(device: torch.device) -> str:
 
 
 def _is_better(run: Run, name: str, value: float, than: float) -> bool:
-    """Tell whether a value is the better one; where no direction is known the later one is."""
-    meters = run.task.meters
-    label = max(
-        (one for one in meters if name == one or name.startswith(f"{one}_")), key=len, default=""
-    )
-    direction = meters[label].direction(name[len(label) + 1 :]) if label else None
+    """Return whether a value is better; without a declared direction the later one counts."""
+    direction = metric_direction(name, run.task.meters)
     if direction is None or math.isnan(than):
         return True
-    if direction == "larger":
-        return value > than
-    return value < than
+    return direction.is_better(value, than)
 
 
 def _format_cell(value: float | int) -> str:

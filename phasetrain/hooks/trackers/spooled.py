@@ -23,6 +23,7 @@ from uuid import uuid4
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import Run
 from phasetrain.hooks.trackers.base import Record, Tracker
+from phasetrain.runs.records import read_status
 from phasetrain.runtime.storage import LogFile
 
 log = logging.getLogger(__name__)
@@ -378,12 +379,7 @@ class SpooledTracker(Tracker):
         place = Path(folder)
         path = Path(folder) / f"{self.kind}.jsonl"
         identity = _read_identity(path.read_bytes() if path.is_file() else b"")
-        status = place / "status.json"
-        if status.is_file():
-            state = json.loads(status.read_text(encoding="utf-8")).get("state")
-        else:
-            state = None
-        if not identity or state != "finished":
+        if not identity or read_status(place).state != "finished":
             raise ConfigError(
                 f"{folder!r} is no finished run with a {path.name}; an unfinished run sends its "
                 "records when it is resumed",

@@ -2,7 +2,7 @@
 a paper."""
 
 from phasetrain.runs.report.page import page
-from phasetrain.runs.report.reading import RunRecord, read_run
+from phasetrain.runs.report.reading import RunReport, read_run
 from phasetrain.runs.report.write import COMPARISON, FILE, write_report
 
-__all__ = ["COMPARISON", "FILE", "RunRecord", "page", "read_run", "write_report"]
+__all__ = ["COMPARISON", "FILE", "RunReport", "page", "read_run", "write_report"]

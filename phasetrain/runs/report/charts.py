@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.runs.report.reading import Curve, RunRecord
+from phasetrain.runs.report.reading import Curve, RunReport
 
 POINTS = 600
 """Points that a line keeps; a plot is about as many pixels wide."""
@@ -99,7 +99,7 @@ class Chart:
     axis: Axis | None = None
 
 
-def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
+def charts_of(runs: Sequence[RunReport]) -> list[Chart]:
     """Return the plots of a run, or of several laid over each other; what no run has makes none."""
     metrics = [_metric_chart(name, runs) for name in metric_names(runs)[:METRICS]]
     logged = dict.fromkeys(name for run in runs for name in run.steps if name not in TRAINING)
@@ -108,14 +108,14 @@ def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
     return [chart for chart in (*metrics, *training, *others[:METRICS]) if chart.lines]
 
 
-def metric_names(runs: Sequence[RunRecord], *, every: bool = False) -> list[str]:
+def metric_names(runs: Sequence[RunReport], *, every: bool = False) -> list[str]:
     """Return the metrics of all runs in their order; those of single classes only with `every`."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     meters = Counter(name.partition(PER_CLASS)[0] for name in names if PER_CLASS in name)
     return [name for name in names if every or meters[name.partition(PER_CLASS)[0]] <= CLASSES]
 
 
-def labels(runs: Sequence[RunRecord]) -> list[str]:
+def labels(runs: Sequence[RunReport]) -> list[str]:
     """Return a short name for each run that no other has."""
     for names in ([run.name for run in runs], [_tail(run.path) for run in runs]):
         if len(set(names)) == len(names):
@@ -156,7 +156,7 @@ def smoothed(curve: Curve, width: int) -> Curve:
         return Curve(curve.x, np.where(number > 0, (total[end] - total[begin]) / number, np.nan))
 
 
-def _metric_chart(name: str, runs: Sequence[RunRecord]) -> Chart:
+def _metric_chart(name: str, runs: Sequence[RunReport]) -> Chart:
     """Return the curves of a metric: a colour for each split, or with several runs for each run."""
     splits = list(dict.fromkeys(split for run in runs for split in run.metrics.get(name, {})))
     lines = []
@@ -177,7 +177,7 @@ def _metric_chart(name: str, runs: Sequence[RunRecord]) -> Chart:
     return Chart(slug(name), name.replace("_", " "), note, lines, wide(lines))
 
 
-def _training_chart(name: str, title: str, note: str, runs: Sequence[RunRecord]) -> Chart:
+def _training_chart(name: str, title: str, note: str, runs: Sequence[RunReport]) -> Chart:
     """Return the curves of train steps: every step faintly, and the mean over neighbours."""
     back = []
     front = []

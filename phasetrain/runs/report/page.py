@@ -7,7 +7,7 @@ from pathlib import Path
 from phasetrain.runs.report.charts import charts_of, labels
 from phasetrain.runs.report.html import element, escaped
 from phasetrain.runs.report.predicted import predictions_section
-from phasetrain.runs.report.reading import DAMAGES, RunRecord
+from phasetrain.runs.report.reading import DAMAGES, RunReport
 from phasetrain.runs.report.sections import (
     config_section,
     environment_section,
@@ -16,7 +16,7 @@ from phasetrain.runs.report.sections import (
     steps_section,
     times,
 )
-from phasetrain.runs.report.svg import figure
+from phasetrain.runs.report.svg import draw_figure
 from phasetrain.runs.report.tiles import runs_table, tiles
 
 ASSETS = Path(__file__).parent
@@ -26,7 +26,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 """What a browser lets the page load: nothing from anywhere."""
 
 
-def page(runs: Sequence[RunRecord], at: float | None = None) -> str:
+def page(runs: Sequence[RunReport], at: float | None = None) -> str:
     """Return the report of a run, or of several compared.
 
     Args:
@@ -58,7 +58,7 @@ def page(runs: Sequence[RunRecord], at: float | None = None) -> str:
 
 
 def _sections(
-    runs: Sequence[RunRecord], names: Sequence[str], now: float
+    runs: Sequence[RunReport], names: Sequence[str], now: float
 ) -> dict[str, Callable[[], str]]:
     alone = len(runs) == 1
     first = runs[0]
@@ -80,8 +80,8 @@ def _sections(
     }
 
 
-def _curves(runs: Sequence[RunRecord]) -> str:
-    drawn = "".join(figure(chart) for chart in charts_of(runs))
+def _curves(runs: Sequence[RunReport]) -> str:
+    drawn = "".join(draw_figure(chart) for chart in charts_of(runs))
     if not drawn:
         return element(
             "p",
@@ -105,7 +105,7 @@ def head(title: str, now: float) -> str:
     )
 
 
-def _problems(runs: Sequence[RunRecord], names: Sequence[str], others: Sequence[str]) -> str:
+def _problems(runs: Sequence[RunReport], names: Sequence[str], others: Sequence[str]) -> str:
     alone = len(runs) == 1
     found = [
         problem if alone else f"{name}: {problem}"

@@ -8,7 +8,7 @@ from typing import Any
 from phasetrain.errors import ConfigError
 from phasetrain.runs.report.charts import Chart, charts_of, labels
 from phasetrain.runs.report.predicted import confusion
-from phasetrain.runs.report.reading import DAMAGES, RunRecord
+from phasetrain.runs.report.reading import DAMAGES, RunReport
 from phasetrain.runtime.storage import open_storage
 
 INCHES = (4.5, 3.0)
@@ -19,7 +19,7 @@ COLORS = ("#0b63b5", "#d1580b", "#16805a", "#a3338a", "#8a6d00", "#5546c9", "#b3
 DASHES = ("-", "--", ":", "-.")
 
 
-def write_png(runs: Sequence[RunRecord], folder: str) -> list[str]:
+def write_png(runs: Sequence[RunReport], folder: str) -> list[str]:
     """Write a PNG file for each chart, and for each confusion matrix of each run; return their
     paths.
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from phasetrain.runs.records import PredictionsRecord, parse_number
 from phasetrain.runs.report.html import element, escaped, table
 from phasetrain.runs.report.images import PREFIX
-from phasetrain.runs.report.reading import DAMAGES, Array, RunRecord, number
+from phasetrain.runs.report.reading import DAMAGES, Array, RunReport
 
 SHOWN = 40
 """Classes up to which the whole matrix is shown."""
@@ -25,18 +26,16 @@ GROUPS = {
 """Keys of what is kept of samples, and what a reader is told of them."""
 
 
-def predictions_section(run: RunRecord) -> str:
+def predictions_section(run: RunReport) -> str:
     """Return confusion matrix and samples of each split that was tested last."""
     parts = []
     for split, found in run.predictions.items():
         try:
             groups = _groups(found)
             content = _matrix(found) + (element("div", groups, cls="groups") if groups else "")
-            at = f"after {int(found['updates']):,} updates"
+            at = f"after {found.updates:,} updates"
         except DAMAGES as error:
-            run.problems.append(
-                f"predictions.json: what stands for {split} cannot be read ({error})."
-            )
+            run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")
             continue
         if content:
             heading = element("h3", escaped(split) + " " + element("span", at, cls="note"))
@@ -44,13 +43,13 @@ def predictions_section(run: RunRecord) -> str:
     return "".join(parts)
 
 
-def confusion(found: Mapping[str, Any]) -> tuple[list[str], Array] | None:
+def confusion(found: PredictionsRecord) -> tuple[list[str], Array] | None:
     """Return the names of classes and the counts `(C, C)`, a row for each true class; None where
     there are none."""
-    if not found.get("confusion"):
+    if not found.confusion:
         return None
-    counts = np.array(found["confusion"], dtype=np.float64)
-    names = [str(name) for name in found["classes"]]
+    counts = np.array(found.confusion, dtype=np.float64)
+    names = list(found.classes)
     if counts.shape != (len(names), len(names)):
         raise ValueError(
             f"the confusion matrix has the shape {counts.shape}, and there are {len(names)} classes"
@@ -58,7 +57,7 @@ def confusion(found: Mapping[str, Any]) -> tuple[list[str], Array] | None:
     return names, counts
 
 
-def _matrix(found: Mapping[str, Any]) -> str:
+def _matrix(found: PredictionsRecord) -> str:
     matrix = confusion(found)
     if matrix is None:
         return ""
@@ -125,10 +124,10 @@ def _most_confused(names: Sequence[str], counts: Array) -> str:
     return element("details", element("summary", "most frequent confusions") + listed)
 
 
-def _groups(found: Mapping[str, Any]) -> str:
+def _groups(found: PredictionsRecord) -> str:
     parts = []
     for key, title in GROUPS.items():
-        samples = found.get(key) or []
+        samples = found.samples.get(key)
         if samples:
             cards = "".join(_sample(one) for one in samples)
             head = element("figcaption", element("b", title))
@@ -143,7 +142,7 @@ def _sample(one: Mapping[str, Any]) -> str:
     picture = element("span", "no image", cls="none")
     if image.startswith(PREFIX):
         picture = f'<img src="{escaped(image)}" alt="{escaped(hint)}">'
-    sure = number(one.get("confidence"))
+    sure = parse_number(one.get("confidence"))
     label = element("span", escaped(one["label"]), cls="label")
     told = element("b", escaped(one["prediction"])) + (
         f" {100 * sure:.0f} %" if sure == sure else ""

@@ -1,10 +1,7 @@
-"""What a run folder holds, read for a report: a file that is missing, torn or of another version
-costs its own part."""
+"""Reads run folders for a report: a file that is missing, torn or of another version costs only the
+sections made from it."""
 
-import io
-import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,30 +9,36 @@ import numpy as np
 import yaml
 
 from phasetrain.errors import ConfigError
+from phasetrain.runs.direction import Direction, guess_direction
 from phasetrain.runs.ledger import FILE, NORM, InvalidLedgerError, rows
+from phasetrain.runs.records import (
+    DAMAGE,
+    METRICS,
+    STATUS,
+    EnvironmentRecord,
+    MetricsLine,
+    PlanRecord,
+    PredictionsRecord,
+    RunFiles,
+    StatusRecord,
+    shorten_error,
+)
 from phasetrain.runtime.storage import Storage, open_storage
 
 Array = np.ndarray[Any, Any]
 
 STEPS_READ = 20_000
-"""Lines of train steps that are read of metrics.jsonl; of more of them, evenly spaced ones."""
+"""Maximum number of step lines that are read from metrics.jsonl; of more, evenly spaced ones."""
 
 LOG_LINES = 60
-STEP = b'{"kind": "step"'
-MARKS = ("status.json", "metrics.jsonl", "config.yaml", FILE)
-"""A folder that has none of these holds no run."""
+MARKS = (STATUS, METRICS, "config.yaml", FILE)
+"""A folder without any of these files holds no run."""
 
-DAMAGES = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-    OverflowError,
-    yaml.YAMLError,
-)
-"""What reading a file raises that somebody has torn or altered."""
+DAMAGES = (*DAMAGE, yaml.YAMLError)
+"""Exceptions raised while reading a torn or altered file."""
+
+# libyaml parses a config in 5 ms, the Python parser in 60
+_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 @dataclass
@@ -44,64 +47,68 @@ class Curve:
 
     Attributes:
         x: updates, float64 `(N,)`, not falling.
-        y: values, float64 `(N,)`; NaN where one was not finite.
+        y: values, float64 `(N,)`; NaN if one was not finite.
     """
 
     x: Array
     y: Array
 
     @classmethod
-    def of(cls, points: list[tuple[float, float]]) -> "Curve":
+    def from_points(cls, points: list[tuple[float, float]]) -> "Curve":
         """Return the curve through `(update, value)`."""
         table = np.array(points, dtype=np.float64).reshape(-1, 2)
         return cls(table[:, 0], np.where(np.isfinite(table[:, 1]), table[:, 1], np.nan))
 
 
 @dataclass
-class RunRecord:
-    """What a run has left behind.
+class RunReport:
+    """The content of a run folder.
 
     Attributes:
         path: its folder.
-        name: what it is called in a plot: RUN.name, or the last part of the path.
+        name: label in plots: RUN.name, or the last part of the path.
         status: content of status.json.
         config: content of config.yaml.
-        differs: key, value and source of what is not the default, where plan.json tells.
-        overrides: what was given on the command line.
+        overrides: overrides of the command line.
         environment: content of environment.json.
         plan: content of plan.json.
         breakdown: content of breakdown.json.
-        predictions: split -> what the hook `report` has kept of its last test.
-        attempts: one mapping per attempt, in their order.
-        steps: name -> curve of train steps: `loss`, `lr`, `gradient norm`, `samples/s` and what
-            parts log.
+        predictions: split -> predictions of its last test, kept by the hook `report`.
+        attempts: one record per attempt, in their order.
+        steps: name -> curve of train steps: `loss`, `lr`, `gradient norm`, `samples/s` and the logs
+            of parts.
         metrics: metric -> split -> curve.
+        directions: metric -> which of its values are better, as recorded in the run.
         log: the last lines of log.txt.
-        problems: what could not be read, in sentences.
+        problems: a sentence per file that could not be read.
     """
 
     path: str
     name: str
-    status: Mapping[str, Any] = field(default_factory=dict)
+    status: StatusRecord = field(default_factory=StatusRecord)
     config: Mapping[str, Any] = field(default_factory=dict)
-    differs: list[tuple[str, Any, str]] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    plan: Mapping[str, Any] = field(default_factory=dict)
+    environment: EnvironmentRecord = field(default_factory=EnvironmentRecord)
+    plan: PlanRecord = field(default_factory=PlanRecord)
     breakdown: Mapping[str, Any] = field(default_factory=dict)
-    predictions: Mapping[str, Any] = field(default_factory=dict)
-    attempts: list[Mapping[str, Any]] = field(default_factory=list)
+    predictions: Mapping[str, PredictionsRecord] = field(default_factory=dict)
+    attempts: list[StatusRecord] = field(default_factory=list)
     steps: dict[str, Curve] = field(default_factory=dict)
     metrics: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    directions: Mapping[str, Direction] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
+    def direction_of(self, metric: str) -> Direction:
+        """Return which values of a metric are better: as recorded, else guessed from its name."""
+        return self.directions.get(metric) or guess_direction(metric)
 
-def read_run(path: str, storage: Storage | None = None) -> RunRecord:
+
+def read_run(path: str, storage: Storage | None = None) -> RunReport:
     """Read a run folder, finished or not, without its lock.
 
     Raises:
-        ConfigError: there is no such folder, or it holds no run.
+        ConfigError: there is no such folder, or it holds no run (code `runs.no_run`).
     """
     folder = path.rstrip("/") or "/"
     try:
@@ -109,199 +116,102 @@ def read_run(path: str, storage: Storage | None = None) -> RunRecord:
         names = storage.list_names(folder)
     except OSError as error:
         raise ConfigError(
-            f"{path!r} cannot be read: {error.strerror or error}; expected the folder of a run"
+            f"{path!r} cannot be read: {error.strerror or error}; expected the folder of a run",
+            code="runs.no_run",
         ) from error
     if not set(MARKS) & set(names):
         state = "holds no run" if names or storage.exists(folder) else "does not exist"
         raise ConfigError(
-            f"{path!r} {state}; expected the folder of a run, such as runs/digits-1a2b3c4d"
+            f"{path!r} {state}; expected the folder of a run, such as runs/digits-1a2b3c4d",
+            code="runs.no_run",
         )
-    return _Reader(folder, storage, names).record()
+    files = RunFiles(folder, storage)
+    if METRICS not in names:
+        files.problems.append(f"There is no {METRICS}.")
+    lines = files.metrics(STEPS_READ)
+    status = files.status()
+    plan = files.plan()
+    overrides = _read_yaml(files, "overrides.yaml")
+    config = _read_yaml(files, "config.yaml")
+    directions = {name: found for line in lines for name, found in line.directions.items()}
+    log = files.read_bytes("log.txt").decode(errors="replace")
+    return RunReport(
+        path=folder,
+        name=folder.rpartition("/")[2] or folder,
+        status=status,
+        config=config if isinstance(config, dict) else {},
+        overrides=[str(word) for word in overrides] if isinstance(overrides, list) else [],
+        environment=files.environment(),
+        plan=plan,
+        breakdown=files.read_mapping("breakdown.json"),
+        predictions=files.predictions(),
+        attempts=files.attempts(status),
+        steps=_make_step_curves(lines) | _read_ledger_curves(files),
+        metrics=_make_metric_curves(lines),
+        directions={**plan.directions, **directions},
+        log=log.splitlines()[-LOG_LINES:],
+        problems=files.problems,
+    )
 
 
-class _Reader:
-    def __init__(self, folder: str, storage: Storage, names: list[str]) -> None:
-        self.folder = folder
-        self.storage = storage
-        self.names = names
-        self.found = RunRecord(folder, folder.rpartition("/")[2] or folder)
-
-    def record(self) -> RunRecord:
-        """Read every file."""
-        found = self.found
-        found.status = self._mapping("status.json")
-        found.config = self._mapping("config.yaml")
-        found.environment = self._mapping("environment.json")
-        found.plan = self._mapping("plan.json")
-        found.breakdown = self._mapping("breakdown.json")
-        found.predictions = self._mapping("predictions.json")
-        found.overrides = self._overrides()
-        found.attempts = attempts(found.status, self._lines("attempts.jsonl"))
-        found.log = [
-            line.decode(errors="replace") for line in self._raw("log.txt").splitlines()[-LOG_LINES:]
-        ]
-        found.differs = _differing(found.plan.get("differs"))
-        self._metrics()
-        self._ledger()
-        return found
-
-    def _raw(self, name: str, *, expected: bool = False) -> bytes:
-        if name not in self.names:
-            if expected:
-                self.found.problems.append(f"There is no {name}.")
-            return b""
-        try:
-            return self.storage.read(f"{self.folder}/{name}")
-        except OSError as error:
-            self.found.problems.append(f"{name} cannot be read: {error.strerror or error}.")
-            return b""
-
-    def _content(self, name: str) -> Any:
-        data = self._raw(name)
-        if not data:
-            return None
-        try:
-            text = data.decode(errors="replace")
-            if name.endswith(".json"):
-                return json.loads(text)
-            return yaml.load(text, _LOADER)
-        except DAMAGES as error:
-            self.found.problems.append(f"{name} cannot be read: {_short(error)}.")
-            return None
-
-    def _mapping(self, name: str) -> dict[str, Any]:
-        content = self._content(name)
-        if content is not None and not isinstance(content, dict):
-            self.found.problems.append(
-                f"{name} holds {type(content).__name__}, expected a mapping."
-            )
-        if isinstance(content, dict):
-            return content
-        return {}
-
-    def _overrides(self) -> list[str]:
-        content = self._content("overrides.yaml")
-        if isinstance(content, list):
-            return [str(one) for one in content]
-        return []
-
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        for line in self._raw(name).splitlines():
-            try:
-                content = json.loads(line)
-            except DAMAGES:  # torn by a kill
-                continue
-            if isinstance(content, dict):
-                yield content
-
-    def _metrics(self) -> None:
-        """Read the lines of metrics.jsonl: all phases, and so many steps, evenly spaced."""
-        data = self._raw("metrics.jsonl", expected=True)
-        stride = -(-data.count(STEP) // STEPS_READ) or 1
-        steps: dict[str, list[tuple[float, float]]] = {}
-        phases: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        count = bad = 0
-        for line in io.BytesIO(data):
-            if line.startswith(STEP):
-                count += 1
-                if count % stride:
-                    continue
-            try:
-                _sort(json.loads(line), steps, phases)
-            except DAMAGES:
-                bad += 1
-        if bad:
-            self.found.problems.append(
-                f"{bad} lines of metrics.jsonl could not be read and are left out."
-            )
-        self.found.steps = {name: Curve.of(points) for name, points in steps.items()}
-        self.found.metrics = {
-            metric: {split: Curve.of(points) for split, points in splits.items()}
-            for metric, splits in phases.items()
-        }
-
-    def _ledger(self) -> None:
-        """Take what the ledger knows of every update rather than of some."""
-        if not (data := self._raw(FILE)):
-            return
-        try:
-            table = rows(data, FILE)
-        except InvalidLedgerError as error:
-            self.found.problems.append(f"{error}.")
-            return
-        updates = table["updates"].astype(np.float64)
-        rising = np.concatenate([[True], np.diff(updates) > 0])[: len(updates)]
-        if not rising.all():
-            self.found.problems.append(
-                f"{FILE} is damaged and is left out: its updates do not rise."
-            )
-            return
-        for name, column in (("loss", "loss"), ("lr", "lr"), ("gradient norm", "norm")):
-            has = (table["flags"] & NORM) > 0 if column == "norm" else rising
-            values = table[column].astype(np.float64)
-            if has.any():
-                self.found.steps[name] = Curve(
-                    updates[has], np.where(np.isfinite(values[has]), values[has], np.nan)
-                )
+def _read_yaml(files: RunFiles, name: str) -> Any:
+    data = files.read_bytes(name)
+    if not data:
+        return None
+    try:
+        return yaml.load(data.decode(errors="replace"), _LOADER)
+    except DAMAGES as error:
+        files.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
+        return None
 
 
-_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+def _make_step_curves(lines: list[MetricsLine]) -> dict[str, Curve]:
+    """Return name -> curve of the values of logged train steps."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        if line.kind == "step":
+            for name, value in line.step_values.items():
+                points.setdefault(name, []).append((float(line.updates), value))
+    return {name: Curve.from_points(found) for name, found in points.items()}
 
 
-def _sort(
-    record: Mapping[str, Any],
-    steps: dict[str, list[tuple[float, float]]],
-    phases: dict[str, dict[str, list[tuple[float, float]]]],
-) -> None:
-    updates = float(record["updates"])
-    if record["kind"] == "phase":
-        for metric, value in record["metrics"].items():
-            phases.setdefault(str(metric), {}).setdefault(str(record["split"]), []).append(
-                (updates, number(value))
-            )
-    elif record["kind"] == "step":
-        values = {"loss": record["loss"], "lr": record["lr"], **record.get("logs", {})}
-        values["samples/s"] = record["time"].get("samples_per_second", math.nan)
-        for name, value in values.items():
-            steps.setdefault(str(name), []).append((updates, number(value)))
-
-
-def attempts(
-    status: Mapping[str, Any], earlier: Iterator[dict[str, Any]]
-) -> list[Mapping[str, Any]]:
-    """Return what is known of every attempt, once each: those before from attempts.jsonl, the last
-    from status.json."""
-    by_number: dict[int, Mapping[str, Any]] = {}
-    for one in (*earlier, status):
-        if isinstance(one.get("attempt"), int):
-            by_number[one["attempt"]] = one
-    return [by_number[key] for key in sorted(by_number)]
-
-
-def seconds_of(attempt: Mapping[str, Any], which: str = "attempt") -> dict[str, float]:
-    """Return kind -> seconds of an attempt, or with `which` = run of all of them; empty where it is
-    not known."""
-    time = attempt.get("time")
-    spent = time.get(which) if isinstance(time, Mapping) else None
-    if not isinstance(spent, Mapping):
-        return {}
+def _make_metric_curves(lines: list[MetricsLine]) -> dict[str, dict[str, Curve]]:
+    """Return metric -> split -> curve of the metrics of phases."""
+    points: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for line in lines:
+        for metric, value in line.metrics.items():
+            by_split = points.setdefault(metric, {})
+            by_split.setdefault(line.split, []).append((float(line.updates), value))
     return {
-        str(kind): value
-        for kind, one in spent.items()
-        if math.isfinite(value := number(one)) and value >= 0
+        metric: {split: Curve.from_points(found) for split, found in by_split.items()}
+        for metric, by_split in points.items()
     }
 
 
-def number(value: Any) -> float:
-    """Return a value as a number; NaN where it is none. Numbers that are not finite stand as text
-    in JSON."""
+def _read_ledger_curves(files: RunFiles) -> dict[str, Curve]:
+    """Return the curves that the ledger holds: it has every update, metrics.jsonl only some."""
+    if not (data := files.read_bytes(FILE)):
+        return {}
     try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
+        table = rows(data, FILE)
+    except InvalidLedgerError as error:
+        files.problems.append(f"{error}.")
+        return {}
+    updates = table["updates"].astype(np.float64)
+    rising = np.concatenate([[True], np.diff(updates) > 0])[: len(updates)]
+    if not rising.all():
+        files.problems.append(f"{FILE} is damaged and was skipped: its updates do not rise.")
+        return {}
+    curves = {}
+    for name, column in (("loss", "loss"), ("lr", "lr"), ("gradient norm", "norm")):
+        has = (table["flags"] & NORM) > 0 if column == "norm" else rising
+        values = table[column].astype(np.float64)[has]
+        if has.any():
+            curves[name] = Curve(updates[has], np.where(np.isfinite(values), values, np.nan))
+    return curves
 
 
-def flat(value: Any, path: str = "") -> dict[str, Any]:
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
     """Return the leaves of nested mappings by their dotted paths."""
     if not isinstance(value, Mapping) or not value:
         if path:
@@ -309,19 +219,5 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     for key, item in value.items():
-        found |= flat(item, f"{path}.{key}" if path else str(key))
+        found |= flatten(item, f"{path}.{key}" if path else str(key))
     return found
-
-
-def _differing(listed: Any) -> list[tuple[str, Any, str]]:
-    """Return key, value and source of what plan.json says is not the default."""
-    rows = listed if isinstance(listed, list) else []
-    return [
-        (str(one[0]), one[1], str(one[2]))
-        for one in rows
-        if isinstance(one, list) and len(one) == 3
-    ]
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from phasetrain.runs.direction import Direction
+from phasetrain.runs.records import StatusRecord, parse_number
 from phasetrain.runs.report.charts import metric_names
 from phasetrain.runs.report.html import element, escaped, table
-from phasetrain.runs.report.reading import Curve, RunRecord, flat, number, seconds_of
-from phasetrain.runs.report.tiles import badge, clock_time, span
+from phasetrain.runs.report.reading import Curve, RunReport, flatten
+from phasetrain.runs.report.tiles import badge
 from phasetrain.runtime.clock import KINDS, goodput
+from phasetrain.runtime.format import format_duration, format_percent, format_timestamp
 
 ATTEMPTS = 30
 """Attempts that get a bar of their own; the newest ones."""
@@ -24,7 +27,7 @@ OF_A_FOLDER = ("RUN.dir", "RUN.name")
 """Keys that every run has its own way."""
 
 
-def final_metrics(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def final_metrics(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the last value of every metric and its range: a row for each, with several runs a
     column for each."""
     keys = dict.fromkeys(
@@ -38,7 +41,10 @@ def final_metrics(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         return element("p", "No phase was completed, so nothing was measured.", cls="note")
     if len(runs) == 1:
         found = [(split, metric, runs[0].metrics[metric][split]) for split, metric in ordered]
-        rows = [(escaped(f"{split}/{metric}"), *_summary(curve)) for split, metric, curve in found]
+        rows = [
+            (escaped(f"{split}/{metric}"), *_summary(curve, runs[0].direction_of(metric)))
+            for split, metric, curve in found
+        ]
         return _folded(
             table(
                 ("metric", "last", "at update", "lowest", "at", "highest", "at"),
@@ -60,18 +66,19 @@ def final_metrics(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     return note + _folded(table(("metric", *names), body, cls="figures"), body)
 
 
-def times(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def times(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return a bar for each attempt of a run, or for each of several runs, divided by what the time
     went into."""
     if len(runs) == 1:
         attempts = runs[0].attempts[-ATTEMPTS:]
-        bars = [(_attempt_name(one, last=one is attempts[-1]), seconds_of(one)) for one in attempts]
+        bars = [
+            (_attempt_name(one, last=one is attempts[-1]), one.attempt_seconds) for one in attempts
+        ]
         if len(runs[0].attempts) > 1:
-            bars.append(("the run", seconds_of(runs[0].status, "run")))
+            bars.append(("the run", runs[0].status.run_seconds))
     else:
         bars = [
-            (escaped(name), seconds_of(run.status, "run"))
-            for run, name in zip(runs, names, strict=True)
+            (escaped(name), run.status.run_seconds) for run, name in zip(runs, names, strict=True)
         ]
     bars = [(name, spent) for name, spent in bars if spent]
     if not bars:
@@ -86,21 +93,23 @@ def times(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
             spent,
             longest,
             KINDS,
-            f"{span(sum(spent.values()))}, {100 * goodput(spent):.0f} % in steps",
+            f"{format_duration(sum(spent.values()))}, {format_percent(goodput(spent))} in steps",
         )
         for name, spent in bars
     )
     return element("div", keys, cls="legend") + element("div", drawn, cls="bars")
 
 
-def steps_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def steps_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return a bar for each split of each run, divided by what its steps were busy with (hook
     `breakdown`)."""
     bars: list[tuple[str, dict[str, float], int]] = []
     for run, name in zip(runs, names, strict=True):
         splits = run.breakdown.get("splits")
         for split, found in splits.items() if isinstance(splits, Mapping) else ():
-            spent = {str(part): number(one["seconds"]) for part, one in found["parts"].items()}
+            spent = {
+                str(part): parse_number(one["seconds"]) for part, one in found["parts"].items()
+            }
             told = escaped(split if len(runs) == 1 else f"{name} · {split}")
             bars.append((told, spent, int(found["steps"])))
     if not bars:
@@ -118,18 +127,20 @@ def steps_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     return element("div", keys, cls="legend") + element("div", "".join(drawn), cls="bars")
 
 
-def config_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return in which keys a run differs from the defaults, or several from each other."""
     if len(runs) > 1:
-        rows = _different([flat(run.config) for run in runs], skip=OF_A_FOLDER)
+        rows = _different([flatten(run.config) for run in runs], skip=OF_A_FOLDER)
         if not rows:
             return element("p", "The configs are equal.", cls="note")
         return table(("key", *names), rows, cls="wide")
     run = runs[0]
     parts = []
-    if run.differs:
+    if run.plan.differs:
         parts.append(element("p", "What differs from the defaults:", cls="note"))
-        given = [(_code(key), _value(value), escaped(source)) for key, value, source in run.differs]
+        given = [
+            (_code(key), _value(value), escaped(source)) for key, value, source in run.plan.differs
+        ]
         parts.append(table(("key", "value", "from"), given))
     elif run.overrides:
         parts.append(element("p", "Given on the command line:", cls="note"))
@@ -137,19 +148,19 @@ def config_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     else:
         parts.append(element("p", "Nothing was given on the command line.", cls="note"))
     if run.config:
-        rows = [(_code(key), _value(value)) for key, value in flat(run.config).items()]
+        rows = [(_code(key), _value(value)) for key, value in flatten(run.config).items()]
         parts.append(_details(f"all {len(rows)} keys", table(("key", "value"), rows)))
     return "".join(parts)
 
 
-def environment_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return where a run took place, or in what the places of several differ."""
     if len(runs) > 1:
-        rows = _different([flat(run.environment) for run in runs])
+        rows = _different([flatten(run.environment.content) for run in runs])
         if not rows:
             return element("p", "The environments are equal.", cls="note")
         return table(("", *names), rows, cls="wide")
-    found = runs[0].environment
+    found = runs[0].environment.content
     first = {key: value for key, value in found.items() if not isinstance(value, Mapping | list)}
     rest = {key: value for key, value in found.items() if key not in first and value}
     if not found:
@@ -162,13 +173,15 @@ def environment_section(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     for key, value in rest.items():
         rows = [
             (escaped(name), _value(one))
-            for name, one in (enumerate(value) if isinstance(value, list) else flat(value).items())
+            for name, one in (
+                enumerate(value) if isinstance(value, list) else flatten(value).items()
+            )
         ]
         parts.append(_details(key, table(("", ""), rows, cls="plain")))
     return "".join(parts)
 
 
-def log_section(run: RunRecord) -> str:
+def log_section(run: RunReport) -> str:
     """Return the end of the log."""
     if not run.log:
         return ""
@@ -186,17 +199,20 @@ def figure_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _summary(curve: Curve) -> tuple[str, ...]:
+def _summary(curve: Curve, direction: Direction) -> tuple[str, ...]:
     if not np.isfinite(curve.y).any():
         return ("not finite", f"{curve.x[-1]:,.0f}", "-", "-", "-", "-")
     low = int(np.nanargmin(curve.y))
     high = int(np.nanargmax(curve.y))
     last = figure_text(curve.y[-1]) if np.isfinite(curve.y[-1]) else "not finite"
-    places = ((low, curve.y[low]), (high, curve.y[high]))
-    ends = [
-        text for place, value in places for text in (figure_text(value), f"{curve.x[place]:,.0f}")
-    ]
-    return (element("b", last), f"{curve.x[-1]:,.0f}", *ends)
+    cells = [element("b", last), f"{curve.x[-1]:,.0f}"]
+    best = low if direction is Direction.SMALLER else high
+    for place in (low, high):
+        value = figure_text(curve.y[place])
+        is_best = place == best and low != high
+        cells.append(element("b", value, cls="best", title="best value") if is_best else value)
+        cells.append(f"{curve.x[place]:,.0f}")
+    return tuple(cells)
 
 
 def _last(curve: Curve | None) -> str:
@@ -209,13 +225,11 @@ def _last(curve: Curve | None) -> str:
     return element("b", figure_text(curve.y[-1])) + element("small", f" {low} … {high}")
 
 
-def _attempt_name(attempt: Mapping[str, Any], *, last: bool) -> str:
-    state = str(attempt.get("state", ""))
-    if state == "running" and not last:
-        state = "killed"
-    beat = attempt.get("heartbeat")
-    at = clock_time(beat.get("at")) if isinstance(beat, Mapping) else ""
-    return f"{escaped(attempt.get('attempt', '?'))} {badge(state)} {element('small', escaped(at))}"
+def _attempt_name(attempt: StatusRecord, *, last: bool) -> str:
+    # an earlier attempt cannot be running: the lock has passed on
+    state = "killed" if attempt.state == "running" and not last else attempt.state
+    at = format_timestamp(attempt.heartbeat.at)
+    return f"{attempt.attempt} {badge(state)} {element('small', escaped(at))}"
 
 
 def _bar(
@@ -241,7 +255,7 @@ def _bar(
 
 def _duration(seconds: float) -> str:
     if seconds >= 1:
-        return span(seconds)
+        return format_duration(seconds)
     return f"{1e3 * seconds:.3g} ms"
 
 

@@ -27,7 +27,7 @@ DASHES = 4
 """How many colours and dash patterns report.css has."""
 
 
-def figure(chart: Chart) -> str:
+def draw_figure(chart: Chart) -> str:
     """Return a figure: title, legend with a switch per line, picture, and the values as JSON."""
     scales = _Scales.of(chart)
     if scales is None:
@@ -110,7 +110,7 @@ def _grid(scales: _Scales, axis: Axis | None) -> str:
     left, top, width, height = scales.box()
     parts = []
     if axis is None:
-        marks = [(x, short(x)) for x in ticks(*scales.x, 8)]
+        marks = [(x, abbreviate(x)) for x in ticks(*scales.x, 8)]
     else:
         marks = [(x, axis.names[x]) for x in axis.marks]
     for value, text in marks:
@@ -119,7 +119,7 @@ def _grid(scales: _Scales, axis: Axis | None) -> str:
     for value in decades(*scales.y) if scales.logarithmic else ticks(*scales.y, 6):
         y = float(scales.down(np.array(value)))
         parts.append(f'<path d="M{left} {y:.1f}h{width}" class="grid"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="y">{short(value)}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="y">{abbreviate(value)}</text>')
     parts.append(f'<path d="M{left} {top + height}h{width}" class="axis"/>')
     unit = "updates" if axis is None else escaped(axis.label)
     parts.append(f'<text x="{left + width}" y="{HEIGHT - 4}" class="unit">{unit}</text>')
@@ -189,7 +189,7 @@ def decades(low: float, high: float) -> Sequence[float]:
     ]
 
 
-def short(value: float) -> str:
+def abbreviate(value: float) -> str:
     """Return a number in few signs, such as 12k, 0.05 or 3e-07."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

@@ -1,71 +1,57 @@
 """How a run stands, in a few figures at the top of its report."""
 
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from phasetrain.runs.report.html import element, escaped, table
-from phasetrain.runs.report.reading import RunRecord, number, seconds_of
+from phasetrain.runs.report.reading import RunReport
 from phasetrain.runtime.clock import goodput
+from phasetrain.runtime.format import format_duration, format_percent
 
-SILENT_SECONDS = 120.0
-"""A run that is said to be running and has given no sign of life for so long was probably
-killed."""
-
-STATES = ("finished", "running", "preempted", "failed", "silent")
+STATES = ("finished", "running", "preempted", "failed", "killed")
+"""States with a colour in report.css."""
 
 
-def state_of(run: RunRecord, now: float) -> str:
-    """Return one of STATES, or empty where it is not known."""
-    state = str(run.status.get("state", ""))
-    beat = run.status.get("heartbeat")
-    at = number(beat.get("at")) if isinstance(beat, Mapping) else 0.0
-    if state == "running" and now - at > SILENT_SECONDS:
-        return "silent"
-    return state
-
-
-def tiles(run: RunRecord, now: float) -> str:
+def tiles(run: RunReport, now: float) -> str:
     """Return state, progress, time and place of a run."""
-    state = state_of(run, now)
-    reason = run.status.get("reason") or ""
+    state = run.status.observe_state(now)
+    reason = run.status.reason
     cards = [
-        _tile("state", badge(state), "" if reason == "completed" else str(reason)),
+        _tile("state", badge(state), "" if reason == "completed" else reason),
         _tile("updates", progress(run), planned(run)),
-        _tile("time", span(total(run)), _attempts(run)),
+        _tile("time", _format_total(run), _attempts(run)),
     ]
-    spent = seconds_of(run.status, "run")
+    spent = run.status.run_seconds
     if spent:
         cards.append(
-            _tile("goodput", f"{100 * goodput(spent):.0f} %", "of the time in steps of the plan")
+            _tile("goodput", format_percent(goodput(spent)), "of the time in steps of the plan")
         )
     rate = run.steps.get("samples/s")
     if rate is not None and len(rate.y):
         middle = sorted(rate.y.tolist())[len(rate.y) // 2]
         cards.append(_tile("samples/s", f"{middle:,.0f}", "median"))
-    device = run.environment.get("device")
+    device = run.environment.device
     if device:
         cards.append(_tile("device", escaped(device), _processes(run)))
-    digest = run.status.get("digest")
+    digest = run.status.digest
     if digest:
         cards.append(
-            _tile("weights", element("code", escaped(str(digest)[:12])), "SHA-256, see status.json")
+            _tile("weights", element("code", escaped(digest[:12])), "SHA-256, see status.json")
         )
     return element("div", "".join(cards), cls="tiles") + element(
         "p", element("code", escaped(run.path)), cls="note"
     )
 
 
-def runs_table(runs: Sequence[RunRecord], names: Sequence[str], now: float) -> str:
+def runs_table(runs: Sequence[RunReport], names: Sequence[str], now: float) -> str:
     """Return the same of several runs."""
     rows = []
     for run, name in zip(runs, names, strict=True):
-        spent = seconds_of(run.status, "run")
-        good = f"{100 * goodput(spent):.0f} %" if spent else "-"
-        device = escaped(run.environment.get("device", "-"))
+        spent = run.status.run_seconds
+        good = format_percent(goodput(spent)) if spent else "-"
+        device = escaped(run.environment.device or "-")
         where = element("code", escaped(run.path))
-        state = badge(state_of(run, now))
-        rows.append((escaped(name), state, progress(run), span(total(run)), good, device, where))
+        state = badge(run.status.observe_state(now))
+        rows.append((escaped(name), state, progress(run), _format_total(run), good, device, where))
     return table(
         ("run", "state", "updates", "time", "goodput", "device", "folder"), rows, cls="wide"
     )
@@ -73,67 +59,34 @@ def runs_table(runs: Sequence[RunRecord], names: Sequence[str], now: float) -> s
 
 def badge(state: str) -> str:
     """Return a state with its colour."""
-    text = "no sign of life" if state == "silent" else state or "unknown"
+    text = "no sign of life" if state == "killed" else state or "unknown"
     return element("span", escaped(text), cls=f"badge {state if state in STATES else 'unknown'}")
 
 
-def progress(run: RunRecord) -> str:
-    """Return the updates that are done."""
-    done = run.status.get("updates")
-    if isinstance(done, int):
-        return f"{done:,}"
-    return "-"
+def progress(run: RunReport) -> str:
+    """Return the updates done."""
+    return f"{run.status.updates:,}" if "updates" in run.status.content else "-"
 
 
-def planned(run: RunRecord) -> str:
-    """Return of how many."""
-    updates = run.plan.get("updates")
-    if isinstance(updates, int):
-        return f"of {updates:,}"
-    return ""
+def planned(run: RunReport) -> str:
+    """Return the planned updates; empty if unknown."""
+    return f"of {run.plan.updates:,}" if run.plan.updates else ""
 
 
-def total(run: RunRecord) -> float:
-    """Return the seconds of all attempts."""
-    return sum(seconds_of(run.status, "run").values())
+def _format_total(run: RunReport) -> str:
+    """Return the duration of all attempts."""
+    seconds = sum(run.status.run_seconds.values())
+    return format_duration(seconds) if seconds else "-"
 
 
-def span(seconds: float) -> str:
-    """Return a time for people; a dash for none."""
-    if not seconds:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s"
+def _processes(run: RunReport) -> str:
+    count = run.environment.processes
+    return "1 process" if count == 1 else f"{count} processes"
 
 
-def clock_time(value: Any) -> str:
-    """Return seconds since the epoch as date and time; empty where it is no number."""
-    at = number(value)
-    if 0 < at < 1e11:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return ""
-
-
-def _processes(run: RunRecord) -> str:
-    count = run.environment.get("processes", 1)
-    if count == 1:
-        return "1 process"
-    return f"{count} processes"
-
-
-def _attempts(run: RunRecord) -> str:
-    count = run.status.get("attempt")
-    if isinstance(count, int) and count > 1:
-        return f"{count} attempts"
-    return "one attempt"
+def _attempts(run: RunReport) -> str:
+    count = run.status.attempt
+    return f"{count} attempts" if count > 1 else "one attempt"
 
 
 def _tile(name: str, value: str, note: str = "") -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_folders import write
 
-from phasetrain.commands.runs.follow import follow, watch
+from phasetrain.commands.runs.follow import follow_run, watch_run
 from phasetrain.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def test_until_the_end(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=go_on)
     thread.start()
-    ended = follow(str(folder), said.append, shown.append, every_seconds=0.02, lines=3)
+    ended = follow_run(str(folder), said.append, shown.append, every_seconds=0.02, lines=3)
     thread.join()
     assert said == ["line 27", "line 28", "line 29", "half a line", "last"]
     assert ended.state == "failed"
@@ -37,10 +37,10 @@ def test_until_the_end(tmp_path: Path) -> None:
 
 def test_one_whose_folder_is_taken_away(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", "running")
-    ended = follow(
+    ended = follow_run(
         str(folder), str, lambda line: folder.exists() and shutil.rmtree(folder), every_seconds=0.01
     )
-    assert (ended.state, ended.error) == ("no run", f"{str(folder)!r} is not there any more")
+    assert (ended.state, ended.error) == ("no run", f"{str(folder)!r} has been deleted")
 
 
 def test_one_that_is_killed(tmp_path: Path) -> None:
@@ -51,12 +51,12 @@ def test_one_that_is_killed(tmp_path: Path) -> None:
             write(tmp_path / "b", "running", age=1000)
             (tmp_path / "b" / "status.json").replace(folder / "status.json")
 
-    assert follow(str(folder), str, kill, every_seconds=0.01).state == "killed"
+    assert follow_run(str(folder), str, kill, every_seconds=0.01).state == "killed"
 
 
 def test_one_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert watch(str(write(tmp_path / "a"))) == 0
-    assert watch(str(write(tmp_path / "b", "failed", reason="no"))) == 1
+    assert watch_run(str(write(tmp_path / "a"))) == 0
+    assert watch_run(str(write(tmp_path / "b", "failed", reason="no"))) == 1
     assert capsys.readouterr().out.splitlines()[1].endswith(": no")
     with pytest.raises(ConfigError, match="holds no run"):
-        watch(str(tmp_path))
+        watch_run(str(tmp_path))

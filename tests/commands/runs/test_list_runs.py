@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 class TestSummary:
     def test_of_a_run_under_way(self, tmp_path: Path) -> None:
-        found = runs.summary(write(tmp_path / "a", "running"))
+        found = runs.summarize_run(write(tmp_path / "a", "running"))
         assert (found.state, found.attempt, found.updates, found.planned) == ("running", 2, 40, 100)
         assert (found.metric, found.best, found.best_updates) == ("test/loss", 0.5, 20)
         assert found.left_seconds == pytest.approx(
@@ -30,32 +30,34 @@ class TestSummary:
         assert found.error == ""
 
     def test_of_one_that_failed(self, tmp_path: Path) -> None:
-        found = runs.summary(write(tmp_path / "a", "failed", reason="OSError: disk\nis full"))
+        found = runs.summarize_run(write(tmp_path / "a", "failed", reason="OSError: disk\nis full"))
         assert (found.state, found.error, found.left_seconds) == (
             "failed",
             "OSError: disk\nis full",
             None,
         )
-        assert found.row(str(tmp_path), time.time())[-1] == "OSError: disk"
+        assert found.format_cells(str(tmp_path), time.time())[-1] == "OSError: disk"
 
     def test_of_one_that_was_killed(self, tmp_path: Path) -> None:
         with subprocess.Popen(["true"]) as gone:
             pass
-        assert runs.summary(write(tmp_path / "here", "running", pid=gone.pid)).state == "killed"
-        silent = runs.summary(write(tmp_path / "silent", "running", age=1000))
+        assert (
+            runs.summarize_run(write(tmp_path / "here", "running", pid=gone.pid)).state == "killed"
+        )
+        silent = runs.summarize_run(write(tmp_path / "silent", "running", age=1000))
         assert silent.state == "killed"
         assert silent.error.startswith("no sign of life since ")
 
     @pytest.mark.parametrize(
         ("content", "state"),
-        [(b'{"state": "ru', "unreadable"), (b"\xff\xfe", "unreadable"), (b"[1]", "unknown"), (b"{}", "unknown"),
+        [(b'{"state": "ru', "unreadable"), (b"\xff\xfe", "unreadable"), (b"[1]", "unreadable"), (b"{}", "unknown"),
          (b'{"state": "finished", "updates": "x", "attempt": null, "heartbeat": 3}', "finished"),
          (b'{"version": 9, "phase": "training"}', "unknown")],
     )  # fmt: skip
     def test_of_a_broken_status(self, tmp_path: Path, content: bytes, state: str) -> None:
         folder = write(tmp_path / "a", None)
         (folder / "status.json").write_bytes(content)
-        assert runs.summary(folder).state == state
+        assert runs.summarize_run(folder).state == state
 
     @pytest.mark.parametrize(
         "beat",
@@ -71,19 +73,19 @@ class TestSummary:
             "time": {"run": {"train": 10**400}},
         }
         (folder / "status.json").write_text(json.dumps(status))
-        found = runs.summary(folder)
+        found = runs.summarize_run(folder)
         assert (found.state, found.updates, found.seconds) == ("killed", 0, 0.0)
         assert found.error.startswith("no sign of life")
-        assert json.loads(runs.as_json([found]))[0]["state"] == "killed"
+        assert json.loads(runs.format_json([found]))[0]["state"] == "killed"
 
     def test_of_what_is_half_written(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "a", None)
-        assert runs.summary(folder).state == "incomplete"
+        assert runs.summarize_run(folder).state == "incomplete"
         (folder / "metrics.jsonl").unlink()
-        assert runs.summary(folder).state == "planned"
+        assert runs.summarize_run(folder).state == "planned"
         for name in ("plan.json", "config.yaml", "metrics.jsonl"):
             (folder / name).write_bytes(b'\xff{"kind": "phase", \n3\n')
-        found = runs.summary(folder)
+        found = runs.summarize_run(folder)
         assert (found.planned, found.best) == (0, None)
 
     def test_best_of_a_long_file(self, tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ class TestSummary:
         )
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(line * 20_000)
-        assert runs.summary(folder).best == 0.5
+        assert runs.summarize_run(folder).best == 0.5
 
 
 class TestList:
@@ -107,11 +109,11 @@ class TestList:
         (tmp_path / "loop").symlink_to(tmp_path)
         found = [
             (Path(one.folder).relative_to(tmp_path).as_posix(), one.state)
-            for one in runs.listed(str(tmp_path))
+            for one in runs.list_runs(str(tmp_path))
         ]
         assert found[0] == ("a", "running")
         assert found[-2:] == [("photos", "no run"), ("sweep/b", "finished")]
-        text = runs.table(runs.listed(str(tmp_path / "sweep")), str(tmp_path / "sweep"))
+        text = runs.format_table(runs.list_runs(str(tmp_path / "sweep")), str(tmp_path / "sweep"))
         assert text.splitlines()[0] == f"1 folders in {tmp_path / 'sweep'}: 1 finished"
         assert text.splitlines()[3].split()[:5] == ["b", "finished", "2", "40/100", "40"]
         assert "test/loss 0.5 at 20" in text
@@ -121,16 +123,16 @@ class TestList:
     ) -> None:
         write(tmp_path / "a")
         write(tmp_path / "b")
-        read = runs.monitor_of
+        read = runs.read_monitor
 
         def broken(folder: Path) -> str | None:
             if folder.name == "a":
                 raise OverflowError("too large")
             return read(folder)
 
-        monkeypatch.setattr(runs, "monitor_of", broken)
+        monkeypatch.setattr(runs, "read_monitor", broken)
         found = [
-            (Path(one.folder).name, one.state, one.error) for one in runs.listed(str(tmp_path))
+            (Path(one.folder).name, one.state, one.error) for one in runs.list_runs(str(tmp_path))
         ]
         assert found == [("a", "unreadable", "OverflowError: too large"), ("b", "finished", "")]
 
@@ -139,7 +141,7 @@ class TestList:
         (folder / "status.json").write_text(
             json.dumps({"state": "do\nne\x1b[31m", "reason": "no\tdisk\nat all"})
         )
-        lines = runs.table(runs.listed(str(tmp_path)), str(tmp_path)).splitlines()
+        lines = runs.format_table(runs.list_runs(str(tmp_path)), str(tmp_path)).splitlines()
         assert len(lines) == 4
         assert lines[0].endswith(": 1 do ne [31m")
         assert lines[3].startswith("a b  do ne [31m  ")
@@ -147,15 +149,18 @@ class TestList:
 
     def test_a_run_itself_and_nothing(self, tmp_path: Path) -> None:
         folder = write(tmp_path / "a")
-        assert [one.state for one in runs.listed(str(folder))] == ["finished"]
+        assert [one.state for one in runs.list_runs(str(folder))] == ["finished"]
         (tmp_path / "none").mkdir()
-        assert runs.table(runs.listed(str(tmp_path / "none")), "none") == "none holds no runs"
+        assert (
+            runs.format_table(runs.list_runs(str(tmp_path / "none")), "none")
+            == "none holds no runs"
+        )
         with pytest.raises(ConfigError, match="there is no such folder"):
-            runs.listed(str(tmp_path / "absent"))
+            runs.list_runs(str(tmp_path / "absent"))
 
     def test_for_scripts(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
-        (row,) = json.loads(runs.as_json(runs.listed(str(tmp_path))))
+        (row,) = json.loads(runs.format_json(runs.list_runs(str(tmp_path))))
         assert (row["state"], row["best"], row["planned"]) == ("finished", 0.5, 100)
 
     @pytest.mark.serial
@@ -164,7 +169,7 @@ class TestList:
         for number in range(1, 1000):
             (tmp_path / f"r{number}").symlink_to(first)
         began = time.perf_counter()
-        assert len(runs.listed(str(tmp_path))) == 1000
+        assert len(runs.list_runs(str(tmp_path))) == 1000
         spent = time.perf_counter() - began
         record_property("summary", f"tools/runs.py list: 1,000 runs in {spent:.2f} s")
         assert spent < 10
@@ -173,7 +178,7 @@ class TestList:
 def test_compare(tmp_path: Path) -> None:
     train(tmp_path / "a", "PHASES.epochs=1")
     train(tmp_path / "b", "PHASES.epochs=1", "OPTIMIZER.weight_decay=0.1")
-    text = runs.compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    text = runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
     assert "They part at update 2: " in text
     lines = [line.split() for line in text.splitlines()]
     assert ["updates", "5/5", "5/5"] in lines
@@ -181,33 +186,36 @@ def test_compare(tmp_path: Path) -> None:
     assert sum(line[:1] == ["test/accuracy"] for line in lines) == 1
     (tmp_path / "b" / "config.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"config\.yaml"):
-        runs.compare(str(tmp_path / "a"), str(tmp_path / "b"))
+        runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
     with pytest.raises(ConfigError, match="expected the folder of a run"):
-        runs.compare(str(tmp_path / "a"), str(tmp_path))
+        runs.compare_runs(str(tmp_path / "a"), str(tmp_path))
 
 
 def test_compare_with_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / name)
-    assert "They do not part" in runs.compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "They do not part" in runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
     (tmp_path / "b" / "metrics.jsonl").unlink()
     (tmp_path / "b" / "metrics.jsonl").mkdir()
     with pytest.raises(
         ConfigError, match=r"b': a file of this run cannot be read \(.*metrics\.jsonl'\)"
     ):
-        runs.compare(str(tmp_path / "a"), str(tmp_path / "b"))
+        runs.compare_runs(str(tmp_path / "a"), str(tmp_path / "b"))
 
 
 class TestCommandLine:
-    def test_commands(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_commands_have_exit_codes(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         write(tmp_path / "a")
         assert main(["runs", "list", str(tmp_path)]) == 0
         assert "1 finished" in capsys.readouterr().out
         assert main(["runs", "list", "--json", str(tmp_path)]) == 0
         assert json.loads(capsys.readouterr().out)["runs"][0]["state"] == "finished"
         assert main(["runs", "follow", str(tmp_path / "a")]) == 0
-        assert main(["runs", "list", str(tmp_path / "none")]) == 2
-        assert "there is no such folder" in capsys.readouterr().err
+        capsys.readouterr()
+        assert main(["runs", "list", "--json", str(tmp_path / "none")]) == 2
+        assert json.loads(capsys.readouterr().out)["errors"][0]["code"] == "runs.no_folder"
 
     def test_listing_needs_no_torch(self) -> None:
         code = "import sys, phasetrain.commands.runs.list_runs; sys.exit('torch' in sys.modules)"

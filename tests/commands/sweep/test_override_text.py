@@ -1,11 +1,11 @@
 import pytest
 
-from phasetrain.commands.sweep.override_text import Words, digest, quoted
+from phasetrain.commands.sweep.override_text import SweepOverrides, hash_overrides, quote_value
 from phasetrain.errors import ConfigError
 
 
 def test_each_word_goes_where_it_belongs() -> None:
-    words = Words.read(
+    words = SweepOverrides.read(
         [
             "A.x=1,2",
             "B.y=3",
@@ -17,7 +17,7 @@ def test_each_word_goes_where_it_belongs() -> None:
         ]
     )
     assert (words.fixed, words.hydra) == (["B.y=3", "~C.z", "A.x=[1"], ["hydra/launcher=basic"])
-    assert ([o.input_line for o in words.swept], words.sweeper, words.folder()) == (
+    assert ([o.input_line for o in words.swept], words.sweeper, words.resolve_folder()) == (
         ["A.x=1,2"],
         "optuna",
         "out",
@@ -25,26 +25,28 @@ def test_each_word_goes_where_it_belongs() -> None:
 
 
 def test_combinations_are_those_of_hydra_the_last_key_first() -> None:
-    words = Words.read(["A.x=1,2", "LOSS=a,b", "C.z=3"])
-    assert words.combinations() == [
+    words = SweepOverrides.read(["A.x=1,2", "LOSS=a,b", "C.z=3"])
+    assert words.list_combinations() == [
         ["A.x=1", "LOSS=a"],
         ["A.x=1", "LOSS=b"],
         ["A.x=2", "LOSS=a"],
         ["A.x=2", "LOSS=b"],
     ]
-    assert Words.read(["C.z=3"]).combinations() == [[]]
+    assert SweepOverrides.read(["C.z=3"]).list_combinations() == [[]]
 
 
 def test_an_interval_needs_a_sampler() -> None:
     with pytest.raises(
         ConfigError, match=r"A.x=interval\(0,1\): only a sampler .* add hydra/sweeper=optuna"
     ):
-        Words.read(["A.x=interval(0,1)"]).combinations()
+        SweepOverrides.read(["A.x=interval(0,1)"]).list_combinations()
 
 
 def test_another_sweeper_gets_what_is_swept_and_its_parameters() -> None:
-    words = Words.read(["LOSS=a,b", "LOSS.gamma=1,2", "hydra/sweeper=ax", "hydra.sweeper.max=3"])
-    assert words.arguments() == [
+    words = SweepOverrides.read(
+        ["LOSS=a,b", "LOSS.gamma=1,2", "hydra/sweeper=ax", "hydra.sweeper.max=3"]
+    )
+    assert words.list_sweeper_arguments() == [
         "hydra/sweeper=ax",
         "hydra.sweeper.max=3",
         "++select.LOSS=a,b",
@@ -53,7 +55,11 @@ def test_another_sweeper_gets_what_is_swept_and_its_parameters() -> None:
 
 
 def test_a_digest_does_not_depend_on_the_order() -> None:
-    assert digest(["a=1", "b=2"]) == digest(["b=2", "a=1"]) != digest(["a=1", "b=3"])
+    assert (
+        hash_overrides(["a=1", "b=2"])
+        == hash_overrides(["b=2", "a=1"])
+        != hash_overrides(["a=1", "b=3"])
+    )
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -67,9 +73,9 @@ def test_a_launcher_that_is_not_installed_names_its_extra(
     monkeypatch.setattr("phasetrain.commands.sweep.override_text.find_spec", missing)
     for launcher, extra in (("joblib", "sweep"), ("submitit_slurm", "cluster")):
         with pytest.raises(ConfigError) as caught:
-            Words.read([f"hydra/launcher={launcher}"])
+            SweepOverrides.read([f"hydra/launcher={launcher}"])
         assert f'pip install "phasetrain[{extra}]"' in str(caught.value)
-    assert Words.read(["hydra/launcher=basic"]).hydra == ["hydra/launcher=basic"]
+    assert SweepOverrides.read(["hydra/launcher=basic"]).hydra == ["hydra/launcher=basic"]
 
 
 @pytest.mark.parametrize(
@@ -83,4 +89,4 @@ def test_a_launcher_that_is_not_installed_names_its_extra(
     ],
 )
 def test_only_what_needs_it_is_quoted(text: str, word: str) -> None:
-    assert quoted(text) == word
+    assert quote_value(text) == word

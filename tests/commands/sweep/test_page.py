@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasetrain.commands.sweep.page import charts, page, plots
-from phasetrain.commands.sweep.results import Result, Results
+from phasetrain.commands.sweep.page import make_charts, render_page, write_plots
+from phasetrain.commands.sweep.results import Results, SweepRun
 
 
 def results(
@@ -14,7 +14,8 @@ def results(
 ) -> Results:
     metric = monitor.removeprefix("-")
     made = [
-        Result(f"{n:08x}", swept, "finished", metric, best) for n, (swept, best) in enumerate(runs)
+        SweepRun(f"{n:08x}", swept, "finished", metric, best)
+        for n, (swept, best) in enumerate(runs)
     ]
     return Results(folder, monitor, made)
 
@@ -22,12 +23,12 @@ def results(
 def points(found: Results, number: int = 0) -> list[tuple[str, list[float], list[float]]]:
     return [
         (line.label, line.curve.x.tolist(), line.curve.y.tolist())
-        for line in charts(found)[number].lines
+        for line in make_charts(found)[number].lines
     ]
 
 
 def names(found: Results) -> Sequence[str]:
-    axis = charts(found)[0].axis
+    axis = make_charts(found)[0].axis
     assert axis is not None
     return [axis.names[place] for place in axis.marks]
 
@@ -62,7 +63,7 @@ def test_many_numbers_get_round_marks() -> None:
 
 def test_another_key_gives_the_colours() -> None:
     runs = [({"A.x": x, "LOSS": loss}, float(x) + (loss == "b")) for x in "12" for loss in "ab"]
-    first, second = charts(results(*runs))
+    first, second = make_charts(results(*runs))
     assert [line.label for line in first.lines] == ["LOSS=a", "LOSS=b"]
     assert [line.label for line in second.lines] == ["A.x=1", "A.x=2"]
     assert points(results(*runs))[1] == ("LOSS=b", [1, 2], [2, 3])
@@ -71,32 +72,32 @@ def test_another_key_gives_the_colours() -> None:
 
 def test_several_runs_with_one_value_are_not_joined() -> None:
     runs = [({"A.x": x, "B.y": str(y)}, 0.5) for x in "12" for y in range(20)]
-    (line,) = charts(results(*runs))[0].lines
+    (line,) = make_charts(results(*runs))[0].lines
     assert not line.joined
     assert line.marked
 
 
 def test_a_key_with_one_value_has_no_plot_and_runs_without_a_value_are_left_out() -> None:
-    assert charts(results(({"A.x": "1"}, 0.5))) == []
-    assert charts(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, None))) == []
+    assert make_charts(results(({"A.x": "1"}, 0.5))) == []
+    assert make_charts(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, None))) == []
     found = results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, None), ({"A.x": "3"}, 0.25))
     assert points(found) == [("runs", [1, 3], [0.5, 0.25])]
 
 
 def test_the_page_of_a_sweep_that_has_measured_nothing() -> None:
-    text = page(Results("out", "", [Result("01234567", {"A.x": "<1>"}, "waiting")]))
+    text = render_page(Results("out", "", [SweepRun("01234567", {"A.x": "<1>"}, "waiting")]))
     assert "A.x" in text
     assert "&lt;1&gt;" in text
     assert re.findall("<h2>(.*?)</h2>", text) == ["Runs"]
 
 
 def test_the_sections_of_the_page() -> None:
-    text = page(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, 0.25)))
+    text = render_page(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, 0.25)))
     assert re.findall("<h2>(.*?)</h2>", text) == ["Runs", "test/accuracy by value"]
 
 
 def test_plots_for_a_paper(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = results(({"A.x": "a"}, 0.5), ({"A.x": "b"}, 0.25), folder=str(tmp_path))
-    assert plots(found) == [f"{tmp_path}/plots"]
+    assert write_plots(found) == [f"{tmp_path}/plots"]
     assert (tmp_path / "plots/by-A-x.png").read_bytes()[:4] == b"\x89PNG"

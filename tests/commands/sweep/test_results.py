@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.sweep.override_text import digest
-from phasetrain.commands.sweep.results import Result, Results
+from phasetrain.commands.sweep.override_text import hash_overrides
+from phasetrain.commands.sweep.results import Results, SweepRun
 
 
-def results(*runs: Result, monitor: str = "test/accuracy") -> Results:
+def results(*runs: SweepRun, monitor: str = "test/accuracy") -> Results:
     return Results("out", monitor, runs)
 
 
 LONG = results(
-    Result(
+    SweepRun(
         "01234567",
         {"OPTIMIZER.lr": "0.12345678901234567", "LOSS": "focal"},
         "finished",
@@ -25,9 +25,11 @@ LONG = results(
 
 
 def test_numbers_are_shown_with_six_digits_and_kept_whole() -> None:
-    assert LONG.cells(LONG.runs[0])[:3] == ["0.123457", "focal", "0.5000"]
-    assert "0.12345678901234567" in LONG.as_csv()
-    assert json.loads(LONG.as_json())["runs"][0]["swept"]["OPTIMIZER.lr"] == "0.12345678901234567"
+    assert LONG.format_cells(LONG.runs[0])[:3] == ["0.123457", "focal", "0.5000"]
+    assert "0.12345678901234567" in LONG.format_csv()
+    assert (
+        json.loads(LONG.format_json())["runs"][0]["swept"]["OPTIMIZER.lr"] == "0.12345678901234567"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,14 +43,14 @@ def test_numbers_are_shown_with_six_digits_and_kept_whole() -> None:
     ],
 )
 def test_a_narrow_table_goes_without_columns(width: int | None, columns: list[str]) -> None:
-    head, rows = LONG.table(width)
+    head, rows = LONG.make_table(width)
     assert head == ["OPTIMIZER.lr", "LOSS", "best test/accuracy", *columns]
     assert [len(row) for row in rows] == [len(head)]
 
 
 def test_what_json_cannot_hold_is_null() -> None:
-    found = results(Result("01234567", {}, "finished", "test/loss", math.inf, 3, math.nan))
-    row = json.loads(found.as_json())["runs"][0]
+    found = results(SweepRun("01234567", {}, "finished", "test/loss", math.inf, 3, math.nan))
+    row = json.loads(found.format_json())["runs"][0]
     assert (row["best"], row["last"]) == (None, None)
 
 
@@ -70,8 +72,8 @@ def test_smaller_is_better_where_the_name_says_so(tmp_path: Path) -> None:
             "folder": "",
             "exit_code": 0,
         }
-        (tmp_path / name).rename(tmp_path / digest(record["overrides"]))
-        (tmp_path / f"{digest(record['overrides'])}.json").write_text(json.dumps(record))
+        (tmp_path / name).rename(tmp_path / hash_overrides(record["overrides"]))
+        (tmp_path / f"{hash_overrides(record['overrides'])}.json").write_text(json.dumps(record))
     found = Results.read(str(tmp_path))
     assert (found.monitor, [one.best for one in found.runs]) == ("-test/loss", [1.0, 2.0, 3.0])
     assert [one.best for one in Results.read(str(tmp_path), "test/loss").runs] == [3.0, 2.0, 1.0]
@@ -98,7 +100,7 @@ def test_the_metric_that_is_asked_for_comes_before_that_of_the_runs(tmp_path: Pa
         "folder": "",
         "exit_code": 0,
     }
-    name = digest(["A.x=1"])
+    name = hash_overrides(["A.x=1"])
     (tmp_path / f"{name}.json").write_text(json.dumps(record))
     (tmp_path / name).mkdir()
     (tmp_path / name / "config.yaml").write_text(

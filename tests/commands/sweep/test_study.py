@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from phasetrain.commands.sweep.jobs import Job
-from phasetrain.commands.sweep.override_text import Words
-from phasetrain.commands.sweep.study import Settings, Trials, distribution
+from phasetrain.commands.sweep.override_text import SweepOverrides
+from phasetrain.commands.sweep.study import StudySettings, Trials, make_distribution
 from phasetrain.errors import ConfigError
 
 optuna = pytest.importorskip("optuna")
@@ -42,7 +42,7 @@ class Player:
         return 0
 
     def _run(self, words: Sequence[str]) -> None:
-        record = self.job.record(words)
+        record = self.job.make_record(words)
         fails = any(word in self.bad for word in words)
         replace(record, exit_code=int(fails)).write(self.job.folder)
         if fails:
@@ -72,7 +72,7 @@ def trials(
     folder.mkdir(exist_ok=True)
     job = Job(command=(), fixed=("LOSS=mse",), folder=str(folder), sweep="x", monitor="-test/loss")
     launch = player(job)
-    return Trials(Words.read([*SPACE, *words]), job, launch), launch
+    return Trials(SweepOverrides.read([*SPACE, *words]), job, launch), launch
 
 
 def told(folder: Path) -> list[tuple[dict[str, object], float | None, str]]:
@@ -174,7 +174,7 @@ def test_a_launcher_that_cannot_launch_ends_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_word_lets_optuna_choose_from(word: str, expected: object) -> None:
-    assert distribution(Words.read([word]).swept[0]) == expected
+    assert make_distribution(SweepOverrides.read([word]).swept[0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_a_word_lets_optuna_choose_from(word: str, expected: object) -> Non
 )
 def test_settings_that_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Settings.read(Words.read(["hydra/sweeper=optuna", *words]).sweeper_words)
+        StudySettings.read(SweepOverrides.read(["hydra/sweeper=optuna", *words]).sweeper_words)
     assert message in str(caught.value)
 
 
@@ -204,32 +204,30 @@ def test_settings_that_are_taken() -> None:
         "hydra.sweeper.monitor=-test/loss",
         "hydra.sweeper.options.multivariate=true",
     ]
-    found = Settings.read(Words.read(words).sweeper_words)
-    assert found == Settings(n_trials=7, monitor="-test/loss", options={"multivariate": True})
+    found = StudySettings.read(SweepOverrides.read(words).sweeper_words)
+    assert found == StudySettings(n_trials=7, monitor="-test/loss", options={"multivariate": True})
 
 
 def test_what_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing is swept"):
         Trials(
-            Words.read(["hydra/sweeper=optuna"]),
+            SweepOverrides.read(["hydra/sweeper=optuna"]),
             Job((), (), str(tmp_path), "x", "-test/loss"),
             lambda runs: 0,
         )
     with pytest.raises(
         ConfigError, match=r"hydra.sweeper.monitor: there is nothing to compare runs by"
     ):
-        Trials(Words.read(SPACE), Job((), (), str(tmp_path), "x"), lambda runs: 0)
+        Trials(SweepOverrides.read(SPACE), Job((), (), str(tmp_path), "x"), lambda runs: 0)
     with pytest.raises(ConfigError, match=r"hydra.sweeper.options = .*no_such"):
         trials(tmp_path / "a", "hydra.sweeper.options.no_such=1")[0].run()
     trials(tmp_path / "b", "hydra.sweeper.n_trials=1")[0].run()
-    with pytest.raises(
-        ConfigError, match=r"was made with '-test/loss'; give this one a folder of its own"
-    ):
+    with pytest.raises(ConfigError, match=r"was made with '-test/loss'; give another folder"):
         trials(tmp_path / "b", "hydra.sweeper.monitor=test/accuracy")[0].run()
-    with pytest.raises(ConfigError, match=r"what is swept is .* was made with"):
+    with pytest.raises(ConfigError, match=r"the search space is .* was made with"):
         trials(tmp_path / "b", "A.more=1,2")[0].run()
     with pytest.raises(ConfigError, match=r"a=interval\(2,1\)"):
-        distribution(Words.read(["a=interval(2,1)"]).swept[0])
+        make_distribution(SweepOverrides.read(["a=interval(2,1)"]).swept[0])
 
 
 def test_a_journal_whose_last_line_is_torn_goes_on(tmp_path: Path) -> None:
@@ -257,7 +255,7 @@ def test_a_run_that_is_in_use_elsewhere_leaves_its_trial_open(tmp_path: Path) ->
 
     def in_use(runs: Sequence[tuple[int, Sequence[str]]]) -> int:
         for _, words in runs:
-            replace(made.job.record(words), exit_code=4).write(made.job.folder)
+            replace(made.job.make_record(words), exit_code=4).write(made.job.folder)
         return 0
 
     made.launch = in_use

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.sweep import Check, digest, sweep
+from phasetrain.commands.sweep import Check, hash_overrides, sweep
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError, FolderInUseError
 
@@ -40,7 +40,8 @@ def test_each_combination_is_a_process_with_a_folder_of_its_own(program: list[st
         [f"OPTIMIZER.lr={lr}", f"LOSS={loss}"] for lr in ("0.1", "0.01") for loss in ("a", "b")
     ]
     assert started("out") == {
-        digest([*fixed, *c]): [["--config-dir", "my/options", *fixed, *c]] for c in combinations
+        hash_overrides([*fixed, *c]): [["--config-dir", "my/options", *fixed, *c]]
+        for c in combinations
     }
 
 
@@ -49,7 +50,7 @@ class TestTheSameCommandAgain:
         for _ in range(2):
             assert sweep(["OPTIMIZER.lr=1,2"], check=settled, command=program) == 0
         (folder,) = Path("runs").iterdir()
-        assert folder.name == f"sweep-{digest(['OPTIMIZER.lr=1,2'])}"
+        assert folder.name == f"sweep-{hash_overrides(['OPTIMIZER.lr=1,2'])}"
         assert [len(starts) for starts in started(str(folder)).values()] == [1, 1]
 
     def test_starts_what_has_finished_with_another_config(
@@ -67,7 +68,7 @@ class TestTheSameCommandAgain:
         words = ["LOSS=bad,good", "hydra.sweep.dir=out"]
         assert [sweep(words, check=settled, command=program) for _ in range(2)] == [1, 1]
         starts = {name: len(found) for name, found in started("out").items()}
-        assert starts == {digest(["LOSS=bad"]): 2, digest(["LOSS=good"]): 1}
+        assert starts == {hash_overrides(["LOSS=bad"]): 2, hash_overrides(["LOSS=good"]): 1}
 
     def test_starts_only_what_was_added(self, program: list[str], settled: Check) -> None:
         assert (
@@ -112,7 +113,7 @@ class TestTheTable:
             sweep(["OPTIMIZER.lr=0.1,0.3,1", "hydra.sweep.dir=out"], check=settled, command=program)
             == 0
         )
-        names = [digest([f"OPTIMIZER.lr={lr}"]) for lr in ("0.3", "0.1", "1")]
+        names = [hash_overrides([f"OPTIMIZER.lr={lr}"]) for lr in ("0.3", "0.1", "1")]
         rows = capsys.readouterr().out.splitlines()
         start = rows.index("3 runs in out: 3 finished")
         assert rows[start + 1].split("  ")[0] == "OPTIMIZER.lr"
@@ -135,7 +136,7 @@ class TestTheTable:
         assert sweep(words, check=settled, command=program) == 1
         out = capsys.readouterr().out
         assert "2 runs in out: 1 finished, 1 failed" in out
-        assert f"{digest(['LOSS=bad'])} (LOSS=bad): exit code 3" in out
+        assert f"{hash_overrides(['LOSS=bad'])} (LOSS=bad): exit code 3" in out
 
     def test_is_there_again_with_the_same_command(
         self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
@@ -170,7 +171,7 @@ class TestTheTable:
         ]
         page = Path("out/sweep.html").read_text()
         assert 'id="chart-by-OPTIMIZER-lr"' in page
-        assert f'<a href="{digest(["OPTIMIZER.lr=0.3"])}/report.html">' in page
+        assert f'<a href="{hash_overrides(["OPTIMIZER.lr=0.3"])}/report.html">' in page
 
 
 def test_a_group_and_a_key_below_it_are_swept_together(program: list[str]) -> None:
@@ -205,8 +206,8 @@ def test_a_failed_job_is_named_and_the_others_still_run(
     assert sweep(["LOSS=good,bad,fine", "hydra.sweep.dir=out"], check=accept, command=program) == 1
     assert len(started("out")) == 3
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("exit code")]
-    assert told == [f"exit code 3: LOSS=bad in out/{digest(['LOSS=bad'])}"]
-    result = json.loads(Path(f"out/{digest(['LOSS=bad'])}.json").read_text())
+    assert told == [f"exit code 3: LOSS=bad in out/{hash_overrides(['LOSS=bad'])}"]
+    result = json.loads(Path(f"out/{hash_overrides(['LOSS=bad'])}.json").read_text())
     assert (result["exit_code"], result["overrides"]) == (3, ["LOSS=bad"])
 
 

@@ -18,6 +18,7 @@ from phasetrain.commands.train.attempt import Attempt, log_to_folder
 from phasetrain.engine.position import RunState
 from phasetrain.errors import NoProgressError
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.records import StatusRecord
 from phasetrain.runtime.clock import KINDS, Clock
 from phasetrain.runtime.terminal import Terminal
 
@@ -49,8 +50,8 @@ def begin(path: Path, sequence: int, give_up_after: int | None = 3, **ended: Any
     folder = RunFolder(str(path))
     folder.open()
     try:
-        Attempt(folder.status(), Clock()).check_progress(folder, sequence, give_up_after)
-        begun = folder.status()
+        Attempt(folder.read_status(), Clock()).check_progress(folder, sequence, give_up_after)
+        begun = dict(folder.read_status().content)
         if ended:
             folder.write_status(**ended)
         return begun
@@ -225,7 +226,7 @@ class TestTime:
             "state": "running",
             "updates": 5,
         }
-        attempt = Attempt(before, Fixed(SPENT))
+        attempt = Attempt(StatusRecord.from_json(before), Fixed(SPENT))
         facts = attempt.facts(RunState(updates=4))
         assert (facts["updates"], facts["reached"]) == (4, 5)
         assert facts["time"]["broken"] == 3
@@ -235,23 +236,23 @@ class TestTime:
     def test_steps_up_to_the_furthest_an_earlier_attempt_got_are_redone(self) -> None:
         for before, until in (({}, 0), ({"updates": 5}, 5), ({"updates": 5, "reached": 9}, 9)):
             clock = Clock()
-            Attempt(before, clock)
+            Attempt(StatusRecord.from_json(before), clock)
             assert clock.redo_until == until
 
     def shown(self, before: dict[str, Any], saves: int = 4, updates: int = 40) -> str:
         text = io.StringIO()
         terminal = Terminal(text, live=False, verbosity="verbose")
         with print_log(terminal):
-            Attempt(before, Fixed(SPENT)).show(terminal, saves, updates)
+            Attempt(StatusRecord.from_json(before), Fixed(SPENT)).show(terminal, saves, updates)
         return " ".join(text.getvalue().split())
 
     def test_the_lines(self) -> None:
         text = io.StringIO()
         terminal = Terminal(text, live=False)
         with print_log(terminal):
-            Attempt({}, Fixed(SPENT)).show(terminal, 4, 40)
+            Attempt(StatusRecord(), Fixed(SPENT)).show(terminal, 4, 40)
             Attempt(
-                {"attempt": 2, "time": {"run": {"redone": 100.0}, "broken": 1}}, Fixed(SPENT)
+                StatusRecord(attempt=2, run_seconds={"redone": 100.0}, broken=1), Fixed(SPENT)
             ).show(terminal, 4, 40)
         lines = [line[9:] for line in text.getvalue().splitlines()]
         line = "time    1 min 40 s, 88 % in steps (goodput); data 5 %, save 4 %, start 2 %, end 1 %"

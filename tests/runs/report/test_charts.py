@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from phasetrain.runs.report.charts import charts_of, extent, labels, metric_names, smoothed, thinned
-from phasetrain.runs.report.reading import Curve, RunRecord
+from phasetrain.runs.report.reading import Curve, RunReport
 
 
 def curve(*values: float) -> Curve:
@@ -15,8 +15,8 @@ def curve(*values: float) -> Curve:
     )
 
 
-def record(path: str = "runs/a", **metrics: dict[str, Curve]) -> RunRecord:
-    return RunRecord(path, path.rpartition("/")[2], metrics=metrics)
+def record(path: str = "runs/a", **metrics: dict[str, Curve]) -> RunReport:
+    return RunReport(path, path.rpartition("/")[2], metrics=metrics)
 
 
 def test_a_short_curve_is_kept_and_a_long_one_keeps_peaks_dips_and_ends() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from phasetrain.runs.report import page, read_run
-from phasetrain.runs.report.reading import RunRecord
+from phasetrain.runs.report.reading import RunReport
 
 EVIL = "<script>alert('x')</script>"
 
@@ -41,7 +41,7 @@ def test_it_takes_nothing_from_anywhere(run_folder: Path) -> None:
 
 def test_two_runs_compared(run_folder: Path) -> None:
     run = read_run(str(run_folder))
-    other = RunRecord("runs/other", "other", config={"PHASES": {"epochs": 4}})
+    other = RunReport("runs/other", "other", config={"PHASES": {"epochs": 4}})
     text = page([run, other])
     assert "<h1>2 runs compared</h1>" in text
     assert headings(text) == [
@@ -55,7 +55,7 @@ def test_two_runs_compared(run_folder: Path) -> None:
 
 
 def test_a_run_without_metrics() -> None:
-    text = page([RunRecord("runs/a", "a")])
+    text = page([RunReport("runs/a", "a")])
     assert "nothing to draw" in text
     assert "nothing was measured" in text
 

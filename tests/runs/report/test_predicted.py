@@ -1,23 +1,32 @@
 """Confusions and samples."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from phasetrain.runs.records import PredictionsRecord, RunFiles
 from phasetrain.runs.report.images import data_url
 from phasetrain.runs.report.predicted import confusion, predictions_section
-from phasetrain.runs.report.reading import RunRecord
+from phasetrain.runs.report.reading import RunReport
 
 IMAGE = data_url(np.zeros((2, 2), np.uint8))
 SAMPLE = {"index": 7, "label": "cat", "prediction": "dog", "confidence": 0.75, "image": IMAGE}
 
 
-def section(**found: object) -> tuple[str, list[str]]:
-    run = RunRecord("a", "a", predictions={"test": {"updates": 1500, **found}})
+def section(tmp_path: Path, **found: object) -> tuple[str, list[str]]:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = {"test": {"updates": 1500, **found}}
+    (folder / "predictions.json").write_text(json.dumps(content))
+    files = RunFiles(folder)
+    run = RunReport("a", "a", predictions=files.predictions(), problems=files.problems)
     return predictions_section(run), run.problems
 
 
-def test_a_matrix_with_its_share_by_row() -> None:
-    text, problems = section(classes=["cat", "dog"], confusion=[[3, 1], [0, 4]])
+def test_a_matrix_with_its_share_by_row(tmp_path: Path) -> None:
+    text, problems = section(tmp_path, classes=["cat", "dog"], confusion=[[3, 1], [0, 4]])
     assert problems == []
     assert "Confusion matrix: 7 of 8 right" in text
     assert "after 1,500 updates" in text
@@ -26,20 +35,20 @@ def test_a_matrix_with_its_share_by_row() -> None:
     assert "<td>cat</td><td>dog</td><td>1</td><td>25.0 %</td>" in text
 
 
-def test_many_classes_are_listed_and_not_drawn() -> None:
+def test_many_classes_are_listed_and_not_drawn(tmp_path: Path) -> None:
     counts = np.eye(60, dtype=int) * 5
     counts[3, 4] = 2
     text, problems = section(
-        classes=[f"class {number}" for number in range(60)], confusion=counts.tolist()
+        tmp_path, classes=[f"class {number}" for number in range(60)], confusion=counts.tolist()
     )
     assert problems == []
     assert 'class="matrix"' not in text
     assert "<td>class 3</td><td>class 4</td>" in text
 
 
-def test_samples() -> None:
+def test_samples(tmp_path: Path) -> None:
     right = SAMPLE | {"prediction": "cat", "image": None, "confidence": None}
-    text, problems = section(first=[right], mistakes=[SAMPLE])
+    text, problems = section(tmp_path, first=[right], mistakes=[SAMPLE])
     assert problems == []
     assert text.index("First samples") < text.index("Mistakes")
     assert f'<img src="{IMAGE}" alt="sample 7">' in text
@@ -58,18 +67,18 @@ def test_samples() -> None:
         {"updates": None},
     ],
 )
-def test_what_cannot_be_read_is_told(found: dict[str, object]) -> None:
-    text, problems = section(**found)
+def test_damaged_predictions_cost_their_section(tmp_path: Path, found: dict[str, object]) -> None:
+    text, problems = section(tmp_path, **found)
     assert text == ""
     assert len(problems) == 1
-    assert "predictions.json: what stands for test cannot be read" in problems[0]
+    assert "predictions.json: the entry of test cannot be read" in problems[0]
 
 
-def test_an_image_that_is_no_data_is_not_loaded() -> None:
-    text, _ = section(first=[SAMPLE | {"image": "https://example.org/x.png"}])
+def test_an_image_that_is_no_data_is_not_loaded(tmp_path: Path) -> None:
+    text, _ = section(tmp_path, first=[SAMPLE | {"image": "https://example.org/x.png"}])
     assert "example.org" not in text
 
 
-def test_nothing_was_kept() -> None:
-    assert section() == ("", [])
-    assert confusion({}) is None
+def test_nothing_was_kept(tmp_path: Path) -> None:
+    assert section(tmp_path) == ("", [])
+    assert confusion(PredictionsRecord(0)) is None

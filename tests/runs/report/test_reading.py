@@ -9,7 +9,7 @@ import pytest
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import FILE
-from phasetrain.runs.report.reading import Curve, attempts, flat, number, read_run, seconds_of
+from phasetrain.runs.report.reading import Curve, flatten, read_run
 
 STEP = '{"kind": "step", "updates": %d, "split": "train", "loss": %s, "lr": 0.5, "time": {}}\n'
 PHASE = '{"kind": "phase", "updates": %d, "split": "%s", "metrics": {"accuracy": %s}}\n'
@@ -18,17 +18,17 @@ PHASE = '{"kind": "phase", "updates": %d, "split": "%s", "metrics": {"accuracy":
 def test_everything_of_a_finished_run(run_folder: Path) -> None:
     found = read_run(f"{run_folder}/")
     assert found.problems == []
-    assert (found.path, found.name, found.status["state"]) == (str(run_folder), "small", "finished")
+    assert (found.path, found.name, found.status.state) == (str(run_folder), "small", "finished")
     assert found.steps.keys() == {"loss", "lr", "gradient norm", "samples/s"}
     assert found.steps["loss"].x.tolist() == list(range(1, 16))
     assert found.metrics.keys() == {"accuracy", "loss"}
     assert found.metrics["accuracy"]["test"].x.tolist() == [5.0, 10.0, 15.0]
     assert found.config["PHASES"]["epochs"] == 3
-    assert ("PHASES.epochs", 3, "command line") in found.differs
-    assert found.environment["device"] == "cpu"
-    assert found.predictions["test"]["updates"] == 15
-    assert [one["attempt"] for one in found.attempts] == [1]
-    assert seconds_of(found.status)["train"] > 0
+    assert ("PHASES.epochs", 3, "command line") in found.plan.differs
+    assert found.environment.device == "cpu"
+    assert found.predictions["test"].updates == 15
+    assert [one.attempt for one in found.attempts] == [1]
+    assert found.status.attempt_seconds["train"] > 0
     assert "attempt 1" in "".join(found.log)
 
 
@@ -62,7 +62,7 @@ def test_lines_that_are_torn_or_of_another_version_are_left_out_and_told(tmp_pat
     ]
     (tmp_path / "metrics.jsonl").write_bytes("".join(lines).encode() + b'\xff{"kind": "st')
     found = read_run(str(tmp_path))
-    assert found.problems == ["3 lines of metrics.jsonl could not be read and are left out."]
+    assert found.problems == ["2 lines of metrics.jsonl are damaged and were skipped."]
     assert found.metrics["accuracy"]["test"].x.tolist() == [5.0, 7.0]
     assert np.isnan(found.metrics["accuracy"]["test"].y[1])
 
@@ -93,7 +93,7 @@ def test_a_ledger_whose_updates_do_not_rise_is_left_out(run_folder: Path) -> Non
     data = (run_folder / FILE).read_bytes()
     (run_folder / FILE).write_bytes(data + data[16 : 16 + 76])
     found = read_run(str(run_folder))
-    assert found.problems == [f"{FILE} is damaged and is left out: its updates do not rise."]
+    assert found.problems == [f"{FILE} is damaged and was skipped: its updates do not rise."]
     assert found.steps["loss"].x.tolist() == list(range(1, 16))  # of metrics.jsonl
 
 
@@ -118,29 +118,9 @@ def test_of_very_many_lines_some_steps_and_all_phases(tmp_path: Path) -> None:
     assert found.metrics["accuracy"]["test"].y.tolist() == [0.9]
 
 
-def test_attempts_are_told_once_each_the_newest_by_the_status() -> None:
-    earlier = [
-        {"attempt": 1, "state": "running"},
-        {"attempt": 1, "state": "running"},
-        {"attempt": "x"},
-    ]
-    found = attempts({"attempt": 2, "state": "finished"}, iter(earlier))
-    assert found == [{"attempt": 1, "state": "running"}, {"attempt": 2, "state": "finished"}]
-
-
-def test_times_that_make_no_sense_are_left_out() -> None:
-    time = {"attempt": {"train": 1.5, "data": "nan", "save": -1, "start": None}}
-    assert seconds_of({"time": time}) == {"train": 1.5}
-    assert seconds_of({"time": [1]}) == {}
-    assert seconds_of({}) == {}
-
-
 def test_small_pieces() -> None:
-    assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
-    assert [number("1e-3"), number(3)] == [0.001, 3.0]
-    assert math.isnan(number(None))
-    assert math.isnan(number({}))
-    assert Curve.of([]).x.tolist() == []
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}
+    assert Curve.from_points([]).x.tolist() == []
 
 
 def test_a_folder_of_an_older_version_lacks_files_and_is_read(tmp_path: Path) -> None:
@@ -148,4 +128,4 @@ def test_a_folder_of_an_older_version_lacks_files_and_is_read(tmp_path: Path) ->
     (tmp_path / "status.json").write_text(json.dumps({"state": "finished", "updates": 3}))
     found = read_run(str(tmp_path))
     assert found.problems == []
-    assert (found.differs, found.overrides, found.attempts, found.steps) == ([], [], [], {})
+    assert (found.plan.differs, found.overrides, found.attempts, found.steps) == ((), [], [], {})

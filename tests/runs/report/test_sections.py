@@ -1,8 +1,11 @@
 """Tables of metrics, time, config and environment."""
 
+from typing import Any
+
 import numpy as np
 
-from phasetrain.runs.report.reading import Curve, RunRecord
+from phasetrain.runs.records import EnvironmentRecord, PlanRecord, StatusRecord
+from phasetrain.runs.report.reading import Curve, RunReport
 from phasetrain.runs.report.sections import (
     config_section,
     environment_section,
@@ -13,13 +16,24 @@ from phasetrain.runs.report.sections import (
     times,
 )
 
+BEST = '<b class="best" title="best value">%s</b>'
+
 
 def curve(*values: float) -> Curve:
     return Curve(10.0 * np.arange(1, len(values) + 1), np.array(values))
 
 
-def record(**values: object) -> RunRecord:
-    return RunRecord("runs/a", "a", **values)  # type: ignore[arg-type]
+def record(**values: object) -> RunReport:
+    kinds: dict[str, Any] = {
+        "status": StatusRecord.from_json,
+        "attempts": lambda found: [StatusRecord.from_json(one) for one in found],
+        "environment": EnvironmentRecord.from_json,
+        "plan": PlanRecord.from_json,
+    }
+    typed: dict[str, Any] = {
+        name: kinds[name](value) if name in kinds else value for name, value in values.items()
+    }
+    return RunReport("runs/a", "a", **typed)
 
 
 def cells(text: str) -> list[str]:
@@ -29,8 +43,8 @@ def cells(text: str) -> list[str]:
 def test_final_metrics_of_a_run_tests_first() -> None:
     run = record(metrics={"accuracy": {"train": curve(0.5, 0.75), "test": curve(0.25, 0.9, 0.8)}})
     assert cells(final_metrics([run], ["a"])) == [
-        "test/accuracy", "<b>0.8</b>", "30", "0.25", "10", "0.9", "20",
-        "train/accuracy", "<b>0.75</b>", "20", "0.5", "10", "0.75", "20",
+        "test/accuracy", "<b>0.8</b>", "30", "0.25", "10", BEST % "0.9", "20",
+        "train/accuracy", "<b>0.75</b>", "20", "0.5", "10", BEST % "0.75", "20",
     ]  # fmt: skip
 
 
@@ -105,7 +119,7 @@ def test_time_of_several_runs_and_of_none() -> None:
 def test_config_of_one_run() -> None:
     config = {"OPTIMIZER": {"lr": 0.1, "clip_norm": None}}
     text = config_section(
-        [record(config=config, differs=[("OPTIMIZER.lr", 0.1, "command line")])], ["a"]
+        [record(config=config, plan={"differs": [["OPTIMIZER.lr", 0.1, "command line"]]})], ["a"]
     )
     assert cells(text)[:3] == ["<code>OPTIMIZER.lr</code>", "<code>0.1</code>", "command line"]
     assert "all 2 keys" in text

@@ -9,7 +9,7 @@ import pytest
 
 from phasetrain.runs.report.charts import Chart, Line
 from phasetrain.runs.report.reading import Curve
-from phasetrain.runs.report.svg import decades, figure, short, ticks
+from phasetrain.runs.report.svg import abbreviate, decades, draw_figure, ticks
 
 
 def chart(*values: float, logarithmic: bool = False) -> Chart:
@@ -39,13 +39,13 @@ def test_decades() -> None:
 
 
 def test_short_numbers() -> None:
-    assert [short(value) for value in (0, 0.05, 999, 1500, 2e6, 3e9, 1e-7)] == [
+    assert [abbreviate(value) for value in (0, 0.05, 999, 1500, 2e6, 3e9, 1e-7)] == [
         "0", "0.05", "999", "1.5k", "2M", "3G", "1e-07",
     ]  # fmt: skip
 
 
 def test_a_figure_is_well_formed_and_holds_its_values() -> None:
-    text = figure(chart(1.0, 2.0, 1 / 3))
+    text = draw_figure(chart(1.0, 2.0, 1 / 3))
     tree = ElementTree.fromstring(text)
     (script,) = tree.iter("script")
     told = json.loads(script.text or "")
@@ -55,7 +55,7 @@ def test_a_figure_is_well_formed_and_holds_its_values() -> None:
 
 
 def test_a_value_that_is_not_finite_breaks_the_line() -> None:
-    text = figure(chart(1.0, 2.0, float("nan"), 3.0, 4.0))
+    text = draw_figure(chart(1.0, 2.0, float("nan"), 3.0, 4.0))
     (path,) = re.findall(r'data-line="0"><path d="([^"]*)"', text)
     assert path.count("M") == 2
     assert '"y":[1.0,2.0,null,3.0,4.0]' in text
@@ -63,7 +63,7 @@ def test_a_value_that_is_not_finite_breaks_the_line() -> None:
 
 def test_places_on_a_linear_and_on_a_logarithmic_axis() -> None:
     def heights(values: Chart) -> list[float]:
-        return [float(y) for y in re.findall(r'cy="([0-9.]*)"', figure(values))]
+        return [float(y) for y in re.findall(r'cy="([0-9.]*)"', draw_figure(values))]
 
     linear, powers = heights(chart(1, 10, 100)), heights(chart(1, 10, 100, logarithmic=True))
     assert linear[1] - linear[0] == pytest.approx((linear[2] - linear[0]) / 11, abs=0.2)
@@ -72,11 +72,11 @@ def test_places_on_a_linear_and_on_a_logarithmic_axis() -> None:
 
 @pytest.mark.parametrize("values", [(5.0,), (0.0, 0.0), (1e-300, 1e300), (1e308, -1e308)])
 def test_one_point_equal_values_and_extremes(values: tuple[float, ...]) -> None:
-    text = figure(chart(*values))
+    text = draw_figure(chart(*values))
     assert "nan" not in text
     assert "inf" not in text.lower().replace("infinity", "")
 
 
 def test_nothing_finite_makes_no_figure() -> None:
-    assert figure(chart(float("nan"))) == ""
-    assert figure(Chart("c", "t", "n")) == ""
+    assert draw_figure(chart(float("nan"))) == ""
+    assert draw_figure(Chart("c", "t", "n")) == ""

@@ -1,13 +1,16 @@
 """How a run stands, at the top of its report."""
 
-from phasetrain.runs.report.reading import RunRecord
-from phasetrain.runs.report.tiles import badge, clock_time, runs_table, span, state_of, tiles
+from phasetrain.runs.records import PlanRecord, StatusRecord
+from phasetrain.runs.report.reading import RunReport
+from phasetrain.runs.report.tiles import badge, runs_table, tiles
 
 TIME = {"run": {"train": 60.0, "test": 15.0, "start": 25.0}, "attempt": {"train": 60.0}}
 
 
-def record(**status: object) -> RunRecord:
-    return RunRecord("runs/a", "a", status=status, plan={"updates": 2000})
+def record(**status: object) -> RunReport:
+    return RunReport(
+        "runs/a", "a", status=StatusRecord.from_json(status), plan=PlanRecord(updates=2000)
+    )
 
 
 def test_a_finished_run() -> None:
@@ -32,12 +35,12 @@ def test_a_failed_run_says_why() -> None:
 
 def test_a_run_without_a_sign_of_life() -> None:
     alive, dead = (record(state="running", heartbeat={"at": at}) for at in (950.0, 500.0))
-    assert (state_of(alive, 1000.0), state_of(dead, 1000.0)) == ("running", "silent")
+    assert ">running<" in tiles(alive, 1000.0)
     assert "no sign of life" in tiles(dead, 1000.0)
 
 
 def test_a_run_of_which_nothing_is_known() -> None:
-    text = tiles(RunRecord("runs/a", "a"), 0.0)
+    text = tiles(RunReport("runs/a", "a"), 0.0)
     assert badge("") in text
     assert ">unknown<" in text
 
@@ -46,11 +49,3 @@ def test_values_of_the_wrong_kind() -> None:
     odd = record(state=["x"], updates="many", attempt=None, time=3, heartbeat="y", reason=5)
     assert "unknown" in tiles(odd, 0.0)
     assert "<td>-</td>" in runs_table([odd], ["a"], 0.0)
-
-
-def test_times_for_people() -> None:
-    assert [span(value) for value in (0.0, 12.34, 75, 3700, 100_000)] == [
-        "-", "12.3 s", "1 min 15 s", "1 h 01 min", "1 d 3 h",
-    ]  # fmt: skip
-    assert clock_time("x") == ""
-    assert clock_time(1e300) == ""

@@ -1,0 +1,129 @@
+"""Which values of a metric are better: the one definition that everything else reads.
+
+A meter declares the direction of its metrics (`Meter.better`, `Meter.direction`). It is written into
+plan.json and into the phase lines of metrics.jsonl, from where `runs list`, reports and sweeps read
+it. In configs a metric is named with a minus sign if smaller values are better: `-test/loss`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+SMALLER_IS_BETTER = frozenset(
+    [
+        "loss",
+        "error",
+        "err",
+        "perplexity",
+        "ppl",
+        "nll",
+        "bpb",
+        "bpc",
+        "mae",
+        "mse",
+        "rmse",
+        "mape",
+        "wer",
+        "cer",
+        "ter",
+        "fid",
+        "kid",
+        "ece",
+        "brier",
+        "eer",
+        "distance",
+        "divergence",
+        "regret",
+    ]
+)
+"""Words in names of metrics whose smaller values are better, see `guess_direction`."""
+
+
+class Direction(StrEnum):
+    """Whether larger or smaller values of a metric are better."""
+
+    LARGER = "larger"
+    SMALLER = "smaller"
+
+    def score(self, value: float) -> float:
+        """Return the value, negated if smaller values are better: larger scores are always
+        better."""
+        if self is Direction.SMALLER:
+            return -value
+        return value
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Return whether one value is strictly better than another; False if either is NaN."""
+        return self.score(value) > self.score(than)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric together with its direction.
+
+    Attributes:
+        metric: `split/name`, such as `test/accuracy`.
+        direction: which of its values are better.
+    """
+
+    metric: str
+    direction: Direction = Direction.LARGER
+
+    @classmethod
+    def parse(cls, text: str) -> "Objective":
+        """Read the form used in configs: `test/accuracy`, or `-test/loss` if smaller is better."""
+        if text.startswith("-"):
+            return cls(text[1:], Direction.SMALLER)
+        return cls(text)
+
+    def __str__(self) -> str:
+        sign = "-" if self.direction is Direction.SMALLER else ""
+        return f"{sign}{self.metric}"
+
+    @property
+    def split(self) -> str:
+        """The split whose phases measure the metric."""
+        return self.metric.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the metric within its split."""
+        return self.metric.partition("/")[2]
+
+
+def parse_directions(content: Any) -> dict[str, Direction]:
+    """Return metric -> direction as written in plan.json and in phase lines; unknown words are
+    skipped."""
+    if not isinstance(content, Mapping):
+        return {}
+    known = set(Direction)
+    return {
+        str(name): Direction(word)
+        for name, word in content.items()
+        if isinstance(word, str) and word in known
+    }
+
+
+def guess_direction(metric: str) -> Direction:
+    """Guess the direction of a metric from the words of its name.
+
+    The fallback for run folders written before directions were recorded, and for custom meters that
+    declare none. Nothing else may guess.
+    """
+    words = set(metric.replace("/", "_").replace("-", "_").lower().split("_"))
+    if words & SMALLER_IS_BETTER:
+        return Direction.SMALLER
+    return Direction.LARGER
+
+
+def resolve_objective(text: str, recorded: Mapping[str, Direction]) -> Objective:
+    """Return the objective that a monitor of the config names.
+
+    A minus sign decides. Without one, the direction recorded in the run does, and without a record
+    larger values are better, as the syntax says.
+    """
+    objective = Objective.parse(text)
+    if objective.direction is Direction.SMALLER:
+        return objective
+    return Objective(objective.metric, recorded.get(objective.metric, Direction.LARGER))

@@ -1,0 +1,540 @@
+"""The one reader of the files of a run folder: typed records of status.json, attempts.jsonl,
+metrics.jsonl, plan.json, environment.json and predictions.json.
+
+Reading never fails because of the content: a file that is missing, torn by a kill, edited by hand or
+written by another version gives an empty record or defaults for the damaged fields, and
+`RunFiles.problems` says so. Each record keeps the whole JSON object as `content`. Nothing here
+imports torch: a thousand folders are listed in seconds.
+"""
+
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from phasetrain.runs.direction import Direction, parse_directions
+from phasetrain.runs.lock import is_lease_expired
+from phasetrain.runtime.storage import Storage, open_storage
+
+STATUS = "status.json"
+ATTEMPTS = "attempts.jsonl"
+METRICS = "metrics.jsonl"
+PLAN = "plan.json"
+ENVIRONMENT = "environment.json"
+PREDICTIONS = "predictions.json"
+
+DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+"""Exceptions raised while reading a torn or altered file."""
+
+LARGEST = 1 << 63
+"""Counts and durations from here on are damage."""
+
+LATEST = 253402300800.0
+"""Seconds from 1970 to the year 10000, the last one that a calendar can format."""
+
+STEP_PREFIX = b'{"kind": "step"'
+"""Start of the lines of train steps, to skip them without parsing."""
+
+
+def parse_number(value: Any) -> float:
+    """Return a value as float, NaN if it is none; JSON holds non-finite numbers as text."""
+    if isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def parse_count(value: Any) -> int:
+    """Return a value as a count, 0 if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST:
+        return value
+    return 0
+
+
+def _parse_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _parse_mapping(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    return {}
+
+
+def _parse_durations(value: Any) -> dict[str, float]:
+    """Return kind -> seconds without damaged values."""
+    durations = {kind: parse_number(seconds) for kind, seconds in _parse_mapping(value).items()}
+    return {kind: seconds for kind, seconds in durations.items() if 0 <= seconds < LARGEST}
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last sign of life of the process that writes status.json.
+
+    Attributes:
+        at: seconds since 1970; 0.0 if unknown.
+        pid: process id; 0 if unknown.
+        host: name of its machine.
+    """
+
+    at: float = 0.0
+    pid: int = 0
+    host: str = ""
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Heartbeat":
+        """Read the entry of status.json."""
+        found = _parse_mapping(content)
+        at = parse_number(found.get("at"))
+        pid = found.get("pid")
+        if not isinstance(pid, int) or isinstance(pid, bool) or pid < 0:
+            pid = 0
+        return cls(
+            at=at if 0 < at < LATEST else 0.0,
+            pid=pid,
+            host=_parse_text(found.get("host")),
+        )
+
+    def is_alive(self, now: float | None = None) -> bool:
+        """Return whether the process may still be running, as far as this machine can tell.
+
+        The one definition of a killed run: its heartbeat is older than the lease of the lock, or it
+        ran on this machine and its process is gone.
+        """
+        if is_lease_expired(self.at, time.time() if now is None else now):
+            return False
+        if self.host != socket.gethostname() or not self.pid:
+            return True
+        return process_exists(self.pid)
+
+
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this machine has this id."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # no pid is larger than a C int
+        return False
+    except OSError:  # a process of another user cannot be signalled
+        return True
+    return True
+
+
+@dataclass(frozen=True)
+class StatusRecord:
+    """The state of a run, or of one of its earlier attempts.
+
+    Attributes:
+        state: `running`, `finished`, `preempted` or `failed`; empty if unknown.
+        attempt: number of the attempt, from 1; 0 if unknown.
+        updates: updates done.
+        reached: largest number of updates that any attempt has reached.
+        reason: why the run ended or stopped.
+        cause: why earlier attempts made no progress.
+        exit_code: exit code of the process; None while it runs.
+        checkpoint: name of the newest checkpoint.
+        digest: SHA-256 of the final weights; empty before the run has finished.
+        idle_attempts: attempts in a row without a new checkpoint.
+        started_from: sequence number of the checkpoint that the attempt resumed from.
+        broken: attempts that were killed, failed or were preempted.
+        attempt_seconds: kind of work -> seconds, of the attempt.
+        run_seconds: the same of all attempts together.
+        heartbeat: last sign of life.
+        content: the whole JSON object.
+    """
+
+    state: str = ""
+    attempt: int = 0
+    updates: int = 0
+    reached: int = 0
+    reason: str = ""
+    cause: str = ""
+    exit_code: int | None = None
+    checkpoint: str = ""
+    digest: str = ""
+    idle_attempts: int = 0
+    started_from: int = 0
+    broken: int = 0
+    attempt_seconds: Mapping[str, float] = field(default_factory=dict)
+    run_seconds: Mapping[str, float] = field(default_factory=dict)
+    heartbeat: Heartbeat = Heartbeat()
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Any) -> "StatusRecord":
+        """Read the content of status.json, or of a line of attempts.jsonl."""
+        found = _parse_mapping(content)
+        spent = _parse_mapping(found.get("time"))
+        code = found.get("exit_code")
+        return cls(
+            state=_parse_text(found.get("state")),
+            attempt=parse_count(found.get("attempt")),
+            updates=parse_count(found.get("updates")),
+            reached=parse_count(found.get("reached")),
+            reason=_parse_text(found.get("reason")),
+            cause=_parse_text(found.get("cause")),
+            checkpoint=_parse_text(found.get("checkpoint")),
+            digest=_parse_text(found.get("digest")),
+            idle_attempts=parse_count(found.get("idle_attempts")),
+            started_from=parse_count(found.get("started_from")),
+            exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
+            broken=parse_count(spent.get("broken")),
+            attempt_seconds=_parse_durations(spent.get("attempt")),
+            run_seconds=_parse_durations(spent.get("run")),
+            heartbeat=Heartbeat.from_json(found.get("heartbeat")),
+            content=found,
+        )
+
+    def observe_state(self, now: float | None = None) -> str:
+        """Return the state, `killed` if the run is said to be running and gives no sign of life."""
+        if self.state == "running" and not self.heartbeat.is_alive(now):
+            return "killed"
+        return self.state
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """What is known of a run before its first step.
+
+    Attributes:
+        updates: planned updates; 0 if unknown.
+        differs: key, value and source of each setting that is not the default.
+        facts: name -> value of what parts were built with.
+        directions: metric, without its split -> which values are better.
+        content: the whole JSON object.
+    """
+
+    updates: int = 0
+    differs: tuple[tuple[str, Any, str], ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    directions: Mapping[str, Direction] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Any) -> "PlanRecord":
+        """Read the content of plan.json."""
+        found = _parse_mapping(content)
+        rows = found.get("differs")
+        return cls(
+            updates=parse_count(found.get("updates")),
+            differs=tuple(
+                (str(row[0]), row[1], str(row[2]))
+                for row in (rows if isinstance(rows, list) else ())
+                if isinstance(row, list) and len(row) == 3
+            ),
+            facts=_parse_mapping(found.get("facts")),
+            directions=parse_directions(found.get("directions")),
+            content=found,
+        )
+
+
+@dataclass(frozen=True)
+class EnvironmentRecord:
+    """Where the newest attempt ran.
+
+    Attributes:
+        processes: world size.
+        threads: threads per process; None if unknown.
+        device: such as `cpu` or `cuda`.
+        config_dir: folder with the user's configs; None for none.
+        content: the whole JSON object.
+    """
+
+    processes: int = 1
+    threads: int | None = None
+    device: str = ""
+    config_dir: Any = None
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Any) -> "EnvironmentRecord":
+        """Read the content of environment.json."""
+        found = _parse_mapping(content)
+        return cls(
+            processes=parse_count(found.get("processes")) or 1,
+            threads=parse_count(found.get("threads")) or None,
+            device=_parse_text(found.get("device")),
+            config_dir=found.get("config_dir"),
+            content=found,
+        )
+
+
+@dataclass(frozen=True)
+class PredictionsRecord:
+    """Predictions of the last test of a split, kept by the hook `report`.
+
+    Attributes:
+        updates: updates done before the test.
+        classes: names of the classes.
+        confusion: one row of counts per true class; empty if there is none.
+        samples: group (`first`, `mistakes`) -> samples with label, prediction and image.
+    """
+
+    updates: int
+    classes: tuple[str, ...] = ()
+    confusion: tuple[Any, ...] = ()
+    samples: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Any) -> "PredictionsRecord":
+        """Read the entry of a split in predictions.json.
+
+        Raises:
+            ValueError, KeyError, TypeError: the entry is damaged.
+        """
+        groups = {
+            group: tuple(dict(sample) for sample in content.get(group) or ())
+            for group in ("first", "mistakes")
+        }
+        return cls(
+            updates=int(content["updates"]),
+            classes=tuple(str(name) for name in content.get("classes") or ()),
+            confusion=tuple(content.get("confusion") or ()),
+            samples=groups,
+        )
+
+
+@dataclass(frozen=True)
+class MetricsLine:
+    """A line of metrics.jsonl.
+
+    Attributes:
+        kind: `step`, `phase`, or the kind of a hook, such as `memory`.
+        updates: updates done when it was written.
+        content: the whole JSON object.
+    """
+
+    kind: str
+    updates: int
+    content: Mapping[str, Any]
+
+    @property
+    def split(self) -> str:
+        """The split of the step or phase; empty if it has none."""
+        return _parse_text(self.content.get("split"))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
+        return parse_count(self.content.get("epoch"))
+
+    @property
+    def written_at(self) -> float | None:
+        """Seconds since 1970 at which the line was written; None if unknown."""
+        at = self.content.get("time", {})
+        found = parse_number(at.get("at")) if isinstance(at, Mapping) else math.nan
+        return found if math.isfinite(found) else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of a phase by name, without the split; empty for other lines."""
+        if self.kind != "phase":
+            return {}
+        found = _parse_mapping(self.content.get("metrics"))
+        return {name: parse_number(value) for name, value in found.items()}
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """Which values are better, by the name of the metric; empty in runs of version 0.1."""
+        return parse_directions(self.content.get("directions"))
+
+    @property
+    def step_values(self) -> dict[str, float]:
+        """Values of a train step: loss, lr, samples/s, and the logs of its parts by name."""
+        spent = _parse_mapping(self.content.get("time"))
+        return {
+            "loss": parse_number(self.content.get("loss")),
+            "lr": parse_number(self.content.get("lr")),
+            **{
+                name: parse_number(value)
+                for name, value in _parse_mapping(self.content.get("logs")).items()
+            },
+            "samples/s": parse_number(spent.get("samples_per_second")),
+        }
+
+    def reproducible(self) -> dict[str, Any]:
+        """Return the content that equal runs have in common, to compare two runs.
+
+        Times differ between equal runs, and runs of version 0.1 have no directions.
+        """
+        return {
+            key: value for key, value in self.content.items() if key not in ("time", "directions")
+        }
+
+    def flatten(self) -> dict[str, Any]:
+        """Return the line as a flat row: metrics as `split/name`, other mappings as `key/name`."""
+        row: dict[str, Any] = {}
+        for key, value in self.content.items():
+            if key == "directions":
+                continue
+            if isinstance(value, Mapping):
+                prefix = self.content.get("split") if key == "metrics" else key
+                row |= {f"{prefix}/{name}": _restore_number(one) for name, one in value.items()}
+            else:
+                row[key] = _restore_number(value) if key in ("loss", "lr") else value
+        return row
+
+
+def _restore_number(value: Any) -> Any:
+    """Return a non-finite number, which JSON holds as text, as a float."""
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    return value
+
+
+def is_scalar(value: Any) -> bool:
+    """Return whether a value of a row is a number that a float can hold."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float)
+
+
+def parse_metrics_line(line: bytes) -> MetricsLine | None:
+    """Read a line of metrics.jsonl; None if it was torn by a kill or has an unknown form."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    kind = content.get("kind")
+    updates = content.get("updates")
+    if not isinstance(kind, str) or not isinstance(updates, int) or isinstance(updates, bool):
+        return None
+    return MetricsLine(kind, updates, content)
+
+
+def parse_metrics(data: bytes) -> list[MetricsLine]:
+    """Read a part of metrics.jsonl that begins at a line; damaged lines are skipped."""
+    lines = (parse_metrics_line(line) for line in data.splitlines())
+    return [line for line in lines if line is not None]
+
+
+class RunFiles:
+    """Reads the files of a run folder, without its lock.
+
+    Args:
+        folder: path of the run folder.
+        storage: access to its files; chosen by the path by default.
+
+    Attributes:
+        problems: a sentence per file that could not be read.
+    """
+
+    def __init__(self, folder: str | Path, storage: Storage | None = None) -> None:
+        self.folder = str(folder).rstrip("/") or "/"
+        self.storage = storage or open_storage(self.folder)
+        self.problems: list[str] = []
+
+    def path(self, name: str) -> str:
+        """Return the path of a file in the folder."""
+        return f"{self.folder}/{name}"
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of a file; empty if it is missing or cannot be read."""
+        try:
+            return self.storage.read(self.path(name))
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            self.problems.append(f"{name} cannot be read: {error.strerror or error}.")
+            return b""
+
+    def read_mapping(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON file that holds an object; empty if it is damaged."""
+        data = self.read_bytes(name)
+        if not data:
+            return {}
+        try:
+            content = json.loads(data)
+        except DAMAGE as error:
+            self.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
+            return {}
+        if not isinstance(content, dict):
+            self.problems.append(f"{name} holds {type(content).__name__}, expected a mapping.")
+            return {}
+        return content
+
+    def status(self) -> StatusRecord:
+        """Read status.json."""
+        return StatusRecord.from_json(self.read_mapping(STATUS))
+
+    def plan(self) -> PlanRecord:
+        """Read plan.json."""
+        return PlanRecord.from_json(self.read_mapping(PLAN))
+
+    def environment(self) -> EnvironmentRecord:
+        """Read environment.json."""
+        return EnvironmentRecord.from_json(self.read_mapping(ENVIRONMENT))
+
+    def predictions(self) -> dict[str, PredictionsRecord]:
+        """Read predictions.json: split -> predictions of its last test."""
+        found = {}
+        for split, content in self.read_mapping(PREDICTIONS).items():
+            try:
+                found[split] = PredictionsRecord.from_json(content)
+            except DAMAGE as error:
+                self.problems.append(
+                    f"{PREDICTIONS}: the entry of {split} cannot be read ({shorten_error(error)})."
+                )
+        return found
+
+    def attempts(self, status: StatusRecord) -> list[StatusRecord]:
+        """Return one record per attempt, in their order: earlier ones from attempts.jsonl, the last
+        one is that of status.json."""
+        earlier = (_load_line(line) for line in self.read_bytes(ATTEMPTS).splitlines())
+        records = [*(StatusRecord.from_json(content) for content in earlier), status]
+        by_number = {record.attempt: record for record in records if record.attempt}
+        return [by_number[number] for number in sorted(by_number)]
+
+    def metrics(self, most_steps: int | None = None) -> list[MetricsLine]:
+        """Read metrics.jsonl.
+
+        Args:
+            most_steps: maximum number of step lines; of more lines, evenly spaced ones are read.
+        """
+        return list(self._iterate_metrics(self.read_bytes(METRICS), most_steps))
+
+    def _iterate_metrics(self, data: bytes, most_steps: int | None) -> Iterator[MetricsLine]:
+        stride = 1
+        if most_steps is not None:
+            stride = -(-data.count(STEP_PREFIX) // most_steps) or 1
+        steps = damaged = 0
+        for line in data.splitlines():
+            if line.startswith(STEP_PREFIX):
+                steps += 1
+                if steps % stride:
+                    continue
+            record = parse_metrics_line(line)
+            if record is None:
+                damaged += 1
+            else:
+                yield record
+        if damaged:
+            self.problems.append(f"{damaged} lines of {METRICS} are damaged and were skipped.")
+
+
+def _load_line(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except DAMAGE:
+        return None
+
+
+def shorten_error(error: BaseException) -> str:
+    """Return the message of an error in one line of at most 200 characters."""
+    return " ".join(str(error).split())[:200]
+
+
+def read_status(folder: str | Path, storage: Storage | None = None) -> StatusRecord:
+    """Return the status of the run in a folder; an empty record if there is none."""
+    return RunFiles(folder, storage).status()
