@@ -16,6 +16,7 @@ import torch
 
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
+from phasetrain.commands.runs.list_runs import compare_runs, list_runs
 from phasetrain.runs.history import read_history
 from phasetrain.runs.report.__main__ import main as report
 from phasetrain.runtime.terminal import Terminal
