@@ -26,7 +26,6 @@ from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS
 from phasetrain.models.sources import sources_of
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
-from phasetrain.optim.averaging.average_settings import settings_of
 from phasetrain.runtime.machine import Machine, check_threads, resolve_device
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS, Builder
@@ -177,7 +176,6 @@ def settle(
             *(partial(check, stage, SLOTS, schema) for stage in stages),
             lambda: check_consent(config.RUN.allow, schema),
             lambda: sources_of(config.MODEL.weights),
-            lambda: settings_of(config.MODEL),
             lambda: check_threads(config.MACHINE.threads),
         )
     )

@@ -224,6 +224,15 @@ ENGINES = ("train", "test", "extract", "plan", "replay", "find_lr", "find_batch_
         ("LOSS.name={a: 3}", "{'a': 3}", "str"),
         ("OPTIMIZER.scaler=[1]", "[1]", "str or mapping"),
         ("MACHINE.compile={fullgraph: 1}", "1", "bool"),
+        ("MODEL.ema={decay: 1.0}", "1.0", "float >= 0 and < 1"),
+        ("MODEL.ema={every: 1 epochs}", "'1 epochs'", "int >= 1"),
+        ("MODEL.ema={warmup: 3}", "3", "bool"),
+        ("MODEL.swa={batches: 0}", "0", "int >= 1"),
+        ("MODEL.swa={every: null}", "null", "float or str"),
+        ("MODEL.swa=0.75", "0.75", "mapping or null"),
+        ("OPTIMIZER.sam={rho: 0.0}", "0.0", "float > 0"),
+        ("OPTIMIZER.sam={rho: far}", "'far'", "float > 0"),
+        ("OPTIMIZER.sam={adaptive: 1}", "1", "bool"),
         ("OPTIMIZER.auto_lr_scaling={base_batch_size: 0}", "0", "int >= 1"),
     ],
 )
@@ -250,13 +259,21 @@ def test_wrong_type_of_a_section_or_in_a_mapping(
     assert (found.code, found.key) == ("config.wrong_type", key)
 
 
-def test_unknown_key_in_a_mapping_with_known_keys(slots: list[Slot]) -> None:
-    found = find_problem(slots, "MACHINE.compile={backedn: eager}")
-    assert (found.code, found.key, found.suggestion) == (
-        "config.unknown_key",
-        "MACHINE.compile.backedn",
-        "MACHINE.compile.backend",
-    )
+@pytest.mark.parametrize(
+    ("path", "wrong", "right"),
+    [
+        ("MACHINE.compile", "backedn", "backend"),
+        ("MODEL.ema", "decy", "decay"),
+        ("OPTIMIZER.sam", "roh", "rho"),
+        ("OPTIMIZER.auto_lr_scaling", "base_batch", "base_batch_size"),
+    ],
+)
+def test_unknown_key_in_a_mapping_with_known_keys(
+    slots: list[Slot], path: str, wrong: str, right: str
+) -> None:
+    found = find_problem(slots, f"{path}={{{wrong}: 1}}")
+    assert (found.code, found.key) == ("config.unknown_key", f"{path}.{wrong}")
+    assert found.suggestion == f"{path}.{right}"
 
 
 def test_split_without_a_dataset_is_a_misspelt_key(slots: list[Slot]) -> None:

@@ -18,7 +18,7 @@ class TaskSection(Section):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EMASection(Section):
     """Exponential moving average of the weights (Polyak and Juditsky 1992)."""
 
@@ -34,7 +34,7 @@ class EMASection(Section):
     test: bool = key(True, "test the average next to the trained weights", resume="forbidden")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SWASection(Section):
     """Stochastic weight averaging (Izmailov et al. 2018, arXiv:1803.05407): the mean of the weights
     at several moments late in the run."""
@@ -86,12 +86,14 @@ class ModelSection(Section):
         "exponential moving average of the weights, tested as `test@ema`: `decay` (0.999), "
         "`warmup` (true), `every` (1 update), `test` (true)",
         resume="forbidden",
+        fields=EMASection,
     )
     swa: Mapping[str, Any] | None = key(
         None,
         "mean of the weights late in the run, tested as `test@swa`: `start` (0.75 of the run), "
         '`every` ("1 epochs"), `batches` for batch norm (50), `test` (true)',
         resume="forbidden",
+        fields=SWASection,
     )
 
 

@@ -18,13 +18,15 @@ class LrScalingSection(Section):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SamSection(Section):
     """Sharpness-aware minimization (Foret et al. 2021, arXiv:2010.01412)."""
 
     rho: float = key(0.05, "radius of the neighborhood", resume="forbidden", gt=0)
     adaptive: bool = key(
-        False, "scale the radius with the weights (Kwon et al. 2021)", resume="forbidden"
+        False,
+        "scale the move of each weight by its square (Kwon et al. 2021, arXiv:2102.11600)",
+        resume="forbidden",
     )
 
 
@@ -67,6 +69,7 @@ class OptimizerSection(Section):
         None,
         "sharpness-aware minimization with this optimizer: `rho` (0.05), `adaptive` (false)",
         resume="forbidden",
+        fields=SamSection,
     )
     accumulate: int | None = key(
         None,

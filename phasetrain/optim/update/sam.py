@@ -1,14 +1,14 @@
 """Sharpness-aware minimisation around any optimizer (OPTIMIZER.sam)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phasetrain.errors import ConfigError, did_you_mean
+from phasetrain.config.sections.keys import read_section
+from phasetrain.config.sections.optimizer import SamSection
+from phasetrain.errors import ConfigError
 from phasetrain.optim.update.finite_check import has_nonfinite
 from phasetrain.optim.update.restore_point import RestorePoint
 
@@ -16,48 +16,13 @@ TINY = 1e-12
 """Added to the norm of the gradient, so that a zero gradient divides by something."""
 
 
-@dataclass(frozen=True)
-class SamSettings:
-    """How far the weights move up before the second gradient is computed.
-
-    Attributes:
-        rho: distance, in the Euclidean norm of all weights.
-        adaptive: scale the move of each weight by its square (Kwon et al. 2021, arXiv:2102.11600).
-
-    Raises:
-        ValueError: rho is not a distance.
-    """
-
-    rho: float = 0.05
-    adaptive: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rho < inf:
-            raise ValueError(f"rho = {self.rho}: expected a distance above 0")
+class SamSettings(SamSection):
+    """Settings of sharpness-aware minimization (OPTIMIZER.sam)."""
 
 
 def sam_settings(section: Mapping[str, Any]) -> SamSettings:
-    """Return the settings of OPTIMIZER.sam.
-
-    Raises:
-        ConfigError: an unknown key, or a value of the wrong type.
-    """
-    for key, value in section.items():
-        if key not in ("rho", "adaptive"):
-            raise ConfigError(
-                f"OPTIMIZER.sam.{key}: no such key{did_you_mean(key, ('rho', 'adaptive')) or ';'} "
-                "it has rho, adaptive",
-                code="config.unknown_key",
-            )
-        if isinstance(value, bool) != (key == "adaptive") or not isinstance(value, int | float):
-            expected = "true or false" if key == "adaptive" else "a distance above 0, such as 0.05"
-            raise ConfigError(
-                f"OPTIMIZER.sam.{key} = {value!r}: expected {expected}", code="config.wrong_type"
-            )
-    try:
-        return SamSettings(**section)
-    except ValueError as error:
-        raise ConfigError(f"OPTIMIZER.sam.{error}") from error
+    """Return the settings of a checked mapping OPTIMIZER.sam."""
+    return read_section(SamSettings, section)
 
 
 class SharpnessAware:

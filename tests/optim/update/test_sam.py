@@ -302,25 +302,5 @@ def test_a_task_that_makes_no_second_pass_is_refused() -> None:
     assert equal([*net.parameters()], before)
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"rho": 0.0}, r"^OPTIMIZER\.sam\.rho = 0\.0: expected a distance above 0"),
-        (
-            {"rho": "far"},
-            r"^OPTIMIZER\.sam\.rho = 'far': expected a distance above 0, such as 0\.05",
-        ),
-        ({"adaptive": 1}, r"^OPTIMIZER\.sam\.adaptive = 1: expected true or false"),
-        (
-            {"roh": 0.1},
-            r"^OPTIMIZER\.sam\.roh: no such key; did you mean 'rho'\? it has rho, adaptive",
-        ),
-    ],
-)
-def test_errors(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        sam_settings(section)
-
-
 def test_the_defaults_are_those_of_the_paper() -> None:
     assert sam_settings({}) == SamSettings(rho=0.05, adaptive=False)
