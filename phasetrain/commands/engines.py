@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from phasetrain.commands.extract.extract import extract
-from phasetrain.commands.find import find_batch_size, find_lr
+from phasetrain.commands.find.find_batch_size import find_batch_size
+from phasetrain.commands.find.find_lr import find_lr
 from phasetrain.commands.plan.preview import preview
 from phasetrain.commands.replay.replay import replay
 from phasetrain.commands.result import RunResult

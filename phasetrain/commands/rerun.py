@@ -1,5 +1,5 @@
-"""A run again from its folder, in a new one, and whether every bit is the same
-(`tools/run.py --from FOLDER`)."""
+"""Repeat a run from its folder in a new one, and check that every bit is the same
+(`phasetrain rerun FOLDER`)."""
 
 import io
 import logging
@@ -32,24 +32,24 @@ from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
 
-OWN = ("RUN.dir", "RUN.resume", "RUN.allow", "RUN.step")
-"""Keys that belong to a folder, and not to what is trained in it."""
+FOLDER_KEYS = ("RUN.dir", "RUN.resume", "RUN.allow", "RUN.step")
+"""Keys about the folder, without effect on the training."""
 
 ESSENTIAL = ("RUN", "DATA", "MODEL", "OPTIMIZER")
-"""Sections that the config of every run has."""
+"""Sections in the config of every run."""
 
-NOT_TAKEN = ("RUN.", "LAUNCH.", "DISTRIBUTED.timeout_seconds")
-"""Beginnings of keys in which a repetition may differ from its original."""
+NOT_COPIED = ("RUN.", "LAUNCH.", "DISTRIBUTED.timeout_seconds")
+"""Prefixes of keys in which a repetition may differ from its original."""
 
 
 @dataclass(frozen=True)
 class Original:
-    """A run that is to be repeated.
+    """The run to repeat.
 
     Attributes:
         folder: its path.
-        overrides: what it was started with, without what belongs to its folder.
-        config_dir: the folder of configs of its own, or None.
+        overrides: overrides of its command, without `FOLDER_KEYS`.
+        config_dir: its folder of configs, or None.
         config: every value.
         environment: content of environment.json.
         status: content of status.json.
@@ -63,80 +63,100 @@ class Original:
     status: StatusRecord
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a repetition.
+
+    Attributes:
+        text: for people; empty on other ranks than 0.
+        exit_code: 0 if every bit is the same as far as the original went, 1 if not, and the exit
+            code of the repetition if it did not finish.
+        folder: folder of the repetition.
+        is_identical: whether every bit is the same; None if the runs could not be compared.
+    """
+
+    text: str
+    exit_code: int
+    folder: str
+    is_identical: bool | None = None
+
+
 def repeat(
     folder: str,
     overrides: Sequence[str],
     *,
     config_dir: str | None,
     run: Callable[[Sequence[str], str | None], RunResult],
-) -> tuple[str, int]:
-    """Repeat the run in a folder in a new one, and return what to print of how they compare, and
-    the exit code.
+) -> Verdict:
+    """Repeat a run in a new folder, and return the verdict.
 
-    Values that the config files gave then and do not give now are those of then, and the number of
-    threads is that of the original.
+    Values from config files that have changed since, and the number of threads, are copied from the
+    original.
 
     Args:
-        folder: of the original.
-        overrides: in addition to those of the original; RUN.dir is `FOLDER-again` otherwise.
-        config_dir: a folder of configs, in place of that of the original.
-        run: does what the command line with overrides and this folder does.
-
-    Returns:
-        Nothing on any process but the main one. The code is 0 where every bit is the same as far as
-        the original went, 1 where the runs part; that of the run where it did not finish.
+        folder: folder of the original.
+        overrides: in addition to the overrides of the original; RUN.dir is `FOLDER-again` by
+            default.
+        config_dir: folder of configs, instead of the original's.
+        run: runs overrides with a folder of configs.
 
     Raises:
-        ConfigError: the folder holds no run that can be repeated, or RUN.dir one in which nothing
-            would be trained.
+        ConfigError: the folder holds no run that can be repeated, or RUN.dir is a folder in which
+            nothing would be trained.
     """
     original = read_original(folder, config_dir)
-    _refuse_nothing(original)
-    words = again(original, overrides)
+    _check_comparable(original)
+    words = repeat_overrides(original, overrides)
     result = run(words, original.config_dir)
     if find_placement(os.environ).rank:
-        return "", result.exit_code
+        return Verdict("", result.exit_code, result.folder)
     if result.state != "finished":
-        return (
+        return Verdict(
             f"{result.folder} has not finished ({result.reason}); there is nothing to compare yet",
             result.exit_code,
+            result.folder,
         )
-    return verdict(original, result)
+    return compare_bits(original, result)
 
 
 def read_original(folder: str, config_dir: str | None = None) -> Original:
-    """Return what a run folder tells of how it came about.
+    """Read the files that describe how a run was started.
 
     Raises:
         ConfigError: overrides.yaml or config.yaml is not there, or broken.
     """
     path = folder.rstrip("/")
     storage = open_storage(path)
-    given, config = (_yaml(storage, f"{path}/{name}") for name in ("overrides.yaml", "config.yaml"))
+    given, config = (
+        _read_yaml(storage, f"{path}/{name}") for name in ("overrides.yaml", "config.yaml")
+    )
     whole = isinstance(config, dict) and all(
         isinstance(config.get(section), dict) for section in ESSENTIAL
     )
     if not isinstance(given, list) or not whole:
         raise ConfigError(
-            f"--from {folder}: overrides.yaml and config.yaml of a run are expected there, a list, and a mapping of "
-            "every section; name the folder of a run"
+            f"--from {folder}: expected overrides.yaml with a list and config.yaml with every section; "
+            "give the folder of a run",
+            code="rerun.no_run",
         )
     files = RunFiles(path, storage)
     environment = files.environment()
     recorded = environment.config_dir
     if config_dir is None and not isinstance(recorded, str | None):
         raise ConfigError(
-            f"--from {folder}: config_dir in its environment.json is {recorded!r}; expected a text or null; give the "
-            "folder with --config-dir"
+            f"--from {folder}: config_dir in its environment.json is {recorded!r}, expected a text or "
+            "null; give the folder with --config-dir",
+            code="rerun.no_config_dir",
         )
     if config_dir is None and recorded is not None and not Path(recorded).is_dir():
         raise ConfigError(
-            f"--from {folder}: it was started with --config-dir {recorded}, which is not there; give the folder with "
-            "--config-dir"
+            f"--from {folder}: it was started with --config-dir {recorded}, which does not exist; give "
+            "the folder with --config-dir",
+            code="rerun.no_config_dir",
         )
     return Original(
         path,
-        tuple(str(word) for word in given if _key(str(word)) not in OWN),
+        tuple(str(word) for word in given if _key_of(str(word)) not in FOLDER_KEYS),
         config_dir or recorded or None,
         {str(key): value for key, value in config.items()},
         environment,
@@ -144,14 +164,14 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
     )
 
 
-def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the overrides with which a run is repeated; what is taken over from the original is
-    logged."""
+def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[str]:
+    """Return the overrides of the repetition, and log the values that are copied from the
+    original."""
     words = [*original.overrides]
-    new = {_key(word) for word in overrides}
+    new = {_key_of(word) for word in overrides}
     for line in format_deviations(original.environment.content.get("departures")):
         log.warning(
-            "%s is more than the command that is repeated, and may part from it: %s",
+            "%s differs from a run of its command alone, and the repetition may differ from it: %s",
             original.folder,
             line,
         )
@@ -167,27 +187,27 @@ def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
     )
     if setup.config.RUN.engine != "train":
         raise ConfigError(
-            f"--from {original.folder} with RUN.engine = {setup.config.RUN.engine!r}: a training is repeated; leave "
-            "RUN.engine out"
+            f"--from {original.folder} and RUN.engine = {setup.config.RUN.engine!r}: only a training "
+            "can be repeated; remove RUN.engine",
+            code="cli.conflict",
         )
     if "RUN.dir" in new:
-        _refuse_folder(original.folder, setup.config.RUN.dir)
-    for change in _changes(original, setup):
-        newer = change.old is ABSENT and change.path.startswith(
-            "HOOKS."
-        )  # a hook that did not exist then
+        _check_folder(original.folder, setup.config.RUN.dir)
+    for change in _list_changes(original, setup):
+        # a default hook of a newer release, which did not exist then
+        newer = change.old is ABSENT and change.path.startswith("HOOKS.")
         given = any(_covers(key, change.path) for key in new)
-        if given or change.path.startswith(NOT_TAKEN) or change.path == "MACHINE.threads" or newer:
+        if given or change.path.startswith(NOT_COPIED) or change.path == "MACHINE.threads" or newer:
             continue
-        word = _as_then(change, original.config)
+        word = _restore_word(change, original.config)
         if word.startswith("~") and not any(
             _covers(word[1:], path) for path in setup.composed.origins
         ):
-            continue  # it follows from others
+            continue  # derived from other values, which are restored
         if word not in words:
             words.append(word)
         log.info(
-            "%s = %s, as it was; it would be %s now",
+            "%s = %s, as in the original; the default is %s now",
             change.path,
             shown(change.old),
             shown(change.new),
@@ -195,67 +215,75 @@ def again(original: Original, overrides: Sequence[str] = ()) -> list[str]:
     size = find_placement(os.environ).size
     if isinstance(processes, int) and processes != size:
         log.warning(
-            "the original ran on %d processes, this is one of %d: equal bits are promised on as many only",
+            "the original had world size %d, this one has %d: bits are equal for an equal world size only",
             processes,
             size,
         )
     if "RUN.dir" not in new:
-        words.append(f"RUN.dir={literal(_free(original.folder), 'RUN.dir')}")
+        words.append(f"RUN.dir={literal(_find_free_folder(original.folder), 'RUN.dir')}")
     return [*words, *overrides]
 
 
-def verdict(original: Original, result: RunResult) -> tuple[str, int]:
-    """Return in words whether a repetition has the bits of the original, and 0 or 1."""
+def compare_bits(original: Original, result: RunResult) -> Verdict:
+    """Compare a repetition with its original."""
+    text, is_identical = _compare_runs(original, result)
+    return Verdict(text, 0 if is_identical else 1, result.folder, is_identical)
+
+
+def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | None]:
     folder = original.folder
     other = result.folder
     before = original.status.digest if original.status.state == "finished" else None
     try:
         found = diff(folder, other)
     except ConfigError as error:
-        return _by_weights(original, before, result.digest, str(error))
+        return _compare_weights(original, before, result.digest, str(error))
     updates = len(found.one.ledger or ()) or result.updates
     if not found.equal and found.components[0] == LENGTH and before is None:
-        return f"bit-identical as far as {folder} went, which has not finished. {found.verdict}", 0
+        text = f"bit-identical as far as {folder} went, which has not finished. {found.verdict}"
+        return text, True
     if not found.equal:
-        return f"NOT bit-identical to {folder}.\n\n{found.report()}{_causes(original)}", 1
+        text = f"NOT bit-identical to {folder}.\n\n{found.report()}{_explain_deviations(original)}"
+        return text, False
     if before is not None and before != result.digest:
         return (
-            f"NOT bit-identical to {folder}: {updates} updates and all measured values are equal, and the weights at "
-            f"the end are not: sha256 {before} there, {result.digest} in {other}{_causes(original)}",
-            1,
+            f"NOT bit-identical to {folder}: {updates} updates and all measured values are equal, but "
+            f"the final weights differ: sha256 {before} there, {result.digest} in {other}"
+            f"{_explain_deviations(original)}",
+            False,
         )
     lines = len(found.one.metrics)
     weights = f"weights sha256 {result.digest}, " if before else "which has not finished: "
     return (
         f"bit-identical to {folder}: {weights}{updates} updates, {lines} lines of metrics.jsonl",
-        0,
+        True,
     )
 
 
-def _by_weights(original: Original, before: Any, digest: str, reason: str) -> tuple[str, int]:
+def _compare_weights(
+    original: Original, before: Any, digest: str, reason: str
+) -> tuple[str, bool | None]:
+    folder = original.folder
     if before is None:
-        return f"{original.folder} cannot be compared: {reason}", 1
+        return f"{folder} cannot be compared: {reason}", None
     if before == digest:
-        return (
-            f"the weights are bit-identical to those of {original.folder}, sha256 {digest}; nothing else was kept",
-            0,
-        )
-    there = f"NOT bit-identical to {original.folder}: weights sha256 {before} there, {digest} here"
-    return f"{there}{_causes(original)}", 1
+        text = f"the weights are bit-identical to {folder}, sha256 {digest}; nothing else was kept"
+        return text, True
+    text = f"NOT bit-identical to {folder}: weights sha256 {before} there, {digest} here"
+    return f"{text}{_explain_deviations(original)}", False
 
 
-def _causes(original: Original) -> str:
-    """Return in what the original was more than its command, to be put below a verdict; empty where
-    in nothing."""
-    told = format_deviations(original.environment.content.get("departures"))
-    head = "\n\nNo repetition was to be expected. The original is more than its command:\n"
-    if told:
-        return head + "\n".join(f"  {line}" for line in told)
-    return ""
+def _explain_deviations(original: Original) -> str:
+    """Return how the original differs from a run of its command alone, or an empty text."""
+    lines = format_deviations(original.environment.content.get("departures"))
+    if not lines:
+        return ""
+    head = "\n\nThis was to be expected. The original differs from a run of its command alone:\n"
+    return head + "\n".join(f"  {line}" for line in lines)
 
 
-def _refuse_nothing(original: Original) -> None:
-    """Refuse an original that has kept nothing that a repetition could be compared with."""
+def _check_comparable(original: Original) -> None:
+    """Reject an original that has nothing to compare a repetition with."""
     if original.status.state == "finished" and original.status.digest:
         return
     try:
@@ -266,14 +294,15 @@ def _refuse_nothing(original: Original) -> None:
         reason = f" ({error})"
     if found is None or not (found.ledger or found.metrics):
         raise ConfigError(
-            f"--from {original.folder}: it has not finished, and there is no update in its {FILE} and no line in its "
-            f"metrics.jsonl to compare a repetition with{reason}; go on with it first: phasetrain "
-            f"RUN.dir={original.folder}, with the words in its overrides.yaml"
+            f"--from {original.folder}: it has not finished, and there is no update in its {FILE} and "
+            f"no line in its metrics.jsonl to compare with{reason}; resume it first: phasetrain "
+            f"RUN.dir={original.folder}, with the words in its overrides.yaml",
+            code="rerun.nothing_to_compare",
         )
 
 
-def _refuse_folder(original: str, chosen: str) -> None:
-    """Refuse a folder in which nothing would be trained."""
+def _check_folder(original: str, chosen: str) -> None:
+    """Reject a folder in which nothing would be trained."""
     local = "://" not in original + chosen
     if local:
         same = Path(original).resolve() == Path(chosen).resolve()
@@ -282,26 +311,31 @@ def _refuse_folder(original: str, chosen: str) -> None:
     if same or _has_finished(chosen):
         why = "is the folder of the original" if same else "holds a run that has finished"
         raise ConfigError(
-            f"--from {original} RUN.dir={chosen}: this {why}, and nothing would be repeated; give another folder, or "
-            f"leave RUN.dir out for {_free(original)}"
+            f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be repeated; "
+            f"give another folder, or remove RUN.dir for {_find_free_folder(original)}",
+            code="rerun.same_folder",
         )
 
 
-def _as_then(change: Change, config: Mapping[str, Any]) -> str:
-    """Return the override that gives a place the value that it has in a config, or takes it
-    away."""
+def _restore_word(change: Change, config: Mapping[str, Any]) -> str:
+    """Return the override that restores the value that a path has in a config, or removes it."""
     path = change.path
     value = change.old
     if value is ABSENT:
-        path, value = (path, None) if part_pattern(path) in LABELS else _outermost(config, path)
+        path, value = _absent_override(config, path)
     if value is ABSENT:
         return f"~{path}"
     return f"{path}={literal(value, path)}"
 
 
-def _outermost(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """Return the first place on the way to `path` that a config does not have, or that is no
-    mapping there."""
+def _absent_override(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
+    """Return path and value of an override that removes `path`.
+
+    A labelled entry is set to null; otherwise it is the first prefix of `path` that the config does
+    not have, or that is no mapping in it.
+    """
+    if part_pattern(path) in LABELS:
+        return path, None
     node: Any = config
     names = path.split(".")
     for depth, name in enumerate(names, 1):
@@ -311,14 +345,14 @@ def _outermost(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
     raise AssertionError("the config has no value at the path")
 
 
-def _changes(original: Original, setup: Setup) -> list[Change]:
-    """Return in which values a config that is made now differs from that of the original."""
+def _list_changes(original: Original, setup: Setup) -> list[Change]:
+    """Return the differences between the config of the original and the same one composed now."""
     before = as_asked(dict(original.config), setup.composed.config)
     return differences(before, as_asked(setup.config.plain(), setup.composed.config), setup.schema)
 
 
-def _free(folder: str) -> str:
-    """Return the first name for a repetition under which none has finished."""
+def _find_free_folder(folder: str) -> str:
+    """Return the first folder name for a repetition that holds no finished run."""
     for number in count(1):
         name = f"{folder}-again" if number == 1 else f"{folder}-again-{number}"
         if not _has_finished(name):
@@ -331,16 +365,15 @@ def _has_finished(folder: str) -> bool:
 
 
 def _covers(key: str, path: str) -> bool:
-    """Tell whether an override of `key` says what stands at `path`; another experiment says
-    everything."""
+    """Return whether an override of `key` sets `path`; another experiment sets every path."""
     return key == EXPERIMENT or path == key or path.startswith(f"{key}.")
 
 
-def _key(word: str) -> str:
+def _key_of(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def _yaml(storage: Storage, path: str) -> Any:
+def _read_yaml(storage: Storage, path: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.create(storage.read(path).decode()))
     except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError, RecursionError):

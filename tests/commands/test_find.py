@@ -11,7 +11,7 @@ import pytest
 from harness import records, train
 
 from phasetrain.commands.api import run
-from phasetrain.commands.find import rising, smoothed, suggested
+from phasetrain.commands.find.find_lr import geometric_range, smooth, suggest_lr
 from phasetrain.commands.result import RunResult
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.terminal import Terminal
@@ -115,7 +115,7 @@ class TestLr:
                 ["FIND.lr_from=1.0", "FIND.lr_to=0.5"],
                 r"FIND.lr_to = 0.5: expected more than FIND.lr_from = 1",
             ),
-            (["OPTIMIZER.lr=0"], r"OPTIMIZER.lr = 0: those of groups are factors of it"),
+            (["OPTIMIZER.lr=0"], r"OPTIMIZER.lr = 0: expected any other value"),
             (
                 ["FIND.lr_from=1e30", "FIND.lr_to=1e35"],
                 r"FIND.lr_from = 1e\+30: the loss was not finite after . updates",
@@ -149,22 +149,22 @@ class TestLr:
 
 class TestArithmetic:
     def test_the_same_factor_between_learning_rates(self) -> None:
-        assert rising(0.01, 1.0, 5) == pytest.approx(
+        assert geometric_range(0.01, 1.0, 5) == pytest.approx(
             [0.01, 0.0316228, 0.1, 0.316228, 1.0], rel=1e-5
         )
 
     def test_smoothing_has_no_bias_to_zero(self) -> None:
-        assert smoothed([2.0, 2.0, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
-        assert smoothed([1.0, 3.0], 0.5) == pytest.approx([1.0, 7 / 3])
-        assert smoothed([1.0, 3.0], 0.0) == [1.0, 3.0]
+        assert smooth([2.0, 2.0, 2.0], 0.9) == pytest.approx([2.0, 2.0, 2.0])
+        assert smooth([1.0, 3.0], 0.5) == pytest.approx([1.0, 7 / 3])
+        assert smooth([1.0, 3.0], 0.0) == [1.0, 3.0]
 
     def test_the_steepest_fall_before_the_lowest(self) -> None:
         losses = [5.0, 5.0, 4.9, 4.0, 3.5, 3.0, 9.0, 1e3, 2e3, 5.0, 9.0]
-        made = suggested(range(11), losses, 0.0)
+        made = suggest_lr(range(11), losses, 0.0)
         assert (made.steepest, made.lowest) == (2, 5)
 
     def test_where_the_loss_never_falls_nothing_is_suggested(self) -> None:
-        assert suggested([1.0, 2.0, 3.0], [1.0, 1.0, 2.0], 0.0).steepest is None
+        assert suggest_lr([1.0, 2.0, 3.0], [1.0, 1.0, 2.0], 0.0).steepest is None
 
 
 class TestBatchSize:
@@ -216,5 +216,5 @@ class TestBatchSize:
     def test_where_not_even_the_first_fits(
         self, tmp_path: Path, words: list[str], told: str
     ) -> None:
-        with pytest.raises(ConfigError, match=f"FIND.batch_size_from = .* is too large: {told}"):
+        with pytest.raises(ConfigError, match=f"FIND.batch_size_from = .*: too large, {told}"):
             tried(tmp_path, *words)

@@ -19,7 +19,7 @@ from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.cli.output import write_text
-from phasetrain.commands.rerun import again, read_original, repeat
+from phasetrain.commands.rerun import read_original, repeat, repeat_overrides
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import settle
 from phasetrain.commands.train.resume import format_deviations, list_deviations
@@ -66,9 +66,9 @@ class TestSame:
 
     def test_another_one_gets_another_folder(self, copy: Path) -> None:
         shutil.copytree(copy, f"{copy}-again")
-        assert f"RUN.dir='{copy}-again-2'" in again(read_original(str(copy)))
+        assert f"RUN.dir='{copy}-again-2'" in repeat_overrides(read_original(str(copy)))
         (copy.parent / "one-again" / "status.json").write_text('{"state": "preempted"}')
-        assert f"RUN.dir='{copy}-again'" in again(read_original(str(copy)))
+        assert f"RUN.dir='{copy}-again'" in repeat_overrides(read_original(str(copy)))
 
     def test_the_verdict_is_printed_whatever_the_folder_is_called(
         self, monkeypatch: pytest.MonkeyPatch
@@ -86,9 +86,9 @@ class TestSame:
         (copy / "status.json").write_text('{"state": "failed"}')
         ledger = (copy / "steps.ledger").read_bytes()
         (copy / "steps.ledger").write_bytes(ledger[: 16 + 3 * 76])
-        text, code = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
-        assert code == 0
-        assert text.startswith(
+        verdict = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
+        assert (verdict.exit_code, verdict.is_identical) == (0, True)
+        assert verdict.text.startswith(
             f"bit-identical as far as {copy} went, which has not finished. They are equal up to update 3"
         )
 
@@ -119,20 +119,20 @@ def test_three_processes_again(tmp_path: Path) -> None:
 class TestParts:
     def test_with_another_value(self, copy: Path, tmp_path: Path) -> None:
         words = [f"RUN.dir={tmp_path / 'x'}", "OPTIMIZER.weight_decay=0.1"]
-        text, code = repeat(str(copy), words, config_dir=None, run=quietly)
-        assert code == 1
-        assert text.startswith(f"NOT bit-identical to {copy}.")
-        assert "They part at update 2: " in text
-        assert "OPTIMIZER.weight_decay" in text
+        verdict = repeat(str(copy), words, config_dir=None, run=quietly)
+        assert (verdict.exit_code, verdict.is_identical) == (1, False)
+        assert verdict.text.startswith(f"NOT bit-identical to {copy}.")
+        assert "They part at update 2: " in verdict.text
+        assert "OPTIMIZER.weight_decay" in verdict.text
 
     def test_in_the_weights_alone(self, copy: Path, tmp_path: Path) -> None:
         status = json.loads((copy / "status.json").read_text())
         (copy / "status.json").write_text(json.dumps(status | {"digest": "0" * 64}))
-        text, code = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
-        assert code == 1
+        verdict = repeat(str(copy), [f"RUN.dir={tmp_path / 'x'}"], config_dir=None, run=quietly)
+        assert (verdict.exit_code, verdict.is_identical) == (1, False)
         assert (
-            "5 updates and all measured values are equal, and the weights at the end are not"
-            in text
+            "5 updates and all measured values are equal, but the final weights differ"
+            in verdict.text
         )
 
 
@@ -168,13 +168,13 @@ class TestDepartures:
     def test_the_verdict_names_them(self, copy: Path, caplog: pytest.LogCaptureFixture) -> None:
         train(copy, "PHASES.epochs=2", "RUN.allow=[PHASES.epochs]")
         with caplog.at_level(logging.WARNING, "phasetrain"):
-            text, code = repeat(str(copy), [], config_dir=None, run=quietly)
-        assert code == 1
+            verdict = repeat(str(copy), [], config_dir=None, run=quietly)
+        assert (verdict.exit_code, verdict.is_identical) == (1, False)
         assert (
-            "No repetition was to be expected. The original is more than its command:\n  from update 5 on: PHASES.epo"
-            in text
+            "The original differs from a run of its command alone:\n  from update 5 on: PHASES.epo"
+            in verdict.text
         )
-        assert any("is more than the command that is repeated" in line for line in caplog.messages)
+        assert any("differs from a run of its command alone" in line for line in caplog.messages)
 
     def test_hooks_and_loops_from_python(self, tmp_path: Path) -> None:
         run(
@@ -188,8 +188,11 @@ class TestDepartures:
             f"a loop ({__name__}.of_ones_own) is given in Python",
         ]
         assert self.found(tmp_path / "one") == [{"updates": 0, "what": told}]
-        text, code = repeat(str(tmp_path / "one"), [], config_dir=None, run=quietly)
-        assert (code, f"from the start: {'; '.join(told)}" in text) == (1, True)
+        verdict = repeat(str(tmp_path / "one"), [], config_dir=None, run=quietly)
+        assert (verdict.exit_code, f"from the start: {'; '.join(told)}" in verdict.text) == (
+            1,
+            True,
+        )
 
     def test_those_of_the_checkpoint_stay(self) -> None:
         first = list_deviations(None, 0, ["hook"])
@@ -228,7 +231,7 @@ class TestFolder:
         if name == "other":
             shutil.copytree("one", "other")
         with pytest.raises(
-            ConfigError, match=r"nothing would be repeated; .* leave RUN\.dir out for one-again"
+            ConfigError, match=r"nothing would be repeated; .* remove RUN\.dir for one-again"
         ):
             repeat("one", [f"RUN.dir={name}"], config_dir=None, run=quietly)
 
@@ -236,13 +239,13 @@ class TestFolder:
         shutil.copytree(copy, tmp_path / "other")
         (tmp_path / "other" / "status.json").write_text('{"state": "preempted"}')
         assert (
-            again(read_original(str(copy)), [f"RUN.dir={tmp_path / 'other'}"])[-1]
+            repeat_overrides(read_original(str(copy)), [f"RUN.dir={tmp_path / 'other'}"])[-1]
             == f"RUN.dir={tmp_path / 'other'}"
         )
 
     def test_another_engine_is_refused(self, copy: Path) -> None:
-        with pytest.raises(ConfigError, match=r"RUN.engine = 'plan': a training is repeated"):
-            again(read_original(str(copy)), ["RUN.engine=plan"])
+        with pytest.raises(ConfigError, match=r"RUN.engine = 'plan': only a training"):
+            repeat_overrides(read_original(str(copy)), ["RUN.engine=plan"])
 
     def test_rerun_of_a_sweep_is_a_conflict(
         self, copy: Path, capsys: pytest.CaptureFixture[str]
@@ -265,7 +268,7 @@ class TestChangedFiles:
         more = "LOSS: {label_smoothing: 0.1}\nMETERS: {confusion_matrix: {}}\nMODEL: {ema: {decay: 0.9}}\n"
         mine.write_text(text + more)
         original = read_original(str(tmp_path / "one"))
-        found = again(original)
+        found = repeat_overrides(original)
         assert {"~LOSS.label_smoothing", "METERS.confusion_matrix=null", "MODEL.ema=null"} <= set(
             found
         )
@@ -273,7 +276,7 @@ class TestChangedFiles:
         assert {key: value for key, value in config.items() if key != "RUN"} == {
             key: value for key, value in original.config.items() if key not in ("RUN", "MACHINE")
         } | {"MACHINE": config["MACHINE"]}
-        kept = again(original, ["LOSS={label_smoothing: 0.2}"])
+        kept = repeat_overrides(original, ["LOSS={label_smoothing: 0.2}"])
         assert not any(word.startswith("~") for word in kept)
 
     def test_values_of_then_are_taken(
@@ -293,38 +296,34 @@ class TestChangedFiles:
         first = quietly([*words, f"RUN.dir={tmp_path / 'one'}"], str(tmp_path / "mine"))
         mine.write_text(text.replace("0.05", "0.2").replace("width: 4", "width: 4, dropout: 0.5"))
         with caplog.at_level(logging.INFO, "phasetrain"):
-            found = again(read_original(first.folder))
+            found = repeat_overrides(read_original(first.folder))
         assert "OPTIMIZER.lr=0.05" in found
         assert "MODEL.dropout=0.1" in found
         assert any(
             word.startswith("MACHINE.threads=") and word != "MACHINE.threads=null" for word in found
         )
-        assert "OPTIMIZER.lr = 0.05, as it was; it would be 0.2 now" in caplog.messages
+        assert "OPTIMIZER.lr = 0.05, as in the original; the default is 0.2 now" in caplog.messages
         shutil.rmtree(tmp_path / "mine")
-        with pytest.raises(
-            ConfigError, match=r"was started with --config-dir .*, which is not there"
-        ):
+        with pytest.raises(ConfigError) as caught:
             read_original(first.folder)
+        assert caught.value.code == "rerun.no_config_dir"
 
 
 class TestNotARun:
     def test_a_config_that_is_torn(self, copy: Path) -> None:
         for content in ("", "RUN: {dir: x}\n", 10_000 * "["):
             (copy / "config.yaml").write_text(content)
-            with pytest.raises(
-                ConfigError,
-                match=r"a list, and a mapping of every section; name the folder of a run",
-            ):
+            with pytest.raises(ConfigError) as caught:
                 read_original(str(copy))
+            assert caught.value.code == "rerun.no_run"
 
     @pytest.mark.parametrize("found", [["x"], 3])
     def test_a_folder_of_configs_that_is_no_text(self, copy: Path, found: object) -> None:
         environment = json.loads((copy / "environment.json").read_text())
         (copy / "environment.json").write_text(json.dumps(environment | {"config_dir": found}))
-        with pytest.raises(
-            ConfigError, match=r"config_dir in its environment\.json is .*; expected a text or null"
-        ):
+        with pytest.raises(ConfigError) as caught:
             read_original(str(copy))
+        assert caught.value.code == "rerun.no_config_dir"
 
     @pytest.mark.parametrize("ledger", [False, True])
     def test_one_that_has_done_nothing_is_refused_before_anything_is_trained(
@@ -336,9 +335,7 @@ class TestNotARun:
         (copy / "steps.ledger").write_bytes(content[:16])
         if not ledger:
             (copy / "steps.ledger").unlink()
-        with pytest.raises(
-            ConfigError, match=r"has not finished, and there is no update in its steps\.ledger"
-        ):
+        with pytest.raises(ConfigError, match="has not finished"):
             repeat(str(copy), [], config_dir=None, run=quietly)
         assert not (copy.parent / "one-again").exists()
 
@@ -347,11 +344,10 @@ class TestNotARun:
         if content is not None:
             for name in ("config.yaml", "overrides.yaml"):
                 (tmp_path / name).write_text(content, "latin-1")
-        with pytest.raises(
-            ConfigError, match=r"--from .*overrides\.yaml and config\.yaml of a run are expected"
-        ):
+        with pytest.raises(ConfigError) as caught:
             read_original(str(tmp_path))
+        assert caught.value.code == "rerun.no_run"
 
     def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--from", str(tmp_path)]) == 2
-        assert "name the folder of a run" in capsys.readouterr().err
+        assert "give the folder of a run" in capsys.readouterr().err

@@ -81,14 +81,19 @@ def run_rerun(call: Call) -> Outcome:
         return run_engine(overrides, config_dir=config_dir, clock=clock)
 
     with print_log(Terminal()):
-        text, code = repeat(
+        verdict = repeat(
             call.flags.run_folder,
             call.overrides,
             config_dir=call.flags.config_dir,
             run=partial(run, clock=call.clock),
         )
-    content = {"original": call.flags.run_folder, "verdict": text}
-    return Outcome(code, text=text, content=content, is_main=_is_main())
+    content = {
+        "original": call.flags.run_folder,
+        "folder": verdict.folder,
+        "bit_identical": verdict.is_identical,
+        "verdict": verdict.text,
+    }
+    return Outcome(verdict.exit_code, text=verdict.text, content=content, is_main=_is_main())
 
 
 def run_sweep(call: Call) -> Outcome:

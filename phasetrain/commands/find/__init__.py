@@ -1,0 +1,1 @@
+"""Trials before a run: a learning rate, and the largest batch."""
