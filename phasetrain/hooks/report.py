@@ -21,7 +21,7 @@ from phasetrain.meters.classification.class_scores import (
 )
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.report import write_report
-from phasetrain.runs.report.images import as_pixels, data_url
+from phasetrain.runs.report.images import make_data_url, normalize_pixels
 
 log = logging.getLogger(__name__)
 
@@ -208,10 +208,10 @@ class Report(Hook):
     def _image(self, inputs: Any, place: int) -> str | None:
         if not isinstance(inputs, Tensor) or inputs.ndim not in (3, 4) or inputs.is_complex():
             return None
-        pixels = as_pixels(inputs[place].detach().float().cpu().numpy(), self.pixels)
+        pixels = normalize_pixels(inputs[place].detach().float().cpu().numpy(), self.pixels)
         if pixels is None:
             return None
-        return data_url(pixels)
+        return make_data_url(pixels)
 
     def _write(self, folder: RunFolder) -> None:
         self._written = time.monotonic()

@@ -3,7 +3,7 @@
 
 import logging
 
-from phasetrain.commands.sweep.page import render_page, write_plots
+from phasetrain.commands.sweep.page import render_sweep, write_plots
 from phasetrain.commands.sweep.results import Results
 from phasetrain.runs.records import DAMAGE
 from phasetrain.runtime.storage import open_storage
@@ -38,7 +38,7 @@ def write_results(results: Results) -> list[str]:
     storage = open_storage(results.folder)
     written = []
     contents = {
-        PAGE: lambda: render_page(results),
+        PAGE: lambda: render_sweep(results),
         JSON: results.format_json,
         CSV: results.format_csv,
     }

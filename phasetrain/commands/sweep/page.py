@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from phasetrain.commands.sweep.results import Results, SweepRun
 from phasetrain.errors import ConfigError
 from phasetrain.runs.records import parse_number
-from phasetrain.runs.report.charts import Axis, Chart, Line, charts_of, slug, wide
-from phasetrain.runs.report.html import element, escaped, table
-from phasetrain.runs.report.page import document, head
+from phasetrain.runs.report.charts import Axis, Chart, Line, charts_of, make_slug, needs_log_axis
+from phasetrain.runs.report.html import element, escape_text, table
+from phasetrain.runs.report.page import render_page
 from phasetrain.runs.report.png import write_charts
 from phasetrain.runs.report.reading import Curve, RunReport, read_run
-from phasetrain.runs.report.svg import abbreviate, decades, draw_figure, ticks
+from phasetrain.runs.report.svg import abbreviate, draw_figure, place_decades, place_ticks
 from phasetrain.runs.report.tiles import badge
 from phasetrain.runtime.format import shorten
 
@@ -33,23 +33,22 @@ PLOTS = "plots"
 """Folder of the PNG files."""
 
 
-def render_page(results: Results) -> str:
+def render_sweep(results: Results) -> str:
     """Return the results of a sweep as an HTML page."""
-    title = f"Sweep {results.folder.rstrip('/').rpartition('/')[2]}"
-    parts = [head(title, time.time()), element("p", escaped(results.title()), cls="note")]
-    by_value = "".join(draw_figure(chart) for chart in make_charts(results))
-    runs = _read_best_runs(results)
-    sections = {
-        "Runs": _render_table(results),
-        f"{results.metric} by value": element("div", by_value, cls="charts") if by_value else "",
-        f"Curves of the best {len(runs)} runs": _draw_curves(runs),
-    }
-    parts += [
-        element("section", element("h2", escaped(name)) + text)
-        for name, text in sections.items()
-        if text
-    ]
-    return document(title, "".join(parts))
+    name = results.folder.rstrip("/").rpartition("/")[2]
+    figures = "".join(draw_figure(chart) for chart in make_charts(results))
+    best_runs = _read_best_runs(results)
+    return render_page(
+        f"Sweep {name}",
+        time.time(),
+        summary=element("p", escape_text(results.title()), cls="note"),
+        sections={
+            "Runs": _render_table(results),
+            f"{results.metric} by value": element("div", figures, cls="charts") if figures else "",
+            f"Curves of the best {len(best_runs)} runs": _draw_curves(best_runs),
+        },
+        has_links=False,
+    )
 
 
 def write_plots(results: Results) -> list[str]:
@@ -76,7 +75,9 @@ def make_charts(results: Results) -> list[Chart]:
         note = "the best value of each run" + (f", coloured by {by}" if by else "")
         lines = _make_lines(runs, key, scale, by)
         axis = Axis(key, scale.names, scale.marks)
-        found.append(Chart(f"by-{slug(key)}", results.metric, note, lines, wide(lines), axis))
+        found.append(
+            Chart(f"by-{make_slug(key)}", results.metric, note, lines, needs_log_axis(lines), axis)
+        )
     return found
 
 
@@ -119,9 +120,9 @@ class _Scale:
         low = min(places.values())
         high = max(places.values())
         if by_logarithm:
-            marks = [math.log10(one) for one in decades(low, high)]
+            marks = [math.log10(one) for one in place_decades(low, high)]
         else:
-            marks = list(ticks(low, high, 8))
+            marks = list(place_ticks(low, high, 8))
         values_at = {mark: 10**mark if by_logarithm else mark for mark in marks}
         labels = {mark: abbreviate(float(f"{value:.6g}")) for mark, value in values_at.items()}
         return cls(places, labels | names, marks)
@@ -165,8 +166,10 @@ def _render_table(results: Results) -> str:
     rows = []
     for one in results.runs:
         *cells, _, name = results.format_cells(one)
-        link = element("a", escaped(name), href=f"{one.name}/report.html")
-        rows.append((*map(escaped, cells), badge(one.state), link, escaped(one.error[:200])))
+        link = element("a", escape_text(name), href=f"{one.name}/report.html")
+        rows.append(
+            (*map(escape_text, cells), badge(one.state), link, escape_text(one.error[:200]))
+        )
     if not any(one.error for one in results.runs):
         return table(results.list_columns(), (row[:-1] for row in rows), cls="wide")
     return table((*results.list_columns(), "error"), rows, cls="wide")

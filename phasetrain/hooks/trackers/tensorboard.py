@@ -18,6 +18,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS, Run
 from phasetrain.hooks.trackers.base import Record, Tracker
 from phasetrain.meters import Meter
+from phasetrain.runs.report.images import encode_png
 from phasetrain.runtime.storage import LogFile
 
 BINS = 64
@@ -224,7 +225,10 @@ class EventFile:
 
         height, width, _ = picture.shape
         image = Summary.Image(
-            height=height, width=width, colorspace=3, encoded_image_string=png(picture)
+            height=height,
+            width=width,
+            colorspace=3,
+            encoded_image_string=encode_png(picture.cpu().numpy()),
         )
         self._add(summary=Summary(value=[Summary.Value(tag=name, image=image)]), step=updates)
 
@@ -246,24 +250,6 @@ class EventFile:
         record = io.BytesIO()
         RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
         self.file.write(record.getvalue())
-
-
-def png(picture: Tensor) -> bytes:
-    """Return a picture, uint8 `(H, W, 3)`, as the bytes of a PNG file."""
-    import struct
-    import zlib
-
-    height, width, _ = picture.shape
-    rows = torch.cat([torch.zeros(height, 1, dtype=torch.uint8), picture.reshape(height, -1)], 1)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, red green blue
-    body = zlib.compress(rows.contiguous().numpy().tobytes())
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 def join_images(inputs: Any, count: int) -> Tensor | None:

@@ -1,5 +1,4 @@
-"""Which plots a report has, and through which points their lines go: the same for a page and for a
-paper."""
+"""The plots of a report and the points of their lines, for the page and for a paper."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,21 +11,21 @@ import numpy as np
 from phasetrain.runs.report.reading import Curve, RunReport
 
 POINTS = 600
-"""Points that a line keeps; a plot is about as many pixels wide."""
+"""Maximum number of points of a line; a plot is about as many pixels wide."""
 
 MARKED = 40
-"""A line of no more points has a mark at each."""
+"""Maximum number of points of a line that has a mark at each of them."""
 
 METRICS = 24
-"""Metrics that get a plot of their own; the table has all of them."""
+"""Maximum number of metrics that are plotted; the table has all of them."""
 
 PER_CLASS = "_of_"
 CLASSES = 4
-"""What stands between a meter and a class in the name of a metric; more than so many of a meter get
-no plots."""
+"""Text between the meter and the class in the name of a metric, and the maximum number of classes of
+a meter that are plotted."""
 
 DECADES = 2.0
-"""A range of more powers of ten makes an axis logarithmic."""
+"""Powers of ten of a range from which on its axis is logarithmic."""
 
 TRAINING = {
     "loss": ("Training loss", "mean over the samples of an update"),
@@ -34,7 +33,7 @@ TRAINING = {
     "gradient norm": ("Gradient norm", "Euclidean, before clipping"),
     "samples/s": ("Throughput", "samples per second between two lines of metrics.jsonl"),
 }
-"""Title and meaning of what is known of train steps."""
+"""Curve of train steps -> title and meaning."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,11 @@ class Line:
     """One line of a plot.
 
     Attributes:
-        label: what it is called in the legend.
+        label: name in the legend.
         curve: its points, thinned.
         color: number of its colour.
         dash: number of its dash pattern; 0 is solid.
-        faint: whether it stands in the background of a smooth one.
+        faint: whether it is the background of a smoothed line.
         joined: whether its points are joined.
     """
 
@@ -66,12 +65,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis across that does not count updates.
+    """A horizontal axis of something other than updates.
 
     Attributes:
-        label: what it shows.
-        names: place -> what stands there, of every point and of every mark of the axis.
-        marks: places that have a mark.
+        label: name of its values.
+        names: position -> label, of every point and of every tick.
+        marks: positions of ticks.
     """
 
     label: str
@@ -84,11 +83,11 @@ class Chart:
     """One plot, by default over updates.
 
     Attributes:
-        name: for files and anchors.
-        title, note: what it shows, and what the values are.
-        lines: back to front.
-        logarithmic: whether the values have an axis in powers of ten.
-        axis: what goes across; None for updates.
+        name: name for files and anchors.
+        title, note: heading, and meaning of the values.
+        lines: lines from back to front.
+        logarithmic: whether the vertical axis is logarithmic.
+        axis: horizontal axis; None for updates.
     """
 
     name: str
@@ -100,7 +99,7 @@ class Chart:
 
 
 def charts_of(runs: Sequence[RunReport]) -> list[Chart]:
-    """Return the plots of a run, or of several laid over each other; what no run has makes none."""
+    """Return the plots of a run, or of several runs in the same axes."""
     metrics = [_metric_chart(name, runs) for name in metric_names(runs)[:METRICS]]
     logged = dict.fromkeys(name for run in runs for name in run.steps if name not in TRAINING)
     training = [_training_chart(name, *TRAINING[name], runs) for name in TRAINING]
@@ -109,23 +108,25 @@ def charts_of(runs: Sequence[RunReport]) -> list[Chart]:
 
 
 def metric_names(runs: Sequence[RunReport], *, every: bool = False) -> list[str]:
-    """Return the metrics of all runs in their order; those of single classes only with `every`."""
+    """Return the metrics of all runs in their order; metrics of many classes only with `every`."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     meters = Counter(name.partition(PER_CLASS)[0] for name in names if PER_CLASS in name)
     return [name for name in names if every or meters[name.partition(PER_CLASS)[0]] <= CLASSES]
 
 
-def labels(runs: Sequence[RunReport]) -> list[str]:
-    """Return a short name for each run that no other has."""
+def label_runs(runs: Sequence[RunReport]) -> list[str]:
+    """Return a short unique name for each run."""
     for names in ([run.name for run in runs], [_tail(run.path) for run in runs]):
         if len(set(names)) == len(names):
             return names
     return [run.path for run in runs]
 
 
-def thinned(curve: Curve, points: int = POINTS) -> Curve:
-    """Return a curve of at most so many points that keeps every peak and every dip: the ends of
-    each stretch."""
+def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
+    """Return a curve of at most `points` points that keeps every peak and every dip.
+
+    Of each stretch of neighbours, the lowest and the highest value are kept.
+    """
     count = len(curve.x)
     if count <= points:
         return curve
@@ -142,9 +143,8 @@ def thinned(curve: Curve, points: int = POINTS) -> Curve:
     return Curve(curve.x[places], curve.y[places])
 
 
-def smoothed(curve: Curve, width: int) -> Curve:
-    """Return the mean over `width` neighbours, fewer at the ends; values that are not finite do not
-    count."""
+def smooth_curve(curve: Curve, width: int) -> Curve:
+    """Return the mean over `width` neighbours, fewer at the ends; non-finite values are ignored."""
     has = np.isfinite(curve.y)
     total = np.concatenate([[0.0], np.cumsum(np.where(has, curve.y, 0.0))])
     count = np.concatenate([[0], np.cumsum(has)])
@@ -157,55 +157,56 @@ def smoothed(curve: Curve, width: int) -> Curve:
 
 
 def _metric_chart(name: str, runs: Sequence[RunReport]) -> Chart:
-    """Return the curves of a metric: a colour for each split, or with several runs for each run."""
+    """Return the curves of a metric: a colour per split, or with several runs a colour per run."""
     splits = list(dict.fromkeys(split for run in runs for split in run.metrics.get(name, {})))
     lines = []
-    for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+    for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         for place, split in enumerate(splits):
             if (curve := run.metrics.get(name, {}).get(split)) is None or not np.isfinite(
                 curve.y
             ).any():
                 continue
             if len(runs) == 1:
-                lines.append(Line(split, thinned(curve), place))
+                lines.append(Line(split, thin_curve(curve), place))
             else:
-                lines.append(Line(f"{label} · {split}", thinned(curve), number, dash=place))
+                lines.append(Line(f"{label} · {split}", thin_curve(curve), number, dash=place))
     if "train" in splits:
         note = "by phase; train phases are measured while the weights move"
     else:
         note = "by phase"
-    return Chart(slug(name), name.replace("_", " "), note, lines, wide(lines))
+    return Chart(make_slug(name), name.replace("_", " "), note, lines, needs_log_axis(lines))
 
 
 def _training_chart(name: str, title: str, note: str, runs: Sequence[RunReport]) -> Chart:
-    """Return the curves of train steps: every step faintly, and the mean over neighbours."""
+    """Return the curves of train steps: every step faintly, and a running mean."""
     back = []
     front = []
-    for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+    for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         curve = run.steps.get(name)
         if curve is None or not np.isfinite(curve.y).any():
             continue
         own = "each" if len(runs) == 1 else label
         if name == "lr" or len(curve.x) < 2 * MARKED:
-            front.append(Line(title if len(runs) == 1 else label, thinned(curve), number))
+            front.append(Line(title if len(runs) == 1 else label, thin_curve(curve), number))
             continue
         width = max(5, len(curve.x) // 40)
         if len(runs) == 1:
-            back.append(Line(own, thinned(curve), number, faint=True))
+            back.append(Line(own, thin_curve(curve), number, faint=True))
         front.append(
             Line(
                 f"mean of {width}" if len(runs) == 1 else label,
-                thinned(smoothed(curve, width)),
+                thin_curve(smooth_curve(curve, width)),
                 number,
             )
         )
     lines = [*back, *front]
-    return Chart(f"train-{slug(name)}", title, note, lines, name != "lr" and wide(lines))
+    return Chart(
+        f"train-{make_slug(name)}", title, note, lines, name != "lr" and needs_log_axis(lines)
+    )
 
 
-def wide(lines: Sequence[Line]) -> bool:
-    """Tell whether the values are all positive and span so much that only powers of ten show
-    them."""
+def needs_log_axis(lines: Sequence[Line]) -> bool:
+    """Return whether the values are positive and span more than `DECADES` powers of ten."""
     values = np.concatenate([line.curve.y for line in lines]) if lines else np.zeros(0)
     values = values[np.isfinite(values)]
     return bool(
@@ -213,8 +214,8 @@ def wide(lines: Sequence[Line]) -> bool:
     )
 
 
-def slug(name: str) -> str:
-    """Return a name as it can stand in a file name or an anchor."""
+def make_slug(name: str) -> str:
+    """Return a name in which all but letters and digits are replaced, for files and anchors."""
     return "".join(sign if sign.isalnum() else "-" for sign in name).strip("-") or "x"
 
 
@@ -222,9 +223,8 @@ def _tail(path: str) -> str:
     return "/".join(path.split("/")[-2:])
 
 
-def extent(values: Iterable[Any]) -> tuple[float, float] | None:
-    """Return the least and the greatest finite value of several arrays; None where there is
-    none."""
+def find_extent(values: Iterable[Any]) -> tuple[float, float] | None:
+    """Return the lowest and the highest finite value of several arrays; None if there is none."""
     found = np.fromiter(
         chain.from_iterable(one[np.isfinite(one)].tolist() for one in values), np.float64
     )

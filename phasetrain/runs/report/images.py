@@ -1,4 +1,7 @@
-"""Sample images as small PNG files, written without a library."""
+"""Encodes images as PNG, for reports and TensorBoard.
+
+The format needs 20 lines for 8-bit pixels; Pillow would be a core dependency for them.
+"""
 
 import base64
 import struct
@@ -12,17 +15,18 @@ Array = np.ndarray[Any, Any]
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 GREY = 0
 COLOR = 2
-"""Kinds of pixels in a PNG file."""
+"""Colour types of PNG."""
 
 
-def as_pixels(image: Array, largest: int = 64) -> Array | None:
-    """Return an image as uint8 `(H, W)` or `(H, W, 3)`; None where the array is no image.
+def normalize_pixels(image: Array, largest: int = 64) -> Array | None:
+    """Return an image as uint8 `(H, W)` or `(H, W, 3)`; None if the array is no image.
 
-    Takes `(H, W)`, `(1, H, W)`, `(3, H, W)` or `(H, W, 3)` of any numbers; the least becomes black
-    and the greatest white, as what a model gets is seldom what a person would look at.
+    The lowest value becomes black and the highest white: inputs of models are normalized, so their
+    values are not those of a picture.
 
     Args:
-        largest: pixels of the longer side; a larger image is made smaller by leaving out pixels.
+        image: numbers of shape `(H, W)`, `(1, H, W)`, `(3, H, W)` or `(H, W, 3)`.
+        largest: maximum pixels of the longer side; larger images are subsampled.
     """
     if image.ndim == 3 and image.shape[0] in (1, 3):
         image = image.transpose(1, 2, 0)
@@ -45,7 +49,7 @@ def as_pixels(image: Array, largest: int = 64) -> Array | None:
     return np.rint(scaled).astype(np.uint8)
 
 
-def png(pixels: Array) -> bytes:
+def encode_png(pixels: Array) -> bytes:
     """Return a PNG file of uint8 pixels `(H, W)` or `(H, W, 3)`."""
     height, width = pixels.shape[:2]
     kind = COLOR if pixels.ndim == 3 else GREY
@@ -54,21 +58,21 @@ def png(pixels: Array) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     return (
         SIGNATURE
-        + _chunk(b"IHDR", head)
-        + _chunk(b"IDAT", zlib.compress(raw, 6))
-        + _chunk(b"IEND", b"")
+        + _make_chunk(b"IHDR", head)
+        + _make_chunk(b"IDAT", zlib.compress(raw, 6))
+        + _make_chunk(b"IEND", b"")
     )
 
 
-def data_url(pixels: Array) -> str:
-    """Return a PNG file as an address that stands in the page itself."""
-    return PREFIX + base64.b64encode(png(pixels)).decode()
+def make_data_url(pixels: Array) -> str:
+    """Return a PNG file as a data URL."""
+    return PREFIX + base64.b64encode(encode_png(pixels)).decode()
 
 
 PREFIX = "data:image/png;base64,"
 
 
-def _chunk(kind: bytes, content: bytes) -> bytes:
+def _make_chunk(kind: bytes, content: bytes) -> bytes:
     return (
         struct.pack(">I", len(content))
         + kind

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError
-from phasetrain.runs.report.charts import Chart, charts_of, labels
-from phasetrain.runs.report.predicted import confusion
+from phasetrain.runs.report.charts import Chart, charts_of, label_runs
+from phasetrain.runs.report.predicted import read_confusion
 from phasetrain.runs.report.reading import DAMAGES, RunReport
 from phasetrain.runtime.storage import open_storage
 
@@ -26,35 +26,41 @@ def write_png(runs: Sequence[RunReport], folder: str) -> list[str]:
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
     """
-    drawn = _drawn(charts_of(runs))
+    drawn = _draw_charts(charts_of(runs))
     from matplotlib.figure import Figure
 
-    for run, label in zip(runs, labels(runs), strict=True):
+    for run, label in zip(runs, label_runs(runs), strict=True):
         prefix = "" if len(runs) == 1 else f"{label.replace('/', '-')}-"
         for split, found in run.predictions.items():
-            figure = _matrix(Figure((INCHES[0], INCHES[0]), layout="constrained"), found)
+            figure = _draw_matrix(Figure((INCHES[0], INCHES[0]), layout="constrained"), found)
             if figure is not None:
                 drawn[f"{prefix}confusion-{split}"] = figure
-    return [_written(figure, f"{folder.rstrip('/')}/{name}.png") for name, figure in drawn.items()]
+    return [
+        _save_figure(figure, f"{folder.rstrip('/')}/{name}.png") for name, figure in drawn.items()
+    ]
 
 
 def write_charts(charts: Sequence[Chart], folder: str) -> list[str]:
     """Write a PNG file for each chart and return their paths; raises what `write_png` raises."""
     return [
-        _written(figure, f"{folder.rstrip('/')}/{name}.png")
-        for name, figure in _drawn(charts).items()
+        _save_figure(figure, f"{folder.rstrip('/')}/{name}.png")
+        for name, figure in _draw_charts(charts).items()
     ]
 
 
-def _drawn(charts: Sequence[Chart]) -> dict[str, Any]:
+def _draw_charts(charts: Sequence[Chart]) -> dict[str, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError('--png needs matplotlib: pip install "phasetrain[plot]"') from error
-    return {chart.name: _chart(Figure(INCHES, layout="constrained"), chart) for chart in charts}
+        raise ConfigError(
+            '--png needs matplotlib: pip install "phasetrain[plot]"', code="install.missing"
+        ) from error
+    return {
+        chart.name: _draw_chart(Figure(INCHES, layout="constrained"), chart) for chart in charts
+    }
 
 
-def _chart(figure: Any, chart: Chart) -> Any:
+def _draw_chart(figure: Any, chart: Chart) -> Any:
     axes = figure.add_subplot()
     for line in chart.lines:
         axes.plot(
@@ -82,9 +88,9 @@ def _chart(figure: Any, chart: Chart) -> Any:
     return figure
 
 
-def _matrix(figure: Any, found: Any) -> Any:
+def _draw_matrix(figure: Any, found: Any) -> Any:
     try:
-        matrix = confusion(found)
+        matrix = read_confusion(found)
     except DAMAGES:
         return None
     if matrix is None:
@@ -112,7 +118,7 @@ def _matrix(figure: Any, found: Any) -> Any:
     return figure
 
 
-def _written(figure: Any, path: str) -> str:
+def _save_figure(figure: Any, path: str) -> str:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DOTS)
     try:
@@ -124,6 +130,7 @@ def _written(figure: Any, path: str) -> str:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(
-            f"{path!r} cannot be written: {reason}; give --png another folder"
+            f"{path!r} cannot be written: {reason}; give --png another folder",
+            code="report.not_writable",
         ) from error
     return path

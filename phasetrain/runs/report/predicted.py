@@ -1,4 +1,4 @@
-"""What a model has predicted: its confusions, and samples with label and prediction."""
+"""Predictions of a model: its confusion matrix, and samples with label and prediction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,46 +6,49 @@ from typing import Any
 import numpy as np
 
 from phasetrain.runs.records import PredictionsRecord, parse_number
-from phasetrain.runs.report.html import element, escaped, table
+from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.images import PREFIX
 from phasetrain.runs.report.reading import DAMAGES, Array, RunReport
 
 SHOWN = 40
-"""Classes up to which the whole matrix is shown."""
+"""Maximum number of classes of a matrix that is drawn."""
 
 NUMBERED = 20
-"""Classes up to which each place has its number."""
+"""Maximum number of classes of a matrix with numbers in its cells."""
 
 CONFUSED = 12
-"""Pairs that are listed: those taken for each other most often."""
+"""Number of most frequent confusions that are listed."""
 
 GROUPS = {
     "first": "First samples",
     "mistakes": "Mistakes in the first batch, the most confident first",
 }
-"""Keys of what is kept of samples, and what a reader is told of them."""
+"""Group of samples -> heading."""
 
 
 def predictions_section(run: RunReport) -> str:
-    """Return confusion matrix and samples of each split that was tested last."""
+    """Return confusion matrix and samples of the last test of each split."""
     parts = []
     for split, found in run.predictions.items():
         try:
-            groups = _groups(found)
-            content = _matrix(found) + (element("div", groups, cls="groups") if groups else "")
+            groups = _draw_groups(found)
+            content = _draw_matrix(found) + (element("div", groups, cls="groups") if groups else "")
             at = f"after {found.updates:,} updates"
         except DAMAGES as error:
             run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")
             continue
         if content:
-            heading = element("h3", escaped(split) + " " + element("span", at, cls="note"))
+            heading = element("h3", escape_text(split) + " " + element("span", at, cls="note"))
             parts.append(heading + element("div", content, cls="predictions"))
     return "".join(parts)
 
 
-def confusion(found: PredictionsRecord) -> tuple[list[str], Array] | None:
-    """Return the names of classes and the counts `(C, C)`, a row for each true class; None where
-    there are none."""
+def read_confusion(found: PredictionsRecord) -> tuple[list[str], Array] | None:
+    """Return class names and counts `(C, C)`, with a row per true class; None if there are none.
+
+    Raises:
+        ValueError: the counts do not fit the classes.
+    """
     if not found.confusion:
         return None
     counts = np.array(found.confusion, dtype=np.float64)
@@ -57,30 +60,32 @@ def confusion(found: PredictionsRecord) -> tuple[list[str], Array] | None:
     return names, counts
 
 
-def _matrix(found: PredictionsRecord) -> str:
-    matrix = confusion(found)
+def _draw_matrix(found: PredictionsRecord) -> str:
+    matrix = read_confusion(found)
     if matrix is None:
         return ""
     names, counts = matrix
     right = float(np.trace(counts))
     total = float(counts.sum())
     title = f"Confusion matrix: {right:,.0f} of {total:,.0f} right"
-    drawn = _places(names, counts) if len(names) <= SHOWN else ""
+    drawn = _draw_cells(names, counts) if len(names) <= SHOWN else ""
     meaning = element("span", "rows: label, columns: prediction")
-    text = element("figcaption", element("b", escaped(title)) + " " + meaning)
-    return element("figure", text + drawn + _most_confused(names, counts), cls="confusion")
+    text = element("figcaption", element("b", escape_text(title)) + " " + meaning)
+    return element("figure", text + drawn + _list_confusions(names, counts), cls="confusion")
 
 
-def _places(names: Sequence[str], counts: Array) -> str:
+def _draw_cells(names: Sequence[str], counts: Array) -> str:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     numbered = len(names) <= NUMBERED
     rows = [
         element(
-            "tr", element("th") + "".join(element("th", _tag(name), scope="col") for name in names)
+            "tr",
+            element("th")
+            + "".join(element("th", _shorten_class(name), scope="col") for name in names),
         )
     ]
     for row, name in enumerate(names):
-        cells = [element("th", _tag(name), scope="row")]
+        cells = [element("th", _shorten_class(name), scope="row")]
         for column, other in enumerate(names):
             count = counts[row, column]
             part = float(share[row, column])
@@ -101,7 +106,7 @@ def _places(names: Sequence[str], counts: Array) -> str:
     return element("div", whole, cls="scroll")
 
 
-def _most_confused(names: Sequence[str], counts: Array) -> str:
+def _list_confusions(names: Sequence[str], counts: Array) -> str:
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED]
@@ -112,8 +117,8 @@ def _most_confused(names: Sequence[str], counts: Array) -> str:
             part = 100 * wrong[row, column] / counts[row].sum()
             rows.append(
                 (
-                    escaped(names[row]),
-                    escaped(names[column]),
+                    escape_text(names[row]),
+                    escape_text(names[column]),
                     f"{wrong[row, column]:,.0f}",
                     f"{part:.1f} %",
                 )
@@ -124,32 +129,32 @@ def _most_confused(names: Sequence[str], counts: Array) -> str:
     return element("details", element("summary", "most frequent confusions") + listed)
 
 
-def _groups(found: PredictionsRecord) -> str:
+def _draw_groups(found: PredictionsRecord) -> str:
     parts = []
     for key, title in GROUPS.items():
         samples = found.samples.get(key)
         if samples:
-            cards = "".join(_sample(one) for one in samples)
+            cards = "".join(_draw_sample(one) for one in samples)
             head = element("figcaption", element("b", title))
             parts.append(element("figure", head + element("div", cards, cls="samples")))
     return "".join(parts)
 
 
-def _sample(one: Mapping[str, Any]) -> str:
+def _draw_sample(one: Mapping[str, Any]) -> str:
     right = one["label"] == one["prediction"]
     image = str(one.get("image") or "")
     hint = f"sample {one.get('index', '?')}"
     picture = element("span", "no image", cls="none")
     if image.startswith(PREFIX):
-        picture = f'<img src="{escaped(image)}" alt="{escaped(hint)}">'
+        picture = f'<img src="{escape_text(image)}" alt="{escape_text(hint)}">'
     sure = parse_number(one.get("confidence"))
-    label = element("span", escaped(one["label"]), cls="label")
-    told = element("b", escaped(one["prediction"])) + (
+    label = element("span", escape_text(one["label"]), cls="label")
+    predicted = element("b", escape_text(one["prediction"])) + (
         f" {100 * sure:.0f} %" if sure == sure else ""
     )
-    text = label + element("span", "→ " + told, cls="prediction")
+    text = label + element("span", "→ " + predicted, cls="prediction")
     return element("div", picture + text, cls=f"sample {'right' if right else 'wrong'}", title=hint)
 
 
-def _tag(name: str) -> str:
-    return escaped(name if len(name) <= 12 else f"{name[:11]}…")
+def _shorten_class(name: str) -> str:
+    return escape_text(name if len(name) <= 12 else f"{name[:11]}…")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.runs.report.charts import Axis, Chart, Line, extent
-from phasetrain.runs.report.html import element, escaped, script_data
+from phasetrain.runs.report.charts import Axis, Chart, Line, find_extent
+from phasetrain.runs.report.html import element, escape_text, script_data
 from phasetrain.runs.report.reading import Array
 
 WIDTH = 640
@@ -20,45 +20,45 @@ BOTTOM = 34
 """Pixels of the picture and of its margins."""
 
 LARGEST = 1e306
-"""What is drawn at most; sums and differences of more are not finite."""
+"""Largest value that is drawn: sums and differences of larger ones overflow."""
 
 COLORS = 8
 DASHES = 4
-"""How many colours and dash patterns report.css has."""
+"""Number of colours and dash patterns in report.css."""
 
 
 def draw_figure(chart: Chart) -> str:
-    """Return a figure: title, legend with a switch per line, picture, and the values as JSON."""
-    scales = _Scales.of(chart)
+    """Return a figure: title, legend with a switch per line, picture, and its values as JSON."""
+    scales = _Scales.fit(chart)
     if scales is None:
         return ""
     lines = [line for line in chart.lines if len(line.curve.x)]
     picture = element(
         "svg",
-        _grid(scales, chart.axis)
-        + "".join(_drawn(number, line, scales) for number, line in enumerate(lines)),
+        _draw_grid(scales, chart.axis)
+        + "".join(_draw_line(number, line, scales) for number, line in enumerate(lines)),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_label=f"{chart.title} by {'update' if chart.axis is None else chart.axis.label}",
     )
     head = element(
         "figcaption",
-        element("b", escaped(chart.title)) + " " + element("span", escaped(chart.note)),
+        element("b", escape_text(chart.title)) + " " + element("span", escape_text(chart.note)),
     )
-    legend = "".join(_key(number, line) for number, line in enumerate(lines))
+    legend = "".join(_draw_key(number, line) for number, line in enumerate(lines))
     if chart.axis is None:
         names = {}
     else:
         names = {"names": [[x, f"{chart.axis.label} {n}"] for x, n in chart.axis.names.items()]}
     values = script_data(
-        {"scales": scales.told() | names, "lines": [_told(line) for line in lines]}
+        {"scales": scales.to_json() | names, "lines": [_line_to_json(line) for line in lines]}
     )
     content = head + element("div", legend, cls="legend") + picture + values
     return element("figure", content, cls="chart", id=f"chart-{chart.name}")
 
 
 class _Scales:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _Scales:
     ) -> None:
         self.logarithmic = logarithmic
         self.x = x if x[1] > x[0] else (x[0] - 1, x[1] + 1)
-        if apart:  # points at the edges stand clear of them
+        if apart:  # keeps points off the edges of the picture
             self.x = (
                 self.x[0] - 0.05 * (self.x[1] - self.x[0]),
                 self.x[1] + 0.05 * (self.x[1] - self.x[0]),
@@ -82,53 +82,55 @@ class _Scales:
         self.y = low - room, high + room
 
     @classmethod
-    def of(cls, chart: Chart) -> "_Scales | None":
-        x = extent(line.curve.x for line in chart.lines)
-        y = extent(line.curve.y for line in chart.lines)
+    def fit(cls, chart: Chart) -> "_Scales | None":
+        x = find_extent(line.curve.x for line in chart.lines)
+        y = find_extent(line.curve.y for line in chart.lines)
         if x is None or y is None:
             return None
         return cls(x, y, logarithmic=chart.logarithmic, apart=chart.axis is not None)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"x": self.x, "y": self.y, "log": self.logarithmic, "box": self.box()}
 
     def box(self) -> tuple[int, int, int, int]:
         return LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
-    def across(self, x: Array) -> Array:
+    def map_x(self, x: Array) -> Array:
         left, _, width, _ = self.box()
         return left + width * (x - self.x[0]) / (self.x[1] - self.x[0])
 
-    def down(self, y: Array) -> Array:
+    def map_y(self, y: Array) -> Array:
         _, top, _, height = self.box()
         with np.errstate(invalid="ignore", divide="ignore"):
             values = np.log10(y) if self.logarithmic else np.clip(y, -LARGEST, LARGEST)
         return top + height * ((self.y[1] - values) / (self.y[1] - self.y[0]))
 
 
-def _grid(scales: _Scales, axis: Axis | None) -> str:
+def _draw_grid(scales: _Scales, axis: Axis | None) -> str:
     left, top, width, height = scales.box()
     parts = []
     if axis is None:
-        marks = [(x, abbreviate(x)) for x in ticks(*scales.x, 8)]
+        marks = [(x, abbreviate(x)) for x in place_ticks(*scales.x, 8)]
     else:
         marks = [(x, axis.names[x]) for x in axis.marks]
     for value, text in marks:
-        x = float(scales.across(np.array(value)))
-        parts.append(f'<text x="{x:.1f}" y="{top + height + 16}" class="x">{escaped(text)}</text>')
-    for value in decades(*scales.y) if scales.logarithmic else ticks(*scales.y, 6):
-        y = float(scales.down(np.array(value)))
+        x = float(scales.map_x(np.array(value)))
+        parts.append(
+            f'<text x="{x:.1f}" y="{top + height + 16}" class="x">{escape_text(text)}</text>'
+        )
+    for value in place_decades(*scales.y) if scales.logarithmic else place_ticks(*scales.y, 6):
+        y = float(scales.map_y(np.array(value)))
         parts.append(f'<path d="M{left} {y:.1f}h{width}" class="grid"/>')
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="y">{abbreviate(value)}</text>')
     parts.append(f'<path d="M{left} {top + height}h{width}" class="axis"/>')
-    unit = "updates" if axis is None else escaped(axis.label)
+    unit = "updates" if axis is None else escape_text(axis.label)
     parts.append(f'<text x="{left + width}" y="{HEIGHT - 4}" class="unit">{unit}</text>')
     return "".join(parts)
 
 
-def _drawn(number: int, line: Line, scales: _Scales) -> str:
-    x = scales.across(line.curve.x)
-    y = scales.down(line.curve.y)
+def _draw_line(number: int, line: Line, scales: _Scales) -> str:
+    x = scales.map_x(line.curve.x)
+    y = scales.map_y(line.curve.y)
     has = np.isfinite(y)
     style = f"line s{line.color % COLORS} d{line.dash % DASHES}{' faint' if line.faint else ''}"
     path = []
@@ -148,26 +150,30 @@ def _drawn(number: int, line: Line, scales: _Scales) -> str:
     return f'<g class="{style}" data-line="{number}">{drawn}</g>'
 
 
-def _key(number: int, line: Line) -> str:
+def _draw_key(number: int, line: Line) -> str:
     style = f"s{line.color % COLORS} d{line.dash % DASHES}{' faint' if line.faint else ''}"
     sample = (
         f'<svg class="key {style}" viewBox="0 0 22 8" aria-hidden="true"><path d="M1 4h20"/></svg>'
     )
     return element(
-        "button", sample + escaped(line.label), type="button", data_line=number, aria_pressed="true"
+        "button",
+        sample + escape_text(line.label),
+        type="button",
+        data_line=number,
+        aria_pressed="true",
     )
 
 
-def _told(line: Line) -> dict[str, Any]:
-    return {"label": line.label, "x": line.curve.x.tolist(), "y": rounded(line.curve.y)}
+def _line_to_json(line: Line) -> dict[str, Any]:
+    return {"label": line.label, "x": line.curve.x.tolist(), "y": round_values(line.curve.y)}
 
 
-def rounded(values: Array) -> list[float | None]:
-    """Return values with six significant digits; None for those that are not finite."""
+def round_values(values: Array) -> list[float | None]:
+    """Return values with six significant digits; None for non-finite ones."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def ticks(low: float, high: float, wanted: int) -> Sequence[float]:
+def place_ticks(low: float, high: float, wanted: int) -> Sequence[float]:
     """Return round numbers between two values: multiples of 1, 2 or 5 times a power of ten."""
     raw = (high - low) / wanted
     if not math.isfinite(raw) or raw <= 0:
@@ -181,8 +187,8 @@ def ticks(low: float, high: float, wanted: int) -> Sequence[float]:
     ]
 
 
-def decades(low: float, high: float) -> Sequence[float]:
-    """Return powers of ten between 10^low and 10^high, at most about eight."""
+def place_decades(low: float, high: float) -> Sequence[float]:
+    """Return about eight powers of ten between 10^low and 10^high."""
     stride = max(1, math.ceil((high - low) / 8))
     return [
         10.0**power for power in range(math.ceil(low), math.floor(high) + 1) if power % stride == 0
@@ -190,7 +196,7 @@ def decades(low: float, high: float) -> Sequence[float]:
 
 
 def abbreviate(value: float) -> str:
-    """Return a number in few signs, such as 12k, 0.05 or 3e-07."""
+    """Return a number in few characters, such as 12k, 0.05 or 3e-07."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{unit}"

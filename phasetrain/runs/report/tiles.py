@@ -1,8 +1,8 @@
-"""How a run stands, in a few figures at the top of its report."""
+"""State, progress and time of runs, at the top of a report."""
 
 from collections.abc import Sequence
 
-from phasetrain.runs.report.html import element, escaped, table
+from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.reading import RunReport
 from phasetrain.runtime.clock import goodput
 from phasetrain.runtime.format import format_duration, format_percent
@@ -11,14 +11,14 @@ STATES = ("finished", "running", "preempted", "failed", "killed")
 """States with a colour in report.css."""
 
 
-def tiles(run: RunReport, now: float) -> str:
-    """Return state, progress, time and place of a run."""
+def tiles_section(run: RunReport, now: float) -> str:
+    """Return tiles with state, progress, time and device of a run."""
     state = run.status.observe_state(now)
     reason = run.status.reason
     cards = [
         _tile("state", badge(state), "" if reason == "completed" else reason),
-        _tile("updates", progress(run), planned(run)),
-        _tile("time", _format_total(run), _attempts(run)),
+        _tile("updates", format_progress(run), format_planned(run)),
+        _tile("time", _format_total(run), _format_attempts(run)),
     ]
     spent = run.status.run_seconds
     if spent:
@@ -31,44 +31,56 @@ def tiles(run: RunReport, now: float) -> str:
         cards.append(_tile("samples/s", f"{middle:,.0f}", "median"))
     device = run.environment.device
     if device:
-        cards.append(_tile("device", escaped(device), _processes(run)))
+        cards.append(_tile("device", escape_text(device), _format_processes(run)))
     digest = run.status.digest
     if digest:
         cards.append(
-            _tile("weights", element("code", escaped(digest[:12])), "SHA-256, see status.json")
+            _tile("weights", element("code", escape_text(digest[:12])), "SHA-256, see status.json")
         )
     return element("div", "".join(cards), cls="tiles") + element(
-        "p", element("code", escaped(run.path)), cls="note"
+        "p", element("code", escape_text(run.path)), cls="note"
     )
 
 
 def runs_table(runs: Sequence[RunReport], names: Sequence[str], now: float) -> str:
-    """Return the same of several runs."""
+    """Return a table with state, progress, time and device of several runs."""
     rows = []
     for run, name in zip(runs, names, strict=True):
         spent = run.status.run_seconds
         good = format_percent(goodput(spent)) if spent else "-"
-        device = escaped(run.environment.device or "-")
-        where = element("code", escaped(run.path))
+        device = escape_text(run.environment.device or "-")
+        where = element("code", escape_text(run.path))
         state = badge(run.status.observe_state(now))
-        rows.append((escaped(name), state, progress(run), _format_total(run), good, device, where))
+        rows.append(
+            (
+                escape_text(name),
+                state,
+                format_progress(run),
+                _format_total(run),
+                good,
+                device,
+                where,
+            )
+        )
     return table(
         ("run", "state", "updates", "time", "goodput", "device", "folder"), rows, cls="wide"
     )
 
 
 def badge(state: str) -> str:
-    """Return a state with its colour."""
+    """Return a coloured state."""
     text = "no sign of life" if state == "killed" else state or "unknown"
-    return element("span", escaped(text), cls=f"badge {state if state in STATES else 'unknown'}")
+    return element(
+        "span", escape_text(text), cls=f"badge {state if state in STATES else 'unknown'}"
+    )
 
 
-def progress(run: RunReport) -> str:
+def format_progress(run: RunReport) -> str:
     """Return the updates done."""
     return f"{run.status.updates:,}" if "updates" in run.status.content else "-"
 
 
-def planned(run: RunReport) -> str:
+def format_planned(run: RunReport) -> str:
     """Return the planned updates; empty if unknown."""
     return f"of {run.plan.updates:,}" if run.plan.updates else ""
 
@@ -79,16 +91,16 @@ def _format_total(run: RunReport) -> str:
     return format_duration(seconds) if seconds else "-"
 
 
-def _processes(run: RunReport) -> str:
+def _format_processes(run: RunReport) -> str:
     count = run.environment.processes
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _attempts(run: RunReport) -> str:
+def _format_attempts(run: RunReport) -> str:
     count = run.status.attempt
     return f"{count} attempts" if count > 1 else "one attempt"
 
 
 def _tile(name: str, value: str, note: str = "") -> str:
-    parts = element("span", escaped(name), cls="name") + element("b", value)
-    return element("div", parts + element("span", escaped(note[:160]), cls="note"), cls="tile")
+    parts = element("span", escape_text(name), cls="name") + element("b", value)
+    return element("div", parts + element("span", escape_text(note[:160]), cls="note"), cls="tile")

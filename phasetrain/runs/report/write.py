@@ -1,11 +1,11 @@
-"""Writes reports: the page of one run into its folder, or that of several compared."""
+"""Writes reports: the page of a run into its folder, or a page that compares several runs."""
 
 import errno
 from collections.abc import Sequence
 from pathlib import Path
 
 from phasetrain.errors import ConfigError
-from phasetrain.runs.report.page import page
+from phasetrain.runs.report.page import render_report
 from phasetrain.runs.report.reading import read_run
 from phasetrain.runtime.storage import Storage, open_storage
 
@@ -13,11 +13,11 @@ FILE = "report.html"
 """Name of the report in a run folder."""
 
 COMPARISON = "comparison.html"
-"""Name of the report of several runs, by default in the current folder."""
+"""File of a report of several runs, by default in the current folder."""
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Codes of errors of a disk without space."""
+"""Error codes of a full disk."""
 
 
 def write_report(
@@ -25,22 +25,22 @@ def write_report(
 ) -> str:
     """Write the report of a run, or of several compared, and return its path.
 
-    Runs may still be going on: nothing of theirs is locked or changed but `report.html`.
+    Runs may still be training: nothing in their folders is locked or changed except `report.html`.
 
     Args:
-        folders: of runs.
-        out: path of the page, whose folder is made if need be; by default `report.html` in the
+        folders: run folders.
+        out: path of the page, whose folder is created; by default `report.html` in the
             folder of the only run, `comparison.html` in the current folder for several.
-        storage: the door to the files; the one that fits each path by default.
+        storage: access to the files; chosen by each path by default.
 
     Raises:
         ConfigError: a folder holds no run, or the page cannot be written.
     """
     runs = [read_run(folder, storage) for folder in folders]
     if not runs:
-        raise ConfigError("no run folder was given; expected at least one")
+        raise ConfigError("no run folder was given; expected at least one", code="report.no_runs")
     target = out or (f"{runs[0].path}/{FILE}" if len(runs) == 1 else COMPARISON)
-    content = page(runs).encode(errors="replace")
+    content = render_report(runs).encode(errors="replace")
     door = storage or open_storage(target)
     folder = target.rpartition("/")[0]
     try:
@@ -53,8 +53,9 @@ def write_report(
         else:
             where = "in a folder that this user may write to"
         raise ConfigError(
-            f"the report cannot be written to {target!r}: {error.strerror or error}; give another path with --out, "
-            f"{where}"
+            f"the report cannot be written to {target!r}: {error.strerror or error}; give another "
+            f"path with --out, {where}",
+            code="report.not_writable",
         ) from error
     if "://" in target:
         return target

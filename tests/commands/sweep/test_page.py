@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phasetrain.commands.sweep.page import make_charts, render_page, write_plots
+from phasetrain.commands.sweep.page import make_charts, render_sweep, write_plots
 from phasetrain.commands.sweep.results import Results, SweepRun
 
 
@@ -85,14 +85,14 @@ def test_a_key_with_one_value_has_no_plot_and_runs_without_a_value_are_left_out(
 
 
 def test_the_page_of_a_sweep_that_has_measured_nothing() -> None:
-    text = render_page(Results("out", "", [SweepRun("01234567", {"A.x": "<1>"}, "waiting")]))
+    text = render_sweep(Results("out", "", [SweepRun("01234567", {"A.x": "<1>"}, "waiting")]))
     assert "A.x" in text
     assert "&lt;1&gt;" in text
     assert re.findall("<h2>(.*?)</h2>", text) == ["Runs"]
 
 
 def test_the_sections_of_the_page() -> None:
-    text = render_page(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, 0.25)))
+    text = render_sweep(results(({"A.x": "1"}, 0.5), ({"A.x": "2"}, 0.25)))
     assert re.findall("<h2>(.*?)</h2>", text) == ["Runs", "test/accuracy by value"]
 
 

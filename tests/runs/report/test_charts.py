@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from phasetrain.runs.report.charts import charts_of, extent, labels, metric_names, smoothed, thinned
+from phasetrain.runs.report.charts import (
+    charts_of,
+    find_extent,
+    label_runs,
+    metric_names,
+    smooth_curve,
+    thin_curve,
+)
 from phasetrain.runs.report.reading import Curve, RunReport
 
 
@@ -21,10 +28,10 @@ def record(path: str = "runs/a", **metrics: dict[str, Curve]) -> RunReport:
 
 def test_a_short_curve_is_kept_and_a_long_one_keeps_peaks_dips_and_ends() -> None:
     short = curve(1, 2, 3)
-    assert thinned(short, 10) is short
+    assert thin_curve(short, 10) is short
     values = np.zeros(100_000)
     values[12_345], values[67_890], values[0], values[-1] = 5.0, -7.0, 1.0, 2.0
-    found = thinned(curve(*values), 600)
+    found = thin_curve(curve(*values), 600)
     assert len(found.x) <= 600
     assert (found.y.max(), found.y.min(), found.y[0], found.y[-1]) == (5.0, -7.0, 1.0, 2.0)
     assert found.x[found.y.argmax()] == 12_346
@@ -34,20 +41,20 @@ def test_a_short_curve_is_kept_and_a_long_one_keeps_peaks_dips_and_ends() -> Non
 def test_thinning_leaves_out_what_is_not_finite_where_there_is_something_else() -> None:
     values = np.ones(10_000)
     values[::2] = np.nan
-    assert np.isfinite(thinned(curve(*values), 100).y[1:]).all()
+    assert np.isfinite(thin_curve(curve(*values), 100).y[1:]).all()
 
 
 @pytest.mark.parametrize("count", [601, 602, 1199, 1200, 1201, 4567])
 def test_thinning_of_any_length(count: int) -> None:
-    found = thinned(curve(*np.sin(np.arange(count))))
+    found = thin_curve(curve(*np.sin(np.arange(count))))
     assert len(found.x) <= 600
     assert (found.x[0], found.x[-1]) == (1.0, count)
 
 
 def test_smoothing_is_the_mean_of_neighbours_without_what_is_not_finite() -> None:
-    assert smoothed(curve(1, 2, 3, 4, 5), 3).y.tolist() == [1.5, 2.0, 3.0, 4.0, 4.5]
-    assert smoothed(curve(1, math.nan, 3), 3).y.tolist() == [1.0, 2.0, 3.0]
-    assert np.isnan(smoothed(curve(math.nan, math.nan, math.nan, 1), 3).y).tolist() == [
+    assert smooth_curve(curve(1, 2, 3, 4, 5), 3).y.tolist() == [1.5, 2.0, 3.0, 4.0, 4.5]
+    assert smooth_curve(curve(1, math.nan, 3), 3).y.tolist() == [1.0, 2.0, 3.0]
+    assert np.isnan(smooth_curve(curve(math.nan, math.nan, math.nan, 1), 3).y).tolist() == [
         True,
         True,
         False,
@@ -108,11 +115,11 @@ def test_metrics_of_many_single_classes_have_no_plots() -> None:
 
 
 def test_labels_are_as_short_as_they_can_be() -> None:
-    assert labels([record("x/a"), record("x/b")]) == ["a", "b"]
-    assert labels([record("x/a"), record("y/a")]) == ["x/a", "y/a"]
-    assert labels([record("1/x/a"), record("2/x/a")]) == ["1/x/a", "2/x/a"]
+    assert label_runs([record("x/a"), record("x/b")]) == ["a", "b"]
+    assert label_runs([record("x/a"), record("y/a")]) == ["x/a", "y/a"]
+    assert label_runs([record("1/x/a"), record("2/x/a")]) == ["1/x/a", "2/x/a"]
 
 
 def test_extent() -> None:
-    assert extent([np.array([1.0, np.nan]), np.array([-3.0, np.inf])]) == (-3.0, 1.0)
-    assert extent([np.array([np.nan])]) is None
+    assert find_extent([np.array([1.0, np.nan]), np.array([-3.0, np.inf])]) == (-3.0, 1.0)
+    assert find_extent([np.array([np.nan])]) is None

@@ -2,13 +2,13 @@
 
 import json
 
-from phasetrain.runs.report.html import element, escaped, script_data, table
+from phasetrain.runs.report.html import element, escape_text, script_data, table
 
 EVIL = "</script><script>alert(1)</script>&\"'"
 
 
 def test_escaping() -> None:
-    assert escaped('<b>&"') == "&lt;b&gt;&amp;&quot;"
+    assert escape_text('<b>&"') == "&lt;b&gt;&amp;&quot;"
     assert element("a", "x", href='"><script>', cls="c", data_line=1) == (
         '<a href="&quot;&gt;&lt;script&gt;" class="c" data-line="1">x</a>'
     )

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.runs.report import page, read_run
+from phasetrain.runs.records import (
+    EnvironmentRecord,
+    PlanRecord,
+    PredictionsRecord,
+    StatusRecord,
+)
+from phasetrain.runs.report import read_run, render_report
 from phasetrain.runs.report.reading import RunReport
 
 EVIL = "<script>alert('x')</script>"
@@ -16,7 +22,7 @@ def headings(text: str) -> list[str]:
 
 
 def test_sections_of_a_run(run_folder: Path) -> None:
-    text = page([read_run(str(run_folder))])
+    text = render_report([read_run(str(run_folder))])
     assert headings(text) == [
         "Final metrics", "Curves", "Where the time went", "Predictions", "Config", "Environment", "Log",
     ]  # fmt: skip
@@ -28,7 +34,7 @@ def test_sections_of_a_run(run_folder: Path) -> None:
 
 
 def test_it_takes_nothing_from_anywhere(run_folder: Path) -> None:
-    text = page([read_run(str(run_folder))])
+    text = render_report([read_run(str(run_folder))])
     addresses = re.findall(r'\b(?:src|href)="([^"]*)"', text) + re.findall(
         r"url\(([^)]*)\)|@import", text
     )
@@ -42,7 +48,7 @@ def test_it_takes_nothing_from_anywhere(run_folder: Path) -> None:
 def test_two_runs_compared(run_folder: Path) -> None:
     run = read_run(str(run_folder))
     other = RunReport("runs/other", "other", config={"PHASES": {"epochs": 4}})
-    text = page([run, other])
+    text = render_report([run, other])
     assert "<h1>2 runs compared</h1>" in text
     assert headings(text) == [
         "Final metrics",
@@ -55,7 +61,7 @@ def test_two_runs_compared(run_folder: Path) -> None:
 
 
 def test_a_run_without_metrics() -> None:
-    text = page([RunReport("runs/a", "a")])
+    text = render_report([RunReport("runs/a", "a")])
     assert "nothing to draw" in text
     assert "nothing was measured" in text
 
@@ -63,25 +69,27 @@ def test_a_run_without_metrics() -> None:
 def test_how_to_get_a_gradient_norm(run_folder: Path) -> None:
     run = read_run(str(run_folder))
     del run.steps["gradient norm"]
-    assert "computed only where OPTIMIZER.clip_norm is set" in page([run])
+    assert "computed only where OPTIMIZER.clip_norm is set" in render_report([run])
 
 
 def test_nothing_of_a_run_folder_becomes_a_part_of_the_page(run_folder: Path) -> None:
     run = read_run(str(run_folder))
-    clean = page([run]).count("<script")
+    clean = render_report([run]).count("<script")
     run.name = run.path = EVIL
     run.metrics = {EVIL: {EVIL: run.metrics["accuracy"]["test"]}}
     run.steps[EVIL] = run.steps["loss"]
-    run.status = {"state": EVIL, "reason": EVIL, "digest": EVIL, "attempt": EVIL}
-    run.config, run.environment, run.log = (
-        {EVIL: EVIL},
-        {EVIL: {EVIL: EVIL}, "device": EVIL},
-        [EVIL],
+    run.status = StatusRecord.from_json(
+        {"state": EVIL, "reason": EVIL, "digest": EVIL, "attempt": EVIL}
     )
-    run.differs, run.problems = [(EVIL, EVIL, EVIL)], [EVIL]
-    run.predictions = {EVIL: {"updates": 1, "classes": [EVIL], "confusion": [[1]], "first": [
-        {"label": EVIL, "prediction": EVIL, "image": EVIL, "index": EVIL}]}}  # fmt: skip
-    text = page([run])
+    run.config = {EVIL: EVIL}
+    run.environment = EnvironmentRecord.from_json({EVIL: {EVIL: EVIL}, "device": EVIL})
+    run.plan = PlanRecord(differs=((EVIL, EVIL, EVIL),))
+    run.log = [EVIL]
+    run.problems = [EVIL]
+    sample = {"label": EVIL, "prediction": EVIL, "image": EVIL, "index": EVIL}
+    content = {"updates": 1, "classes": [EVIL], "confusion": [[1]], "first": [sample]}
+    run.predictions = {EVIL: PredictionsRecord.from_json(content)}
+    text = render_report([run])
     charts = text.count('class="chart"')
     assert text.count("<script") == charts + 1
     assert clean == 6 + 1  # the same without it
@@ -94,6 +102,6 @@ def test_content_of_the_wrong_kind_costs_its_section_and_is_told(
 ) -> None:
     run = read_run(str(run_folder))
     setattr(run, name, 7)
-    text = page([run])
+    text = render_report([run])
     assert "cannot be shown" in text
     assert "Curves" in headings(text)

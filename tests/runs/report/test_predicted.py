@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from phasetrain.runs.records import PredictionsRecord, RunFiles
-from phasetrain.runs.report.images import data_url
-from phasetrain.runs.report.predicted import confusion, predictions_section
+from phasetrain.runs.report.images import make_data_url
+from phasetrain.runs.report.predicted import predictions_section, read_confusion
 from phasetrain.runs.report.reading import RunReport
 
-IMAGE = data_url(np.zeros((2, 2), np.uint8))
+IMAGE = make_data_url(np.zeros((2, 2), np.uint8))
 SAMPLE = {"index": 7, "label": "cat", "prediction": "dog", "confidence": 0.75, "image": IMAGE}
 
 
@@ -81,4 +81,4 @@ def test_an_image_that_is_no_data_is_not_loaded(tmp_path: Path) -> None:
 
 def test_nothing_was_kept(tmp_path: Path) -> None:
     assert section(tmp_path) == ("", [])
-    assert confusion(PredictionsRecord(0)) is None
+    assert read_confusion(PredictionsRecord(0)) is None

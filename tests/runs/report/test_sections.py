@@ -7,13 +7,13 @@ import numpy as np
 from phasetrain.runs.records import EnvironmentRecord, PlanRecord, StatusRecord
 from phasetrain.runs.report.reading import Curve, RunReport
 from phasetrain.runs.report.sections import (
+    attempts_section,
     config_section,
     environment_section,
-    figure_text,
-    final_metrics,
+    format_figure,
     log_section,
+    metrics_section,
     steps_section,
-    times,
 )
 
 BEST = '<b class="best" title="best value">%s</b>'
@@ -42,7 +42,7 @@ def cells(text: str) -> list[str]:
 
 def test_final_metrics_of_a_run_tests_first() -> None:
     run = record(metrics={"accuracy": {"train": curve(0.5, 0.75), "test": curve(0.25, 0.9, 0.8)}})
-    assert cells(final_metrics([run], ["a"])) == [
+    assert cells(metrics_section([run], ["a"])) == [
         "test/accuracy", "<b>0.8</b>", "30", "0.25", "10", BEST % "0.9", "20",
         "train/accuracy", "<b>0.75</b>", "20", "0.5", "10", BEST % "0.75", "20",
     ]  # fmt: skip
@@ -53,23 +53,23 @@ def test_final_metrics_of_several_runs() -> None:
         record(metrics={"loss": {"test": curve(2, 1)}}),
         record(metrics={"f1": {"test": curve(0.5)}}),
     )
-    assert cells(final_metrics([one, other], ["a", "b"])) == [
+    assert cells(metrics_section([one, other], ["a", "b"])) == [
         "test/loss", "<b>1</b><small> 1 … 2</small>", "-",
         "test/f1", "-", "<b>0.5</b><small> 0.5 … 0.5</small>",
     ]  # fmt: skip
 
 
 def test_a_metric_that_is_not_finite() -> None:
-    assert "not finite" in final_metrics(
+    assert "not finite" in metrics_section(
         [record(metrics={"loss": {"test": curve(1, np.nan)}})], ["a"]
     )
-    assert "not finite" in final_metrics(
+    assert "not finite" in metrics_section(
         [record(metrics={"loss": {"test": curve(np.nan)}})] * 2, ["a", "b"]
     )
 
 
 def test_no_metrics() -> None:
-    assert "nothing was measured" in final_metrics([record()], ["a"])
+    assert "nothing was measured" in metrics_section([record()], ["a"])
 
 
 def test_time_of_steps_by_split() -> None:
@@ -101,7 +101,7 @@ def test_time_by_attempt_with_those_that_were_killed() -> None:
         "state": "finished",
         "time": {"attempt": {"redone": 1.0, "train": 1.0}, "run": spent},
     }
-    text = times([record(attempts=[killed, last], status=last)], ["a"])
+    text = attempts_section([record(attempts=[killed, last], status=last)], ["a"])
     assert text.index("killed") < text.index("finished") < text.index("the run")
     assert "4.0 s, 75 % in steps" in text
     assert "2.0 s, 50 % in steps" in text
@@ -110,10 +110,10 @@ def test_time_by_attempt_with_those_that_were_killed() -> None:
 
 def test_time_of_several_runs_and_of_none() -> None:
     status = {"time": {"run": {"train": 2.0}}}
-    text = times([record(status=status), record()], ["<a>", "b"])
+    text = attempts_section([record(status=status), record()], ["<a>", "b"])
     assert "&lt;a&gt;" in text
     assert "100 % in steps" in text
-    assert times([record()], ["a"]) == ""
+    assert attempts_section([record()], ["a"]) == ""
 
 
 def test_config_of_one_run() -> None:
@@ -158,7 +158,7 @@ def test_environment() -> None:
 def test_log_and_numbers() -> None:
     assert "&lt;b&gt;\nx</pre>" in log_section(record(log=["<b>", "x"]))
     assert log_section(record()) == ""
-    assert [figure_text(value) for value in (0.123456, 12345.6, 1e12, np.nan)] == [
+    assert [format_figure(value) for value in (0.123456, 12345.6, 1e12, np.nan)] == [
         "0.1235",
         "12,346",
         "1e+12",

@@ -1,4 +1,4 @@
-"""Pictures: ticks, scales, gaps, and values for the pointer."""
+"""Pictures: place_ticks, scales, gaps, and values for the pointer."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from phasetrain.runs.report.charts import Chart, Line
 from phasetrain.runs.report.reading import Curve
-from phasetrain.runs.report.svg import abbreviate, decades, draw_figure, ticks
+from phasetrain.runs.report.svg import abbreviate, draw_figure, place_decades, place_ticks
 
 
 def chart(*values: float, logarithmic: bool = False) -> Chart:
@@ -30,12 +30,12 @@ def chart(*values: float, logarithmic: bool = False) -> Chart:
     ],
 )
 def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
-    assert list(ticks(low, high, 5)) == expected
+    assert list(place_ticks(low, high, 5)) == expected
 
 
 def test_decades() -> None:
-    assert list(decades(-2.1, 1.2)) == [0.01, 0.1, 1.0, 10.0]
-    assert len(decades(-30, 30)) <= 9
+    assert list(place_decades(-2.1, 1.2)) == [0.01, 0.1, 1.0, 10.0]
+    assert len(place_decades(-30, 30)) <= 9
 
 
 def test_short_numbers() -> None:

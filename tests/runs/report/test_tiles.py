@@ -2,7 +2,7 @@
 
 from phasetrain.runs.records import PlanRecord, StatusRecord
 from phasetrain.runs.report.reading import RunReport
-from phasetrain.runs.report.tiles import badge, runs_table, tiles
+from phasetrain.runs.report.tiles import badge, runs_table, tiles_section
 
 TIME = {"run": {"train": 60.0, "test": 15.0, "start": 25.0}, "attempt": {"train": 60.0}}
 
@@ -14,7 +14,7 @@ def record(**status: object) -> RunReport:
 
 
 def test_a_finished_run() -> None:
-    text = tiles(
+    text = tiles_section(
         record(state="finished", updates=1000, attempt=3, time=TIME, digest="0123456789abcdef"), 0.0
     )
     for part in (
@@ -30,22 +30,24 @@ def test_a_finished_run() -> None:
 
 
 def test_a_failed_run_says_why() -> None:
-    assert "ValueError: &lt;x&gt;" in tiles(record(state="failed", reason="ValueError: <x>"), 0.0)
+    assert "ValueError: &lt;x&gt;" in tiles_section(
+        record(state="failed", reason="ValueError: <x>"), 0.0
+    )
 
 
 def test_a_run_without_a_sign_of_life() -> None:
     alive, dead = (record(state="running", heartbeat={"at": at}) for at in (950.0, 500.0))
-    assert ">running<" in tiles(alive, 1000.0)
-    assert "no sign of life" in tiles(dead, 1000.0)
+    assert ">running<" in tiles_section(alive, 1000.0)
+    assert "no sign of life" in tiles_section(dead, 1000.0)
 
 
 def test_a_run_of_which_nothing_is_known() -> None:
-    text = tiles(RunReport("runs/a", "a"), 0.0)
+    text = tiles_section(RunReport("runs/a", "a"), 0.0)
     assert badge("") in text
     assert ">unknown<" in text
 
 
 def test_values_of_the_wrong_kind() -> None:
     odd = record(state=["x"], updates="many", attempt=None, time=3, heartbeat="y", reason=5)
-    assert "unknown" in tiles(odd, 0.0)
+    assert "unknown" in tiles_section(odd, 0.0)
     assert "<td>-</td>" in runs_table([odd], ["a"], 0.0)
