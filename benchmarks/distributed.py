@@ -38,6 +38,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hooks
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
+from phasetrain.tasks.dry_run import warm_up
 
 FEATURES, HIDDEN, CLASSES = 256, 1024, 720  # 1.0 million parameters
 PART = 64  # samples per process and update
@@ -77,7 +78,7 @@ def framework(world: Any, updates: int) -> Callable[[], float]:
     data = builder.data()
     plan = builder.plan(data)
     task = builder.task(builder.parts(data, plan))
-    task.warm_up(plan.phases[0])
+    warm_up(task, plan.phases[0])
 
     def trial() -> float:
         engine = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)

@@ -3,53 +3,31 @@
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.build_hooks import build_checkpointer
 from phasetrain.commands.setup import Setup
-from phasetrain.distributed import Strategy
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.folder import RunFolder
-from phasetrain.tasks import Parts, SelfSupervised, Task
+from phasetrain.tasks import SavedTask, Task
 
 
-def restore(parts: Parts, loaded: LoadedCheckpoint) -> None:
-    """Load model, loss and averages from a checkpoint.
+def restore(task: Task, loaded: LoadedCheckpoint) -> None:
+    """Load the weights of a checkpoint into a task that does not train.
 
     Raises:
         ChangedError: the checkpoint is of another model or loss, or has no such averages.
     """
-    strategy = parts.strategy or Strategy(parts.world)
-    learned = loaded.state["task"]
-    for name, average in parts.averages.items():
-        if name not in learned:
-            raise ChangedError(
-                f"{loaded.path} has no averaged weights; remove MODEL.{name}",
-                code="checkpoint.no_average",
-            )
-        for key, part in average.stateful().items():
-            if part is not average.module:
-                part.load_state_dict(learned[key])
-    modules = [("MODEL", "model", parts.model), ("LOSS", "loss", parts.loss)]
-    modules += [(f"MODEL.{name}", name, average.module) for name, average in parts.averages.items()]
-    for section, name, part in modules:
-        try:
-            strategy.state.load_model_state(part, learned[name])
-        except (RuntimeError, KeyError) as error:
-            raise ChangedError(
-                f"{loaded.path} is of another {section} than the config describes; give the "
-                f"overrides of its run, which are in overrides.yaml: {error}",
-                code="checkpoint.other_model",
-            ) from error
-
-
-def restore_teacher(task: Task, loaded: LoadedCheckpoint) -> None:
-    """Load the teacher of a self-supervised task, with which its loss is computed."""
-    if isinstance(task, SelfSupervised) and task.teacher is not None:
-        try:
-            task.teacher.load_state_dict(loaded.state["task"]["teacher"])
-        except (RuntimeError, KeyError) as error:
-            raise ChangedError(
-                f"{loaded.path} has no teacher that fits this config; give the overrides of its "
-                f"run: {error}",
-                code="checkpoint.other_model",
-            ) from error
+    shared = loaded.state["task"]
+    for name in task.parts.averages.keys() - shared.keys():
+        raise ChangedError(
+            f"{loaded.path} has no averaged weights; remove MODEL.{name}",
+            code="checkpoint.no_average",
+        )
+    try:
+        task.restore(SavedTask(shared), "learned")
+    except ChangedError as error:
+        raise ChangedError(
+            f"{loaded.path} is of another MODEL or LOSS than the config describes; give the "
+            f"overrides of its run, which are in overrides.yaml: {error}",
+            code="checkpoint.other_model",
+        ) from error
 
 
 def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.commands.choose import restore, restore_teacher
+from phasetrain.commands.choose import restore
 from phasetrain.commands.setup import Setup, settle
 from phasetrain.config.compose.override_text import removals, words_of
 from phasetrain.config.schema import default_schema
@@ -18,7 +18,7 @@ from phasetrain.models.sources import Source
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.tasks import Builder, Parts, SplitData, Task
+from phasetrain.tasks import Builder, SplitData, Task
 
 OF_PARTS = ("MODEL.", "LOSS.", "TASK.")
 """Prefixes of the facts in plan.json from which parts were built."""
@@ -63,9 +63,8 @@ def load(
         f"MACHINE.device={device}",
     ]
     setup = settle(words, terminal=Terminal(io.StringIO(), live=False))
-    builder, parts = _build_parts(setup, loaded)
-    task = builder.task(parts)
-    restore_teacher(task, loaded)
+    task = _build_task(setup, loaded)
+    parts = task.parts
     if weights != "model":
         if weights not in parts.averages:
             raise ConfigError(
@@ -94,23 +93,24 @@ class _DatalessBuilder(Builder):
         }
 
 
-def _build_parts(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Builder, Parts]:
-    """Return the parts of a run with their weights, without opening the data if possible."""
+def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
+    """Return the task of a run with its weights, without opening the data if possible."""
     builder_without_data = _DatalessBuilder(setup.config, setup.machine, setup.world, setup.stages)
     builder_without_data.recorded = _read_facts(loaded.path)
     if builder_without_data.recorded:
         try:
             parts = builder_without_data.parts({}, Plan(()), train=False)
-            restore(parts, loaded)
+            task = builder_without_data.task(parts)
+            restore(task, loaded)
         except (ConfigError, ChangedError):
             pass  # a fact that JSON cannot hold, or of an older release: open the data instead
         else:
-            return builder_without_data, parts
+            return task
     builder = setup.builder()
     data = builder.data()
-    parts = builder.parts(data, builder.plan(data), train=False)
-    restore(parts, loaded)
-    return builder, parts
+    task = builder.task(builder.parts(data, builder.plan(data), train=False))
+    restore(task, loaded)
+    return task
 
 
 def _read_facts(checkpoint: str) -> dict[str, Any]:

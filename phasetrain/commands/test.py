@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phasetrain.commands.choose import choose_checkpoint, restore, restore_teacher
+from phasetrain.commands.choose import choose_checkpoint, restore
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.digest import hash_model
@@ -42,7 +42,6 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
             "RUN.engine = 'test' and DATA has no test split; give it one, such as DATA.TEST.dataset=..."
         )
     parts = builder.parts(data, builder.plan(data), train=False)
-    restore(parts, loaded)
     phases = [one_test(split, limit=setup.config.PHASES.limit.test) for split in tests]
     averages = [
         f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test
@@ -55,7 +54,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     plan = Plan(tuple(replace(phase, index=index) for index, phase in enumerate(each)))
     task = builder.task(parts)
     found = _Collected()
-    restore_teacher(task, loaded)
+    restore(task, loaded)
     for split in tests:
         task.check_targets(split.name, first_target(data[split.name].reader))
     called = Hooks({"collected": found, **(hooks or {})}, setup.world)

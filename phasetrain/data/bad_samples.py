@@ -3,7 +3,7 @@ with."""
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +60,9 @@ class BadSamples:
         budget: how many different ones are put up with.
     """
 
+    # A run may be the first to tolerate bad samples when it resumes.
+    is_optional = True
+
     def __init__(self, policy: OnBadSample, budget: int) -> None:
         self.policy = policy
         self.budget = budget
@@ -103,6 +106,20 @@ class BadSamples:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting from what `state_dict` returned."""
         self._reasons = {int(index): str(reason) for index, reason in state["samples"]}
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return the bad samples that this rank has met."""
+        return self.state_dict()
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `rank_state`."""
+        self.load_state_dict(dict(state))
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
+        """Load the bad samples of all ranks of a run with another world size."""
+        if states:
+            met = dict(pair for state in states for pair in state["samples"])
+            self.load_state_dict({"samples": sorted(met.items())})
 
 
 def named(samples: Iterable[tuple[int, str]]) -> str:

@@ -26,7 +26,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.monitor import Monitor
-from phasetrain.hooks.run_state import restore, restore_modules, state_of
+from phasetrain.hooks.run_state import restore, state_of
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Unfinished
 
@@ -86,7 +86,7 @@ class CheckpointHook(Hook):
                 self.checkpointer.retention, monitor=self._monitor.name
             )
         self._restart_timer()
-        if run.task.divides:
+        if run.task.shards_weights:
             self.checkpointer.group = SaveGroup(
                 run.world.new_group(), run.world.rank, run.world.size
             )
@@ -197,7 +197,7 @@ class CheckpointHook(Hook):
             isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data"
         ):
             self.save(run, "exception")
-        if run.task.divides and is_lost_peer(error):
+        if run.task.shards_weights and is_lost_peer(error):
             # The save needs all ranks, and one of them is gone: waiting would take forever.
             self._writing.leave()
         self._finish_save(run)
@@ -248,12 +248,12 @@ class CheckpointHook(Hook):
         state = state_of(run)
         draft = None
         trouble = ""
-        if run.world.is_main or run.task.divides:
+        if run.world.is_main or run.task.shards_weights:
             try:
                 draft = self.checkpointer.make_draft(run.state, state, self._promised, facts)
             except TypeError as error:  # at the start all could be saved
                 trouble = f"the checkpoint at update {run.state.updates} could not be made: {error}"
-        if run.task.divides:  # they write together or not at all
+        if run.task.shards_weights:  # they write together or not at all
             trouble = next(filter(None, run.world.all_gather(trouble)), "")
         if not trouble:
             return draft
@@ -323,7 +323,7 @@ class CheckpointHook(Hook):
             )
             return
         loaded = best or checkpointer.load_when_visible(path)
-        restore_modules(run, loaded)
+        restore(run, loaded, "learned")
         self.best = (path, dict(loaded.manifest.facts.metrics))
         log.info("loaded the weights of %s, the best by %s", path, monitor)
         run.world.run_on_main(lambda: checkpointer.mark_best(path))

@@ -183,7 +183,7 @@ class LedgerHook(Hook):
         gradient_norm = updater.gradients.norm
         if gradient_norm is not None:
             flags |= NORM
-        if run.task.divides:
+        if run.task.shards_weights:
             flags |= PIECES
         loss: float | Tensor
         norm: float | Tensor = 0.0

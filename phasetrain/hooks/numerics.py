@@ -112,7 +112,7 @@ def folder_name(updates: int) -> str:
 def gather_step(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any] | None:
     """Return the content of a dump on rank 0, and None on other ranks; collective."""
     shares = run.world.gather(_prepare_batches(batches))
-    task = run.task.whole_state()
+    task = run.task.shared_state()
     if shares is None:
         return None
     return {

@@ -1,59 +1,63 @@
-"""The whole state of a run, over all processes: what a checkpoint holds, and giving it back."""
+"""The state of a run over all ranks: saving it in a checkpoint, and restoring it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.errors import ChangedError
 from phasetrain.hooks.base import Run
-from phasetrain.tasks.base import Task
-from phasetrain.tasks.state import MODULES
+from phasetrain.tasks import SavedTask
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """Return everything that learns, accumulates or watches, as a checkpoint holds it; every
-    process takes part.
+    """Return the state of the task and of all hooks; every rank must call this.
 
-    Under `processes` stands what each of several processes has for itself: sums of half a phase,
-    bad samples met, buffers that differ from the main one's. Only those that do travel.
+    With several ranks, `processes` holds the state that each rank has for itself: sums of half a
+    phase, bad samples, and those buffers that differ from the buffers of rank 0.
     """
-    found = {"task": run.task.whole_state(), "hooks": run.hooks.state_dict()}
+    task = run.task
+    found = {"task": task.shared_state(), "hooks": run.hooks.state_dict()}
     if run.world.is_single_process:
         return found
-    task = run.task.own_state()
-    known = run.world.broadcast(_digests(task) if run.world.is_main else None)
-    own = run.world.gather({"task": _without(task, known or {}), "hooks": found["hooks"]})
-    return found | {"processes": own if own is not None else []}
+    own = task.rank_state()
+    modules = task.module_names()
+    digests = _digest_buffers(own, modules) if run.world.is_main else {}
+    changed = _drop_equal_buffers(own, modules, run.world.broadcast(digests))
+    ranks = run.world.gather({"task": changed, "hooks": found["hooks"]})
+    return found | {"processes": ranks or []}
 
 
-def _digests(own: Mapping[str, Any]) -> dict[tuple[str, str], bytes]:
-    """Return a digest of each buffer of model and loss."""
+def _digest_buffers(
+    own: Mapping[str, Any], modules: Collection[str]
+) -> dict[tuple[str, str], bytes]:
+    """Return a digest of each buffer of the modules."""
     return {
         (name, key): _digest(value)
-        for name in MODULES
+        for name in modules
         for key, value in own.get(name, {}).items()
         if isinstance(value, Tensor)
     }
 
 
-def _without(own: Mapping[str, Any], known: Mapping[tuple[str, str], bytes]) -> dict[str, Any]:
-    """Return a process's own state without the buffers whose digest is known."""
-    differs = {
-        name: {
-            key: value
-            for key, value in state.items()
-            if (name, key) not in known or known[name, key] != _digest(value)
-        }
-        for name, state in own.items()
-        if name in MODULES
-    }
-    return {
-        name: differs.get(name, state) for name, state in own.items() if differs.get(name, state)
-    }
+def _drop_equal_buffers(
+    own: Mapping[str, Any], modules: Collection[str], known: Mapping[tuple[str, str], bytes]
+) -> dict[str, Any]:
+    """Return the state of a rank without the buffers whose digest is known."""
+    found: dict[str, Any] = {}
+    for name, state in own.items():
+        if name in modules:
+            state = {
+                key: value
+                for key, value in state.items()
+                if (name, key) not in known or known[name, key] != _digest(value)
+            }
+        if state:
+            found[name] = state
+    return found
 
 
 def _digest(tensor: Tensor) -> bytes:
@@ -62,61 +66,25 @@ def _digest(tensor: Tensor) -> bytes:
     return sha256(f"{flat.dtype} {tuple(tensor.shape)}".encode() + b";" + bytes(content)).digest()
 
 
-def restore(run: Run, loaded: LoadedCheckpoint) -> None:
-    """Give every part of a run, and every hook, the state in a checkpoint.
+def restore(
+    run: Run, loaded: LoadedCheckpoint, what: Literal["everything", "learned"] = "everything"
+) -> None:
+    """Restore a run from a checkpoint; every rank must call this.
 
-    What processes had for themselves they get back where there are as many as then. Otherwise the
-    main one gets the sums of all, and each the buffers that the main one had.
-
-    Raises:
-        ChangedError: the run has a part of which the checkpoint knows nothing, or one of another
-            shape.
-    """
-    state = loaded.read_state(lambda saved: _places(run.task, saved["task"]))
-    own: list[Mapping[str, Any]] = state.get("processes") or []
-    hooks = state["hooks"]
-    try:
-        run.task.load_whole_state(state["task"])
-        if own and len(own) == run.world.size:
-            mine = own[run.world.rank]
-            run.task.load_own_state(mine["task"])
-            hooks = mine["hooks"]
-        elif own or not run.world.is_main:
-            run.task.load_merged_state([one["task"] for one in own], is_main=run.world.is_main)
-    except ChangedError as error:
-        raise ChangedError(f"{loaded.path}: {error}") from error.__cause__
-    run.hooks.load_state_dict(hooks)
-
-
-def restore_modules(run: Run, loaded: LoadedCheckpoint) -> None:
-    """Give the modules of a run, and nothing else, the weights and buffers in a checkpoint; every
-    process takes part.
+    Args:
+        run: run that gets the state.
+        loaded: the checkpoint.
+        what: see `phasetrain.tasks.Task.restore`; `learned` leaves the hooks alone.
 
     Raises:
-        ChangedError: the run has a module of which the checkpoint knows nothing, or one of another
-            shape.
+        ChangedError: the run has a part that the checkpoint lacks, or one of another shape.
     """
-    state = loaded.read_state(lambda saved: _places(run.task, saved["task"]))
-    own: list[Mapping[str, Any]] = state.get("processes") or []
+    state = loaded.read_state(lambda saved: run.task.shard_targets(saved["task"]))
+    ranks: list[Mapping[str, Any]] = state.get("processes") or []
     try:
-        run.task.load_modules(state["task"])
+        run.task.restore(SavedTask(state["task"], [one["task"] for one in ranks]), what)
     except ChangedError as error:
-        raise ChangedError(f"{loaded.path}: {error}") from error.__cause__
-    if len(own) == run.world.size:
-        mine = own[run.world.rank]["task"]
-        run.task.load_own_state({name: mine[name] for name in MODULES if name in mine})
-
-
-def _places(task: Task, learned: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
-    """Return for tensors of a saved state where this process takes its pieces of them; all others
-    it takes whole."""
-    strategy = task.parts.strategy
-    found = list[tuple[Tensor, Tensor]]()
-    if strategy is None or not strategy.shards_weights:
-        return found
-    for name, part in task.stateful().items():
-        if name in MODULES and isinstance(part, nn.Module):
-            found += strategy.state.model_targets(part, learned.get(name, {}))
-        elif name == "updater":
-            found += strategy.state.optimizer_targets(learned.get(name, {}).get("optimizer", {}))
-    return found
+        raise ChangedError(f"{loaded.path}: {error}", code=error.code) from error.__cause__
+    if what == "everything":
+        same_size = len(ranks) == run.world.size
+        run.hooks.load_state_dict(ranks[run.world.rank]["hooks"] if same_size else state["hooks"])

@@ -21,46 +21,13 @@ COUNTS = frozenset({"absent", "groups", "left_out"})
 """Names of metrics that count what another metric covers; they are neither better nor worse."""
 
 
-class Meter(nn.Module, ABC):
-    """A metric that accumulates over a phase in buffers that are summed over ranks.
+class RankBuffers(nn.Module):
+    """Buffers that each rank fills by itself, and that are combined over ranks.
 
-    Its buffers are its whole state: `state_dict` holds a half-finished phase, and the sum of the
-    buffers of all ranks (for rows: their concatenation in rank order) is the state of the whole
-    run. `update` runs in every step and must not wait for the device: no `.item()`, no branch on
-    the value of a tensor. In training, outputs carry a graph; detach what you add.
-
-    A meter that does not read `out.target` sets `needs_target` to False, and may be used in tests
-    without targets.
-
-    Sums are float64 by default, which the MPS device does not support; a meter for MPS requests
-    float32.
-
-    Example:
-        >>> class MeanOutput(Meter):
-        ...     better = "larger"
-        ...
-        ...     def __init__(self) -> None:
-        ...         super().__init__()
-        ...         self.add_sum("total")
-        ...         self.add_sum("count", dtype=torch.int64)
-        ...
-        ...     def update(self, out: StepOutput) -> None:
-        ...         self.total += out.output.detach().sum()
-        ...         self.count += out.output.numel()
-        ...
-        ...     def compute(self) -> float:
-        ...         return float(self.total / self.count)
-
-    Attributes:
-        better: whether larger or smaller values are better; None: unknown.
-        first: name of the metric that represents a meter with several metrics; empty if there is a
-            single metric; None if the metrics depend on parameters or data.
+    A checkpoint holds the buffers of every rank, see `phasetrain.tasks.PerRank`.
     """
 
-    better: ClassVar[Better | None] = None
-    first: ClassVar[str | None] = ""
-
-    needs_target = True
+    is_optional = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,19 +79,6 @@ class Meter(nn.Module, ABC):
         room[begin:end] = new
         self._buffers[name] = room[:end]
 
-    def all_reduce(self, world: World) -> "Meter":
-        """Return a meter with the samples of all ranks; a collective call."""
-        if world.is_single_process:
-            return self
-        whole = deepcopy(self)
-        for name, buffer in self.named_buffers():
-            if name in self._rows:
-                # A clone, because the buffer is a view of a larger tensor, which would be sent whole.
-                whole.load_buffers({name: gather_rows(world, buffer.clone())})
-            else:
-                whole.load_buffers({name: reduce(world, buffer)})
-        return whole
-
     def load_buffers(self, values: Mapping[str, Tensor]) -> None:
         """Replace buffers by name; the number of rows may change."""
         for name, value in values.items():
@@ -142,6 +96,92 @@ class Meter(nn.Module, ABC):
             else:
                 # sum() promotes small integers to int64; the buffer keeps its type.
                 self.load_buffers({name: torch.stack(parts).sum(0).to(parts[0].dtype)})
+
+    def reset(self) -> None:
+        """Set all sums to zero, and drop all rows."""
+        self._room.clear()
+        for name, buffer in list(self.named_buffers()):
+            if name in self._rows:
+                self._buffers[name] = buffer[:0].clone()
+            else:
+                buffer.zero_()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        # torch copies into existing buffers, whose shapes must match; the number of rows differs.
+        for name in self._rows:
+            if (given := state_dict.get(prefix + name)) is not None:
+                self._buffers[name] = torch.empty_like(given, device=self.get_buffer(name).device)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return the buffers of this rank."""
+        return dict(self.named_buffers())
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `rank_state`."""
+        self.load_buffers(state)
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
+        """Load the combined buffers of another number of ranks on rank 0, zeros elsewhere."""
+        if not is_main:
+            self.reset()
+        elif states:
+            self.merge_buffers(states)
+
+
+class Meter(RankBuffers, ABC):
+    """A metric that accumulates over a phase in buffers that are summed over ranks.
+
+    Its buffers are its whole state: `state_dict` holds a half-finished phase, and the sum of the
+    buffers of all ranks (for rows: their concatenation in rank order) is the state of the whole
+    run. `update` runs in every step and must not wait for the device: no `.item()`, no branch on
+    the value of a tensor. In training, outputs carry a graph; detach what you add.
+
+    A meter that does not read `out.target` sets `needs_target` to False, and may be used in tests
+    without targets.
+
+    Sums are float64 by default, which the MPS device does not support; a meter for MPS requests
+    float32.
+
+    Example:
+        >>> class MeanOutput(Meter):
+        ...     better = "larger"
+        ...
+        ...     def __init__(self) -> None:
+        ...         super().__init__()
+        ...         self.add_sum("total")
+        ...         self.add_sum("count", dtype=torch.int64)
+        ...
+        ...     def update(self, out: StepOutput) -> None:
+        ...         self.total += out.output.detach().sum()
+        ...         self.count += out.output.numel()
+        ...
+        ...     def compute(self) -> float:
+        ...         return float(self.total / self.count)
+
+    Attributes:
+        better: whether larger or smaller values are better; None: unknown.
+        first: name of the metric that represents a meter with several metrics; empty if there is a
+            single metric; None if the metrics depend on parameters or data.
+    """
+
+    better: ClassVar[Better | None] = None
+    first: ClassVar[str | None] = ""
+
+    needs_target = True
+
+    def all_reduce(self, world: World) -> "Meter":
+        """Return a meter with the samples of all ranks; a collective call."""
+        if world.is_single_process:
+            return self
+        whole = deepcopy(self)
+        for name, buffer in self.named_buffers():
+            if name in self._rows:
+                # A clone, because the buffer is a view of a larger tensor, which would be sent whole.
+                whole.load_buffers({name: gather_rows(world, buffer.clone())})
+            else:
+                whole.load_buffers({name: reduce(world, buffer)})
+        return whole
 
     @abstractmethod
     def update(self, out: StepOutput) -> None:
@@ -177,22 +217,6 @@ class Meter(nn.Module, ABC):
         For the samples of all ranks use `meter.all_reduce(world).table()`, a collective call.
         """
         return {}
-
-    def reset(self) -> None:
-        """Set all sums to zero, and drop all rows."""
-        self._room.clear()
-        for name, buffer in list(self.named_buffers()):
-            if name in self._rows:
-                self._buffers[name] = buffer[:0].clone()
-            else:
-                buffer.zero_()
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        # torch copies into existing buffers, whose shapes must match; the number of rows differs.
-        for name in self._rows:
-            if (given := state_dict.get(prefix + name)) is not None:
-                self._buffers[name] = torch.empty_like(given, device=self.get_buffer(name).device)
-        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 Adapter = Callable[[Factory[Any]], Factory[Any]]

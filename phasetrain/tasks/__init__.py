@@ -6,17 +6,22 @@ from phasetrain.tasks.build.builder import Builder
 from phasetrain.tasks.build.data_builder import SplitData
 from phasetrain.tasks.distillation import Distillation
 from phasetrain.tasks.language_model import LanguageModel
-from phasetrain.tasks.parts import Parts, Stateful, StepEvents
+from phasetrain.tasks.parts import Parts, StepEvents
+from phasetrain.tasks.passes import GradientPass
 from phasetrain.tasks.self_supervised import SelfSupervised
+from phasetrain.tasks.state import PerRank, SavedTask, Stateful
 from phasetrain.tasks.supervised import Supervised
 
 __all__ = [
     "TASKS",
     "Builder",
     "Distillation",
+    "GradientPass",
     "LanguageModel",
     "Parts",
+    "PerRank",
     "Position",
+    "SavedTask",
     "SelfSupervised",
     "SplitData",
     "Stateful",

@@ -10,17 +10,18 @@ from phasetrain.data import PhaseLoader
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
-from phasetrain.engine.plan import Phase
+from phasetrain.engine.plan import TRAIN, Phase
+from phasetrain.engine.position import Position
 from phasetrain.optim.averaging.averages import SWA, Average, noting, set_statistics
 
 
 @torch.no_grad()
-def settle(
+def refresh_batch_norm(
     average: Average,
     phase: Phase,
     loader: PhaseLoader,
     world: World,
-    compute: Callable[[Batch, int], object],
+    compute: Callable[[Batch, Position], object],
 ) -> None:
     """Get an average ready for its test: a function of its weights and the data, so no checkpoint
     has to keep it.
@@ -34,7 +35,7 @@ def settle(
         phase: the test.
         loader: of the training data, which is read in this process.
         world: the processes; all take part.
-        compute: makes a forward pass with a micro-batch, which has this number.
+        compute: runs a forward pass of a micro-batch at a position.
     """
     if not isinstance(average, SWA):
         return
@@ -47,7 +48,7 @@ def settle(
             batch = loader.read(draw)
             found = list[Tensor]()
             with noting(average.norms, found):
-                compute(batch, step)
+                compute(batch, Position(TRAIN, 0, step, 0.0))
             own.append((step, world.rank, micro, batch.size, found[0]))
     rows = sorted(
         (row for rows in world.all_gather(own) for row in rows if row[3]), key=lambda row: row[:3]

@@ -15,7 +15,8 @@ from phasetrain.models.sources import sources_of
 from phasetrain.models.weights import start_from
 from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
-from phasetrain.tasks.parts import Parts, Stateful
+from phasetrain.tasks.parts import Parts
+from phasetrain.tasks.state import Stateful
 from phasetrain.tasks.supervised import Supervised
 
 TEACHER = "TASK.teacher"

@@ -9,6 +9,7 @@ import torch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.runtime.machine import Machine, Precision, preserve_generators
 from phasetrain.tasks import Position, Task
+from phasetrain.tasks.dry_run import preserve_state
 from phasetrain.tasks.inspection import inspect
 
 T = 1e12
@@ -95,7 +96,7 @@ def _counted(task: Task, phase: Phase) -> int:
     batch = loader.read(next(iter(loader.sampler.steps(phase, 0)))[0])
     if not all(task.parts.world.all_gather(batch.size)):
         raise ValueError(f"a process has no sample in the first step of phase {phase.index}")
-    with task.unmoved():
+    with preserve_state(task):
         task.reseed(Position(phase.split, 0, phase.first, 0.0))
         found = inspect(task, phase, batch.to(task.parts.machine.device)).train_flops
     assert found is not None, "an inspection with a batch counts"

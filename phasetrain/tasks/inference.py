@@ -14,8 +14,8 @@ from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 
 
-class Predicts:
-    """Lets a task be asked for predictions."""
+class Predictor:
+    """Predicts with the model of a task."""
 
     parts: Parts
 

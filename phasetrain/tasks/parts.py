@@ -1,4 +1,4 @@
-"""What the builder makes and what a step is told: the values that tasks are written in."""
+"""Parts of a task, and the events of its steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,35 +17,30 @@ from phasetrain.optim import NonFinite, Updater
 from phasetrain.optim.averaging.averages import Average
 from phasetrain.runtime.machine import Machine
 
-
-class Stateful(Protocol):
-    """Anything whose state belongs in a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, numbers, text, lists, tuples and dicts."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Take over what `state_dict` returned."""
-        ...
+MAIN_UPDATER = "main"
+"""Name of the updater that OPTIMIZER itself describes."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """At which of several outputs and targets a meter looks.
+class OutputChoice:
+    """Selects one of several outputs and targets for a meter.
 
     Attributes:
         where: config path, for messages.
-        output, target: their entry; None takes all.
+        output: key or index of the output; None selects all.
+        target: key or index of the target; None selects all.
     """
 
     where: str
     output: str | int | None = None
     target: str | int | None = None
 
-    def __call__(self, out: StepOutput) -> StepOutput:
-        """Return a step's output with these alone; raises ValueError where there is no such
-        entry."""
+    def select(self, out: StepOutput) -> StepOutput:
+        """Return a copy with the selected output and target.
+
+        Raises:
+            ValueError: there is no such entry.
+        """
         return replace(
             out,
             output=entry(out.output, self.output, f"{self.where}.output"),
@@ -55,31 +50,32 @@ class Choice:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the builder made from the config.
+    """Everything that the builder makes from the config for a task.
 
     Attributes:
         model: the network.
         loss: called as `loss(output, target)`; returns a mean over samples.
         meters: label -> meter.
-        choices: label -> at which of several outputs and targets that meter looks; the others look
-            at all.
-        updater: optimizer, schedules, scaler and clipping; None where nothing is trained.
-        loaders: split -> its batches.
-        machine: where it computes.
-        world: the processes.
-        seed: the run's seed.
-        facts: what was known only when the parts were built, by the config key it stands for.
-        train_meters: whether meters look at train phases too.
-        groups: a row for each of several groups of weights: options, weights, scalars, names.
-        strategy: how processes share an update; None does not ask how.
-        network, criterion: model and loss as the strategy wraps them for training; None where it
-            does not.
-        losses: the loss in each stage of PHASES.stages; empty where it is the same in all.
-        weights: what of the model started from MODEL.weights, as JSON data; None where nothing did.
-        batch_transforms: what changes input and target of micro-batches in training, in each stage;
-            empty: nothing.
-        holds: which weights stand still in which update; None where none ever do.
+        updater: updater of all weights, or of those that no other updater has; None without
+            training.
+        loaders: split -> loader.
+        machine: device and precision.
+        world: ranks of the run.
+        seed: seed of the run.
+        facts: values that are known only after building, by the config key that they fill in.
+        choices: label -> which of several outputs and targets the meter sees.
+        train_meters: whether meters also measure train phases.
+        groups: rows of the table of parameter groups: options, weights, scalars, names.
+        strategy: how ranks share an update; None: a single process.
+        network: model as the strategy wraps it for training; None if it does not.
+        criterion: loss as the strategy wraps it for training; None if it does not.
+        losses: loss of each stage of PHASES.stages; empty if it never changes.
+        weights: report of the weights loaded through MODEL.weights, as JSON data; None without.
+        batch_transforms: transforms of micro-batches in training, for each stage; empty without.
+        holds: which weights are frozen in which update; None if none are.
         averages: averages of the model's weights by name.
+        other_updaters: label in OPTIMIZER.others -> its updater, for a task with
+            `separate_updaters`.
     """
 
     model: nn.Module
@@ -91,45 +87,52 @@ class Parts:
     world: World
     seed: int
     facts: Mapping[str, Any] = field(default_factory=dict)
-    choices: Mapping[str, Choice] = field(default_factory=dict)
+    choices: Mapping[str, OutputChoice] = field(default_factory=dict)
     train_meters: bool = True
     groups: Sequence[tuple[str, str, str, str]] = ()
     strategy: Strategy | None = None
     network: nn.Module | None = None
     criterion: nn.Module | None = None
-    weights: Mapping[str, Any] | None = None
     losses: Sequence[nn.Module] = ()
+    weights: Mapping[str, Any] | None = None
     batch_transforms: Sequence[PairPipeline] = ()
     holds: Holds | None = None
     averages: Mapping[str, Average] = field(default_factory=dict)
+    other_updaters: Mapping[str, Updater] = field(default_factory=dict)
+
+    @property
+    def updaters(self) -> dict[str, Updater]:
+        """All updaters by name, the main one first; empty without training."""
+        if self.updater is None:
+            return {}
+        return {MAIN_UPDATER: self.updater, **self.other_updaters}
 
     def tested(self, phase: Phase) -> nn.Module:
-        """Return the model that a test phase tests: the one that is trained, or an average of
-        it."""
+        """Return the model that a test phase tests: the trained one, or an average of it."""
         if phase.weights:
             return self.averages[phase.weights].module
         return self.model
 
 
 class StepEvents(Protocol):
-    """What a step tells its watchers, and what they may put in place of a batch or an output."""
+    """Events of a step; hooks may replace a batch or an output."""
 
     def on_batch(self, batch: Batch) -> Batch:
-        """A micro-batch is about to be used."""
+        """Return the micro-batch to use."""
         ...
 
     def on_forward(self, out: StepOutput) -> StepOutput:
-        """The model and the loss have run."""
+        """Return the output to use, after the model and the loss have run."""
         ...
 
     def on_backward(self, out: StepOutput) -> None:
-        """The gradient of a micro-batch has been added."""
+        """Call hooks after the gradient of a micro-batch was added."""
         ...
 
     def on_update(self) -> None:
-        """The weights have been updated, or the update was skipped."""
+        """Call hooks after the weights were updated, or the update was skipped."""
         ...
 
     def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """An update was not made because it was not finite."""
+        """Call hooks after an update was skipped because it was not finite."""
         ...

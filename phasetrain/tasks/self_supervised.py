@@ -22,7 +22,9 @@ from phasetrain.meters import Meter
 from phasetrain.models import Embedding
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
-from phasetrain.tasks.parts import Parts, Stateful, StepEvents
+from phasetrain.tasks.parts import Parts, StepEvents
+from phasetrain.tasks.passes import GradientPass
+from phasetrain.tasks.state import Stateful
 
 
 @TASKS.register("self_supervised")
@@ -89,24 +91,19 @@ class SelfSupervised(Task):
             if not phase.is_train:
                 self._strategy.prepare_test(self.teacher)
 
-    def gradient_pass(
-        self, batches: list[Batch], at: Position, events: StepEvents, *, first: bool = True
-    ) -> tuple[list[StepOutput], list[Batch]]:
-        """Move the teacher, and add the gradient of each micro-batch."""
-        if first:
-            self._advance(at.where, at.updates)
-            if self.teacher is not None:
-                self._move_teacher(at.where)
-        return super().gradient_pass(batches, at, events, first=first)
+    def begin_update(self, at: Position) -> None:
+        """Set the options of the update, and move the teacher."""
+        super().begin_update(at)
+        self._advance(at.where, at.updates)
+        if self.teacher is not None:
+            self._move_teacher(at.where)
 
-    def update(
-        self, outputs: list[StepOutput], used: list[Batch], at: Position, events: StepEvents
-    ) -> StepOutput:
-        """Update the weights, but for those that the loss holds still."""
+    def update(self, done: GradientPass, at: Position, events: StepEvents) -> StepOutput:
+        """Update all weights but those that the loss freezes."""
         for part in self._holding:
             for parameter in part.frozen_parameters():
                 parameter.grad = None
-        return super().update(outputs, used, at, events)
+        return super().update(done, at, events)
 
     def forward(self, batch: Batch) -> StepOutput:
         """Return loss and embeddings of a micro-batch of views `[(N, ...), ...]`."""

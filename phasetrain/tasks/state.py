@@ -1,129 +1,194 @@
-"""The state of a task over all processes: what a checkpoint holds of it, and taking that over."""
+"""Saving and restoring the state of a task over all ranks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
-from phasetrain.data import BadSamples
-from phasetrain.distributed import Strategy, load_buffers
+from phasetrain.distributed import Strategy, World, load_buffers
 from phasetrain.errors import ChangedError, is_out_of_memory
-from phasetrain.meters import Meter
-from phasetrain.tasks.parts import Stateful
-
-MODULES = ("model", "loss", "ema", "swa")
-"""Names of what is trained, whose state depends on the strategy."""
+from phasetrain.optim import Updater
 
 
-class WholeState(ABC):
-    """Saves and restores everything that `stateful` names."""
+class Stateful(Protocol):
+    """Anything whose state belongs in a checkpoint.
+
+    A module is saved and restored through the strategy, which may have sharded its weights; its
+    buffers may differ between ranks. The state of any other part is the same on every rank, unless
+    the part is `PerRank`.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers, text, lists, tuples and dicts."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Load the result of `state_dict`."""
+        ...
+
+
+@runtime_checkable
+class PerRank(Protocol):
+    """A stateful part that each rank accumulates from its own samples."""
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether a checkpoint without this part can be resumed; the part then starts empty."""
+        ...
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return the state of this rank."""
+        ...
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `rank_state`."""
+        ...
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
+        """Load the states of a run with another world size.
+
+        Args:
+            states: the state of each of its ranks, if any.
+            is_main: whether this is rank 0, which takes sums; the other ranks start from zero.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SavedTask:
+    """State of a task in a checkpoint.
+
+    Attributes:
+        shared: result of `TaskState.shared_state`.
+        ranks: result of `TaskState.rank_state` of each rank; empty for a single process.
+    """
+
+    shared: Mapping[str, Any]
+    ranks: Sequence[Mapping[str, Any]] = ()
+
+
+class TaskState(ABC):
+    """Saves and restores all parts in `stateful`."""
 
     _strategy: Strategy
+    _world: World
 
     @abstractmethod
     def stateful(self) -> dict[str, Stateful]:
-        """Return everything that learns or accumulates, by the name it has in a checkpoint."""
-
-    def whole_state(self) -> dict[str, Any]:
-        """Return the state of everything in `stateful`, by name; every process takes part."""
-        strategy = self._strategy
-        return {
-            name: strategy.state.model_state(part)
-            if name in MODULES and isinstance(part, nn.Module)
-            else part.state_dict()
-            for name, part in self.stateful().items()
-        }
-
-    def load_whole_state(self, learned: Mapping[str, Any]) -> None:
-        """Take over what `whole_state` returned, perhaps with another number of processes.
-
-        Raises:
-            ChangedError: there is a part of which it knows nothing, or one of another shape.
-        """
-        # Bad samples are counted from here on where a resume is the first to put up with them.
-        parts = {
-            name: part
-            for name, part in self.stateful().items()
-            if name in learned or name[:5] != "data."
-        }
-        _load(parts, learned, self._strategy)
-
-    def load_modules(self, learned: Mapping[str, Any]) -> None:
-        """Take over what `whole_state` returned of the modules alone: weights and buffers, averages
-        of them too.
-
-        Raises:
-            ChangedError: there is a module of which it knows nothing, or one of another shape.
-        """
-        parts = {name: part for name, part in self.stateful().items() if name in MODULES}
-        _load(parts, learned, self._strategy)
+        """Return every part that learns or accumulates, by its name in a checkpoint."""
 
     @property
-    def divides(self) -> bool:
-        """Whether each process has a piece of each weight, and saves it."""
+    def shards_weights(self) -> bool:
+        """Whether each rank holds and saves a shard of each weight."""
         return self._strategy.shards_weights
 
-    def own_state(self) -> dict[str, Any]:
-        """Return what this one of several processes has for itself: buffers, sums of meters, bad
-        samples met."""
-        modules = {
-            name: part for name, part in self.stateful().items() if isinstance(part, nn.Module)
-        }
-        found: dict[str, Any] = {name: dict(part.named_buffers()) for name, part in modules.items()}
-        bad = {
-            name: part.state_dict()
+    def shared_state(self) -> dict[str, Any]:
+        """Return the state of every part by name; all ranks must call this."""
+        state = self._strategy.state
+        return {
+            name: state.model_state(part) if _is_module(part) else part.state_dict()
             for name, part in self.stateful().items()
-            if name.startswith("data.")
         }
-        return {name: state for name, state in (found | bad).items() if state}
 
-    def load_own_state(self, own: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned."""
-        stateful = self.stateful()
-        for name in own.keys() & stateful.keys():
-            part = stateful[name]
-            if isinstance(part, Meter):
-                part.load_buffers(own[name])
-            elif isinstance(part, nn.Module):
-                load_buffers(part, own[name])
-            else:
-                part.load_state_dict(own[name])
-
-    def load_merged_state(self, owns: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
-        """Take over what another number of processes had: the main one gets the sums of all, others
-        begin at zero."""
+    def rank_state(self) -> dict[str, Any]:
+        """Return the state that only this rank has: buffers, sums of meters, bad samples."""
+        found: dict[str, Any] = {}
         for name, part in self.stateful().items():
-            found = [own[name] for own in owns if name in own]
-            if isinstance(part, Meter):
-                if not is_main:
-                    part.reset()
-                elif found:
-                    part.merge_buffers(found)
-            elif isinstance(part, BadSamples) and found:
-                met = {index: reason for one in found for index, reason in one["samples"]}
-                part.load_state_dict({"samples": [[index, met[index]] for index in sorted(met)]})
+            if isinstance(part, PerRank):
+                found[name] = part.rank_state()
+            elif isinstance(part, nn.Module):
+                found[name] = dict(part.named_buffers())
+        return {name: state for name, state in found.items() if state}
+
+    def module_names(self) -> list[str]:
+        """Return the names of parts whose weights all ranks share, and whose buffers may differ."""
+        return [name for name, part in self.stateful().items() if _is_module(part)]
+
+    def restore(
+        self, saved: SavedTask, what: Literal["everything", "learned"] = "everything"
+    ) -> None:
+        """Load the state of a checkpoint, which may come from another strategy or world size.
+
+        With the same world size, each rank gets its own state back. Otherwise rank 0 gets the
+        merged sums of all ranks, and every rank the buffers of rank 0.
+
+        Args:
+            saved: state to load.
+            what: `learned` restores models and what belongs to them, but neither the optimizer nor
+                the sums and positions of ranks.
+
+        Raises:
+            ChangedError: the task has a part that the checkpoint lacks, or that has another shape.
+        """
+        parts = self.stateful()
+        if what == "learned":
+            parts = {name: part for name, part in parts.items() if _is_learned(part)}
+        _load_shared(parts, saved.shared, self._strategy)
+        ranks = saved.ranks
+        if ranks and len(ranks) == self._world.size:
+            _load_rank(parts, ranks[self._world.rank])
+        elif ranks or not self._world.is_main:
+            for name, part in parts.items():
+                if isinstance(part, PerRank):
+                    states = [one[name] for one in ranks if name in one]
+                    part.merge_rank_states(states, is_main=self._world.is_main)
+
+    def shard_targets(self, shared: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs of a saved tensor and the tensor into which this rank reads its shard.
+
+        Saved tensors that are not in the list are read whole.
+        """
+        found: list[tuple[Tensor, Tensor]] = []
+        if not self._strategy.shards_weights:
+            return found
+        state = self._strategy.state
+        for name, part in self.stateful().items():
+            saved = shared.get(name, {})
+            if isinstance(part, Updater):
+                found += state.optimizer_targets(saved.get("optimizer", {}))
+            elif _is_module(part):
+                found += state.model_targets(part, saved)
+        return found
 
 
-def _load(parts: Mapping[str, Stateful], learned: Mapping[str, Any], strategy: Strategy) -> None:
-    """Give parts their states by name."""
-    for name in parts.keys() - learned.keys():
-        raise ChangedError(
-            f"it has no state of {name!r}; it was made by another version of the task"
-        )
+def _is_module(part: object) -> TypeGuard[nn.Module]:
+    return isinstance(part, nn.Module) and not isinstance(part, PerRank)
+
+
+def _is_learned(part: object) -> bool:
+    return not isinstance(part, Updater | PerRank)
+
+
+def _load_shared(
+    parts: Mapping[str, Stateful], shared: Mapping[str, Any], strategy: Strategy
+) -> None:
     for name, part in parts.items():
+        if name not in shared:
+            if isinstance(part, PerRank) and part.is_optional:
+                continue
+            raise ChangedError(
+                f"it has no state of {name!r}; it was made by another version of the task",
+                code="resume.missing_part",
+            )
         try:
-            if name in MODULES and isinstance(part, nn.Module):
-                strategy.state.load_model_state(part, learned[name])
+            if _is_module(part):
+                strategy.state.load_model_state(part, shared[name])
             else:
-                part.load_state_dict(learned[name])
+                part.load_state_dict(shared[name])
         except (RuntimeError, ValueError, KeyError) as error:
             if is_out_of_memory(error):
                 raise
-            raise ChangedError(f"the state of {name!r} does not fit this run: {error}") from error
+            raise ChangedError(
+                f"the state of {name!r} does not fit this run: {error}", code="resume.part_changed"
+            ) from error
 
 
-def is_ours(name: str) -> bool:
-    """Tell whether an entry of `stateful` is one that passes without an update leave alone, but for
-    buffers."""
-    return name in (*MODULES, "updater") or name.startswith(("meter.", "data."))
+def _load_rank(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
+    for name in state.keys() & parts.keys():
+        part = parts[name]
+        if isinstance(part, PerRank):
+            part.load_rank_state(state[name])
+        elif isinstance(part, nn.Module):
+            load_buffers(part, state[name])

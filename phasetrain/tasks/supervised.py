@@ -36,7 +36,9 @@ class Supervised(Task):
         self._with_target = any(one.with_target for one in from_model)
         self._needs_target = self._with_target or not isinstance(parts.loss, FromModel)
         self._count = find_target_counter(parts.loss)
-        self._weighs = self._count is not None or type(self).weight_of is not Supervised.weight_of
+        # Counting samples needs no communication between ranks, so it is the default.
+        if self._count is None and type(self).weight_of is Supervised.weight_of:
+            self._weights.weight_of = None
 
     def weight_of(self, batch: Batch) -> float:
         """Return the number of samples, or what the loss divides by: see

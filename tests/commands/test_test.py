@@ -122,10 +122,9 @@ class TestErrors:
             test(trained[0], "DATA.TEST=null")
 
     def test_another_model(self, trained: tuple[Path, RunResult]) -> None:
-        with pytest.raises(
-            ChangedError, match=r"p0006-s00000000 is of another MODEL than the config describes"
-        ):
+        with pytest.raises(ChangedError, match=r"p0006-s00000000 is of another MODEL") as caught:
             test(trained[0], "MODEL.width=8")
+        assert caught.value.code == "resume.part_changed"
 
 
 def test_the_newest_whole_one_is_taken_where_the_last_is_damaged(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.losses import LOSSES
 from phasetrain.models import MODELS
 from phasetrain.optim import SCALERS
-from phasetrain.tasks import TASKS, Parts, Position, Task
+from phasetrain.tasks import TASKS, GradientPass, Parts, Position, Task
 from phasetrain.tasks.parts import StepEvents
 
 LEVELS = 16
@@ -119,24 +119,67 @@ class Adversarial(Task):
         super().__init__(parts)
         self.in_turn = in_turn
 
-    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the losses of critic and generator."""
-        fake = self.model.generator(torch.randn(batch.size, 8))
+    def generate(self, batch: Batch) -> Tensor:
+        found: Tensor = self.model.generator(torch.randn(batch.size, 8))
+        return found
+
+    def critic_loss(self, batch: Batch) -> StepOutput:
         real = self.model.critic(batch.input.flatten(1))
-        critic = softplus(-real).mean() + softplus(self.model.critic(fake.detach())).mean()
-        return critic, softplus(-self.model.critic(fake)).mean()
+        fake = self.model.critic(self.generate(batch).detach())
+        return StepOutput((softplus(-real) + softplus(fake)).mean(), batch.size, batch.size)
+
+    def generator_loss(self, batch: Batch) -> StepOutput:
+        fake = self.model.critic(self.generate(batch))
+        return StepOutput(softplus(-fake).mean(), batch.size, batch.size)
 
     def forward(self, batch: Batch) -> StepOutput:
-        return StepOutput(self.losses(batch)[0], batch.size, batch.size)
+        return self.critic_loss(batch)
 
     def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
-        self.updater.schedule(at.where, at.stage, at.within)
-        self.reseed(at)
-        (batch,) = batches
-        both = dict(zip(("critic", "generator"), self.losses(events.on_batch(batch)), strict=True))
-        learning = ["critic", "generator"][at.updates % 2 :][:1] if self.in_turn else [*both]
-        for name in learning:
-            part: nn.Module = getattr(self.model, name)
-            self.updater.backward(both[name], inputs=[*part.parameters()])
-        out = StepOutput(sum(both.values()).detach(), batch.size, batch.size)
-        return self.update([out], [batch], at, events)
+        self.begin_update(at)
+        passes = []
+        if not self.in_turn or at.updates % 2 == 0:
+            passes.append(self.learn("critic", batches, at, events))
+        if not self.in_turn or at.updates % 2 == 1:
+            used = passes[0].batches if passes else batches
+            passes.append(self.learn("generator", used, at, events, first=not passes))
+        done = passes[0] if len(passes) == 1 else passes[0] + passes[1]
+        return self.update(done, at, events)
+
+    def learn(
+        self,
+        name: str,
+        batches: list[Batch],
+        at: Position,
+        events: StepEvents,
+        *,
+        first: bool = True,
+    ) -> GradientPass:
+        part: nn.Module = getattr(self.model, name)
+        forward = self.critic_loss if name == "critic" else self.generator_loss
+        return self.gradient_pass(
+            batches, at, events, forward=forward, inputs=[*part.parameters()], first=first
+        )
+
+
+@TASKS.register("adversarial_updaters")
+class AdversarialUpdaters(Adversarial):
+    """The same with an updater each: the generator learns from the critic after its step.
+
+    Args:
+        parts: fact.
+    """
+
+    separate_updaters = True
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+
+    def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        self.begin_update(at)
+        critic = self.gradient_pass(batches, at, events, forward=self.critic_loss, updater="critic")
+        self.step_updater(self.updaters["critic"], critic, at, events)
+        generator = self.gradient_pass(
+            critic.batches, at, events, forward=self.generator_loss, first=False
+        )
+        return self.update(critic + generator, at, events)

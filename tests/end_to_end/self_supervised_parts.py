@@ -9,8 +9,7 @@ from phasetrain.distributed import World
 from phasetrain.hooks import HOOKS, Hook, Run
 from phasetrain.losses import DINO, LOSSES, BarlowTwins, MoCo, SimCLR, SwAV
 from phasetrain.losses.self_supervised.swav import build_swav
-from phasetrain.tasks import TASKS, SelfSupervised
-from phasetrain.tasks.parts import Stateful
+from phasetrain.tasks import TASKS, SelfSupervised, Stateful
 
 ROWS, FEATURES, SIZE, BATCHES = 12, 5, 4, 3
 

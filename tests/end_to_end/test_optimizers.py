@@ -66,8 +66,12 @@ def apart(one: Path, other: Path) -> float:
         ((*SAM, *SPOILT), (SAM[0], *SPOILT)),
         (RIVALS, RIVALS[:-1]),
         ((*RIVALS, "TASK.in_turn=true"), RIVALS),
+        (
+            (RIVALS[0], "TASK.name=adversarial_updaters", *RIVALS[2:], "OPTIMIZER.accumulate=2"),
+            RIVALS,
+        ),
     ],
-    ids=["several", "rows", "sam", "rivals", "rivals in turn"],
+    ids=["several", "rows", "sam", "rivals", "rivals in turn", "separate updaters"],
 )
 def test_killed_and_resumed(tmp_path: Path, words: tuple[str, ...], plain: tuple[str, ...]) -> None:
     words = (PARTS, *words)

@@ -9,8 +9,8 @@ import torch
 from phasetrain.checkpoint import LoadedCheckpoint, Manifest
 from phasetrain.distributed import Strategy, World
 from phasetrain.errors import ChangedError
-from phasetrain.hooks.run_state import _digests, restore, state_of
-from phasetrain.tasks import Task
+from phasetrain.hooks.run_state import _digest_buffers, restore, state_of
+from phasetrain.tasks.state import TaskState
 from phasetrain.testing import differences
 
 
@@ -24,21 +24,18 @@ class Part:
         return {}
 
 
-class Run:
+class Run(TaskState):
     """As much of a run as `restore` looks at."""
 
     def __init__(self, **parts: Any) -> None:
         self.task = self.hooks = self
-        self.world, self._strategy = World(), Strategy(World())
+        self.world = self._world = World()
+        self._strategy = Strategy(World())
         self.parts = parts
         self.given: Any = None
 
     def stateful(self) -> dict[str, Any]:
         return self.parts
-
-    load_whole_state = Task.load_whole_state
-    whole_state = Task.whole_state
-    own_state = Task.own_state
 
     def load_state_dict(self, state: Any) -> None:
         self.given = state
@@ -73,8 +70,9 @@ def test_a_part_of_which_the_checkpoint_knows_nothing() -> None:
     with pytest.raises(
         ChangedError,
         match=r"^checkpoints/p0001-s00000000: it has no state of 'queue'; it was made by",
-    ):
+    ) as caught:
         restore(run, loaded(model={}))
+    assert caught.value.code == "resume.missing_part"
 
 
 def test_a_part_of_another_shape() -> None:
@@ -90,9 +88,9 @@ class Others(World):
     """The second of two processes, of which the main one has other running statistics."""
 
     def broadcast(self, value: Any) -> Any:
-        assert value is None
-        main: Any = Run(model=with_statistics(1.0))
-        return _digests(Task.own_state(main))
+        assert value == {}
+        main = Run(model=with_statistics(1.0))
+        return _digest_buffers(main.rank_state(), main.module_names())
 
     def gather(self, value: Any) -> Any:
         self.__dict__["sent"] = value

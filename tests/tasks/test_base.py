@@ -15,7 +15,7 @@ from phasetrain.meters import METERS, Meter
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, Supervised, Task
-from phasetrain.tasks.base import merged
+from phasetrain.tasks.passes import merge_outputs
 
 CPU = torch.device("cpu")
 TRAIN, TEST = Phase(0, "train", 0, 0, 2, 0, 8, 4), Phase(1, "test", 0, 0, 1, 0, 4, 4)
@@ -70,13 +70,13 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-class TestMerged:
+class TestMergeOutputs:
     def test_one_is_itself(self) -> None:
         out = StepOutput(torch.tensor(1.0), 4.0, 4)
-        assert merged([out]) is out
+        assert merge_outputs([out]) is out
 
     def test_means_are_weighted(self) -> None:
-        found = merged(
+        found = merge_outputs(
             [
                 StepOutput(torch.tensor(1.0), 3.0, 3, logs={"norm": torch.tensor(1.0), "x": 2.0}),
                 StepOutput(torch.tensor(5.0), 1.0, 1, logs={"norm": torch.tensor(3.0), "x": 6.0}),

@@ -10,7 +10,7 @@ from torch import nn
 from phasetrain.commands.train.digest import hash_model
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import Machine
-from phasetrain.tasks import Task
+from phasetrain.tasks import flops
 from phasetrain.tasks.flops import PEAKS, device_name, peak_flops, train_flops
 from phasetrain.testing.build import Built, built
 
@@ -38,7 +38,7 @@ def test_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     train_flops(one.task, one.plan)
     assert hash_model(one.task.model) == before
     assert all(parameter.grad is None for parameter in one.task.model.parameters())
-    monkeypatch.setattr(Task, "unmoved", lambda task: nullcontext())
+    monkeypatch.setattr(flops, "preserve_state", lambda task: nullcontext())
     train_flops(one.task, one.plan)
     assert hash_model(one.task.model) != before  # the pass does move running statistics
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
-from phasetrain.optim import Updater
+from phasetrain.optim.update.nonfinite import Guard
 from phasetrain.tasks import Position, SelfSupervised
 from phasetrain.tasks.self_supervised import spread
 from phasetrain.testing.build import built
@@ -113,7 +113,7 @@ def test_a_skipped_update_leaves_everything_alone(name: str, moves: set[str]) ->
 def test_a_teacher_that_a_skipped_update_moves_would_be_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Updater, "keep_too", lambda self, tensors: None)
+    monkeypatch.setattr(Guard, "protect", lambda self, lookup: None)
     steps = Steps("experiment=digits_moco", "OPTIMIZER.on_nonfinite=skip")
     steps.step()
     before = steps.state()

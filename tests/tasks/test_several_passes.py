@@ -2,11 +2,13 @@
 SAM."""
 
 from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from optimizer_parts import Adversarial, Rivals
+from optimizer_parts import Adversarial, AdversarialUpdaters, Rivals
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -16,7 +18,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim import GuardSettings, MultiOptimizer, SamSettings, Updater
 from phasetrain.runtime.machine import Machine
-from phasetrain.tasks import Parts, Position, Supervised
+from phasetrain.tasks import Parts, Position, SavedTask, Supervised
 
 
 def rivals() -> Rivals:
@@ -31,10 +33,10 @@ def optimizers(model: Rivals) -> dict[str, torch.optim.Optimizer]:
     }
 
 
-def task(**options: Any) -> Adversarial:
+def task(precision: Any = "fp32", **options: Any) -> Adversarial:
     model = rivals()
     updater = Updater(MultiOptimizer(optimizers(model)), guard=GuardSettings("skip"))
-    machine = Machine(torch.device("cpu"), "fp32")
+    machine = Machine(torch.device("cpu"), precision)
     return Adversarial(Parts(model, nn.Identity(), {}, updater, {}, machine, World(), 0), **options)
 
 
@@ -61,10 +63,11 @@ def test_each_part_learns_from_its_own_loss() -> None:
     for number in range(4):
         out = made.train_step([batch(number)], at(number), Silent())
         made.reseed(at(number))
-        fake = model.generator(torch.randn(4, 8))
         real = model.critic(batch(number).input.flatten(1))
-        critic = softplus(-real).mean() + softplus(model.critic(fake.detach())).mean()
-        generator = softplus(-model.critic(fake)).mean()
+        fake = model.generator(torch.randn(4, 8)).detach()
+        critic = (softplus(-real) + softplus(model.critic(fake))).mean()
+        made.reseed(at(number))
+        generator = softplus(-model.critic(model.generator(torch.randn(4, 8)))).mean()
         for loss, part in ((critic, model.critic), (generator, model.generator)):
             for parameter, grad in zip(
                 part.parameters(), torch.autograd.grad(loss, [*part.parameters()]), strict=True
@@ -99,6 +102,82 @@ def test_where_one_loss_is_no_number_neither_learns() -> None:
     made.train_step([spoilt], at(1), Silent())
     assert equal(weights(made.model), before)
     assert made.updater.guard.skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_custom_passes_run_under_autocast(precision: Any, dtype: torch.dtype) -> None:
+    made = task(precision=precision)
+    seen: list[torch.dtype] = []
+    made.model.critic.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    made.train_step([batch(0)], at(0), Silent())
+    assert set(seen) == {dtype}
+
+
+def test_custom_passes_accumulate_all_micro_batches() -> None:
+    made, model, used = task(), rivals(), Heard()
+    made.train_step([batch(0), batch(1)], at(0), used)
+    assert used.calls == {"batch": 2, "forward": 4, "backward": 2, "update": 1}
+    for number in range(2):
+        made.reseed(at(0), number)
+        real = model.critic(batch(number).input.flatten(1))
+        fake = model.generator(torch.randn(4, 8)).detach()
+        loss = (softplus(-real) + softplus(model.critic(fake))).mean() / 2
+        loss.backward(inputs=[*model.critic.parameters()])
+    optimizers(model)["critic"].step()
+    for one, other in zip(made.model.critic.parameters(), model.critic.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+class TestSeparateUpdaters:
+    def made(self, **options: Any) -> AdversarialUpdaters:
+        model = rivals()
+        both = {name: Updater(one, **options) for name, one in optimizers(model).items()}
+        machine = Machine(torch.device("cpu"), "fp32")
+        parts = Parts(model, nn.Identity(), {}, both[""], {}, machine, World(), 0)
+        return AdversarialUpdaters(replace(parts, other_updaters={"critic": both["critic"]}))
+
+    def test_generator_learns_from_the_critic_after_its_step(self) -> None:
+        made, model = self.made(), rivals()
+        both = optimizers(model)
+        for number in range(3):
+            made.train_step([batch(number)], at(number), Silent())
+            made.reseed(at(number))
+            real = model.critic(batch(number).input.flatten(1))
+            fake = model.generator(torch.randn(4, 8)).detach()
+            loss = (softplus(-real) + softplus(model.critic(fake))).mean()
+            loss.backward(inputs=[*model.critic.parameters()])
+            both["critic"].step()
+            both["critic"].zero_grad()
+            made.reseed(at(number))
+            loss = softplus(-model.critic(model.generator(torch.randn(4, 8)))).mean()
+            loss.backward(inputs=[*model.generator.parameters()])
+            both[""].step()
+            both[""].zero_grad()
+        assert equal(weights(made.model), weights(model))
+
+    def test_each_is_in_the_checkpoint(self) -> None:
+        made, other = self.made(), self.made()
+        made.train_step([batch(0)], at(0), Silent())
+        saved = SavedTask(deepcopy(made.shared_state()))
+        assert {"updater", "updater.critic"} <= saved.shared.keys()
+        other.restore(saved)
+        for one in (made, other):
+            one.train_step([batch(1)], at(1), Silent())
+        assert equal(weights(made.model), weights(other.model))
+
+    def test_one_may_skip_while_the_other_steps(self) -> None:
+        made = self.made(guard=GuardSettings("skip"))
+        made.train_step([batch(0)], at(0), Silent())
+        critic, generator = weights(made.model.critic), weights(made.model.generator)
+        spoilt = batch(1)
+        spoilt.input[0, 0, 0, 0] = torch.nan
+        made.train_step([spoilt], at(1), Silent())
+        assert equal(weights(made.model.critic), critic)
+        assert not equal(weights(made.model.generator), generator)
+        skipped = {name: one.guard.skipped for name, one in made.updaters.items()}
+        assert skipped == {"main": 0, "critic": 1}
 
 
 class Heard(Silent):

@@ -122,7 +122,7 @@ class TestSeveralOutputs:
         out = task(nn.Linear(3, 2), nn.BCEWithLogitsLoss()).forward(batch(labels))
         assert (out.output.shape, out.weight) == ((4, 2), 4)
         task(nn.Linear(3, 2), nn.MSELoss()).forward(batch(labels))
-        with pytest.raises(ConfigError, match="takes them as float32"):
+        with pytest.raises(ConfigError, match="the loss takes float32"):
             task(nn.Linear(3, 2), nn.BCEWithLogitsLoss()).forward(batch(labels.long()))
         with pytest.raises(ConfigError, match="several labels per sample"):
             task(nn.Linear(3, 2), nn.CrossEntropyLoss()).forward(batch(labels.long()))
@@ -134,7 +134,9 @@ class TestModelsWithTheirOwnLoss:
             def forward(self, value: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
                 return {"one": value.mean(), "two": target.float().mean(), "scores": value}
 
-        out = task(Own(), FromModel(with_target=True))._forward(batch(CLASSES))
+        out = task(Own(), FromModel(with_target=True)).run_forward(
+            batch(CLASSES), Position("train", 0, 0, 0.0)
+        )
         assert float(out.loss) == 1.5
         assert {name: float(value) for name, value in out.logs.items()} == {
             "loss_one": 1.0,
@@ -226,7 +228,7 @@ class TestAccumulation:
         ]  # some of one sample that may not count at all
         whole = self.trained([(0, 7)], loss=loss)
         assert float((self.trained(pieces, loss=loss) - whole).abs().max()) < 1e-12
-        monkeypatch.setattr("phasetrain.tasks.supervised.count_of", lambda loss: None)
+        monkeypatch.setattr("phasetrain.tasks.supervised.find_target_counter", lambda loss: None)
         if loss.ignore_index >= 0:  # type: ignore[operator]
             with pytest.raises(NumericsError):  # a mean over nothing is no number
                 self.trained(pieces, loss=loss)

@@ -57,7 +57,7 @@ def save_and_restore(
     path = world.broadcast(folder.file(f"rehearsal.tmp-{uuid.uuid4().hex[:8]}"))
     run = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
     checkpointer = Checkpointer(path, folder.storage, say=log.warning)
-    if task.divides:
+    if task.shards_weights:
         checkpointer.group = SaveGroup(world.new_group(), world.rank, world.size)
     began = time.perf_counter()
     fresh = world.is_main and not folder.storage.exists(folder.path)
@@ -82,7 +82,7 @@ def _write_checkpoint(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str
     """Write a checkpoint and return its path and its size in bytes."""
     state = state_of(run)
     found = ("", 0)
-    if run.world.is_main or run.task.divides:
+    if run.world.is_main or run.task.shards_weights:
         try:
             draft = checkpointer.make_draft(run.state, state, b"{}", Facts("rehearsal"))
         except TypeError as error:
@@ -97,7 +97,7 @@ def _write_checkpoint(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str
 def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
     """Warn of each part whose restored state differs from the saved one."""
     now = state_of(run)["task"]
-    if run.task.divides:
+    if run.task.shards_weights:
         return  # each rank has only a shard to compare
     saved = loaded.state["task"]
     for name in (name for name in now if not _is_equal(now[name], saved.get(name))):

@@ -232,7 +232,7 @@ class _Survey:
             self._try(lambda: self.builder.freeze(model, loss))
             if trained := weights_of(model, loss):
                 self._try(lambda: shares_of(self.setup.config.OPTIMIZER, trained))
-                self._try(lambda: self.builder.build_updater(model, loss, facts))
+                self._try(lambda: self.builder.build_updaters(model, loss, facts))
         self._build_hooks()
         if data is None or plan is None or self.found:
             return

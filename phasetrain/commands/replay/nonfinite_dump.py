@@ -24,7 +24,7 @@ from phasetrain.optim import NonFinite
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
-from phasetrain.tasks import Builder, Task
+from phasetrain.tasks import Builder, SavedTask, Task
 
 log = logging.getLogger(__name__)
 
@@ -221,13 +221,10 @@ def _line(messages: Sequence[str]) -> str:
 
 
 def _restore(task: Task, dump: StepDump, folder: str) -> None:
-    for name, part in task.stateful().items():
-        try:
-            part.load_state_dict(dump.task[name])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise ChangedError(
-                f"{folder}: the state of {name!r} does not fit this config: {error}"
-            ) from error
+    try:
+        task.restore(SavedTask(dump.task))
+    except ChangedError as error:
+        raise ChangedError(f"{folder}: {error}", code=error.code) from error
 
 
 @contextmanager

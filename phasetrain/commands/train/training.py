@@ -132,7 +132,7 @@ class Training:
         try:
             with run_plan.machine.apply_settings():
                 if trained is not None:
-                    engine.task.warm_up(trained)
+                    warm_up(engine.task, trained)
                 if not self._is_stopped_before_first_step():
                     with closing(engine):
                         loop(engine)
@@ -261,7 +261,7 @@ class Training:
             reason=state.finished,
             updates=state.updates,
             last={**latest, **measured},
-            digest=hash_state(engine.task.whole_state()["model"]),
+            digest=hash_state(engine.task.shared_state()["model"]),
             loaded_checkpoint=best,
             seconds=sum(self.clock.seconds().values()),
         )

@@ -2,7 +2,7 @@
 place."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -124,6 +124,8 @@ class OwnLoader(PhaseLoader):
         reader, sampler, plan, settings: of the data set; see `PhaseLoader`.
     """
 
+    is_optional = True
+
     def __init__(
         self,
         own: Own,
@@ -182,6 +184,12 @@ class OwnLoader(PhaseLoader):
         for."""
         self.close()
         self._loaded = dict(state)
+
+    rank_state = state_dict
+    load_rank_state = load_state_dict
+
+    def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
+        """Keep the position of rank 0, which `load_state_dict` has loaded."""
 
     def close(self) -> None:
         """Let go of the iteration under way, and its workers with it."""

@@ -182,7 +182,8 @@ class Updater:
             self.withheld = self.stepper.step(self._own_loss, on_skip)
         finally:
             self._own_loss = None
-            self.drop_gradients()
+            self.has_gradient = False
+            self.gradients.drop()
 
     def drop_gradients(self) -> None:
         """Set every gradient to None."""

@@ -28,6 +28,8 @@ from phasetrain.models.prepare import (
 )
 from phasetrain.models.sources import sources_of
 from phasetrain.models.weights import Report, start_from
+from phasetrain.optim import Updater
+from phasetrain.optim.multi_optimizer import MAIN
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks.base import TASKS, Task
 from phasetrain.tasks.build.batch_transform_builder import PairBuilder
@@ -35,7 +37,7 @@ from phasetrain.tasks.build.coupling import check_counted, check_coupled
 from phasetrain.tasks.build.data_builder import DataBuilder, SplitData
 from phasetrain.tasks.build.optimizer_builder import OptimizerBuilder
 from phasetrain.tasks.build.sections import METER_KEYS, MODEL_KEYS, rest
-from phasetrain.tasks.parts import Choice, Parts
+from phasetrain.tasks.parts import OutputChoice, Parts
 
 
 class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
@@ -76,10 +78,18 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         strategy = self.build_strategy()
         copies = self.copies(model)
         strategy.prepare(model, loss)
+        others: dict[str, Updater] = {}
+        updater = None
         if train:
-            updater = self.build_updater(model, loss, facts, strategy, self.stage_facts(plan))
-        else:
-            updater = None
+            others = self.build_updaters(
+                model,
+                loss,
+                facts,
+                strategy,
+                self.stage_facts(plan),
+                separate=_has_separate_updaters(self.config.TASK.name),
+            )
+            updater = others.pop(MAIN)
         losses = self.stage_losses(loss, facts)
         return Parts(
             model=model,
@@ -104,6 +114,7 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
             batch_transforms=self.build_batch_transforms(losses or [loss], facts) if train else (),
             holds=self.build_holds(model, loss, strategy, facts) if train else None,
             averages=self.build_averages(model, copies, strategy, facts),
+            other_updaters=others,
         )
 
     def task(self, parts: Parts) -> Task:
@@ -310,11 +321,11 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
 
         return {label: build(label, section) for label, section in self.config.METERS.items()}
 
-    def choices(self) -> dict[str, Choice]:
+    def choices(self) -> dict[str, OutputChoice]:
         """Return for the labels of meters that do not look at all outputs and targets at which they
         do."""
         return {
-            label: Choice(f"METERS.{label}", section.get("output"), section.get("target"))
+            label: OutputChoice(f"METERS.{label}", section.get("output"), section.get("target"))
             for label, section in self.config.METERS.items()
             if not METER_KEYS.isdisjoint(section)
         }
@@ -332,3 +343,8 @@ def _updates_per_epoch(plan: Plan) -> list[float]:
 
 def _takes_tensor(hint: Any) -> bool:
     return torch.Tensor in (hint, *get_args(hint))
+
+
+def _has_separate_updaters(name: str) -> bool:
+    kind = TASKS.find(name, "TASK.name")
+    return isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters

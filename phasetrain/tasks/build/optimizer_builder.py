@@ -74,31 +74,60 @@ class OptimizerBuilder(WeightsBuilder):
             )
         return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts=facts)
 
-    def build_updater(
+    def build_updaters(
         self,
         model: nn.Module,
         loss: nn.Module,
         facts: Mapping[str, Any],
         strategy: Strategy | None = None,
         stages: Sequence[Mapping[str, Any]] = (),
-    ) -> Updater:
-        """Return the updater over all parameters that require a gradient; `stages` are the facts of
-        each stage."""
+        *,
+        separate: bool = False,
+    ) -> dict[str, Updater]:
+        """Return the updaters of all parameters that require a gradient, by label.
+
+        Args:
+            model: as the strategy has prepared it.
+            loss: as the strategy has prepared it.
+            facts: values that parts may ask for by name.
+            strategy: how ranks share an update; None: a single process.
+            stages: facts of each stage.
+            separate: make an updater for each entry of OPTIMIZER.others; otherwise the main one
+                steps all optimizers.
+        """
         strategy = strategy or Strategy(self.world)
         section = self.config.OPTIMIZER
         trained = weights_of(model, loss)
         if not trained:
             raise ConfigError(f"MODEL.name = {self.config.MODEL.name!r} has no parameter to train")
-        shards = {"shards": strategy.shards_optimizer}
-        scaler = self.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
         spells = self.spells(model, facts)
         sparse = find_sparse_weights(model, loss)
         shares = [
             replace(share, groups=apart(share.groups, spells))
             for share in shares_of(section, trained)
         ]
-        groups = [group for share in shares for group in share.groups]
         self.refuse_together(strategy, shares, sparse)
+        is_table = sum(len(share.groups) for share in shares) > 1
+        self.groups = [*(rows(shares) if is_table else ()), *still(model)]
+        return {
+            mine[0].label: self._build_updater(mine, (model, loss), facts, strategy, stages)
+            for mine in ([[share] for share in shares] if separate else [shares])
+        }
+
+    def _build_updater(
+        self,
+        shares: Sequence[Share],
+        modules: tuple[nn.Module, nn.Module],
+        facts: Mapping[str, Any],
+        strategy: Strategy,
+        stages: Sequence[Mapping[str, Any]],
+    ) -> Updater:
+        section = self.config.OPTIMIZER
+        shards = {"shards": strategy.shards_optimizer}
+        scaler = self.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
+        sparse = find_sparse_weights(*modules)
+        groups = [group for share in shares for group in share.groups]
+        own = {id(weight.parameter) for group in groups for weight in group.weights}
         used: dict[str, Any] = {}
         make = maker(
             shares,
@@ -108,30 +137,39 @@ class OptimizerBuilder(WeightsBuilder):
             used=used,
         )
         optimizer = strategy.make_optimizer(make, [group.as_given() for group in groups])
-        self.groups = [*(rows(shares) if len(groups) > 1 else ()), *still(model)]
         self.used |= {
             key: value for key, value in used.items() if not key.endswith((".params", ".lr"))
         }
-        schedules = self.schedules(section.SCHEDULES, "OPTIMIZER", facts, optimizer.defaults)
+        if shares[0].label:  # all of its groups follow the schedules of its entry
+            by_group: GroupSchedules = dict.fromkeys(
+                range(len(groups)),
+                self.schedules(shares[0].schedules, shares[0].where, facts, optimizer.defaults),
+            )
+        else:
+            by_group = self.own_schedules(shares, optimizer, facts)
         return Updater(
             optimizer,
             scaler=scaler,
             schedules=Schedules(
-                schedules,
+                self.schedules(section.SCHEDULES, "OPTIMIZER", facts, optimizer.defaults),
                 [
                     self.stage_options(config, {**facts, **known}, number)
                     for number, (config, known) in enumerate(
                         zip(self.stage_configs, stages, strict=False)
                     )
                 ],
-                self.own_schedules(shares, optimizer, facts),
+                by_group,
             ),
-            gradients=GradientSettings(section.clip_norm, section.clip_value, sparse),
+            gradients=GradientSettings(
+                section.clip_norm,
+                section.clip_value,
+                [weight for weight in sparse if id(weight) in own],
+            ),
             guard=GuardSettings(
                 section.on_nonfinite,
                 section.skip_budget,
                 names=[weight.name for group in groups for weight in group.weights],
-                buffers=buffer_lookup(model, loss),
+                buffers=buffer_lookup(*modules),
             ),
             strategy=strategy,
             sam=sam_settings(section.sam) if section.sam is not None else None,

@@ -95,11 +95,11 @@ class Parted(Hook):
             Supervised(replace(parts, strategy=Strategy(World(rank, 3)))) for rank in range(3)
         ]
         found = [
-            run.task.transformed(batch, at),
-            run.task.transformed(batch, at),
-            run.task.transformed(batch, at, 1),
-            run.task.transformed(batch, at._replace(updates=4)),
-            *(other.transformed(batch, at) for other in others),
+            run.task.transform_batch(batch, at),
+            run.task.transform_batch(batch, at),
+            run.task.transform_batch(batch, at, 1),
+            run.task.transform_batch(batch, at._replace(updates=4)),
+            *(other.transform_batch(batch, at) for other in others),
         ]
         self.targets = [one.target for one in found]
 

@@ -1,0 +1,51 @@
+"""Showing outputs to meters and reading their metrics."""
+
+from collections.abc import Mapping
+
+import torch
+
+from phasetrain.distributed import World
+from phasetrain.engine.batch import StepOutput
+from phasetrain.errors import ConfigError
+from phasetrain.meters import Meter
+from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
+from phasetrain.tasks.parts import OutputChoice
+
+
+@torch.no_grad()
+def update_meters(
+    meters: Mapping[str, Meter], choices: Mapping[str, OutputChoice], out: StepOutput
+) -> None:
+    """Show the output of a micro-batch to each meter.
+
+    Args:
+        meters: label -> meter.
+        choices: label -> which of several outputs and targets the meter sees.
+        out: output of the micro-batch.
+
+    Raises:
+        ConfigError: a meter does not accept it.
+    """
+    for label, meter in meters.items():
+        choice = choices.get(label)
+        try:
+            meter.update(out if choice is None else choice.select(out))
+        except MISFITS as error:
+            raise_unless_misfit(error)
+            advice = ""
+            sees_all = choice is None or choice.output is None
+            if sees_all and isinstance(out.output, Mapping):
+                advice = f"; say with METERS.{label}.output which output it looks at"
+            raise ConfigError(f"METERS.{label}: {error}{advice}", code="config.misfit") from error
+
+
+def compute_metrics(meters: Mapping[str, Meter], world: World) -> dict[str, float]:
+    """Return the metrics over all ranks by label; every rank must call this."""
+    metrics: dict[str, float] = {}
+    for label, meter in meters.items():
+        value = meter.all_reduce(world).compute()
+        if isinstance(value, dict):
+            metrics |= {f"{label}_{name}": float(one) for name, one in value.items()}
+        else:
+            metrics[label] = float(value)
+    return metrics

@@ -1,0 +1,235 @@
+"""Forward and backward passes over the micro-batches of a step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from phasetrain.distributed import Strategy
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.position import Position
+from phasetrain.losses import LoggingLoss
+from phasetrain.optim import Updater
+from phasetrain.runtime.machine import mix_seed, reseed, seed_of
+from phasetrain.tasks.metering import update_meters
+from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
+from phasetrain.tasks.update_weights import UpdateWeights
+
+Forward = Callable[[Batch], StepOutput]
+
+
+@dataclass(frozen=True)
+class GradientPass:
+    """Result of a gradient pass.
+
+    Attributes:
+        outputs: output of each micro-batch, without graph and without what only meters need.
+        batches: the micro-batches as hooks have left them.
+    """
+
+    outputs: list[StepOutput]
+    batches: list[Batch]
+
+    def __add__(self, other: "GradientPass") -> "GradientPass":
+        """Return two passes over the same micro-batches as one: losses add up, logs are joined."""
+        pairs = zip(self.outputs, other.outputs, strict=True)
+        outputs = [
+            replace(one, loss=one.loss + more.loss, logs=one.logs | more.logs)
+            for one, more in pairs
+        ]
+        return GradientPass(outputs, other.batches)
+
+
+class Passes(ABC):
+    """Runs the passes of a task: seeded by the position, under autocast, with the events of hooks.
+
+    Args:
+        parts: parts of the task.
+
+    Attributes:
+        model, loss: what `forward` calls; the strategy may have wrapped them for training, but
+            never for tests.
+        meters: label -> meter.
+        updaters: all updaters by name: `main`, and with `separate_updaters` the labels of
+            OPTIMIZER.others; empty without training.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.model = parts.model
+        self.loss = parts.loss
+        self.meters = parts.meters
+        self.updaters = parts.updaters
+        self._device = parts.machine.device
+        self._world = parts.world
+        self._strategy = parts.strategy or Strategy(parts.world)
+        self._weights = UpdateWeights(parts, self._strategy)
+        if type(self).weight_of is not Passes.weight_of:
+            self._weights.weight_of = self.weight_of
+        self._measures = bool(parts.meters)
+        self._show: Callable[[StepOutput], None] = self._update_meters
+        self._casts = parts.machine.uses_autocast()
+        self._trains = True
+        # The seed of a stream is a hash: computed once per split and rank.
+        self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
+        self._mix = seed_of(parts.seed, "mix")
+        self._logged = logging_loss(parts.loss)
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> StepOutput:
+        """Return loss and output of a micro-batch; called under autocast if MACHINE.precision asks
+        for it."""
+
+    def weight_of(self, batch: Batch) -> float:
+        """Return the weight of a micro-batch in an update and in a mean loss.
+
+        A task that counts tokens overrides it; it is then called once per micro-batch, on the CPU.
+        See `Batch.weight`.
+        """
+        return batch.size
+
+    @property
+    def updater(self) -> Updater:
+        """The main updater."""
+        assert self.parts.updater is not None, "a train phase without an optimizer"
+        return self.parts.updater
+
+    @property
+    def strategy(self) -> Strategy:
+        """How ranks share an update."""
+        return self._strategy
+
+    def reseed(self, at: Position, micro: int = 0) -> None:
+        """Seed dropout and the like for a micro-batch.
+
+        The seed is a function of the position, so no checkpoint has to hold it.
+        """
+        rank, number = self._strategy.seed_key(micro)
+        reseed(mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
+
+    def gradient_pass(
+        self,
+        batches: list[Batch],
+        at: Position,
+        events: StepEvents,
+        *,
+        forward: Forward | None = None,
+        updater: str = MAIN_UPDATER,
+        inputs: Sequence[Tensor] | None = None,
+        first: bool = True,
+    ) -> GradientPass:
+        """Add the gradient of each micro-batch of a step.
+
+        Each forward pass is seeded by its position, runs under autocast and counts with its share
+        of the step.
+
+        Args:
+            batches: micro-batches of the step.
+            at: position of the step; passes at the same position draw the same random numbers.
+            events: events of hooks.
+            forward: computes the loss; None: `forward` of the task.
+            updater: name of the updater that scales the loss and takes the step.
+            inputs: parameters that get the gradient; None: those of the updater.
+            first: show outputs to meters and call all events. Later passes over the same
+                micro-batches only call `on_forward`, because hooks may replace the output.
+        """
+        target = self.updater if updater == MAIN_UPDATER else self.updaters[updater]
+        if inputs is None and self.parts.other_updaters:
+            inputs = target.gradients.parameters
+        total = self._weights.total(batches, at)
+        last = len(batches) - 1
+        outputs = []
+        used = []
+        for number, micro in enumerate(batches):
+            self.reseed(at, number)  # before the hooks, whose random numbers count as well
+            with self._strategy.micro_batch(last=number == last, counts=micro.size > 0):
+                batch = events.on_batch(micro) if first else micro
+                used.append(batch)
+                out = events.on_forward(self._train_forward(batch, at, number, forward))
+                # The share is that of the batch as loaded: a hook may have replaced it.
+                weight = micro.size if micro.weight is None else micro.weight
+                target.backward(out.loss, weight / total, last=number == last, inputs=inputs)
+            if first:
+                events.on_backward(out)
+            outputs.append(self._release(out, measure=first))
+        return GradientPass(outputs, used)
+
+    def transform_batch(self, batch: Batch, at: Position, micro: int = 0) -> Batch:
+        """Return a micro-batch of a train step after DATA.TRAIN.batch_transforms.
+
+        The result is a function of the batch and the position.
+        """
+        if not self.parts.batch_transforms:
+            return batch
+        rank, number = self._strategy.seed_key(micro)
+        transforms = self.parts.batch_transforms[at.stage]
+        return transforms(batch, mix_seed(self._mix, rank, at.updates, number))
+
+    def run_forward(self, batch: Batch, at: Position) -> StepOutput:
+        """Run a forward pass outside of a step: without events and meters."""
+        self.reseed(at)
+        return self._autocast_forward(batch.to(self._device))
+
+    def _train_forward(
+        self, batch: Batch, at: Position, micro: int, forward: Forward | None
+    ) -> StepOutput:
+        """Return the output of a micro-batch in training; meters see the target of the dataset."""
+        if not self.parts.batch_transforms:
+            return self._autocast_forward(batch, forward)
+        changed = self.transform_batch(batch, at, micro)
+        out = self._autocast_forward(changed, forward)
+        if out.target is changed.target:
+            out.target = batch.target
+        return out
+
+    def _autocast_forward(self, batch: Batch, forward: Forward | None = None) -> StepOutput:
+        forward = forward or self.forward
+        if not self._casts:
+            out = forward(batch)
+        else:
+            with self.parts.machine.autocast(train=self._trains):
+                out = forward(batch)
+        if self._logged is not None:
+            out.logs = self._logged.pop_logs() | out.logs
+        return out
+
+    def _release(self, out: StepOutput, *, measure: bool = True) -> StepOutput:
+        """Show an output to the meters, and drop its graph and its tensors."""
+        out.loss = out.loss.detach()
+        if measure and self._measures:
+            self._show(out)
+        out.output = None
+        out.target = None
+        out.mask = None
+        return out
+
+    def _update_meters(self, out: StepOutput) -> None:
+        update_meters(self.meters, self.parts.choices, out)
+
+
+def logging_loss(loss: nn.Module) -> LoggingLoss | None:
+    """Return the loss if it logs values, else None."""
+    if isinstance(loss, LoggingLoss):
+        return loss
+    return None
+
+
+def merge_outputs(outputs: list[StepOutput]) -> StepOutput:
+    """Return the output of a whole step: losses and logs averaged by weight, on the device."""
+    weight = sum(out.weight for out in outputs)
+    if len(outputs) == 1 or not weight:
+        return outputs[0]
+
+    def average(values: list[Any]) -> Any:
+        pairs = zip(values, outputs, strict=True)
+        return sum(value * (out.weight / weight) for value, out in pairs)
+
+    return StepOutput(
+        loss=average([out.loss for out in outputs]),
+        weight=weight,
+        samples=sum(out.samples for out in outputs),
+        logs={name: average([out.logs[name] for out in outputs]) for name in outputs[0].logs},
+    )

@@ -1,0 +1,86 @@
+"""Weights of micro-batches in an update."""
+
+from collections.abc import Callable, Iterator
+
+from phasetrain.data import SampleError
+from phasetrain.distributed import Strategy
+from phasetrain.engine.batch import Batch
+from phasetrain.engine.position import Position
+from phasetrain.tasks.parts import Parts
+
+
+class UpdateWeights:
+    """Weighs micro-batches so that their gradients add up to that of the whole step.
+
+    Args:
+        parts: parts of the task.
+        strategy: how ranks share an update.
+
+    Attributes:
+        weight_of: returns the weight of a micro-batch; None if samples count, which needs no
+            communication between ranks.
+        counted: sum of the weights of the last step over all ranks, if `weight_of` is set.
+    """
+
+    def __init__(self, parts: Parts, strategy: Strategy) -> None:
+        self.weight_of: Callable[[Batch], float] | None = None
+        self.counted = 0.0
+        self._loaders = parts.loaders
+        self._world = parts.world
+        self._strategy = strategy
+
+    def add_to(self, steps: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
+        """Set the weight of each micro-batch while it is on the CPU."""
+        for batches in steps:
+            self._set_weights(batches)
+            yield batches
+
+    def total(self, batches: list[Batch], at: Position) -> float:
+        """Return the divisor that turns the weights of micro-batches into shares of the update.
+
+        Raises:
+            SampleError: nothing of the step counts on any rank.
+        """
+        if self.weight_of is not None:
+            total = self._sum_weights(batches, at)
+        else:
+            own = sum(batch.size for batch in batches)
+            if own and (self._world.is_single_process or not at.samples):
+                return own
+            total = self._sum_samples(own, at)
+        if self._strategy.averages_gradients:
+            # Averaging divides by the world size once more.
+            return total / self._world.size
+        return total
+
+    def _sum_weights(self, batches: list[Batch], at: Position) -> float:
+        self._set_weights(batches)
+        self.counted = self._world.all_reduce_sum(sum(batch.weight or 0 for batch in batches))
+        if not self.counted:
+            raise SampleError(
+                f"DATA.{at.split.upper()}: nothing of step {at.step + 1} of the pass counts in the "
+                "loss, such as when all of its targets are to be ignored; take larger batches, or "
+                "fix the data",
+                code="data.empty_step",
+            )
+        return self.counted
+
+    def _sum_samples(self, own: int, at: Position) -> float:
+        loader = self._loaders.get(at.split)
+        # Dropped samples leave a step with fewer samples than the plan knows.
+        drops = loader is not None and loader.bad is not None and loader.bad.policy == "drop"
+        total = self._world.all_reduce_sum(own) if drops else at.samples
+        if not total:
+            raise SampleError(
+                f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves nothing of a step on any "
+                "rank, as none of its samples can be read; fix the data, take larger batches, or "
+                "set it to substitute",
+                code="data.empty_step",
+            )
+        return total
+
+    def _set_weights(self, batches: list[Batch]) -> None:
+        assert self.weight_of is not None
+        for batch in batches:
+            if batch.weight is None:
+                batch.weight = self.weight_of(batch)
