@@ -124,7 +124,7 @@ class TestErrors:
     def test_another_model(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(ChangedError, match=r"p0006-s00000000 is of another MODEL") as caught:
             test(trained[0], "MODEL.width=8")
-        assert caught.value.code == "resume.part_changed"
+        assert caught.value.code == "checkpoint.other_model"
 
 
 def test_the_newest_whole_one_is_taken_where_the_last_is_damaged(tmp_path: Path) -> None:

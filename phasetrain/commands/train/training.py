@@ -41,6 +41,7 @@ from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.signals import Signals
 from phasetrain.tasks import Builder, Parts, SplitData, Task
+from phasetrain.tasks.dry_run import warm_up
 
 log = logging.getLogger(__name__)
 
