@@ -14,6 +14,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
 from phasetrain.optim import NonFinite, Updater
+from phasetrain.optim.averaging.averages import Withheld
 from phasetrain.tasks.batchnorm_refresh import refresh_batch_norm
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.metering import compute_metrics
@@ -139,9 +140,9 @@ class Task(Passes, TaskState, Predictor):
 
     def _step_all(
         self, done: GradientPass, at: Position, events: StepEvents
-    ) -> tuple[bool | Tensor, Tensor | None]:
+    ) -> tuple[Withheld, Tensor | None]:
         """Step the updaters that have a gradient; return whether none has moved, and the loss."""
-        withheld: bool | Tensor = True
+        withheld: Withheld = True
         losses = []
         for updater in self.updaters.values():
             if not updater.has_gradient:
@@ -222,7 +223,7 @@ class Task(Passes, TaskState, Predictor):
         return [batch.to(self._device) for batch in batches]
 
 
-def _both_withheld(one: bool | Tensor, other: bool | Tensor) -> bool | Tensor:
+def _both_withheld(one: Withheld, other: Withheld) -> Withheld:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one * other  # flags on the device are floats
     if one is False or other is False:
