@@ -1,5 +1,4 @@
-"""The proof kit: what phasetrain promises, checked for parts of one's own. It needs no test
-framework."""
+"""The proof kit: checks phasetrain's promises for custom parts, with any test framework or none."""
 
 from phasetrain.testing.compare import differences
 from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep

@@ -1,4 +1,4 @@
-"""The parts of a run, built from its overrides without running it."""
+"""Builds the parts of a run from its overrides, without running it."""
 
 import io
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from phasetrain.tasks import Task
 
 
 @dataclass(frozen=True)
-class Built:
-    """What a run is made of.
+class BuiltRun:
+    """The parts of a run.
 
     Attributes:
-        setup: the settled config.
-        plan: every phase.
-        task: what is learned, with its parts.
+        setup: the resolved config.
+        plan: all phases.
+        task: the task, with model, loss and data.
     """
 
     setup: Setup
@@ -26,17 +26,17 @@ class Built:
     task: Task
 
 
-def settled(overrides: Sequence[str], config_dir: str | None = None) -> Setup:
-    """Return the settled config of overrides, and print nothing."""
+def resolve_overrides(overrides: Sequence[str], config_dir: str | None = None) -> Setup:
+    """Return the resolved config of overrides, and print nothing."""
     return settle(overrides, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
 
 
-def built(
+def build_run(
     overrides: Sequence[str], config_dir: str | None = None, world: World | None = None
-) -> Built:
-    """Return what the run of these overrides is made of, as one process of `world` sees it."""
-    setup = replace(settled(overrides, config_dir), world=world or World())
+) -> BuiltRun:
+    """Return the parts of a run, as one rank of `world` builds them."""
+    setup = replace(resolve_overrides(overrides, config_dir), world=world or World())
     builder = setup.builder()
     data = builder.data()
     plan = builder.plan(data)
-    return Built(setup, plan, builder.task(builder.parts(data, plan)))
+    return BuiltRun(setup, plan, builder.task(builder.parts(data, plan)))

@@ -1,4 +1,4 @@
-"""Small runs in temporary folders, and hooks that save and kill them."""
+"""Runs without output, and hooks that save and kill them."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,31 +14,31 @@ from phasetrain.runtime.terminal import Terminal
 
 
 class Killed(BaseException):
-    """Acts out a SIGKILL: nothing of phasetrain handles it, so nothing is saved or said."""
+    """Simulates SIGKILL: phasetrain does not handle it, so nothing is saved or logged."""
 
 
 class KillAfter(Hook):
-    """Ends an attempt without a word after so many steps, train and test steps counted.
+    """Kills an attempt after a number of steps, train and test steps counted.
 
     Args:
-        steps: steps that are completed and, where it is asked for, saved.
+        steps: number of steps that are completed, and saved if requested.
     """
 
     def __init__(self, steps: int) -> None:
         self.left = steps
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Count the step, or end the run."""
+        """Count the step, or kill the run."""
         self.left -= 1
         if self.left < 0:
             raise Killed
 
 
 class SaveEachStep(Hook):
-    """Asks for a checkpoint after every step, test steps included."""
+    """Requests a checkpoint after every step, including test steps."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Ask for it as a signal from outside would."""
+        """Request it as SIGUSR1 would."""
         checkpoint = run.hooks.by_label["checkpoint"]
         assert isinstance(checkpoint, CheckpointHook)
         checkpoint.signals.save = True
@@ -51,6 +51,6 @@ def run_quietly(
     config_dir: str | None = None,
     loop: Loop = PhaseEngine.run,
 ) -> RunResult:
-    """Do what `phasetrain.run` does, and print nothing."""
+    """Call `phasetrain.run` without output."""
     terminal = Terminal(io.StringIO(), live=False)
     return run(overrides, config_dir=config_dir, hooks=hooks, loop=loop, terminal=terminal)

@@ -1,4 +1,4 @@
-"""Whether a run can learn at all: one batch, again and again."""
+"""Checks that a run can learn at all, by overfitting one batch."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.errors import NumericsError
 from phasetrain.tasks import Position
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 
 def assert_learns_one_batch(
@@ -16,27 +16,26 @@ def assert_learns_one_batch(
     factor: float = 10.0,
     config_dir: str | None = None,
 ) -> list[float]:
-    """See that training on one fixed batch makes its loss fall, and return the loss of each update.
+    """Assert that the loss falls when training on one batch, and return the loss of each update.
 
-    The first batch of the run is kept, its transforms applied once; hooks take no part. Schedules
-    go from their beginning to their end within the updates. The mean loss of the last tenth is
-    compared with the first loss.
+    The first batch of the run is used throughout, with its transforms applied once, and without
+    hooks. Schedules run from start to end within the updates. The mean loss of the last tenth of
+    the updates is compared with the first loss.
 
     Args:
         overrides: describe the run.
-        updates: updates to make.
-        factor: how many times smaller the loss must become; for a loss that cannot come near 0,
-            such as one with label smoothing, a smaller one. Where the first loss is not positive,
-            any fall will do.
-        config_dir: a folder with configs of your own.
+        updates: number of updates.
+        factor: by which the loss must fall; use a smaller one for a loss that cannot reach 0, such
+            as one with label smoothing. If the first loss is not positive, any decrease is enough.
+        config_dir: folder with custom configs.
 
     Raises:
-        AssertionError: the loss did not fall so far, or is not finite; the curve is shown in short.
+        AssertionError: the loss did not fall enough, or is not finite; contains a short curve.
 
     Example:
         >>> assert_learns_one_batch(["experiment=digits", "LOSS.name=my_parts.focal"])
     """
-    losses = _losses(overrides, updates, config_dir)
+    losses = _train_one_batch(overrides, updates, config_dir)
     tail = losses[-max(1, updates // 10) :]
     first = losses[0]
     last = sum(tail) / len(tail)
@@ -44,14 +43,15 @@ def assert_learns_one_batch(
     if all(map(math.isfinite, losses)) and last < wanted:
         return losses
     raise AssertionError(
-        f"the loss of one batch went from {first:.4g} to {last:.4g} in {updates} updates, expected under {wanted:.4g}: "
-        f"{_curve(losses)}. Usual causes: a learning rate that is too low or too high, a target that does not belong "
-        "to its input, a loss that has no gradient, weights that are not among the trained parameters"
+        f"the loss of one batch went from {first:.4g} to {last:.4g} in {updates} updates, expected "
+        f"under {wanted:.4g}: {_format_curve(losses)}. Usual causes: a learning rate that is too "
+        "low or too high, a target that does not belong to its input, a loss that has no "
+        "gradient, weights that are not among the trained parameters"
     )
 
 
-def _losses(overrides: Sequence[str], updates: int, config_dir: str | None) -> list[float]:
-    made = built(overrides, config_dir)
+def _train_one_batch(overrides: Sequence[str], updates: int, config_dir: str | None) -> list[float]:
+    made = build_run(overrides, config_dir)
     task = made.task
     machine = made.setup.machine
     phase = next((phase for phase in made.plan.phases if phase.is_train), None)
@@ -71,15 +71,15 @@ def _losses(overrides: Sequence[str], updates: int, config_dir: str | None) -> l
                 losses.append(float(out.loss))
     except NumericsError as error:
         raise AssertionError(
-            f"one batch cannot be learned, after {_curve(losses)}: {error}"
+            f"one batch cannot be learned, after {_format_curve(losses)}: {error}"
         ) from error
     finally:
         task.close()
     return losses
 
 
-def _curve(losses: list[float]) -> str:
-    """Return some of the losses with their updates, the first and the last among them."""
+def _format_curve(losses: list[float]) -> str:
+    """Return eight of the losses, evenly spaced, with the number of the update."""
     if not losses:
         return "no update"
     last = len(losses) - 1

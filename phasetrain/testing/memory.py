@@ -1,4 +1,4 @@
-"""An object store in memory, behind iopath: paths such as `mem://runs/a`, and no way to rename."""
+"""An object store in memory for iopath, with paths such as `mem://runs/a`."""
 
 import io
 from collections.abc import Callable
@@ -13,16 +13,15 @@ from phasetrain.runtime.storage import HANDLERS
 
 @HANDLERS.register("mem")
 class MemoryHandler(PathHandler):
-    """Objects held in memory under `mem://`, as an object store holds them: for tests, and safe
-    between threads.
+    """Objects in memory under `mem://`, with the semantics of an object store; thread-safe.
 
-    An object is seen once the file that writes it is closed, and then as a whole; one whose writer
-    leaves its `with` by an error, or is dropped without being closed, is never seen. A folder is a
-    prefix and need not be made. Nothing can be renamed, appended to or changed in part.
+    An object becomes visible as a whole when the file that writes it is closed, and never if the
+    writer exits with an error or is dropped. A folder is a prefix and need not be created. Objects
+    cannot be renamed, appended to or changed in part.
 
     Args:
-        objects: path -> content; handlers that are given the same dict see the same objects. By
-            default `MemoryHandler.objects`, which all handlers of the process share.
+        objects: path -> content; handlers with the same dict share their objects. By default
+            `MemoryHandler.objects`, which all handlers of the process share.
 
     Example:
         >>> files = PathManager()
@@ -46,7 +45,8 @@ class MemoryHandler(PathHandler):
     ) -> io.BytesIO | io.TextIOWrapper:
         if mode not in ("r", "w", "rb", "wb"):
             raise io.UnsupportedOperation(
-                f"{path} cannot be opened with mode {mode!r}: an object is read (r, rb) or written as a whole (w, wb)"
+                f"{path} cannot be opened with mode {mode!r}: an object is read (r, rb) or written "
+                "as a whole (w, wb)"
             )
         if "r" in mode:
             with self._lock:
@@ -56,7 +56,7 @@ class MemoryHandler(PathHandler):
             if "b" in mode:
                 return io.BytesIO(content)
             return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
-        writer = _Writer(lambda content: self._put(path, content))
+        writer = _Writer(lambda content: self._store_object(path, content))
         if "b" in mode:
             return writer
         return _TextWriter(writer)
@@ -72,8 +72,7 @@ class MemoryHandler(PathHandler):
         return bool(self._ls(path))
 
     def _ls(self, path: str, **kwargs: Any) -> list[str]:
-        """Return the names of what lies directly below a path, sorted; none where there is
-        nothing."""
+        """Return the sorted names directly below a path."""
         prefix = path.rstrip("/") + "/" if path != "mem://" else path
         with self._lock:
             below = [name.removeprefix(prefix) for name in self._objects if name.startswith(prefix)]
@@ -102,25 +101,25 @@ class MemoryHandler(PathHandler):
             f"{src_path} cannot be renamed to {dst_path}: object stores only copy and delete"
         )
 
-    def _put(self, path: str, content: bytes) -> None:
+    def _store_object(self, path: str, content: bytes) -> None:
         with self._lock:
             self._objects[path] = content
 
 
 class _Writer(io.BytesIO):
-    """Hands over what was written when it is closed, unless it is dropped or left by an error."""
+    """Publishes its content when it is closed, unless it is dropped or left by an error."""
 
     def __init__(self, put: Callable[[bytes], None]) -> None:
         super().__init__()
-        self._put: Callable[[bytes], None] | None = put
+        self._publish: Callable[[bytes], None] | None = put
 
     def discard(self) -> None:
-        """Forget what was written."""
-        self._put = None
+        """Drop the content."""
+        self._publish = None
 
     def close(self) -> None:
-        if not self.closed and self._put is not None:
-            self._put(self.getvalue())
+        if not self.closed and self._publish is not None:
+            self._publish(self.getvalue())
         super().close()
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Whether a run of one's own parts goes on bit for bit after a kill."""
+"""Checks that a run with custom parts resumes bit-identically after a kill."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -10,45 +10,48 @@ from phasetrain.config.stages import LENGTHS
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import Hook, Run
-from phasetrain.testing.build import settled
+from phasetrain.testing.build import resolve_overrides
 from phasetrain.testing.kills import Killed, SaveEachStep, run_quietly
 from phasetrain.testing.trace import Place, Trace
 
 TRAIN_STEPS = 3
 TEST_STEPS = 2
 EPOCHS = 2
-"""The cut of a run: at most so many updates per epoch and batches per test, and so many epochs."""
+"""Size of the shortened run: updates per epoch, batches per test, and epochs."""
 
 CAUSES = {
     "batch": (
-        "another batch: a data set, transform, sampler, collate function or hook draws from a generator of its own, "
-        "counts its calls, or looks at the clock; let it draw from the global generators, which are seeded before each "
-        "sample, or take keys (BatchTransform)"
+        "another batch: a dataset, transform, sampler, collate function or hook uses a random "
+        "generator that the run does not seed, counts its calls, or reads the clock; let it draw "
+        "from the global generators, which are seeded before each sample, or take keys "
+        "(BatchTransform)"
     ),
     "loss": (
-        "the same batch gave another loss: the model, the loss or the task holds something that its state_dict does "
-        "not have (a Python number, a list, a buffer with persistent=False), draws from a generator of its own, or "
-        "looks at the clock"
+        "the same batch gave another loss: the model, the loss or the task holds something that "
+        "is not in its state_dict (a Python number, a list, a buffer with persistent=False), uses "
+        "a random generator that the run does not seed, or reads the clock"
     ),
     "metrics": "a meter holds something that is not one of its buffers",
-    "hooks": "the hook does not return all that it holds from state_dict, or does not take it over in load_state_dict",
+    "hooks": (
+        "the hook's state_dict is incomplete, or its load_state_dict does not load all of it"
+    ),
     "state": (
-        "the part holds something that its state_dict does not have, draws from a generator of its own, or looks at "
-        "the clock"
+        "the part holds something that is not in its state_dict, uses a random generator that the "
+        "run does not seed, or reads the clock"
     ),
 }
-"""Usual causes, by the first word of the path that differs first."""
+"""Usual causes, by the first component of the first path that differs."""
 
-NOT_TAKEN_OVER = "load_state_dict does not bring back what state_dict returned"
+NOT_LOADED = "load_state_dict does not restore the state that state_dict returned"
 
 
 @dataclass(frozen=True, order=True)
 class Kill:
-    """When an attempt ends without a word.
+    """The moment at which an attempt is killed.
 
     Attributes:
-        steps: train and test steps of the run that are complete and saved.
-        phase_ends: the phase that ended with the last of them is saved as complete, too.
+        steps: number of train and test steps that are completed and saved.
+        phase_ends: whether the phase that ended with the last of them is saved as complete.
     """
 
     steps: int
@@ -59,25 +62,24 @@ class Kill:
 
 
 class KillAt(Hook):
-    """Ends the run at the first step beyond a number of completed steps, wherever the attempt
-    began.
+    """Kills the run in the first step after a number of completed steps of the whole run.
 
     Args:
-        steps: train and test steps of the run that stay.
+        steps: number of train and test steps.
     """
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """End the run if it is time."""
+        """Kill the run if the steps are exceeded."""
         if steps_before(run.plan, phase.index) + run.state.step > self.steps:
             raise Killed
 
 
 @dataclass
-class _Story:
-    """The run that is killed again and again, beside the one that is not."""
+class _Runs:
+    """A run without kills, and the attempts of a run that is killed repeatedly."""
 
     overrides: list[str]
     config_dir: str | None
@@ -89,8 +91,8 @@ class _Story:
             self._words(folder, 0, None), {"trace": self.unbroken}, config_dir=self.config_dir
         )
 
-    def attempt(self, folder: str, number: int, kill: Kill | None) -> Trace:
-        """Run or go on until the kill, or to the end, and return what was seen."""
+    def run_attempt(self, folder: str, number: int, kill: Kill | None) -> Trace:
+        """Start or resume the run until the kill or the end, and return its trace."""
         trace = Trace()
         hooks: dict[str, Hook] = {"trace": trace, "save_each_step": SaveEachStep()}
         if kill is not None:
@@ -120,46 +122,44 @@ def assert_exact_resume(
     config_dir: str | None = None,
     workers: Sequence[int] | None = (0, 2),
 ) -> None:
-    """See that a run which is killed and started again equals one that was never interrupted, bit
-    for bit.
+    """Assert that a killed and resumed run is bit-identical to an uninterrupted one.
 
-    A small cut of the run (two epochs of three updates, and two batches of each test) is run once
-    as a whole, and once with kills: after the first step, after the second one (so twice within an
-    epoch), at the end of the epoch before and after it is saved as complete, inside the test, and
-    in the next epoch. Every batch, loss, metric and state is compared.
+    A shortened run (two epochs of three updates, and two batches of each test) is run without
+    kills, and again with kills: after the first and after the second step, at the end of the epoch
+    before and after it is saved as complete, during the test, and in the next epoch. All batches,
+    losses, metrics and states are compared.
 
     Args:
         overrides: describe the run; its length and its folder do not matter.
-        steps: train and test steps after which it is killed, instead.
-        config_dir: a folder with configs of your own.
-        workers: numbers of loader workers that the attempts take in turn; None leaves them as
-            configured.
+        steps: numbers of steps after which to kill it, instead of the default ones.
+        config_dir: folder with custom configs.
+        workers: numbers of loader workers, used by the attempts in turn; None: as configured.
 
     Raises:
-        AssertionError: something differs; it names the first thing that does, when, after which
-            kill, and what the cause may be.
+        AssertionError: names the first difference, the step, the kill before it and a usual cause.
 
     Example:
         >>> assert_exact_resume(["experiment=digits", "LOSS.name=my_parts.focal"])
     """
-    story = _Story([*overrides, *shortened(overrides, config_dir)], config_dir, workers)
+    runs = _Runs([*overrides, *shortening_overrides(overrides, config_dir)], config_dir, workers)
     with tempfile.TemporaryDirectory() as folder:
-        story.run_unbroken(f"{folder}/unbroken")
-        plan = story.unbroken.plan
+        runs.run_unbroken(f"{folder}/unbroken")
+        plan = runs.unbroken.plan
         assert plan is not None, "the run did not begin"
-        kills = usual_kills(plan) if steps is None else [Kill(step) for step in sorted(set(steps))]
-        _refuse_beyond(kills, plan)
+        kills = (
+            default_kills(plan) if steps is None else [Kill(step) for step in sorted(set(steps))]
+        )
+        _check_range(kills, plan)
         before: Kill | None = None
         for number, kill in zip(count(), [*kills, None], strict=False):
-            trace = story.attempt(f"{folder}/killed", number, kill)
-            _compare(story.unbroken, trace, before, plan)
+            trace = runs.run_attempt(f"{folder}/killed", number, kill)
+            _compare(runs.unbroken, trace, before, plan)
             before = kill
 
 
-def shortened(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    """Return the overrides that cut a run down to two short epochs with tests, saved where the kit
-    asks for it."""
-    config = settled(overrides, config_dir).config
+def shortening_overrides(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
+    """Return overrides that shorten a run to two epochs with tests, without scheduled saves."""
+    config = resolve_overrides(overrides, config_dir).config
     phases = config.PHASES
     words = ["PHASES.updates=null", "PHASES.samples=null", "PHASES.test_every.epochs=1"]
     if phases.stages:
@@ -183,8 +183,8 @@ def shortened(overrides: Sequence[str], config_dir: str | None = None) -> list[s
     ]
 
 
-def usual_kills(plan: Plan) -> list[Kill]:
-    """Return when a run is killed unless told otherwise."""
+def default_kills(plan: Plan) -> list[Kill]:
+    """Return the default kills."""
     total = sum(phase.steps for phase in plan.phases)
     found = {Kill(1), Kill(2)}
     for phase in plan.phases:
@@ -201,12 +201,12 @@ def steps_before(plan: Plan, phase: int) -> int:
     return sum(earlier.steps for earlier in plan.phases[:phase])
 
 
-def _refuse_beyond(kills: Sequence[Kill], plan: Plan) -> None:
+def _check_range(kills: Sequence[Kill], plan: Plan) -> None:
     total = steps_before(plan, len(plan.phases))
     beyond = [kill.steps for kill in kills if not 0 < kill.steps < total]
     if beyond:
         raise ValueError(
-            f"steps = {beyond}: the cut of the run has {total} steps; give some from 1 to {total - 1}"
+            f"steps = {beyond}: the shortened run has {total} steps; give some from 1 to {total - 1}"
         )
 
 
@@ -217,36 +217,37 @@ def _compare(unbroken: Trace, trace: Trace, kill: Kill | None, plan: Plan) -> No
         when = f"killed after {kill}"
     if kill is not None:
         if trace.restored is None:
-            raise AssertionError(f"{when}, the run began anew instead of going on")
+            raise AssertionError(f"{when}, the run started from the beginning instead of resuming")
         place, state = trace.restored
         expected = {
             path: value
             for path, value in unbroken.moments[place].items()
             if path.startswith("state.")
         }
-        for path in _apart(expected, state):
+        for path in _differing_paths(expected, state):
             raise AssertionError(
-                f"{when}, restored at {_told(place, plan)}: {path} differs; {NOT_TAKEN_OVER}"
+                f"{when}, restored at {_describe_place(place, plan)}: {path} differs; {NOT_LOADED}"
             )
     for place, moment in trace.moments.items():
-        for path in _apart(unbroken.moments[place], moment):
+        for path in _differing_paths(unbroken.moments[place], moment):
             cause = CAUSES[path.partition(".")[0]]
             raise AssertionError(
-                f"{when}: {path} differs at {_told(place, plan)}. Usual cause: {cause}"
+                f"{when}: {path} differs at {_describe_place(place, plan)}. Usual cause: {cause}"
             )
 
 
-def _apart(one: dict[str, str], other: dict[str, str]) -> Iterator[str]:
+def _differing_paths(one: dict[str, str], other: dict[str, str]) -> Iterator[str]:
     """Yield the paths that differ, in the order of the first."""
     return (path for path in {**one, **other} if one.get(path) != other.get(path))
 
 
-def _told(place: Place, plan: Plan) -> str:
+def _describe_place(place: Place, plan: Plan) -> str:
     index, step = place
     if step == 0:
-        index, step = index - 1, plan.phases[index - 1].steps
+        index -= 1
         phase = plan.phases[index]
         return f"the end of phase {index} ({phase.split}, epoch {phase.epoch})"
     phase = plan.phases[index]
     total = steps_before(plan, index) + step
-    return f"step {total} of the run (step {step} of phase {index}, {phase.split}, epoch {phase.epoch})"
+    where = f"step {step} of phase {index}, {phase.split}, epoch {phase.epoch}"
+    return f"step {total} of the run ({where})"

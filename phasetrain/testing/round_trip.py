@@ -1,4 +1,4 @@
-"""Whether all that a part holds is in its state."""
+"""Checks that the state_dict of a part is complete and survives a checkpoint."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -11,18 +11,20 @@ from phasetrain.tasks import Stateful
 from phasetrain.testing.compare import differences
 
 STEPS = 3
-"""Steps before the state is taken, and steps after it is given to another."""
+"""Number of steps before the state is saved, and after it is loaded."""
 
-SHOWN = 5
-"""Paths that a message names."""
+MAX_PATHS = 5
+"""Number of paths in a message."""
 
 
 class Step(Protocol):
-    """Uses a part as one step of a run would; what it returns, such as a loss, is compared too."""
+    """Uses a part as one step of a run would; its result, such as a loss, is compared as well."""
 
     def __call__(self, part: Any, /) -> Any:
-        """Use `part` once, with the same input every time; random numbers come from the global
-        generators."""
+        """Use `part` once, with the same input every time.
+
+        Random numbers come from the global generators, which are seeded before.
+        """
         ...
 
 
@@ -32,69 +34,72 @@ def assert_state_round_trip(
     *,
     fresh: Callable[[], Any] | None = None,
 ) -> None:
-    """See that the state of a part survives a checkpoint, and that it is all that the part holds.
+    """Assert that the state of a part survives a checkpoint, and that it is complete.
 
-    The part is used for some steps; its state is written and read as a checkpoint writes and reads
-    it, and given to another part that has not been used. Both then take the same steps, and must
-    stay equal bit for bit.
+    The part is used for three steps; its state is encoded and decoded as in a checkpoint, and
+    loaded into an unused part. Both then take the same steps, and must stay bit-identical.
 
     Args:
-        part: a meter, hook, loss, model, updater or anything else with `state_dict` and
-            `load_state_dict`; or several that belong together by name, such as a model and the
-            updater of its weights. It is used up.
-        step: uses the part, or the mapping, once. Without it only the way of the state through a
-            checkpoint is seen.
-        fresh: makes the other part; by default a copy of `part`, taken before the first step.
+        part: anything with `state_dict` and `load_state_dict`, such as a meter, hook, loss, model
+            or updater; or several by name, such as a model and its updater. It is modified.
+        step: uses the part, or the mapping, once. Without it, only the encoding is checked.
+        fresh: creates the other part; by default a copy of `part` from before the first step.
 
     Raises:
-        AssertionError: the state cannot be saved, comes back changed, or is not all; it names what
-            differs.
+        AssertionError: the state cannot be saved, is changed by saving, or is incomplete; names
+            the differences.
 
     Example:
         >>> assert_state_round_trip(Accuracy(), lambda meter: meter.update(out))
     """
     other = copy.deepcopy(part) if fresh is None else fresh()
     for number in range(STEPS):
-        _stepped(part, step, number)
-    state = _state(part)
+        _run_step(part, step, number)
+    state = _copy_state(part)
     try:
         decoded = decode(*encode(state))
     except TypeError as error:
         raise AssertionError(f"the state cannot be saved: {error}") from error
-    _same(state, decoded, "the state comes back changed from a checkpoint")
-    _load(other, decoded)
-    hint = "load_state_dict leaves something out, or state_dict gives what is not loaded"
-    _same(_state(part), _state(other), f"a part that was given the state has another one ({hint})")
+    _check_equal(state, decoded, "the state is changed by saving and loading it")
+    _load_state(other, decoded)
+    hint = "load_state_dict omits something, or state_dict contains something it does not load"
+    _check_equal(
+        _copy_state(part),
+        _copy_state(other),
+        f"a part that has loaded the state has another one ({hint})",
+    )
     for number in range(STEPS, 2 * STEPS):
         hint = (
-            "the part holds something that is not in its state_dict (a Python number, a buffer with persistent=False, "
-            "a list), draws from a generator of its own, or looks at the clock"
+            "the part holds something that is not in its state_dict (a Python number, a list, a "
+            "buffer with persistent=False), uses a random generator that is not seeded by the run, "
+            "or reads the clock"
         )
         results = (
-            {"result": _stepped(part, step, number)},
-            {"result": _stepped(other, step, number)},
+            {"result": _run_step(part, step, number)},
+            {"result": _run_step(other, step, number)},
         )
-        after = f"after {number + 1 - STEPS} more steps a part that was given the state differs ({hint})"
-        _same(*results, after)
-        _same(_state(part), _state(other), after)
+        steps = number + 1 - STEPS
+        after = f"after {steps} more steps a part that has loaded the state differs ({hint})"
+        _check_equal(*results, after)
+        _check_equal(_copy_state(part), _copy_state(other), after)
 
 
-def _stepped(part: Any, step: Step | None, number: int) -> Any:
+def _run_step(part: Any, step: Step | None, number: int) -> Any:
     reseed_all(seed_of(number, "round trip"))
     if step is None:
         return None
     return step(part)
 
 
-def _state(part: Any) -> dict[str, Any]:
-    """Return the state as it is now; the tensors of a state dict are those of the part."""
+def _copy_state(part: Any) -> dict[str, Any]:
+    # A deep copy: the tensors of a state dict share memory with the part, which changes them.
     if isinstance(part, Mapping):
         return {name: copy.deepcopy(one.state_dict()) for name, one in part.items()}
     state: dict[str, Any] = copy.deepcopy(part.state_dict())
     return state
 
 
-def _load(part: Any, state: dict[str, Any]) -> None:
+def _load_state(part: Any, state: dict[str, Any]) -> None:
     if isinstance(part, Mapping):
         for name, one in part.items():
             one.load_state_dict(state[name])
@@ -102,8 +107,8 @@ def _load(part: Any, state: dict[str, Any]) -> None:
         part.load_state_dict(state)
 
 
-def _same(one: Any, other: Any, otherwise: str) -> None:
+def _check_equal(one: Any, other: Any, otherwise: str) -> None:
     found = differences(one, other, "state")
     if found:
         names = [path.removeprefix("state.") for path in found]
-        raise AssertionError(f"{otherwise}: {join_first(names, SHOWN)}")
+        raise AssertionError(f"{otherwise}: {join_first(names, MAX_PATHS)}")

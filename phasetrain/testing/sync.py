@@ -1,4 +1,4 @@
-"""Whether a step waits for the device."""
+"""Checks that train steps do not wait for the device."""
 
 import sys
 import tempfile
@@ -19,7 +19,7 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.testing.kills import run_quietly
 
 UPDATES = 5
-"""Updates that are made; all but the first are watched."""
+"""Number of updates; all but the first are watched."""
 
 READS = frozenset(
     {
@@ -34,37 +34,34 @@ READS = frozenset(
         "unique_dim",
     }
 )
-"""Operators whose result, or the shape of it, depends on values that lie on the device."""
+"""Operators whose result, or its shape, depends on values on the device."""
 
 COPIES = frozenset({Tensor.cpu, Tensor.numpy, Tensor.tolist})
-"""Methods that bring a tensor to the host."""
+"""Methods that copy a tensor to the host."""
 
 PACKAGE = Path(phasetrain.__file__).parent
 TORCH = Path(torch.__file__).parent
 ALLOWED = (str(PACKAGE / "optim"), str(PACKAGE / "hooks"), str(PACKAGE / "checkpoint"))
-"""Where the framework itself reads, and says so: optimizers and scalers without a path on the
-device, log points."""
+"""Code that is documented to read values: some optimizers and scalers, and hooks at log points."""
 
 STEP = frozenset({"train_step", "on_step"})
-"""Functions of which a step of the hot path is made."""
+"""Functions that make up a train step."""
 
 
 def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = None) -> None:
-    """See that no train step, nor a hook's `on_step`, reads a value from the device, for which it
-    would have to wait.
+    """Assert that no train step and no hook's `on_step` reads a value from the device.
 
-    Five updates are run; the first is not watched, so that what is looked at only once may be. On
-    the CPU operators that read values are caught as they are dispatched; on CUDA, torch's own
-    warnings of synchronisation count as well. A hook may read every so many updates, if that is
-    less often than every five. What the framework documents is let pass: its log points, and
-    optimizers and scalers that cannot do without.
+    Five updates are run; the first is not watched, since one-time checks are allowed. Operators
+    that read values are caught when they are dispatched, also on the CPU; on CUDA, torch's own
+    synchronization warnings count as well. A hook may read values less often than every five
+    updates. Reads by the framework's log points, optimizers and scalers are allowed.
 
     Args:
         overrides: describe the run; its length and its folder do not matter.
-        config_dir: a folder with configs of your own.
+        config_dir: folder with custom configs.
 
     Raises:
-        AssertionError: something reads; it names file, line and operator, and how often.
+        AssertionError: a value is read; names file, line, operator and number of times.
 
     Example:
         >>> assert_no_device_sync(["experiment=digits", "HOOKS.mine={name: my_parts.Mine}"])
@@ -81,9 +78,10 @@ def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = 
             for (place, operator), times in watch.found.items()
         ]
         raise AssertionError(
-            f"in {UPDATES - 1} updates values were read from the device: {'; '.join(lines)}. Each read makes the step "
-            "wait for the device; keep the tensor (`.detach()`), add it up in a buffer, and read it when a phase ends "
-            "or once in many updates (`@on('step', every=100)`)"
+            f"in {UPDATES - 1} updates values were read from the device: {'; '.join(lines)}. Each "
+            "read makes the step wait for the device; keep the tensor (`.detach()`), sum it up in "
+            "a buffer, and read it when a phase ends or once in many updates "
+            "(`@on('step', every=100)`)"
         )
 
 
@@ -104,18 +102,17 @@ class _Watch:
         """Run the engine and watch it."""
         self._engine = engine
         with ExitStack() as stack:
-            stack.enter_context(_Dispatched(self))
-            stack.enter_context(_Called(self))
+            stack.enter_context(_DispatchMode(self))
+            stack.enter_context(_FunctionMode(self))
             if engine.task.parts.machine.device.type == "cuda":
-                stack.enter_context(_synchronisations_warned(self))
+                stack.enter_context(_catch_sync_warnings(self))
             for number, batches in enumerate(engine.steps()):
                 self._watching = number > 0
-                self._on_host = {_memory(batch.ids) for batch in batches}
+                self._on_host = {_memory_address(batch.ids) for batch in batches}
                 engine.finish(engine.task.train_step(batches, engine.position(), engine.events()))
 
-    def read(self, operator: str, tensor: object = None) -> None:
-        """Note that a value was read, if it was in a step that is watched and by code that is not
-        allowed to."""
+    def record_read(self, operator: str, tensor: object = None) -> None:
+        """Record that a value is read, if that is in a watched step and by code that may not."""
         assert self._engine is not None
         state = self._engine.state
         plan = self._engine.plan
@@ -123,15 +120,16 @@ class _Watch:
         if (
             not self._watching
             or not training
-            or (isinstance(tensor, Tensor) and _memory(tensor) in self._on_host)
+            # Ids of samples stay on the host.
+            or (isinstance(tensor, Tensor) and _memory_address(tensor) in self._on_host)
         ):
             return
-        place = _reader(sys._getframe(1))
+        place = _find_reader(sys._getframe(1))
         if place:
             self.found[place, operator] = self.found.get((place, operator), 0) + 1
 
 
-class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watch: _Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
@@ -145,11 +143,11 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.overloadpacket.__name__
         if name in READS or (name == "index" and _selects_by_value(args[1])):
-            self._watch.read(f"aten::{name}", args[0])
+            self._watch.record_read(f"aten::{name}", args[0])
         return func(*args, **(kwargs or {}))
 
 
-class _Called(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
         self._watch = watch
@@ -162,17 +160,17 @@ class _Called(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in COPIES:
-            self._watch.read(f"Tensor.{func.__name__}", args[0])
+            self._watch.record_read(f"Tensor.{func.__name__}", args[0])
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def _synchronisations_warned(watch: _Watch) -> Iterator[None]:
-    """Take torch's warnings of synchronisation with CUDA as reads."""
+def _catch_sync_warnings(watch: _Watch) -> Iterator[None]:
+    """Record torch's warnings about CUDA synchronization as reads."""
 
     def note(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if "synchroniz" in str(message):
-            watch.read("synchronisation")
+            watch.record_read("synchronisation")
 
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -186,12 +184,12 @@ def _synchronisations_warned(watch: _Watch) -> Iterator[None]:
 
 
 def _selects_by_value(indices: Sequence[Tensor | None]) -> bool:
+    # A boolean index is a hidden nonzero().
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-def _reader(frame: FrameType | None) -> str | None:
-    """Return file and line of the code that reads, or None where it may, or where no step is under
-    way."""
+def _find_reader(frame: FrameType | None) -> str | None:
+    """Return file and line of the reading code, or None if it may, or if no step is running."""
     place = None
     in_step = False
     while frame is not None:
@@ -207,5 +205,5 @@ def _reader(frame: FrameType | None) -> str | None:
     return None
 
 
-def _memory(tensor: Tensor) -> int:
+def _memory_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()

@@ -1,5 +1,4 @@
-"""What a run reads and leaves at each step, as digests that can be compared with those of another
-run."""
+"""Records digests of the batches, losses and states of each step, to compare two runs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,22 +6,18 @@ from typing import Any
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.hooks import HOOKS, Hook, Run
-from phasetrain.testing.compare import digests
+from phasetrain.testing.compare import digest_leaves
 
 Place = tuple[int, int]
-"""Phases completed, and steps completed in the current one."""
+"""Number of completed phases, and of completed steps in the current one."""
 
 
 class Trace(Hook):
-    """Takes digests of batches, losses, metrics and of every state, under the position that they
-    lead to.
-
-    The state of hooks that the framework brings along is left out: log positions differ between
-    equal runs.
+    """Records digests of batches, losses, metrics and states, by the position after the step.
 
     Attributes:
         moments: position -> path -> digest; batches first, then losses and metrics, then states.
-        restored: the position that was resumed, and the state of the task then; None in a first
+        restored: the position of a resume, and the state of the task at it; None in a first
             attempt.
         plan: the plan of the run.
     """
@@ -40,61 +35,66 @@ class Trace(Hook):
         self.plan = run.plan
 
     def on_load(self, run: Run) -> None:
-        """Take the state that was restored."""
-        self.restored = _place(run), _learned(run)
+        """Record the restored state."""
+        self.restored = _position(run), _digest_task(run)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Forget what was read for a step that is not made."""
+        """Forget the batches of a step that was not completed."""
         self._batches = {}
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Take a micro-batch as the other hooks leave it."""
+        """Record a micro-batch, after other hooks have changed it."""
         content = {
             "ids": batch.ids,
             "input": batch.input,
             "target": batch.target,
             "mask": batch.mask,
         }
-        self._batches |= digests(content, f"batch.{len(self._batches) // len(content)}")
+        self._batches |= digest_leaves(content, f"batch.{len(self._batches) // len(content)}")
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Take loss and states after a step."""
-        said = digests(out.loss, "loss") | digests(out.logs, "logs")
-        self.moments[_place(run)] = self._batches | said | _learned(run) | _watched(run)
+        """Record the loss and states after a step."""
+        outputs = digest_leaves(out.loss, "loss") | digest_leaves(out.logs, "logs")
+        self.moments[_position(run)] = (
+            self._batches | outputs | _digest_task(run) | _digest_hooks(run)
+        )
         self._batches = {}
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Take metrics and states after a phase."""
-        self.moments[_place(run)] = (
-            digests(dict(metrics), "metrics") | _learned(run) | _watched(run)
+        """Record metrics and states after a phase."""
+        self.moments[_position(run)] = (
+            digest_leaves(dict(metrics), "metrics") | _digest_task(run) | _digest_hooks(run)
         )
 
     def on_end(self, run: Run) -> None:
-        """Take the states at the end, after the last word of every hook."""
-        self.moments[_place(run)] = (
-            self.moments.get(_place(run), {}) | _learned(run) | _watched(run)
+        """Record the states at the end, after the `on_end` of all other hooks."""
+        self.moments[_position(run)] = (
+            self.moments.get(_position(run), {}) | _digest_task(run) | _digest_hooks(run)
         )
 
 
-def _place(run: Run) -> Place:
+def _position(run: Run) -> Place:
     return run.state.phase, run.state.step
 
 
-def _learned(run: Run) -> dict[str, str]:
+def _digest_task(run: Run) -> dict[str, str]:
     parts = {name: part.state_dict() for name, part in run.task.stateful().items()}
-    return digests(parts, "state")
+    return digest_leaves(parts, "state")
 
 
-def _watched(run: Run) -> dict[str, str]:
-    """Return digests of the states of hooks that are not the framework's own."""
-    own = {"checkpoint", "latest"} | {
-        label for label, hook in run.hooks.by_label.items() if type(hook) in _brought()
-    }
-    others = {label: hook for label, hook in run.hooks.by_label.items() if label not in own}
-    return digests(
-        {label: state for label, hook in others.items() if (state := hook.state_dict())}, "hooks"
-    )
+def _digest_hooks(run: Run) -> dict[str, str]:
+    """Return digests of the states of custom hooks."""
+    # Built-in hooks store offsets in log files, which differ between otherwise equal runs.
+    builtin = _builtin_hooks()
+    states: dict[str, Any] = {}
+    for label, hook in run.hooks.by_label.items():
+        if label in ("checkpoint", "latest") or type(hook) in builtin:
+            continue
+        state = hook.state_dict()
+        if state:
+            states[label] = state
+    return digest_leaves(states, "hooks")
 
 
-def _brought() -> set[Any]:
+def _builtin_hooks() -> set[Any]:
     return {kind for kind in HOOKS.values() if kind.__module__.startswith("phasetrain.hooks.")}

@@ -1,4 +1,4 @@
-"""Whether the samples of an update, or of a test, depend on the number of processes."""
+"""Checks that the samples of updates and tests do not depend on the world size."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,37 +10,35 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.plan import Phase
 from phasetrain.runtime.format import join_first
-from phasetrain.testing.build import Built, built
+from phasetrain.testing.build import BuiltRun, build_run
 from phasetrain.testing.compare import differences
 
 FIRST_STEPS = 3
-"""Steps from the start of a phase that are read, besides its last one."""
+"""Number of steps that are read at the start of a phase, in addition to its last one."""
 
 EPOCHS = 2
-"""Epochs of which steps are read."""
+"""Number of epochs from which steps are read."""
 
 Sample = dict[str, Any]
-"""Index in the data set, transformed input, and target."""
+"""Index in the dataset, transformed input, and target."""
 
 
 def assert_world_size_invariant(
     overrides: Sequence[str], *, sizes: Sequence[int] = (1, 2, 3, 4), config_dir: str | None = None
 ) -> None:
-    """See that updates and tests get the same samples, content and order included, on any number of
-    processes.
+    """Assert that updates and tests get the same samples in the same order at any world size.
 
-    The batches of every process are read one after another, at the batch size that the overrides
-    give; no process is started. Sizes that do not divide the batch size take part as well. `RANK`
-    and `WORLD_SIZE` are set as torchrun would set them.
+    The batches of all ranks are read in this process, one rank after the other, with `RANK` and
+    `WORLD_SIZE` set as by torchrun. World sizes that do not divide the batch size are allowed.
 
     Args:
         overrides: describe the run.
-        sizes: numbers of processes; each is compared with the first.
-        config_dir: a folder with configs of your own.
+        sizes: world sizes; each is compared with the first.
+        config_dir: folder with custom configs.
 
     Raises:
-        AssertionError: samples or their content differ; it names the update, the sample and the
-            number of processes.
+        AssertionError: samples or their content differ; names the update, the sample and the world
+            size.
 
     Example:
         >>> assert_world_size_invariant(["experiment=digits", "DATA.TRAIN.sampler=my_parts.by_length"])
@@ -51,45 +49,47 @@ def assert_world_size_invariant(
         "PHASES.samples=null",
         f"PHASES.epochs={EPOCHS}",
     ]
-    expected = _updates(words, sizes[0], config_dir)
+    expected = _read_updates(words, sizes[0], config_dir)
     for size in sizes[1:]:
         for (name, one), (_, other) in zip(
-            expected.items(), _updates(words, size, config_dir).items(), strict=True
+            expected.items(), _read_updates(words, size, config_dir).items(), strict=True
         ):
-            _same(one, other, f"{name}, {size} processes instead of {sizes[0]}")
+            _check_same_samples(one, other, f"{name}, world size {size} instead of {sizes[0]}")
 
 
-def _updates(words: Sequence[str], size: int, config_dir: str | None) -> dict[str, list[Sample]]:
-    """Return the samples of some updates, over all processes."""
+def _read_updates(
+    words: Sequence[str], size: int, config_dir: str | None
+) -> dict[str, list[Sample]]:
+    """Return the samples of some steps from all ranks, by the name of the step."""
     found: dict[str, list[Sample]] = {}
     for rank in range(size):
-        with _environment(rank, size):
-            made = built(words, config_dir, World(rank, size))
-            for name, batches in _steps(made):
+        with _torchrun_environment(rank, size):
+            made = build_run(words, config_dir, World(rank, size))
+            for name, batches in _read_steps(made):
                 found.setdefault(name, []).extend(
-                    sample for batch in batches for sample in _samples(batch)
+                    sample for batch in batches for sample in _split_samples(batch)
                 )
     return found
 
 
-def _steps(made: Built) -> Iterator[tuple[str, list[Batch]]]:
+def _read_steps(made: BuiltRun) -> Iterator[tuple[str, list[Batch]]]:
     for phase in made.plan.phases:
         if phase.steps:
             loader = made.task.parts.loaders[phase.split]
             for step, draws in enumerate(islice(loader.sampler.steps(phase, 0), FIRST_STEPS)):
-                yield _name(phase, step), [loader.reader[draw] for draw in draws]
+                yield _step_name(phase, step), [loader.reader[draw] for draw in draws]
             if phase.steps > FIRST_STEPS:
                 [draws] = loader.sampler.steps(phase, phase.steps - 1)
-                yield _name(phase, phase.steps - 1), [loader.reader[draw] for draw in draws]
+                yield _step_name(phase, phase.steps - 1), [loader.reader[draw] for draw in draws]
 
 
-def _name(phase: Phase, step: int) -> str:
+def _step_name(phase: Phase, step: int) -> str:
     if phase.is_train:
         return f"update {phase.first + step + 1} of epoch {phase.epoch}"
     return f"step {step + 1} of {phase.split} after epoch {phase.epoch}"
 
 
-def _samples(batch: Batch) -> list[Sample]:
+def _split_samples(batch: Batch) -> list[Sample]:
     def one(value: Any, at: int) -> Any:
         return mapped(value, lambda tensor: tensor[at])
 
@@ -99,29 +99,32 @@ def _samples(batch: Batch) -> list[Sample]:
     ]
 
 
-def _same(one: list[Sample], other: list[Sample], when: str) -> None:
+def _check_same_samples(one: list[Sample], other: list[Sample], when: str) -> None:
     ids = [sample["id"] for sample in one]
     others = [sample["id"] for sample in other]
     if sorted(ids) != sorted(others):
         raise AssertionError(
-            f"{when}: other samples, {join_first(others, 6)} instead of {join_first(ids, 6)}. Usual cause: the sampler or the data set "
-            "looks at the rank, or draws from a generator of its own instead of the seed that it is given"
+            f"{when}: other samples, {join_first(others, 6)} instead of {join_first(ids, 6)}. "
+            "Usual cause: the sampler or the dataset depends on the rank, or uses a random "
+            "generator that is not seeded with the given seed"
         )
     if ids != others:
         raise AssertionError(
-            f"{when}: the same samples in another order, {join_first(others, 6)} instead of {join_first(ids, 6)}"
+            f"{when}: the same samples in another order, {join_first(others, 6)} instead of "
+            f"{join_first(ids, 6)}"
         )
     for left, right in zip(one, other, strict=True):
         for path in differences(left, right, f"sample {left['id']}"):
             raise AssertionError(
-                f"{when}: {path} has another content. Usual cause: a transform or the collate function looks at the "
-                "other samples of a batch (its mean, its longest), at the rank, or draws from a generator of its own"
+                f"{when}: {path} has another content. Usual cause: a transform or the collate "
+                "function depends on the other samples of a batch (their mean, the longest), on "
+                "the rank, or on a random generator that the run does not seed"
             )
 
 
 @contextmanager
-def _environment(rank: int, size: int) -> Iterator[None]:
-    """Set what torchrun sets, and put back what was there."""
+def _torchrun_environment(rank: int, size: int) -> Iterator[None]:
+    """Set the variables that torchrun sets, and restore the previous ones on exit."""
     given = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

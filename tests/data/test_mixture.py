@@ -12,7 +12,7 @@ from phasetrain.data.datasets import DATASETS, digits, synthetic
 from phasetrain.data.mixture import Mixed, Proportional, mixed, proportional, shares_of, turns_of
 from phasetrain.data.samplers.source import Source
 from phasetrain.errors import ConfigError
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 
 class Faulty:
@@ -120,7 +120,7 @@ MIXED_DIGITS = "{dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: %
 )
 def test_messages_name_the_split(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        built([*words, "PHASES.epochs=1"])
+        build_run([*words, "PHASES.epochs=1"])
     assert str(caught.value).startswith(message)
 
 

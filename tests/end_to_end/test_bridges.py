@@ -9,7 +9,7 @@ from processes import Launcher
 
 from phasetrain.errors import ConfigError
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.build import settled
+from phasetrain.testing.build import resolve_overrides
 from phasetrain.testing.kills import run_quietly
 
 BERT = (
@@ -49,7 +49,7 @@ def test_torch_dataset_class_is_named_by_dotted_path(
     with pytest.raises(
         ConfigError, match=r"DATA\.TRAIN\.shft = 3 .*; did you mean DATA\.TRAIN\.shift\?"
     ):
-        settled([*words, "DATA.TRAIN.shft=3"])
+        resolve_overrides([*words, "DATA.TRAIN.shft=3"])
 
 
 @pytest.mark.slow  # each process imports transformers

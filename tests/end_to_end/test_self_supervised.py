@@ -14,7 +14,7 @@ from phasetrain.commands.api import run
 from phasetrain.data.datasets.digits import digits
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 SMALL = ("DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32", "MACHINE.threads=1")
 PARTS = "RUN.imports=[self_supervised_parts]"
@@ -161,7 +161,7 @@ def nearest_accuracy(trunk: torch.nn.Module) -> float:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_features_are_better_than_those_of_random_weights(name: str, tmp_path: Path) -> None:
     given = [f"experiment=digits_{name}", f"RUN.dir={tmp_path / 'run'}"]
-    model = built(given).task.parts.model
+    model = build_run(given).task.parts.model
     random = nearest_accuracy(model.trunk)
     run(given, terminal=Terminal(io.StringIO(), live=False))
     model.load_state_dict(newest(tmp_path / "run").state["task"]["model"])

@@ -21,7 +21,7 @@ from phasetrain.optim.schedules.param_schedules import ParamSchedules
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 # 3 + 3 + 3 updates and a test of 2 batches after each of 3 stages
 SMALL = (
@@ -81,7 +81,7 @@ def test_each_stage_has_its_batches_and_its_learning_rate(unbroken: Path) -> Non
 
 
 def test_each_stage_has_its_transforms_in_training_and_in_tests() -> None:
-    task, plan = (made := built([*SMALL, SHORT])).task, made.plan
+    task, plan = (made := build_run([*SMALL, SHORT])).task, made.plan
     shapes = [tuple(next(iter(task.batches(phase, 0)))[0].input.shape) for phase in plan.phases]
     assert shapes == [
         (32, 1, 8, 8), (32, 1, 8, 8), (64, 1, 16, 16), (32, 1, 16, 16), (48, 1, 32, 32), (32, 1, 32, 32),

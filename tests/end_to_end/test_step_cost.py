@@ -8,7 +8,7 @@ from typing import Any
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hooks
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 WORDS = (
     "experiment=null",
@@ -26,7 +26,7 @@ LIMIT = 75
 
 def calls(*words: str) -> float:
     """Return the calls of functions of phasetrain per update."""
-    made, counted = built([*WORDS, *words]), 0
+    made, counted = build_run([*WORDS, *words]), 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal counted

@@ -86,10 +86,11 @@ class TestStart:
         ):
             train(tmp_path / "run", "PHASES.epochs=1")
         monkeypatch.chdir(tmp_path)
-        from phasetrain.testing.build import settled
+        from phasetrain.testing.build import resolve_overrides
 
         folders = {
-            settled([*SMALL, *words]).config.RUN.dir for words in ((), (f"MODEL.weights={path}",))
+            resolve_overrides([*SMALL, *words]).config.RUN.dir
+            for words in ((), (f"MODEL.weights={path}",))
         }
         assert len(folders) == 2
 

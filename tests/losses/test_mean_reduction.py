@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError
 from phasetrain.losses import find_target_counter, has_nested_target_counter
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
 
@@ -36,9 +36,9 @@ def test_losses_over_samples_have_no_counter(loss: nn.Module) -> None:
 
 def test_nested_counter_is_rejected_with_accumulation() -> None:
     words = ["LOSS={name: weighted_sum, losses: {a: {name: CrossEntropyLoss, ignore_index: 3}}}"]
-    built(words)
+    build_run(words)
     with pytest.raises(ConfigError, match=r"a part of it leaves targets out or weighs classes"):
-        built([*words, "OPTIMIZER.accumulate=4"])
+        build_run([*words, "OPTIMIZER.accumulate=4"])
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
@@ -46,4 +46,4 @@ def test_reduction_other_than_mean_is_rejected(reduction: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"LOSS\.reduction = '{reduction}': an update weighs means over samples"
     ):
-        built(["LOSS.name=CrossEntropyLoss", f"LOSS.reduction={reduction}"])
+        build_run(["LOSS.name=CrossEntropyLoss", f"LOSS.reduction={reduction}"])

@@ -12,11 +12,11 @@ from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import flops
 from phasetrain.tasks.flops import PEAKS, device_name, peak_flops, train_flops
-from phasetrain.testing.build import Built, built
+from phasetrain.testing.build import BuiltRun, build_run
 
 
-def made(*words: str) -> Built:
-    return built([*SMALL, *words])
+def made(*words: str) -> BuiltRun:
+    return build_run([*SMALL, *words])
 
 
 def test_of_a_small_network_counted_by_hand() -> None:

@@ -16,13 +16,13 @@ from phasetrain.tasks.inspection import (
     optimizer_bytes,
     shown_modules,
 )
-from phasetrain.testing.build import Built, built
+from phasetrain.testing.build import BuiltRun, build_run
 
 WIDTH = 4
 
 
-def made(*words: str) -> Built:
-    return built([*SMALL, f"MODEL.width={WIDTH}", *words])
+def made(*words: str) -> BuiltRun:
+    return build_run([*SMALL, f"MODEL.width={WIDTH}", *words])
 
 
 def test_a_small_network_counted_by_hand() -> None:

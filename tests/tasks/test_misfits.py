@@ -12,7 +12,7 @@ from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.tasks import Position, Task
 from phasetrain.tasks.misfits import raise_unless_misfit
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB"
 CPU_TEXT = "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory"
@@ -28,7 +28,7 @@ def error(request: pytest.FixtureRequest) -> Exception:
 
 def train(words: list[str], **broken: Any) -> None:
     """Run a train step of a task of which one part raises an error."""
-    made = built(["DATA.TRAIN.batch_size=16", "DATA.TEST.batch_size=16", *words])
+    made = build_run(["DATA.TRAIN.batch_size=16", "DATA.TEST.batch_size=16", *words])
     task = made.task
     task.begin(made.plan.phases[0], fresh=True)
     for name, part in broken.items():
@@ -78,7 +78,7 @@ def test_exhausted_memory_in_a_train_step_is_no_config_error(
 
 
 def test_exhausted_memory_in_a_meter_is_no_config_error(error: Exception) -> None:
-    task = built(["DATA.TRAIN.batch_size=16"]).task
+    task = build_run(["DATA.TRAIN.batch_size=16"]).task
     task.meters = {"broken": RaisingMeter(error)}
     with pytest.raises(type(error)) as caught:
         show(task)
@@ -86,7 +86,7 @@ def test_exhausted_memory_in_a_meter_is_no_config_error(error: Exception) -> Non
 
 
 def test_a_meter_that_does_not_fit_is_a_config_error() -> None:
-    task = built(["DATA.TRAIN.batch_size=16"]).task
+    task = build_run(["DATA.TRAIN.batch_size=16"]).task
     task.meters = {"broken": RaisingMeter(ValueError("wrong shape"))}
     with pytest.raises(ConfigError) as caught:
         show(task)

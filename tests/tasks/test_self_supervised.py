@@ -16,7 +16,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.optim.update.nonfinite import Guard
 from phasetrain.tasks import Position, SelfSupervised
 from phasetrain.tasks.self_supervised import spread
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 SMALL = ["DATA.TRAIN.batch_size=16", "DATA.TEST.batch_size=16", "OPTIMIZER.SCHEDULES.lr=null"]
 
@@ -25,7 +25,7 @@ class Steps:
     """A task, and its steps on batches of the training data."""
 
     def __init__(self, *words: str) -> None:
-        made = built([*SMALL, *words])
+        made = build_run([*SMALL, *words])
         assert isinstance(made.task, SelfSupervised)
         self.task, self.phase, self.updates = made.task, made.plan.phases[0], 0
         self.test = next(phase for phase in made.plan.phases if not phase.is_train)
@@ -230,7 +230,7 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
 )
 def test_what_is_refused_before_training(words: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        built([*SMALL, *words, f"RUN.dir={tmp_path}"])
+        build_run([*SMALL, *words, f"RUN.dir={tmp_path}"])
 
 
 def test_a_model_that_takes_no_views_is_told_of_one_that_does() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phasetrain.testing import differences
-from phasetrain.testing.compare import digests
+from phasetrain.testing.compare import digest_leaves
 
 NAN = float("nan")
 
@@ -27,7 +27,7 @@ NAN = float("nan")
 )
 def test_equal(one: Any, other: Any) -> None:
     assert differences(one, other) == []
-    assert digests(one, "a") == digests(other, "a")
+    assert digest_leaves(one, "a") == digest_leaves(other, "a")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_different(one: Any, other: Any, paths: list[str]) -> None:
 
 
 def test_digests_name_every_leaf() -> None:
-    found = digests({"a": [1, torch.zeros(2)], "b": {}, "c": NAN}, "state")
+    found = digest_leaves({"a": [1, torch.zeros(2)], "b": {}, "c": NAN}, "state")
     assert list(found) == ["state.a.0", "state.a.1", "state.b", "state.c"]
     assert found["state.a.0"] != found["state.b"]

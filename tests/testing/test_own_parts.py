@@ -26,7 +26,7 @@ from phasetrain.testing import (
     assert_state_round_trip,
     assert_world_size_invariant,
 )
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 ROOT = Path(__file__).parents[2]
 BATCHES = ["DATA.TRAIN.batch_size=25", "DATA.TEST.batch_size=32"]
@@ -307,7 +307,7 @@ class Steps:
     """A task and how many steps it has made on one batch; a run keeps that number, too."""
 
     def __init__(self, words: list[str]) -> None:
-        made = built(words)
+        made = build_run(words)
         self.task, self.machine, self.step = made.task, made.setup.machine, 0
         self.phase = next(phase for phase in made.plan.phases if phase.is_train)
         self.task.begin(self.phase, fresh=True)

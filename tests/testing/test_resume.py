@@ -5,7 +5,7 @@ import pytest
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Split, Stage
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.resume import Kill, usual_kills
+from phasetrain.testing.resume import Kill, default_kills
 
 SMALL = [
     "DATA.TRAIN.batch_size=24",
@@ -36,7 +36,7 @@ def test_a_run_without_tests_passes() -> None:
     [
         (
             ["DATA.TRAIN.transforms=[planted_parts.LateNoise]"],
-            r"killed after step 1: batch\.0\.input differs at step 2 of the run .*: another batch: a data set, trans",
+            r"killed after step 1: batch\.0\.input differs at step 2 of the run .*: another batch: a dataset, trans",
         ),
         (
             ["LOSS.name=planted_parts.MovingLoss"],
@@ -83,7 +83,7 @@ def test_a_hook_that_keeps_its_state_passes() -> None:
 def test_steps_beyond_the_cut_are_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"steps = \[0, 10\]: the cut of the run has 10 steps; give some from 1 to 9",
+        match=r"steps = \[0, 10\]: the shortened run has 10 steps; give some from 1 to 9",
     ):
         assert_exact_resume(LINEAR, steps=[0, 4, 10], workers=None)
 
@@ -94,7 +94,7 @@ def test_kills_come_where_resumes_go_wrong_elsewhere() -> None:
         "test": Split("test", 50, 10, drop_last=False),
     }
     plan = interleave([Stage(splits, PhaseSettings(epochs=2, limit_train=3, limit_test=2))])
-    assert usual_kills(plan) == [
+    assert default_kills(plan) == [
         Kill(1),
         Kill(2),
         Kill(3),

@@ -75,7 +75,7 @@ def test_the_state_without_a_step() -> None:
         (
             planted_parts.DeafMeter(),
             lambda meter: meter.update(output()),
-            "has another one .*leaves something out.*: count",
+            "has another one .*omits something.*: count",
         ),
         (
             planted_parts.MovingLoss(),
@@ -119,5 +119,5 @@ def test_a_generator_of_ones_own_is_found() -> None:
                 (), generator=torch.Generator().manual_seed(next(self.seeds))
             )
 
-    with pytest.raises(AssertionError, match="generator of its own"):
+    with pytest.raises(AssertionError, match="random generator that is not seeded by the run"):
         assert_state_round_trip(Noisy(), lambda part: part(IMAGES))

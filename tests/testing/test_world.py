@@ -52,11 +52,11 @@ def test_so_do_streams_read_in_lanes(tmp_path: Path) -> None:
     [
         (
             ["DATA.TRAIN.sampler=planted_parts.by_rank"],
-            r"update 1 of epoch 0, 2 processes instead of 1: other samples, 1",
+            r"update 1 of epoch 0, world size 2 instead of 1: other samples, 1",
         ),
         (
             ["DATA.TRAIN.transforms=[planted_parts.CentredByBatch]"],
-            r"update 1 of epoch 0, 2 processes instead of 1: sample \d+\.input has another content",
+            r"update 1 of epoch 0, world size 2 instead of 1: sample \d+\.input has another content",
         ),
         (
             ["DATA.TRAIN.transforms=[planted_parts.LateNoise]"],
@@ -64,7 +64,7 @@ def test_so_do_streams_read_in_lanes(tmp_path: Path) -> None:
         ),
         (
             ["DATA.TEST.sampler=planted_parts.by_rank"],
-            r"step 1 of test after epoch 0, 2 processes instead of 1: other samples, 353, 354, 0",
+            r"step 1 of test after epoch 0, world size 2 instead of 1: other samples, 353, 354, 0",
         ),
     ],
     ids=["order", "batch mean", "generator", "test"],

@@ -11,7 +11,7 @@ from phasetrain.commands.plan.rehearsal import LONG_SECONDS
 from phasetrain.commands.plan.step_kinds import estimate_seconds, list_step_kinds, sum_seconds
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.hooks import Hook
-from phasetrain.testing.build import built, settled
+from phasetrain.testing.build import build_run, resolve_overrides
 from phasetrain.testing.kills import run_quietly
 
 REHEARSED, WITHOUT = "RUN.rehearse=true", "RUN.rehearse=false"
@@ -152,7 +152,7 @@ def test_what_is_rehearsed() -> None:
         "RUN.dir=x",
         "DATA.TRAIN.drop_last=false",
     )
-    made = built([*words, "PHASES.limit.train=null"])
+    made = build_run([*words, "PHASES.limit.train=null"])
     found = [
         (kind.name, kind.phase.index, kind.step, kind.steps, kind.is_short)
         for kind in list_step_kinds(made.plan, made.task)
@@ -267,7 +267,7 @@ def test_batch_that_does_not_fit_into_memory_is_a_config_error(
 
 class TestWhetherThereIsOne:
     def guess(self, *words: str) -> float:
-        made, setup = built([*SMALL, *words]), settled([*SMALL, *words])
+        made, setup = build_run([*SMALL, *words]), resolve_overrides([*SMALL, *words])
         return estimate_seconds(setup.builder().data(), made.plan, made.task.parts)
 
     def test_a_short_run_has_none(self, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from phasetrain.commands.plan.validate import (
 )
 from phasetrain.errors import ConfigError
 from phasetrain.runs.folder import RunFolder
-from phasetrain.testing.build import built, settled
+from phasetrain.testing.build import build_run, resolve_overrides
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ from phasetrain.testing.build import built, settled
 )
 def test_what_never_takes_effect(words: tuple[str, ...], told: list[str]) -> None:
     overrides = [*SMALL, "RUN.dir=x", *words]
-    found = list_unused(settled(overrides), built(overrides).plan)
+    found = list_unused(resolve_overrides(overrides), build_run(overrides).plan)
     assert len(found) == len(told)
     assert all(line.startswith(start) for line, start in zip(found, told, strict=True)), found
 
@@ -102,12 +102,12 @@ def test_a_run_that_keeps_nothing_needs_no_room(
     folder = RunFolder(str(tmp_path))
     monkeypatch.setattr(folder, "free", lambda: 1_000)
     with pytest.raises(ConfigError, match="1,000 bytes are free") if refused else nullcontext():
-        check_room(settled(overrides), folder, built(overrides).task.parts)
+        check_room(resolve_overrides(overrides), folder, build_run(overrides).task.parts)
     assert ("1,000 bytes are free" in caplog.text) == (not refused)
 
 
 def test_mistakes_of_all_kinds_in_one_report() -> None:
-    setup = settled(
+    setup = resolve_overrides(
         [
             *SMALL, "RUN.dir=x", "MODEL.freeze=[hed]", "OPTIMIZER.groups=[{match: nobody, lr_scale: 2.0}]",
             "METERS.top={name: accuracy, topk: 0}", "CHECKPOINT.best.monitor=test/acuracy",
@@ -130,7 +130,7 @@ def test_mistakes_of_all_kinds_in_one_report() -> None:
 
 
 def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() -> None:
-    setup = settled(
+    setup = resolve_overrides(
         [
             *SMALL, "RUN.dir=x", "DATA.TRAIN={dataset: image_folder, path: /nowhere/a}", "MODEL.dropout=7.0",
             "DATA.TEST={dataset: image_folder, path: /nowhere/b}", "HOOKS.early_stopping={patience: 0}",
@@ -144,12 +144,15 @@ def test_where_the_data_cannot_be_opened_the_rest_is_looked_at_all_the_same() ->
 
 def test_a_sound_run_has_none() -> None:
     assert (
-        find_problems(settled([*SMALL, "RUN.dir=x", "CHECKPOINT.best.monitor=test/accuracy"])) == []
+        find_problems(
+            resolve_overrides([*SMALL, "RUN.dir=x", "CHECKPOINT.best.monitor=test/accuracy"])
+        )
+        == []
     )
 
 
 def test_other_errors_pass_through() -> None:
-    setup = settled([*SMALL, "RUN.dir=x"])
+    setup = resolve_overrides([*SMALL, "RUN.dir=x"])
     with pytest.raises(ConfigError, match=r"^the only one$"), report_all_problems(setup):
         raise ConfigError("the only one")
     with pytest.raises(KeyError), report_all_problems(setup):
@@ -162,7 +165,7 @@ def test_what_is_watched() -> None:
         "HOOKS.plateau={monitor: train/loss}",
         "HOOKS.early_stopping={}",
     ]
-    found = list_monitors(settled([*SMALL, "RUN.dir=x", *words]))
+    found = list_monitors(resolve_overrides([*SMALL, "RUN.dir=x", *words]))
     assert [(one.where, one.name) for one in found] == [
         ("CHECKPOINT.best.monitor", "-test/loss"),
         ("HOOKS.plateau.monitor", "train/loss"),
@@ -183,7 +186,7 @@ def test_keys_and_values_and_what_follows_from_them_in_one_report(
 
 def test_the_mistakes_in_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
-        settled(["MODEL.widht=4", "OPTIMIZER.lrr=0.1"])
+        resolve_overrides(["MODEL.widht=4", "OPTIMIZER.lrr=0.1"])
     assert [(one.key, one.suggestion) for one in caught.value.problems] == [
         ("MODEL.widht", "MODEL.width"),
         ("OPTIMIZER.lrr", "OPTIMIZER.lr"),

@@ -11,7 +11,7 @@ from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import PhaseSettings, Plan, Split, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.runs.folder import RunFolder
-from phasetrain.testing.build import settled
+from phasetrain.testing.build import resolve_overrides
 
 TRAIN = Split("train", 220, 10, drop_last=True)
 TEST = Split("test", 20, 10, drop_last=False)
@@ -77,7 +77,7 @@ def test_only_what_was_kept_is_said_to_be_loaded(
 ) -> None:
     words = ("PHASES.epochs=1", "PHASES.limit.train=2", "DATA.TEST=null", *words)
     train(tmp_path, *words)
-    setup = settled([*SMALL, f"RUN.dir={tmp_path}", *words])
+    setup = resolve_overrides([*SMALL, f"RUN.dir={tmp_path}", *words])
     state = RunState(finished="completed", updates=2)
     rows = dict(
         final_lines(setup, state, "ab", "", build_checkpointer(setup, RunFolder(str(tmp_path))))

@@ -10,7 +10,7 @@ import torch
 from phasetrain.data.datasets import DATASETS, Lines
 from phasetrain.data.datasets import lines as module
 from phasetrain.errors import ConfigError
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 
 def write(folder: Path, name: str, *samples: Any) -> Path:
@@ -110,7 +110,7 @@ class TestAsADataSet:
             f"DATA.TRAIN={{dataset: lines, files: '{two}', classes: 5, batch_size: 2}}",
             "DATA.TEST=null",
         ]
-        made = built(
+        made = build_run(
             [
                 "MODEL=mlp",
                 *words,
@@ -134,7 +134,9 @@ class TestAsADataSet:
             "DATA.TRAIN.transforms=[]",
             "DATA.TEST=null",
         ]
-        loader = built(["MODEL=mlp", *words, *lanes, "PHASES.epochs=1"]).task.parts.loaders["train"]
+        loader = build_run(["MODEL=mlp", *words, *lanes, "PHASES.epochs=1"]).task.parts.loaders[
+            "train"
+        ]
         [[batch]] = loader.batches(loader.plan.phases[0])
         assert sorted(batch.ids.tolist()) == [0, 1, 2, 4, 5]
         assert loader.bad is not None
@@ -153,7 +155,7 @@ class TestAsADataSet:
     )
     def test_what_does_not_fit_is_told(self, sampler: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            built([f"DATA.TRAIN.sampler={sampler}"])
+            build_run([f"DATA.TRAIN.sampler={sampler}"])
 
 
 class TestIndex:

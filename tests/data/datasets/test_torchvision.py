@@ -10,7 +10,7 @@ import torch
 from phasetrain.config.registry import parameters
 from phasetrain.data.datasets import DATASETS, Described
 from phasetrain.errors import ConfigError
-from phasetrain.testing.build import settled
+from phasetrain.testing.build import resolve_overrides
 
 pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
 
@@ -85,7 +85,7 @@ def test_it_shows_the_parameters_that_it_takes() -> None:
 )
 def test_mistakes_are_found_with_the_config(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        settled([f"DATA.TRAIN={{dataset: torchvision.{words}}}"])
+        resolve_overrides([f"DATA.TRAIN={{dataset: torchvision.{words}}}"])
 
 
 @pytest.mark.parametrize(

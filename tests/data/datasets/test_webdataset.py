@@ -20,7 +20,7 @@ from phasetrain.data.protocols import ShardedDataset
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 
 def png(value: int, size: tuple[int, int] = (4, 3)) -> bytes:
@@ -290,9 +290,9 @@ def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(
         + ("sampler: {name: lanes, lanes: 3}}")
     )
     words = ["MODEL.name=small_cnn", "MODEL.width=4", f"DATA.TRAIN={split}", f"DATA.TEST={split}"]
-    made = built(words).task.parts
+    made = build_run(words).task.parts
     assert made.facts["MODEL.channels"] == 3
-    [first, second, *_] = made.loaders["train"].sampler.steps(built(words).plan.phases[0], 0)
+    [first, second, *_] = made.loaders["train"].sampler.steps(build_run(words).plan.phases[0], 0)
     assert [draw.indices.tolist() for draw in first + second] == [
         [14, 15, 0, 1, 28, 29],
         [16, 17, 2, 3, 30, 31],

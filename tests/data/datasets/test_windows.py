@@ -11,7 +11,7 @@ from phasetrain.data import DATASETS, WindowedDataset
 from phasetrain.data.datasets import TensorSamples
 from phasetrain.data.datasets.windows import Windows
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 
 class Empty:
@@ -130,7 +130,7 @@ def test_a_limit_where_there_are_no_windows() -> None:
     with pytest.raises(
         ConfigError, match=r"limit.windows = 2: no data of this run comes in windows"
     ):
-        built(["PHASES.limit.windows=2"])
+        build_run(["PHASES.limit.windows=2"])
 
 
 def test_a_limit_on_windows(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from phasetrain.data.loading.custom_loader import Own
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 OWN = "DATA.TRAIN.loader=reading_parts.Stateful"
 PLAIN = "DATA.TRAIN.loader={name: torch.utils.data.DataLoader, shuffle: true, drop_last: true}"
@@ -24,7 +24,7 @@ NO_TRANSFORMS = ("DATA.TRAIN.transforms=[]", "DATA.TRAIN.batch_size=24")
 
 
 def first_steps(*words: str, steps: int = 3, start: int = 0) -> list[list[Batch]]:
-    made = built(
+    made = build_run(
         ["PHASES.epochs=1", "DATA.TRAIN.transforms=[]", "DATA.TRAIN.batch_size=48", *words]
     )
     phase = made.plan.phases[0]
@@ -34,14 +34,14 @@ def first_steps(*words: str, steps: int = 3, start: int = 0) -> list[list[Batch]
 
 def refused(*words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        built(["PHASES.epochs=1", "DATA.TRAIN.transforms=[]", *words])
+        build_run(["PHASES.epochs=1", "DATA.TRAIN.transforms=[]", *words])
     return str(caught.value)
 
 
 class TestBatches:
     def test_the_plan_has_its_length_and_a_step_its_micro_batches(self) -> None:
         words = ("DATA.TRAIN.transforms=[]", "DATA.TRAIN.batch_size=48", "OPTIMIZER.accumulate=2")
-        made = built(["PHASES.epochs=1", *words, OWN])
+        made = build_run(["PHASES.epochs=1", *words, OWN])
         phase = made.plan.phases[0]
         assert (phase.steps, phase.end) == (1442 // 24 // 2, 1440)
         step = next(iter(made.task.parts.loaders["train"].batches(phase)))
@@ -49,7 +49,7 @@ class TestBatches:
         assert torch.cat([batch.ids for batch in step]).tolist() == list(range(48))
 
     def test_what_it_draws_is_a_function_of_the_place_and_the_generators_stay(self) -> None:
-        loader = built(["DATA.TRAIN.transforms=[]", "PHASES.epochs=1", OWN])
+        loader = build_run(["DATA.TRAIN.transforms=[]", "PHASES.epochs=1", OWN])
         phase, steps = loader.plan.phases[0], []
         for seed in (1, 2):
             torch.manual_seed(seed)

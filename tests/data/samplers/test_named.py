@@ -37,7 +37,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 
 class Known:
@@ -417,7 +417,7 @@ class TestEnds:
         ],
     )
     def test_a_pass_without_an_end_in_a_run_that_has_one(self, words: list[str]) -> None:
-        assert built(["DATA.TRAIN.sampler=infinite", *words]).plan.updates <= 6
+        assert build_run(["DATA.TRAIN.sampler=infinite", *words]).plan.updates <= 6
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -440,5 +440,5 @@ class TestEnds:
     )
     def test_what_would_have_none_is_refused(self, words: list[str], message: str) -> None:
         with pytest.raises(ConfigError) as caught:
-            built(words)
+            build_run(words)
         assert str(caught.value).startswith(message)

@@ -7,7 +7,7 @@ from phasetrain.data import SAMPLERS
 from phasetrain.data.samplers.overfit import Overfit
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 SHUFFLED = SAMPLERS["shuffled"]()
 
@@ -24,7 +24,7 @@ def test_every_pass_is_the_beginning_of_one() -> None:
 
 def test_a_run_sees_the_same_batches_in_each_epoch_and_learns_them_by_heart(tmp_path: Path) -> None:
     words = ["PHASES.overfit=2", "PHASES.epochs=3", "DATA.TRAIN.batch_size=16"]
-    made = built(words)
+    made = build_run(words)
     ids = [
         [batch.ids.tolist() for (batch,) in made.task.batches(phase, 0)]
         for phase in made.plan.phases[::2]
@@ -45,14 +45,14 @@ def test_more_batches_than_there_are() -> None:
         ConfigError,
         match=r"PHASES.overfit = 100: a pass over DATA.TRAIN has 22 whole batches of 64",
     ):
-        built(["PHASES.overfit=100"])
+        build_run(["PHASES.overfit=100"])
 
 
 def test_not_where_the_data_comes_in_windows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"input": [1.0], "target": 0}\n')
     data = f"{{dataset: windows, pattern: {tmp_path}/*.jsonl, parameter: files, of: {{dataset: lines}}, batch_size: 1}}"
     with pytest.raises(ConfigError, match="windows"):
-        built(
+        build_run(
             [
                 "experiment=null",
                 f"DATA={{TRAIN: {data}, TEST: null}}",

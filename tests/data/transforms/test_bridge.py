@@ -8,7 +8,7 @@ from phasetrain.data import Draw
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.errors import ConfigError
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.build import built, settled
+from phasetrain.testing.build import build_run, resolve_overrides
 
 pytest.importorskip("torchvision", reason="the extra `torchvision` is not installed")
 
@@ -35,7 +35,9 @@ def test_they_are_those_of_version_2() -> None:
 
 
 def test_random_ones_are_functions_of_the_sample_whatever_the_batch() -> None:
-    reader = built([*WORDS, f"DATA.TRAIN.transforms={RANDOM}"]).task.parts.loaders["train"].reader
+    reader = (
+        build_run([*WORDS, f"DATA.TRAIN.transforms={RANDOM}"]).task.parts.loaders["train"].reader
+    )
     together = reader[Draw("train", 0, 10, np.arange(4))].input
     alone = torch.cat([reader[Draw("train", 0, 10 + at, np.array([at]))].input for at in range(4)])
     assert torch.equal(together, alone)
@@ -67,4 +69,4 @@ def test_a_run_with_them_resumes_exactly_with_and_without_workers() -> None:
 )
 def test_mistakes_are_found_with_the_config(item: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        settled([f"DATA.TRAIN.transforms=[{item}]"])
+        resolve_overrides([f"DATA.TRAIN.transforms=[{item}]"])

@@ -22,7 +22,7 @@ from phasetrain.hooks import HOOKS, Breakdown, Hook
 from phasetrain.hooks.profiling.timing import PARTS
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Position
-from phasetrain.testing.build import built
+from phasetrain.testing.build import build_run
 
 ON = "HOOKS.breakdown={every_updates: 5}"
 PLAIN = "HOOKS.breakdown={every_updates: 5, flops: false}"
@@ -202,7 +202,7 @@ class TestWhereTimeGoes:
 
 
 def test_what_a_task_does_beside_its_events_can_be_watched() -> None:
-    one, seen = built(SMALL), list[str]()
+    one, seen = build_run(SMALL), list[str]()
 
     def wrap(part: str, call: Any) -> Any:
         return lambda *args: seen.append(part) or call(*args)  # type: ignore[func-returns-value]

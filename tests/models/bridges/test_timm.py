@@ -8,7 +8,7 @@ from harness import newest, train
 
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
-from phasetrain.testing.build import settled
+from phasetrain.testing.build import resolve_overrides
 
 pytest.importorskip("timm", reason="the extra `timm` is not installed")
 
@@ -78,7 +78,7 @@ def test_a_name_with_a_tag_and_a_path_of_timm_are_understood() -> None:
 )
 def test_what_is_refused_with_the_config(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        settled(words)
+        resolve_overrides(words)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from phasetrain.models import SmallCNN
 from phasetrain.models.prepare import Compiled
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, Parts, SplitData, Supervised
-from phasetrain.testing.build import built as built_whole
+from phasetrain.testing.build import build_run as built_whole
 
 WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
 

@@ -9,7 +9,7 @@ from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.losses import BYOL, SimCLR
 from phasetrain.tasks.build.coupling import check_coupled, is_coupled
-from phasetrain.testing.build import built, settled
+from phasetrain.testing.build import build_run, resolve_overrides
 
 SIMCLR = ["experiment=digits_simclr"]
 
@@ -33,7 +33,7 @@ SIMCLR = ["experiment=digits_simclr"]
 )
 def test_a_batch_in_parts_is_refused(words: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        built([*SIMCLR, f"RUN.dir={tmp_path}", *words])
+        build_run([*SIMCLR, f"RUN.dir={tmp_path}", *words])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_batch_in_parts_is_refused(words: list[str], message: str, tmp_path: P
     ],
 )
 def test_unequal_shares_of_several_processes_are_refused(words: list[str], message: str) -> None:
-    config = settled([*SIMCLR, *words]).config
+    config = resolve_overrides([*SIMCLR, *words]).config
     with pytest.raises(ConfigError, match=message):
         check_coupled(SimCLR(), [config], World(rank=1, size=4))
     check_coupled(SimCLR(), [config], World())

@@ -11,7 +11,7 @@ from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.reading_builder import MOST_WORKERS, workers_of
 from phasetrain.testing import assert_exact_resume, assert_world_size_invariant
-from phasetrain.testing.build import Built, built
+from phasetrain.testing.build import BuiltRun, build_run
 
 LENGTH = ("PHASES.epochs=1",)
 NAMED = "DATA.TRAIN={dataset: reading_parts.Named, inputs: image, targets: label}"
@@ -22,8 +22,8 @@ MIXED = (
 )
 
 
-def made(*words: str) -> Built:
-    return built([*LENGTH, *words])
+def made(*words: str) -> BuiltRun:
+    return build_run([*LENGTH, *words])
 
 
 def first_batch(*words: str, split: str = "train") -> Batch:
