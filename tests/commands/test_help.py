@@ -1,6 +1,7 @@
 """What `--help` prints."""
 
 import pytest
+from raising import raises
 
 from phasetrain.commands.cli import main
 from phasetrain.commands.help import general_help, section_help
@@ -40,7 +41,7 @@ def test_parts_with_the_parameters_that_a_config_sets() -> None:
 
 
 def test_an_unknown_section() -> None:
-    with pytest.raises(ConfigError, match="--help LOS: no such section; did you mean 'LOSS'"):
+    with raises(ConfigError, code="config.unknown_section", suggestion="LOSS"):
         section_help("LOS")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from harness import newest, train
+from raising import raises
 
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.result import RunResult
@@ -104,10 +105,7 @@ class TestErrors:
         )
 
     def test_a_path_that_is_no_checkpoint(self, trained: tuple[Path, RunResult]) -> None:
-        with pytest.raises(
-            ConfigError,
-            match=r"^RUN\.checkpoint = '.*' is no checkpoint that can be used: manifest",
-        ):
+        with raises(ConfigError, code="checkpoint.unusable", key="RUN.checkpoint"):
             test(trained[0], f"RUN.checkpoint={trained[0]}")
 
     def test_all_are_damaged(self, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from forked import together
+from raising import raises
 from torch import nn
 
 from phasetrain.distributed import World
@@ -27,9 +28,7 @@ def test_so_many_in_their_order(over: int | str, groups: list[list[int]]) -> Non
 
 
 def test_a_number_that_does_not_divide() -> None:
-    with pytest.raises(
-        ConfigError, match=r"sync_batch_norm = 3: 4 processes cannot be put into groups of 3"
-    ):
+    with raises(ConfigError, code="distributed.group_size", key="DISTRIBUTED.sync_batch_norm"):
         partition(World(rank=0, size=4), 3, WHERE)
 
 

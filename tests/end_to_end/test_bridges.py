@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness import newest
 from processes import Launcher
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.testing import assert_exact_resume
@@ -46,8 +47,12 @@ def test_torch_dataset_class_is_named_by_dotted_path(
         "MODEL={name: mlp, classes: 3, input_shape: [4]}",
     ]
     assert_exact_resume([*words, "METERS={accuracy: {}}"], steps=[2, 6], workers=(0, 2))
-    with pytest.raises(
-        ConfigError, match=r"DATA\.TRAIN\.shft = 3 .*; did you mean DATA\.TRAIN\.shift\?"
+    with raises(
+        ConfigError,
+        code="config.unknown_parameter",
+        key="DATA.TRAIN.shft",
+        given="3",
+        suggestion="DATA.TRAIN.shift",
     ):
         resolve_overrides([*words, "DATA.TRAIN.shft=3"])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, status, train
 from processes import Launcher
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.testing import differences
@@ -61,9 +62,7 @@ class TestOneProcess:
 
     @pytest.mark.skipif(find_spec("tvm") is not None, reason="tvm can compile it")
     def test_an_error_says_that_it_comes_of_the_compiler(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            ConfigError, match=r"^MACHINE\.compile \(backend 'tvm'\): the model cannot be compiled"
-        ):
+        with raises(ConfigError, key="MACHINE.compile"):
             train(tmp_path, ONE, "MACHINE.compile=tvm")
 
     @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from harness import KillAfter, SaveEachStep, die, differences, leftovers, newest, parted, train
+from raising import raises
 
 from phasetrain.commands.cli import main
 from phasetrain.errors import NumericsError
@@ -217,10 +218,7 @@ class TestBudget:
         skipped = newest(tmp_path / "enough").state["task"]["updater"]["skipped"]
         assert skipped > 2
         assert dumps(tmp_path / "enough") == []
-        with pytest.raises(
-            NumericsError,
-            match="3 updates in a row were skipped, and the gradient scale has come down",
-        ):
+        with raises(NumericsError, key="OPTIMIZER.skip_budget"):
             train(tmp_path / "short", *words, "OPTIMIZER.skip_budget=2")
         assert dumps(tmp_path / "short") == ["u00000003"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from harness import SMALL, KillAfter, Killed, SaveEachStep, differences
+from raising import raises
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.api import run
@@ -98,12 +99,10 @@ def test_a_damaged_object_is_passed_over() -> None:
 
 
 def test_unknown_prefix_is_rejected() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no path handler is registered for memo://; did you mean 'mem'\?"
-    ):
+    with raises(ConfigError, key="RUN.dir", suggestion="mem"):
         train("memo://run")
 
 
 def test_tensorboard_says_that_it_needs_files() -> None:
-    with pytest.raises(ConfigError, match=r"HOOKS\.tensorboard needs a run folder on a local file"):
+    with raises(ConfigError, code="config.conflict"):
         train("mem://run", "HOOKS.tensorboard={}")

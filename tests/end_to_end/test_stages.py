@@ -9,6 +9,7 @@ import pytest
 import torch
 from harness import KillAfter, Killed, SaveEachStep, newest, parted, records
 from processes import Launcher
+from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
@@ -198,9 +199,7 @@ class TestLosses:
 
     def test_one_with_a_state_may_not_change(self, tmp_path: Path) -> None:
         words = "PHASES.stages=[{updates: 1}, {updates: 1, LOSS: {name: CrossEntropyLoss, weight: [1,1,1,1,1,1,1,1,1,2]}}]"
-        with pytest.raises(
-            ConfigError, match=r"PHASES\.stages\[1\]\.LOSS: .*weights or buffers of its own"
-        ):
+        with raises(ConfigError, key="PHASES.stages[1].LOSS"):
             self.losses(tmp_path, words)
 
 

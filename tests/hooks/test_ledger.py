@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from harness import KillAfter, SaveEachStep, die, train
+from raising import raises
 
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.position import RunState
@@ -312,7 +313,5 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         LedgerHook(flush_every=0)
     with pytest.raises(ValueError, match="content = 'some': expected 'sampled', 'full' or 'none'"):
         LedgerHook("some")  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match=r"HOOKS\.again and HOOKS\.ledger are both LedgerHook hooks"
-    ):
+    with raises(ConfigError, code="config.duplicate_hook"):
         train(tmp_path, "HOOKS.again.name=ledger")

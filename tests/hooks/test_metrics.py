@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness import SMALL, KillAfter, die, newest, records, train
+from raising import raises
 
 import phasetrain
 from phasetrain.commands.runs.list_runs import summarize_run
@@ -145,9 +146,7 @@ class TestResume:
         assert len(after) > len(before)
 
     def test_two_of_them_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            ConfigError, match=r"HOOKS\.second and HOOKS\.metrics are both Metrics hooks"
-        ):
+        with raises(ConfigError, code="config.duplicate_hook"):
             train(tmp_path, "HOOKS.second.name=metrics")
 
     def test_a_checkpoint_covers_what_the_file_holds_at_that_moment(self, tmp_path: Path) -> None:

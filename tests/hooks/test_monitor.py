@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from harness import train
+from raising import raises
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
@@ -33,51 +34,48 @@ def test_what_is_not_measured_or_no_number_is_none() -> None:
     monitor = Monitor("test/loss", "X")
     assert monitor.read_score(TEST, {"loss": math.nan}) is None
     assert Monitor("other/loss", "X").read_score(TEST, {"loss": 1.0}) is None
-    with pytest.raises(
-        ConfigError,
-        match="X = 'test/los': the phase has measured accuracy, loss and not it; did you",
-    ):
+    with raises(ConfigError, key="X", given="'test/los'"):
         Monitor("test/los", "X").read_score(TEST, {"accuracy": 0.5, "loss": 1.0})
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "problem"),
     [
         (
             ["HOOKS.early_stopping={monitor: test/acuracy}"],
-            r"early_stopping.monitor = 'test/acuracy': .* did you mean 'test/accuracy'\?",
+            {"key": "HOOKS.early_stopping.monitor", "suggestion": "test/accuracy"},
         ),
         (
             ["HOOKS.early_stopping={monitor: train/loss}", "PHASES.train_meters=false"],
-            r"no phase .* Known: test/accuracy, test/loss",
+            {"key": "HOOKS.early_stopping.monitor"},
         ),
         (
             ["HOOKS.early_stopping={monitor: test/loss}"],
-            r"early_stopping.monitor = 'test/loss': smaller values of it are better; write -test/loss, with a minus",
+            {"key": "HOOKS.early_stopping.monitor"},
         ),
-        (["CHECKPOINT.best.monitor=test/loss"], r"best.monitor = 'test/loss': .* write -test/loss"),
+        (["CHECKPOINT.best.monitor=test/loss"], {"key": "CHECKPOINT.best.monitor"}),
         (
             ["METERS.wrong={name: f1}", "CHECKPOINT.best.monitor=test/wrong"],
-            r"best.monitor = 'test/wrong': no phase .* did you mean 'test/wrong_m",
+            {"key": "CHECKPOINT.best.monitor", "suggestion": "test/wrong_micro"},
         ),
         (
             ["METERS.wrong={name: f1}", "HOOKS.plateau={monitor: test/wrong_mikro}"],
-            r"plateau.monitor = 'test/wrong_mikro': no phase .* did you mean 'test/wrong_micro'\?",
+            {"key": "HOOKS.plateau.monitor", "suggestion": "test/wrong_micro"},
         ),
         (
             ["METERS={accuracy: null, loss: null}", "HOOKS.plateau={}"],
-            "plateau.monitor = 'auto': there is no meter to",
+            {"key": "HOOKS.plateau.monitor"},
         ),
         (
             ["DATA.TEST=null", "HOOKS.early_stopping={}"],
-            "early_stopping.monitor = 'auto': there is no test split to",
+            {"key": "HOOKS.early_stopping.monitor"},
         ),
     ],
 )
 def test_a_metric_that_nobody_measures_is_refused_before_the_first_step(
-    tmp_path: Path, words: list[str], told: str
+    tmp_path: Path, words: list[str], problem: dict[str, str]
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with raises(ConfigError, **problem):
         train(tmp_path / "run", *words)
     assert (
         not (tmp_path / "run" / "steps.ledger").exists()

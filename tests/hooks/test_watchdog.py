@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import train
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
@@ -63,6 +64,6 @@ def test_of_a_run_that_moves_nothing_is_left_and_nothing_goes_on_after_it(tmp_pa
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="seconds = 0: expected more than 0"):
         Watchdog(seconds=0)
-    with pytest.raises(ConfigError, match="are both Watchdog hooks"):
+    with raises(ConfigError, code="config.duplicate_hook"):
         train(tmp_path, SLEEPY, "HOOKS.second={name: watchdog}")
     assert HOOKS["watchdog"] is Watchdog

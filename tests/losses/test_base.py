@@ -1,5 +1,6 @@
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES
@@ -13,10 +14,12 @@ def test_torch_losses_are_found_by_class_name():
 
 @pytest.mark.parametrize("name", ["Linear", "Module", "_Loss"])
 def test_torch_module_that_is_not_a_loss_is_unknown(name):
-    with pytest.raises(ConfigError, match="no loss has this name"):
+    with raises(ConfigError, code="config.unknown_part", key="LOSS.name"):
         LOSSES.find(name)
 
 
 def test_mistyped_class_name_gets_a_suggestion():
-    with pytest.raises(ConfigError, match="did you mean 'SmoothL1Loss'"):
+    with raises(
+        ConfigError, code="config.unknown_part", key="LOSS.name", suggestion="SmoothL1Loss"
+    ):
         LOSSES.find("SmoothL1loss")

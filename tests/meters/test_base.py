@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from raising import raises
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.distributed import World
@@ -316,9 +317,8 @@ class TestRows:
 
 
 def test_part_that_is_not_a_meter_is_rejected():
-    with pytest.raises(
-        ConfigError,
-        match=r"METERS.x.name = 'collections.Counter': .* Counter, ",
+    with raises(
+        ConfigError, code="config.wrong_part", key="METERS.x.name", given="'collections.Counter'"
     ):
         METERS.build("collections.Counter", where="METERS.x")
 

@@ -7,6 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 import torchmetrics
+from raising import raises
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
@@ -294,10 +295,7 @@ class TestRefused:
             def update(self, preds, target): ...
             def compute(self): ...
 
-        with pytest.raises(
-            ConfigError,
-            match=r"Product: its state 'value' is .* a custom function",
-        ):
+        with raises(ConfigError, code="config.wrong_part"):
             metric_as_meter(Product)()
 
     def test_summed_list_is_rejected(self):
@@ -309,27 +307,30 @@ class TestRefused:
             def update(self, preds, target): ...
             def compute(self): ...
 
-        with pytest.raises(ConfigError, match=r"Summed: its state 'value' .* by sum, "):
+        with raises(ConfigError, code="config.wrong_part"):
             metric_as_meter(Summed)()
 
     def test_nested_metric_is_rejected(self):
-        with pytest.raises(ConfigError, match="RunningMean "):
+        with raises(ConfigError, code="config.wrong_part"):
             made("torchmetrics.RunningMean", {})
 
     def test_curves_and_matrices_are_rejected(self):
         for name in ("ROC", "ConfusionMatrix"):
             meter = made(f"torchmetrics.{name}", {"task": "multiclass"})
             meter.update(STEPS["classes"][0])
-            with pytest.raises(ConfigError, match=rf"Multiclass{name} returns "):
+            with raises(ConfigError, code="config.wrong_part"):
                 meter.compute()
 
     def test_part_that_is_not_a_metric_is_rejected(self):
-        with pytest.raises(
+        with raises(
             ConfigError,
-            match=r"METERS.m.name = 'torchmetrics.AUROK': module .*did you mean 'AUROC'",
+            code="config.unknown_part",
+            key="METERS.m.name",
+            given="'torchmetrics.AUROK'",
+            suggestion="AUROC",
         ):
             made("torchmetrics.AUROK", {})
-        with pytest.raises(ConfigError, match=r"MetricCollection"):
+        with raises(ConfigError, code="config.wrong_part", key="METERS.m.name"):
             made("torchmetrics.MetricCollection", {"metrics": []})
 
     def test_missing_arguments_are_rejected(self):
@@ -343,10 +344,7 @@ class TestRefused:
     def test_missing_library_names_the_extra(self):
         meters = MeterRegistry()
         meters.register_adapter("no_such_library", "metrics")(metric_as_meter)
-        with pytest.raises(
-            ConfigError,
-            match=r"No module named 'no_such_library'.*pip install 'phasetrain\[metrics\]'",
-        ):
+        with raises(ConfigError, code="config.import_failed", key="METERS.m.name"):
             meters.find("no_such_library.AUROC", "METERS.m.name")
 
     def test_a_library_beside_a_broken_torchvision(self, tmp_path, monkeypatch):

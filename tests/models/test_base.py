@@ -1,4 +1,5 @@
 import pytest
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
@@ -15,7 +16,13 @@ def test_facts_fill_what_a_model_asks_for():
 
 
 def test_a_mistyped_model_gets_the_near_miss():
-    with pytest.raises(ConfigError, match=r"MODEL.name = 'smallcnn': .*did you mean 'small_cnn'"):
+    with raises(
+        ConfigError,
+        code="config.unknown_part",
+        key="MODEL.name",
+        given="'smallcnn'",
+        suggestion="small_cnn",
+    ):
         MODELS.find("smallcnn")
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from raising import raises
 from torch import nn
 
 from phasetrain.errors import ConfigError
@@ -50,18 +51,20 @@ class TestNames:
         assert "trunk.2" not in frozen_names(net(), ["trunk.0", "trunk.1.weight"]).modules
 
     @pytest.mark.parametrize(
-        ("pattern", "told"),
+        ("pattern", "problem"),
         [
             (
                 "trnk.*",
-                r"^MODEL.freeze = \[trnk.\*\]: no module .* did you mean 'trunk'\? It begins with one of trunk, head$",
+                {"key": "MODEL.freeze", "given": "[trnk.*]", "suggestion": "trunk"},
             ),
-            ("trunk.2", r"no module with parameters and no parameter of the model has such a name"),
-            ("", r"no module with parameters"),
+            ("trunk.2", {"key": "MODEL.freeze"}),
+            ("", {"key": "MODEL.freeze"}),
         ],
     )
-    def test_a_pattern_that_chooses_nothing_is_refused(self, pattern: str, told: str) -> None:
-        with pytest.raises(ConfigError, match=told):
+    def test_a_pattern_that_chooses_nothing_is_refused(
+        self, pattern: str, problem: dict[str, str]
+    ) -> None:
+        with raises(ConfigError, **problem):
             frozen_names(net(), [pattern])
 
     def test_of_stages_what_all_have(self) -> None:

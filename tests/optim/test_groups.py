@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from raising import raises
 from torch import nn
 
 from phasetrain.errors import ConfigError
@@ -142,7 +143,5 @@ def test_an_option_that_cannot_be_one_is_refused_before_the_first_step(
     optimizer = torch.optim.SGD(
         [group.as_given() for group in grouped(WEIGHTS, [], lr=0.1)], lr=0.1
     )
-    with pytest.raises(
-        ConfigError, match=rf"groups: {next(iter(option))} = .*: expected a number of at least 0"
-    ):
+    with raises(ConfigError, key="OPTIMIZER.groups"):
         check_options(groups, optimizer)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.config.compose.sources import ConfigFiles
@@ -58,5 +59,5 @@ def test_it_composes_and_builds(group: str, option: str, rehearse: bool, tmp_pat
 
 
 def test_what_does_not_build_is_seen(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="depth"):
+    with raises(ConfigError, code="config.wrong_type", key="MODEL.depth"):
         plan(["MODEL=resnet20", "MODEL.depth=21"], tmp_path)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from failpoints import Failpoint
 from failpoints import refused as refusal
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs import folder as module
@@ -279,9 +280,7 @@ class TestDisk:
 
     def test_a_file_stands_in_the_way(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises(
-            ConfigError, match=r"cannot be written: (File exists|Not a directory) \(errno"
-        ):
+        with raises(ConfigError, key="RUN.dir"):
             opened(tmp_path / "file")
 
     def test_a_folder_that_may_not_be_written(self, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.commands.setup import settle
@@ -144,14 +145,11 @@ class TestThreads:
         check_threads(threads)
 
     def test_so_many_that_torch_would_crash(self) -> None:
-        with pytest.raises(
-            ConfigError,
-            match=r"^MACHINE\.threads = 100000: this machine has \d+ cores, and more than",
-        ):
+        with raises(ConfigError, key="MACHINE.threads", given="100000"):
             check_threads(100_000)
 
     def test_the_command_line_refuses_them_before_anything_is_made(self) -> None:
-        with pytest.raises(ConfigError, match=r"^MACHINE\.threads = 100000"):
+        with raises(ConfigError, key="MACHINE.threads", given="100000"):
             settle(["MACHINE.threads=100000"])
 
 
@@ -172,7 +170,7 @@ class TestDevice:
 
     @pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is one here")
     def test_mps_that_is_not_there(self) -> None:
-        with pytest.raises(ConfigError, match=r"^MACHINE\.device = 'mps'"):
+        with raises(ConfigError, key="MACHINE.device", given="'mps'"):
             resolve_device("mps")
 
 

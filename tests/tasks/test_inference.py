@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raising import raises
 from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError
@@ -66,7 +67,7 @@ def test_what_cannot_be_asked() -> None:
     task = asked(nn.Linear(3, 2))
     with pytest.raises(ConfigError, match="batch_size = 0: expected at least 1"):
         task.predict(torch.zeros(2, 3), batch_size=0)
-    with pytest.raises(ConfigError, match="Linear does not take these inputs"):
+    with raises(ConfigError, key="MODEL"):
         task.predict(torch.zeros(2, 4))
     for nothing in ([], {}, "text", 3):
         with pytest.raises(ConfigError, match="expected a batch as the model takes it"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raises
 from torch import Tensor
 
 from phasetrain.commands.plan.rehearsal import Silent
@@ -235,7 +236,5 @@ def test_what_is_refused_before_training(words: list[str], message: str, tmp_pat
 
 def test_a_model_that_takes_no_views_is_told_of_one_that_does() -> None:
     steps = Steps("experiment=digits_simclr", "MODEL.name=mlp")
-    with pytest.raises(
-        ConfigError, match=r"MODEL: MLP does not take a list of views .*MODEL.name=trunk_head"
-    ):
+    with raises(ConfigError, key="MODEL"):
         steps.step()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness import SMALL, KillAfter, SaveEachStep, die, newest, parted, records, train
+from raising import raises
 
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.api import run
@@ -156,10 +157,7 @@ class TestAdjustable:
         words = (*words, "MODEL.channels=1", "MODEL.classes=10")
         killed(tmp_path, 3, *words)
         before = newest(tmp_path)
-        with pytest.raises(
-            ChangedError,
-            match=r"^DATA\.TRAIN\.batch_size = 12: .* and 72 samples of the pass under",
-        ):
+        with raises(ChangedError, key="DATA.TRAIN.batch_size", given="12"):
             train(tmp_path, *words, "DATA.TRAIN.batch_size=12", "RUN.allow=[DATA.TRAIN.batch_size]")
         after = newest(tmp_path)
         assert (after.path, after.promised["config"]["DATA"]["TRAIN"]["batch_size"]) == (

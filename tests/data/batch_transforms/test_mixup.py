@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.data.batch_transforms import Mixup, PairPipeline
 from phasetrain.engine.batch import Batch
@@ -126,7 +127,5 @@ def test_parameters(params: dict[str, object], message: str) -> None:
 def test_integer_inputs_are_refused() -> None:
     batch = batch_of()
     batch.input = batch.input.to(torch.uint8)
-    with pytest.raises(
-        ConfigError, match=r"\[0\] \(Mixup\): mixes floats, and the input is uint8; let a transform"
-    ):
+    with raises(ConfigError, key="DATA.TRAIN.batch_transforms[0]"):
         mix(batch)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.data.datasets import DATASETS, Described, TensorSamples
 from phasetrain.errors import ConfigError
@@ -79,5 +80,7 @@ def test_class_names_of_another_number_are_refused():
 
 
 def test_a_mistyped_name_gets_the_near_miss():
-    with pytest.raises(ConfigError, match="did you mean 'digits'"):
+    with raises(
+        ConfigError, code="config.unknown_part", key="DATA.TRAIN.name", suggestion="digits"
+    ):
         DATASETS.build("digit", where="DATA.TRAIN")

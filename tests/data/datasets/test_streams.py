@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises
 
 from phasetrain.data.datasets import Described
 from phasetrain.data.datasets.streams import StreamDataset
@@ -297,15 +298,10 @@ class TestLanes:
         middle = Phase(
             0, "train", 0, first=1, steps=1, offset=8, end=12, batch_size=4
         )  # after one step of 8
-        with pytest.raises(
-            ChangedError,
-            match=r"^DATA\.TRAIN\.batch_size = 4: the order .* and 8 samples of the pass",
-        ):
+        with raises(ChangedError, key="DATA.TRAIN.batch_size", given="4"):
             next(made.steps(middle))
         other = Phase(0, "train", 0, first=0, steps=2, offset=0, end=12, batch_size=6)
-        with pytest.raises(
-            ChangedError, match=r"take the old one back, and change it at the end of an epoch$"
-        ):
+        with raises(ChangedError, key="DATA.TRAIN.batch_size"):
             next(made.steps(other))
         assert len(list(made.steps(phases(12, 4)[1]))) == 3
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from harness import KillAfter, SaveEachStep, die, newest, parted, train
+from raising import raises
 from reading_parts import Lengthless, Short, Stateful, Uneven
 
 from phasetrain.data.bad_samples import SampleError
@@ -121,9 +122,7 @@ class TestRefusals:
         )
 
     def test_without_a_length(self) -> None:
-        with pytest.raises(
-            ConfigError, match=r"^DATA\.TRAIN\.loader: Lengthless is expected to be an iterable"
-        ):
+        with raises(ConfigError, key="DATA.TRAIN.loader"):
             self.own(Lengthless(digits()))
 
     @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.data.loading.fields import Selection
 from phasetrain.errors import ConfigError
@@ -108,10 +109,7 @@ def test_what_a_sample_lacks(
 
 
 def test_a_target_is_made_or_taken() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"^DATA\.TRAIN\.label_type = 'zero' and DATA\.TRAIN\.targets = 'label': the target",
-    ):
+    with raises(ConfigError, key="DATA.TRAIN.label_type"):
         Selection(targets="label", label_type="zero", where="DATA.TRAIN")
 
 

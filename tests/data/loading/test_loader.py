@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raising import raises
 from torch import Tensor
 
 from phasetrain.data.bad_samples import OnBadSample, SampleError
@@ -232,7 +233,7 @@ def test_a_sample_that_cannot_be_read_is_named(workers: int) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_is_killed_is_noticed() -> None:
     made = loader(1, Deadly())
-    with pytest.raises(SampleError, match=r"^DATA\.TRAIN: a worker died or did not answer in time"):
+    with raises(SampleError, key="DATA.TRAIN"):
         read(made, 0)
     made.close()
 
@@ -245,9 +246,7 @@ def test_a_worker_that_hangs_is_noticed_after_the_timeout_and_killed(
     )  # how long torch waits for its end
     made = loader(1, Hanging(), timeout_seconds=0.5)
     began = time.monotonic()
-    with pytest.raises(
-        SampleError, match=r"^DATA\.TRAIN: a worker .*\(DataLoader timed out after 0\.5 seconds\)"
-    ):
+    with raises(SampleError, key="DATA.TRAIN"):
         read(made, 0)
     made.close()
     wait_for_no_children()
@@ -333,10 +332,7 @@ class TestBadSamples:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_the_budget_holds_in_the_main_process(self, workers: int) -> None:
         made = loader(workers, Faulty(), on_bad_sample="drop", bad_sample_budget=2)
-        with pytest.raises(
-            SampleError,
-            match=r"^DATA\.TRAIN\.bad_sample_budget = 2: 3 different samples cannot be read",
-        ):
+        with raises(SampleError, key="DATA.TRAIN.bad_sample_budget", given="2"):
             read(made, 0)
         made.close()
 
@@ -469,7 +465,7 @@ class TestSigusr2:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("phasetrain.data.loading.loader.prepare_worker", unprepared)
-        with pytest.raises(SampleError, match="a worker died"):
+        with raises(SampleError, key="DATA.TRAIN"):
             self.stacks_of_workers(None)
         wait_for_no_children()
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.models.sources import Source, sources_of
@@ -64,7 +65,5 @@ def test_what_is_wrong_is_said_with_its_key(value: Any, message: str) -> None:
 
 
 def test_a_prefix_that_no_path_handler_is_registered_for() -> None:
-    with pytest.raises(
-        ConfigError, match=r"MODEL.weights.path = 's4://a': no path handler is registered for s4://"
-    ):
+    with raises(ConfigError, key="MODEL.weights.path", given="'s4://a'"):
         Source("s4://a").storage()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from raising import raises
 from safetensors.torch import save_file
 
 from phasetrain.errors import ConfigError
@@ -58,10 +59,7 @@ def test_a_hostile_file_has_no_effect(tmp_path: Path, *, legacy: bool) -> None:
         path,
         _use_new_zipfile_serialization=not legacy,
     )
-    with pytest.raises(
-        ConfigError,
-        match="reading it would execute code; where you trust it, write its weights alone",
-    ):
+    with raises(ConfigError, key="MODEL.weights.path"):
         read(Source(str(path)))
     assert not mark.exists()
     torch.load(path, weights_only=False)  # the control: it is hostile
@@ -71,7 +69,7 @@ def test_a_hostile_file_has_no_effect(tmp_path: Path, *, legacy: bool) -> None:
 def test_a_plain_pickle_has_no_effect(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
-    with pytest.raises(ConfigError, match=r"MODEL.weights.path = '.*a.pt': "):
+    with raises(ConfigError, key="MODEL.weights.path"):
         read(Source(str(path)))
     assert not (tmp_path / "executed").exists()
 
@@ -89,29 +87,29 @@ def test_a_flipped_bit_in_a_torch_file_is_seen(tmp_path: Path, where: float) -> 
     content[int(where * len(content))] ^= 1
     path.write_bytes(content)
     assert not torch.equal(torch.load(path)["a"], torch.arange(4096.0))  # torch itself says nothing
-    with pytest.raises(
-        ConfigError, match=r"is damaged: the checksum of .* does not fit; get it again"
-    ):
+    with raises(ConfigError, key="MODEL.weights.path"):
         read(Source(str(path)))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "problem"),
     [
-        (b"", "is neither a safetensors file nor one that torch.save wrote"),
-        (b"PK\3\4" + b"x" * 40, "is neither a safetensors file nor one that torch.save wrote"),
-        (b"\x20\0\0\0\0\0\0\0{" + b"x" * 40, "is no whole safetensors file"),
+        (b"", {"key": "MODEL.weights.path"}),
+        (b"PK\3\4" + b"x" * 40, {"key": "MODEL.weights.path"}),
+        (b"\x20\0\0\0\0\0\0\0{" + b"x" * 40, {"key": "MODEL.weights.path"}),
     ],
 )
-def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_what_is_no_such_file_is_refused(
+    tmp_path: Path, content: bytes, problem: dict[str, str]
+) -> None:
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError, **problem):
         read(Source(str(tmp_path / "a")))
 
 
 def test_a_list_is_no_mapping(tmp_path: Path) -> None:
     torch.save([torch.ones(1)], tmp_path / "a.pt")
-    with pytest.raises(ConfigError, match="holds no mapping of names to tensors, but list"):
+    with raises(ConfigError, key="MODEL.weights.path"):
         read(Source(str(tmp_path / "a.pt")))
 
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.errors import NumericsError
 from phasetrain.optim.update.nonfinite import (
@@ -81,10 +82,7 @@ class TestGuard:
         guard = Guard(GuardSettings("stop", skip_budget=2))
         guard.skip(1.0, None, ignore_skip, scale=4.0)
         guard.skip(1.0, None, ignore_skip, scale=2.0)
-        with pytest.raises(
-            NumericsError,
-            match="3 updates in a row were skipped, and the gradient scale has come down",
-        ):
+        with raises(NumericsError, key="OPTIMIZER.skip_budget"):
             guard.skip(1.0, None, ignore_skip, scale=1.0)
 
     def test_warnings_do_not_flood(self, caplog: pytest.LogCaptureFixture) -> None:

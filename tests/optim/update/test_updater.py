@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
+from raising import raises
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
@@ -370,9 +371,7 @@ class TestGuard:
         )
         run(net, one, range(3))
         run(other, two, range(3))
-        with pytest.raises(
-            NumericsError, match=r"^OPTIMIZER\.on_nonfinite = 'stop': an update is not finite"
-        ):
+        with raises(NumericsError, key="OPTIMIZER.on_nonfinite", given="'stop'"):
             run_with(net, one, fault, {3}, range(3, 5))
         assert equal(weights(net), weights(other))
         assert same(one.optimizer.state_dict()["state"], two.optimizer.state_dict()["state"])
@@ -503,10 +502,7 @@ class TestScalerStreak:
         assert (updater.guard.skipped, updater.guard.in_row, len(told)) == (3, 0, 3)
         assert [found.scale for found in told] == [2.0**9, 2.0**8, 2.0**7]
         before = weights(net)
-        with pytest.raises(
-            NumericsError,
-            match=r"^OPTIMIZER\.skip_budget = 3: 4 updates in a row .* come down to 8",
-        ):
+        with raises(NumericsError, key="OPTIMIZER.skip_budget", given="3"):
             run_with(net, updater, "gradient NaN", range(9), range(9))
         assert equal(weights(net), before)
 
@@ -526,7 +522,7 @@ class TestScalerStreak:
         before, scale = weights(net), updater.scaler.get_scale()
         inputs, targets = batch(0)
         updater.backward(mse_loss(net(inputs * math.nan), targets))
-        with pytest.raises(NumericsError, match=r"'stop': an update is not finite \(loss nan"):
+        with raises(NumericsError, key="OPTIMIZER.on_nonfinite"):
             updater.step()
         assert equal(before, weights(net))
         assert (updater.scaler.get_scale(), updater.guard.skipped) == (scale, 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from failpoints import Objects, Refusing
 from iopath.common.file_io import PathHandler
+from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.storage import (
@@ -174,7 +175,5 @@ def test_what_an_object_store_cannot_tell_or_do(place: Objects) -> None:
     door.sync_folder(place.path)
     door.make_folder(place.path)
     assert door.list_names(place.path) == []
-    with pytest.raises(
-        ConfigError, match=r"^RUN\.dir: 'mem://place/log' is no file of this machine"
-    ):
+    with raises(ConfigError, key="RUN.dir"):
         door.local_path(f"{place.path}/log")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raises
 from torch import nn
 
 from phasetrain.commands.setup import settle
@@ -371,10 +372,7 @@ class TestPrepare:
     def test_a_strategy_that_cannot_round_gradients(self) -> None:
         setup = settle([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
         joined = World(0, 2, control=object())
-        with pytest.raises(
-            ConfigError,
-            match=r"^DISTRIBUTED\.communication = 'fp16' and DISTRIBUTED\.strategy = 'shard",
-        ):
+        with raises(ConfigError, key="DISTRIBUTED.communication"):
             Builder(setup.config, setup.machine, joined).build_strategy()
 
 
@@ -413,8 +411,5 @@ class TestGroupsOfWeights:
         assert (len(parts.updater.optimizer.param_groups), list(parts.groups)) == (1, [])
 
     def test_an_option_that_the_optimizer_does_not_have_is_refused(self) -> None:
-        with pytest.raises(
-            ConfigError,
-            match=r"groups: weight_decy = 0.0 is no option .* did you mean 'weight_decay'\?",
-        ):
+        with raises(ConfigError, key="OPTIMIZER.groups", suggestion="weight_decay"):
             self.built("OPTIMIZER.groups=[{max_ndim: 1, weight_decy: 0.0}]")
