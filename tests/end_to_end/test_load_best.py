@@ -180,7 +180,7 @@ def test_without_a_monitor_it_is_the_first_metric_of_the_first_test(tmp_path: Pa
 
 
 def test_load_best_without_a_test_is_rejected(tmp_path: Path) -> None:
-    with raises(ConfigError, key="CHECKPOINT.load_best"):
+    with raises(ConfigError, code="monitor.no_default"):
         train(tmp_path, "CHECKPOINT.load_best=true", "DATA.TEST=null")
 
 
