@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.distributed import Placement, join_process_group
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
@@ -71,7 +71,7 @@ def framework(world: Any, updates: int) -> Callable[[], float]:
         "PHASES.epochs=1",
     ]
     place = Placement(world.rank, world.size)
-    setup = settle(
+    setup = resolve_config(
         [*words, "RUN.dir=unused"], terminal=Terminal(io.StringIO(), live=False), place=place
     )
     builder = Builder(setup.config, setup.machine, world)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
@@ -85,7 +85,7 @@ class Training:
 
     def __init__(self, overrides: tuple[str, ...], updates: int, folder: Path) -> None:
         words = [f"PHASES.updates={updates}", "PHASES.epochs=null", f"RUN.dir={folder}"]
-        setup = settle([*overrides, *words])
+        setup = resolve_config([*overrides, *words])
         builder = Builder(setup.config, setup.machine, setup.world)
         data = builder.data()
         self.plan = builder.plan(data)

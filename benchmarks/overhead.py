@@ -31,7 +31,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from phasetrain.commands.build_hooks import build_hooks
-from phasetrain.commands.setup import Setup, settle
+from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hook, Hooks
@@ -180,7 +180,7 @@ def default_hooks(folder: Path) -> dict[str, Trial]:
     """Return an epoch and a test of the small real model, without and with default hooks."""
     folder.mkdir()
     terminal = Terminal(NullTerminal(), live=True)
-    setup = settle([*RESNET, f"RUN.dir={folder}"], terminal=terminal)
+    setup = resolve_config([*RESNET, f"RUN.dir={folder}"], terminal=terminal)
     builder = Builder(setup.config, setup.machine, setup.world)
     data = builder.data()
     plan = builder.plan(data)
@@ -332,7 +332,7 @@ def main() -> None:
 
 
 def _settled(overrides: tuple[str, ...], updates: int) -> Setup:
-    return settle([*overrides, f"PHASES={{epochs: {updates // STEPS_PER_EPOCH}}}"])
+    return resolve_config([*overrides, f"PHASES={{epochs: {updates // STEPS_PER_EPOCH}}}"])
 
 
 if __name__ == "__main__":

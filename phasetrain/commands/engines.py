@@ -14,7 +14,7 @@ from phasetrain.commands.find.find_lr import find_lr
 from phasetrain.commands.plan.preview import preview
 from phasetrain.commands.replay.replay import replay
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import Setup, settle, submitted
+from phasetrain.commands.setup import Setup, is_submitted, resolve_config
 from phasetrain.commands.test import evaluate
 from phasetrain.commands.train.train import Loop, train
 from phasetrain.distributed import check_collective_order, find_placement, join_process_group
@@ -101,9 +101,9 @@ def run_engine(
     extras = Extras(hooks or {}, loop, clock or Clock())
     terminal = terminal or (Terminal() if place.rank == 0 else Terminal(io.StringIO(), live=False))
     with print_log(terminal):
-        setup = settle(overrides, config_dir=config_dir, terminal=terminal, place=place)
+        setup = resolve_config(overrides, config_dir=config_dir, terminal=terminal, place=place)
         terminal.verbosity = setup.config.RUN.verbosity
-        if submitted(setup.config):
+        if is_submitted(setup.config):
             from phasetrain.commands.submit import submit
 
             return RunResult(

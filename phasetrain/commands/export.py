@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.distributed import World
@@ -154,7 +154,9 @@ def build_model(
         ConfigError: the weights are of another model, or its input is not a single tensor.
     """
     words = [*overrides, "MACHINE.device=cpu"]
-    setup = settle(words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
+    setup = resolve_config(
+        words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False)
+    )
     builder = Builder(setup.config, setup.machine, World(), setup.stages)
     data = builder.data()
     plan = builder.plan(data)

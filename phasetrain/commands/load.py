@@ -9,7 +9,7 @@ from typing import Any, Literal
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.choose import restore
-from phasetrain.commands.setup import Setup, settle
+from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.config.compose.override_text import removals, words_of
 from phasetrain.config.schema import default_schema
 from phasetrain.engine.plan import Plan
@@ -62,7 +62,7 @@ def load(
         *FOR_INFERENCE,
         f"MACHINE.device={device}",
     ]
-    setup = settle(words, terminal=Terminal(io.StringIO(), live=False))
+    setup = resolve_config(words, terminal=Terminal(io.StringIO(), live=False))
     task = _build_task(setup, loaded)
     parts = task.parts
     if weights != "model":

@@ -16,7 +16,7 @@ from yaml import YAMLError
 
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.diff import LENGTH, diff, side
-from phasetrain.commands.setup import Setup, as_asked, settle
+from phasetrain.commands.setup import Setup, resolve_config, without_derived
 from phasetrain.commands.train.resume import format_deviations
 from phasetrain.config.changes import ABSENT, LABELS, Change, differences
 from phasetrain.config.compose.override_text import literal
@@ -179,7 +179,7 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     processes = original.environment.content.get("processes")
     if original.config.get("MACHINE", {}).get("threads") is None and threads is not None:
         words.append(f"MACHINE.threads={threads}")
-    setup = settle(
+    setup = resolve_config(
         [*words, *overrides],
         config_dir=original.config_dir,
         terminal=Terminal(io.StringIO(), live=False),
@@ -347,8 +347,10 @@ def _absent_override(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
 
 def _list_changes(original: Original, setup: Setup) -> list[Change]:
     """Return the differences between the config of the original and the same one composed now."""
-    before = as_asked(dict(original.config), setup.composed.config)
-    return differences(before, as_asked(setup.config.plain(), setup.composed.config), setup.schema)
+    before = without_derived(dict(original.config), setup.composed.config)
+    return differences(
+        before, without_derived(setup.config.plain(), setup.composed.config), setup.schema
+    )
 
 
 def _find_free_folder(folder: str) -> str:

@@ -1,5 +1,4 @@
-"""From overrides to what is settled before data is opened: the config, checked and derived, and the
-machine."""
+"""Resolve the config of a run: compose, validate and derive it, before data is opened."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
 from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
-from phasetrain.config.stages import staged
+from phasetrain.config.stages import compose_stages
 from phasetrain.config.validation import Slot, check
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
@@ -32,14 +31,14 @@ from phasetrain.tasks import TASKS, Builder
 
 log = logging.getLogger(__name__)
 
-ORDER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source", "dataset"})
-"""What the program passes to samplers."""
+SAMPLER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source", "dataset"})
+"""Parameters of samplers that the program passes."""
 
 LOSS_FACTS = frozenset({"input", "output", "target", "world", "make_loss"})
-"""Parameters of losses that no config sets."""
+"""Parameters of losses that a config cannot set."""
 
 LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
-"""What the program passes to a user's own loader."""
+"""Parameters of custom loaders that the program passes."""
 
 SLOTS = (
     Slot("TASK", TASKS, provided=frozenset({"parts", "make_model"})),
@@ -72,7 +71,7 @@ SLOTS = (
     Slot("DATA.*", DATASETS, key="dataset"),
     Slot("DATA.*.transforms[]", TRANSFORMS),
     Slot("DATA.TRAIN.batch_transforms[]", BATCH_TRANSFORMS),
-    Slot("DATA.*.sampler", SAMPLERS, provided=ORDER_FACTS),
+    Slot("DATA.*.sampler", SAMPLERS, provided=SAMPLER_FACTS),
     Slot("DATA.*.collate", COLLATES),
     Slot("DATA.*.loader", LOADERS, provided=LOADER_FACTS),
     Slot(
@@ -88,31 +87,33 @@ SLOTS = (
         provided=frozenset({"terminal", "hparams"}),
     ),
 )
-"""Every place in the config where a name chooses a part."""
+"""All places in the config where a name chooses a part."""
 
+SUBMITTED_ENGINES = ("train", "test", "extract")
+"""Values of RUN.engine that run as a job if LAUNCH.cluster is set; the others run here."""
 
 CONSENTS = ("data", "no_valid")
-"""What RUN.allow may name beside keys: that data has changed, and that no checkpoint can be
-read."""
+"""Entries of RUN.allow that are not keys: accept that the data has changed, or that no checkpoint can
+be read."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is settled before data is opened.
+    """The resolved config of a run and its surroundings, before data is opened.
 
     Attributes:
-        config: checked, derived and frozen.
-        composed: where each value came from.
+        config: validated, derived and frozen.
+        composed: the config before derivation, with the origin of each value.
         schema: the keys.
-        machine: where the run computes; the CPU where it is submitted to a cluster, and computes
-            elsewhere.
-        terminal: where it prints.
-        world: its processes, once they are joined.
-        place: of this process among them.
+        machine: device and numerics; the CPU if the run is submitted as a job, which resolves the
+            config again.
+        terminal: output.
+        world: process group, once it is joined.
+        place: rank of this process.
         config_dir: the user's folder of configs.
-        dropped: lines about parameters that a change of name dropped.
-        derived: lines about values that follow from others.
-        stages: the config as it is in each stage of PHASES.stages; empty where there are none.
+        dropped: lines about parameters that were dropped because another part was named.
+        derived: lines about derived values.
+        stages: config of each stage in PHASES.stages; empty if there are none.
     """
 
     config: ConfigDict
@@ -128,189 +129,181 @@ class Setup:
     stages: tuple[ConfigDict, ...] = ()
 
     def builder(self) -> Builder:
-        """Return what makes the parts of this run."""
+        """Return the builder of the parts of this run."""
         return Builder(self.config, self.machine, self.world, self.stages)
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The config as far as it was asked for: what was left open and follows from other values
-        is null again."""
-        found = as_asked(self.config.plain(), self.composed.config)
-        # Whoever takes weights from a checkpoint has to know by what they are the best.
+        """The config as the user gave it: values that were derived from null are null again."""
+        found = without_derived(self.config.plain(), self.composed.config)
+        # Later commands that load the best checkpoint need the metric that it was chosen by.
         found["CHECKPOINT"]["best"]["monitor"] = self.config.CHECKPOINT.best.monitor
         return found
 
 
-def settle(
+def resolve_config(
     overrides: Sequence[str],
     *,
     config_dir: str | None = None,
     terminal: Terminal | None = None,
     place: Placement | None = None,
 ) -> Setup:
-    """Compose, check and derive the config.
+    """Compose, validate and derive the config.
 
     Args:
-        overrides: as on the command line.
-        config_dir: a folder with configs of the user's own.
-        terminal: where to print.
-        place: of this process among those of the run; by default it is the only one.
+        overrides: overrides as on the command line.
+        config_dir: a folder with the user's configs.
+        terminal: output.
+        place: rank of this process; by default it is the only one.
 
     Raises:
-        ConfigError: everything that is wrong with it, at once; nothing has been built.
+        ConfigError: lists all mistakes; nothing has been built.
     """
     schema = default_schema()
     composed = compose(overrides, config_dir=config_dir, schema=schema)
     for warning in load_plugins():
         log.warning(warning)
-    composed = with_imports(composed)
+    composed = _import_modules(composed)
     place = place or Placement()
-    checked(composed, schema, place)
-    away = submitted(composed.config)
-    size = size_of(composed.config, place)
-    derived = derived_of(composed, schema, place)
-    stages = staged(composed, derived.config.plain(), schema)
+    validate(composed, schema, place)
+    derived = _derive(composed, schema, place)
     config = derived.config
+    stages = compose_stages(composed, config.plain(), schema)
     raise_all(
         collect_problems(
             *(partial(check, stage, SLOTS, schema) for stage in stages),
-            lambda: check_consent(config.RUN.allow, schema),
+            lambda: check_allow(config.RUN.allow, schema),
             lambda: sources_of(config.MODEL.weights),
             lambda: check_threads(config.MACHINE.threads),
         )
     )
-    machine = Machine(
-        resolve_device(
-            "cpu" if away else config.MACHINE.device, place.local_rank if place.size > 1 else None
-        ),
-        config.MACHINE.precision,
-        config.MACHINE.threads,
-        config.MACHINE.deterministic,
-        config.MACHINE.test_precision,
-    )
+    world_size = world_size_of(composed.config, place)
+    device = config.MACHINE.device
     return Setup(
         config=config,
         composed=composed,
         schema=schema,
-        machine=machine,
+        machine=_resolve_machine(config, place),
         terminal=terminal or Terminal(),
         place=place,
         config_dir=config_dir,
         dropped=composed.notes,
         derived=derived.lines,
         stages=tuple(
-            derive(stage, schema, device=derived.config.MACHINE.device, processes=size).config
-            for stage in stages
+            derive(stage, schema, device=device, processes=world_size).config for stage in stages
         ),
     )
 
 
-def checked(composed: Composed, schema: Schema, place: Placement) -> None:
-    """Refuse a config with mistakes; where keys or values are wrong, what can be told of the others
-    is told as well.
+def validate(composed: Composed, schema: Schema, place: Placement) -> None:
+    """Reject a config with mistakes in keys or values, or that violates a rule.
 
     Raises:
         ConfigError: see `check` and `derive`.
     """
     problems = collect_problems(lambda: check(composed, SLOTS, schema))
     if problems:
+        # The rules expect valid values. They are tried nevertheless, so that their problems are in
+        # the same report.
         try:
-            problems += collect_problems(lambda: derived_of(composed, schema, place))
-        except Exception as error:  # noqa: BLE001 - rules that rest on wrong values may fail in any way
-            log.debug(
-                "what follows from wrong values is not looked at: %s: %s",
-                type(error).__name__,
-                error,
-            )
+            problems += collect_problems(lambda: _derive(composed, schema, place))
+        except Exception as error:  # noqa: BLE001 - a wrong value can make a rule fail in any way
+            log.debug("rules not applied: %s: %s", type(error).__name__, error)
     raise_all(problems)
 
 
-def derived_of(composed: Composed, schema: Schema, place: Placement) -> Derived:
-    """Return the config with all that follows from others, see `derive`."""
-    first = partial(first_monitor, composed.config)
-    size = size_of(composed.config, place)
-    return derive(
-        composed, schema, device=str(resolve_device("auto")), processes=size, monitor=first
-    )
-
-
-def size_of(config: Mapping[str, Any], place: Placement) -> int:
-    """Return the number of processes of the run: those that it was started with, or those of its
-    job."""
+def world_size_of(config: Mapping[str, Any], place: Placement) -> int:
+    """Return the world size of the run, or of its job if it is submitted."""
     launch = config["LAUNCH"]
-    size: int = launch["nodes"] * launch["processes"] if submitted(config) else place.size
+    if not is_submitted(config):
+        return place.size
+    size: int = launch["nodes"] * launch["processes"]
     return size
 
 
-def first_monitor(config: Mapping[str, Any]) -> str:
-    """Return the first metric of the first test split, with a minus sign where smaller is better.
+def find_first_metric(config: Mapping[str, Any]) -> str:
+    """Return the first metric of the first test split, with a minus sign if lower is better.
 
     Raises:
-        ConfigError: there is none, or its meter does not say which of its values are better.
+        ConfigError: there is none, or its meter does not say which values are better.
     """
-    split = next(
-        (name.lower() for name in config["DATA"] if is_split(name) and name != "TRAIN"), ""
-    )
+    tests = [name.lower() for name in config["DATA"] if is_split(name) and name != "TRAIN"]
+    split = tests[0] if tests else ""
     label = next(iter(config["METERS"]), "")
-    if label:
-        kind = METERS.find(config["METERS"][label].get("name", label), f"METERS.{label}.name")
-    else:
-        kind = None
-    known = (
-        kind if isinstance(kind, type) and issubclass(kind, Meter) else Meter
-    )  # one of a library says nothing
-    return first_metric(split, {label: known} if label else {})
+    if not label:
+        return first_metric(split, {})
+    factory = METERS.find(config["METERS"][label].get("name", label), f"METERS.{label}.name")
+    # A metric of a library does not declare its direction, like the base class.
+    kind = factory if isinstance(factory, type) and issubclass(factory, Meter) else Meter
+    return first_metric(split, {label: kind})
 
 
-def submitted(config: Mapping[str, Any]) -> bool:
-    """Tell whether the run is handed over to a cluster; what is only looked at is done here."""
-    return config["LAUNCH"]["cluster"] in ("slurm", "local") and config["RUN"]["engine"] in (
-        "train",
-        "test",
-        "extract",
-    )
+def is_submitted(config: Mapping[str, Any]) -> bool:
+    """Return whether the run is submitted as a job."""
+    cluster = config["LAUNCH"]["cluster"]
+    return cluster in ("slurm", "local") and config["RUN"]["engine"] in SUBMITTED_ENGINES
 
 
-def as_asked(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a derived config with null again for what is null in `given`."""
-    return {
-        key: as_asked(value, given[key])
-        if isinstance(value, dict) and isinstance(given.get(key), Mapping)
-        else (None if given.get(key, value) is None else value)
-        for key, value in derived.items()
-    }
+def without_derived(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a derived config in which values are null again if they are null in `given`."""
+    found: dict[str, Any] = {}
+    for key, value in derived.items():
+        if isinstance(value, dict) and isinstance(given.get(key), Mapping):
+            found[key] = without_derived(value, given[key])
+        else:
+            found[key] = None if given.get(key, value) is None else value
+    return found
 
 
-def check_consent(allow: Sequence[str], schema: Schema) -> None:
-    """Refuse a word in RUN.allow that consents to nothing.
+def check_allow(allow: Sequence[str], schema: Schema) -> None:
+    """Reject an entry of RUN.allow without effect.
 
     Raises:
-        ConfigError: it is neither a word such as `data` nor an adjustable key, nor what such keys
-            stand below.
+        ConfigError: the entry is not in CONSENTS, nor an adjustable key, nor the path above or
+            below one.
     """
-    adjustable = [
-        *(path for path, key in schema.keys.items() if key.resume == "adjustable"),
-        *STEERING,
-    ]
+    adjustable = [path for path, key in schema.keys.items() if key.resume == "adjustable"]
+    adjustable += STEERING
     for word in allow:
         known = any(
-            p == word or p.startswith(f"{word}.") or word.startswith(f"{p}.") for p in adjustable
+            path == word or path.startswith(f"{word}.") or word.startswith(f"{path}.")
+            for path in adjustable
         )
         if word not in CONSENTS and not known:
             near = did_you_mean(word, [*CONSENTS, *adjustable])
             raise ConfigError(
-                f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable are: {', '.join(adjustable)}; "
-                "and `data`, `no_valid`"
+                f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable are: "
+                f"{', '.join(adjustable)}; and `data`, `no_valid`",
+                code="config.unknown_consent",
             )
 
 
-def with_imports(composed: Composed) -> Composed:
-    """Import what RUN.imports names, so that its parts are registered; what fails joins the
-    problems."""
+def _derive(composed: Composed, schema: Schema, place: Placement) -> Derived:
+    return derive(
+        composed,
+        schema,
+        device=str(resolve_device("auto")),
+        processes=world_size_of(composed.config, place),
+        monitor=partial(find_first_metric, composed.config),
+    )
+
+
+def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
+    device = "cpu" if is_submitted(config) else config.MACHINE.device
+    local_rank = place.local_rank if place.size > 1 else None
+    return Machine(
+        resolve_device(device, local_rank),
+        config.MACHINE.precision,
+        config.MACHINE.threads,
+        config.MACHINE.deterministic,
+        config.MACHINE.test_precision,
+    )
+
+
+def _import_modules(composed: Composed) -> Composed:
+    """Import the modules of RUN.imports; imports that fail join the problems."""
     run = composed.config.get("RUN")
     names = run.get("imports") if isinstance(run, dict) else None
-    if isinstance(names, list) and all(isinstance(n, str) for n in names):
-        problems = run_imports(names)
-    else:
-        problems = []
-    return replace(composed, problems=(*composed.problems, *problems))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return composed  # a wrong type is reported by the validation
+    return replace(composed, problems=(*composed.problems, *run_imports(names)))

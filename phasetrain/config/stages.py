@@ -1,6 +1,6 @@
-"""The stages of a run: its config as each entry of PHASES.stages changes it."""
+"""Stages of a run: the config with the changes of each entry of PHASES.stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -10,13 +10,13 @@ from phasetrain.config.compose.merge import Merged, leaves
 from phasetrain.config.compose.sources import Layer
 from phasetrain.config.problems import raise_all
 from phasetrain.config.schema import Schema
-from phasetrain.errors import did_you_mean
+from phasetrain.errors import Problem, did_you_mean
 
 LENGTHS = ("epochs", "updates", "samples")
-"""Keys of PHASES, and of a stage, of which one is set."""
+"""Keys of PHASES, and of a stage, of which exactly one is set."""
 
-OWN = ("name", *LENGTHS)
-"""Keys of a stage that are no sections."""
+STAGE_KEYS = ("name", *LENGTHS)
+"""Keys of a stage that are not sections."""
 
 CHANGES = (
     "DATA.*.batch_transforms",
@@ -34,55 +34,53 @@ CHANGES = (
     "PHASES.limit",
     "PHASES.test_every",
 )
-"""What may change in a run; `*` is a split. All else is one for the whole run."""
+"""Keys that a stage may change; `*` is a split. All others are the same for the whole run."""
 
 
-def staged(composed: Composed, settled: Mapping[str, Any], schema: Schema) -> tuple[Composed, ...]:
-    """Return the config of each stage; none where PHASES.stages is empty.
+def compose_stages(
+    composed: Composed, derived: Mapping[str, Any], schema: Schema
+) -> tuple[Composed, ...]:
+    """Return the config of each stage; empty if PHASES.stages is.
 
     Args:
-        composed: what was asked for, checked but for its stages.
-        settled: the same config with all that follows from it.
+        composed: the config as given, validated except for its stages.
+        derived: the same config with derived values.
         schema: the keys.
 
     Raises:
-        ConfigError: lists every stage without a length of its own or with more than one, and every
-            key that no stage may change.
+        ConfigError: lists every stage with no length or more than one, and every key that no stage
+            may change.
     """
-    stages = settled["PHASES"]["stages"]
-    splits = list(settled["DATA"])
-    problems = [
+    stages = derived["PHASES"]["stages"]
+    splits = list(derived["DATA"])
+    raise_all(
         problem
         for number, stage in enumerate(stages)
-        for problem in _problems(f"[{number}]", stage, splits)
-    ]
-    raise_all([f"PHASES.stages{problem}" for problem in problems])
+        for problem in _find_problems(f"PHASES.stages[{number}]", stage, splits)
+    )
     return tuple(
-        _stage(composed, settled, schema, number, stage) for number, stage in enumerate(stages)
+        _compose_stage(composed, derived, schema, f"PHASES.stages[{number}]", stage)
+        for number, stage in enumerate(stages)
     )
 
 
-def _stage(
+def _compose_stage(
     composed: Composed,
-    settled: Mapping[str, Any],
+    derived: Mapping[str, Any],
     schema: Schema,
-    number: int,
+    name: str,
     stage: Mapping[str, Any],
 ) -> Composed:
     config = deepcopy(composed.config)
-    name = f"PHASES.stages[{number}]"
-    config |= {"RUN": deepcopy(settled["RUN"]), "MACHINE": deepcopy(settled["MACHINE"])}
-    config["PHASES"] |= (
-        dict.fromkeys(LENGTHS)
-        | {key: stage[key] for key in LENGTHS if key in stage}
-        | {"stages": []}
-    )
+    # All stages are in the same folder and on the same device.
+    config |= {"RUN": deepcopy(derived["RUN"]), "MACHINE": deepcopy(derived["MACHINE"])}
+    length = {key: stage.get(key) for key in LENGTHS}
+    config["PHASES"] |= {**length, "stages": []}
     merged = Merged(schema)
     merged.values = config
     merged.origins = dict(composed.origins)
-    merged.apply(
-        Layer(name, {key: deepcopy(value) for key, value in stage.items() if key not in OWN})
-    )
+    changes = {key: deepcopy(value) for key, value in stage.items() if key not in STAGE_KEYS}
+    merged.apply(Layer(name, changes))
     origins = merged.origins | {f"PHASES.{key}": name for key in LENGTHS}
     return replace(
         composed,
@@ -93,42 +91,50 @@ def _stage(
     )
 
 
-def _problems(where: str, stage: Mapping[str, Any], splits: Sequence[str]) -> list[str]:
-    given = [key for key in LENGTHS if stage.get(key) is not None]
-    found = []
-    if len(given) != 1:
-        told = " and ".join(f"{key}: {stage[key]}" for key in given) or "no length"
-        found.append(f"{where} has {told}; give it one of {', '.join(LENGTHS)}")
-    if any(
-        isinstance(stage[key], bool) or not isinstance(stage[key], int) or stage[key] < 1
-        for key in given
-    ):
-        told = ", ".join(f"{key} = {stage[key]!r}" for key in given)
-        found.append(f"{where}: {told}: expected a whole number of at least 1")
+def _find_problems(
+    where: str, stage: Mapping[str, Any], splits: Sequence[str]
+) -> Iterator[Problem]:
+    yield from _check_length(where, stage)
     if not isinstance(stage.get("name", ""), str):
-        found.append(f"{where}.name = {stage['name']!r}: expected a word")
+        message = f"{where}.name = {stage['name']!r}: expected str"
+        yield Problem.from_message(message, "config.wrong_type", f"{where}.name")
     data = stage.get("DATA")
     for split in data if isinstance(data, Mapping) else ():
         if split not in splits:
             near = did_you_mean(split, splits) or "."
-            found.append(
+            message = (
                 f"{where}.DATA.{split}: the run has no such split{near} It has {', '.join(splits)}"
             )
-    changed = leaves({key: value for key, value in stage.items() if key not in OWN})
-    for path in (path for path in changed if not _may_change(path)):
-        near = did_you_mean(path, [*OWN, *CHANGES])
-        found.append(
-            f"{where}.{path}: this is one for the whole run{near or '.'} A stage may change {', '.join(CHANGES)}"
-        )
-    return found
+            yield Problem.from_message(message, "config.unknown_split", f"{where}.DATA.{split}")
+    changed = leaves({key: value for key, value in stage.items() if key not in STAGE_KEYS})
+    for path in changed:
+        if not _may_change(path):
+            near = did_you_mean(path, [*STAGE_KEYS, *CHANGES]) or "."
+            message = (
+                f"{where}.{path}: this is the same for the whole run{near} A stage may change "
+                f"{', '.join(CHANGES)}"
+            )
+            yield Problem.from_message(message, "config.unchangeable", f"{where}.{path}")
+
+
+def _check_length(where: str, stage: Mapping[str, Any]) -> Iterator[Problem]:
+    given = {key: stage[key] for key in LENGTHS if stage.get(key) is not None}
+    if len(given) != 1:
+        found = " and ".join(f"{key}: {value}" for key, value in given.items()) or "no length"
+        message = f"{where} has {found}; give it one of {', '.join(LENGTHS)}"
+        yield Problem.from_message(message, "config.conflict", where)
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            message = f"{where}.{key} = {value!r}: expected int >= 1"
+            yield Problem.from_message(message, "config.wrong_type", f"{where}.{key}")
 
 
 def _may_change(path: str) -> bool:
+    """Return whether a path is in CHANGES, or below one of its entries."""
     names = path.split(".")
     for allowed in CHANGES:
         wanted = allowed.split(".")
-        if len(names) >= len(wanted) and all(
-            w in ("*", n) for w, n in zip(wanted, names, strict=False)
-        ):
+        pairs = zip(wanted, names, strict=False)
+        if len(names) >= len(wanted) and all(want in ("*", name) for want, name in pairs):
             return True
     return False

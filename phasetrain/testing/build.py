@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from phasetrain.commands.setup import Setup, settle
+from phasetrain.commands.setup import Setup, resolve_config
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Plan
 from phasetrain.runtime.terminal import Terminal
@@ -28,7 +28,9 @@ class BuiltRun:
 
 def resolve_overrides(overrides: Sequence[str], config_dir: str | None = None) -> Setup:
     """Return the resolved config of overrides, and print nothing."""
-    return settle(overrides, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False))
+    return resolve_config(
+        overrides, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False)
+    )
 
 
 def build_run(

@@ -15,7 +15,7 @@ from raising import raises
 
 import phasetrain
 from phasetrain.commands.api import RunResult, load, overrides_of
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.config.changes import differences as changes
 from phasetrain.config.compose.override_text import removals, words_of
 from phasetrain.config.schema import default_schema
@@ -43,7 +43,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 
 def held_out() -> tuple[torch.Tensor, torch.Tensor]:
-    data = settle(["RUN.dir=unused"]).builder().data()["test"].reader.dataset
+    data = resolve_config(["RUN.dir=unused"]).builder().data()["test"].reader.dataset
     samples = [data[index] for index in range(len(data))]
     return torch.stack([torch.as_tensor(one) for one, _ in samples]), torch.tensor(
         [int(two) for _, two in samples]
@@ -94,7 +94,7 @@ class TestRun:
         ],
     )
     def test_takes_a_text_words_or_a_mapping(self, config: Any) -> None:
-        setup = settle(overrides_of(config))
+        setup = resolve_config(overrides_of(config))
         assert (setup.config.RUN.dir, setup.config.PHASES.epochs) == ("a b", 2)
 
     def test_a_mistake_is_told_as_on_the_command_line(self) -> None:
@@ -113,10 +113,10 @@ def test_the_config_of_a_checkpoint_comes_back_without_the_files_that_it_was_mad
 ) -> None:
     schema, asked = (
         default_schema(),
-        settle([f"experiment={experiment}", "RUN.dir=x", "HOOKS.metrics=null"]).asked,
+        resolve_config([f"experiment={experiment}", "RUN.dir=x", "HOOKS.metrics=null"]).asked,
     )
     words = ["experiment=null", *words_of(asked), *removals(asked, schema)]
-    assert changes(asked, settle(words).asked, schema) == []
+    assert changes(asked, resolve_config(words).asked, schema) == []
 
 
 class TestLoad:

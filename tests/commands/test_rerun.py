@@ -21,7 +21,7 @@ from phasetrain.commands.cli import main
 from phasetrain.commands.cli.output import write_text
 from phasetrain.commands.rerun import read_original, repeat, repeat_overrides
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.resume import format_deviations, list_deviations
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.engine.loop import PhaseEngine
@@ -263,7 +263,7 @@ class TestChangedFiles:
         mine.write_text(text)
         words = ["experiment=soft", f"RUN.dir={tmp_path / 'one'}"]
         (tmp_path / "one").mkdir()
-        setup = settle(words, config_dir=str(tmp_path / "mine"))
+        setup = resolve_config(words, config_dir=str(tmp_path / "mine"))
         write_documents(setup, RunFolder(str(tmp_path / "one")))
         more = "LOSS: {label_smoothing: 0.1}\nMETERS: {confusion_matrix: {}}\nMODEL: {ema: {decay: 0.9}}\n"
         mine.write_text(text + more)
@@ -272,7 +272,7 @@ class TestChangedFiles:
         assert {"~LOSS.label_smoothing", "METERS.confusion_matrix=null", "MODEL.ema=null"} <= set(
             found
         )
-        config = settle(found, config_dir=str(tmp_path / "mine")).config.plain()
+        config = resolve_config(found, config_dir=str(tmp_path / "mine")).config.plain()
         assert {key: value for key, value in config.items() if key != "RUN"} == {
             key: value for key, value in original.config.items() if key not in ("RUN", "MACHINE")
         } | {"MACHINE": config["MACHINE"]}

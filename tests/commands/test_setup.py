@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.commands.setup import SLOTS, settle
+from phasetrain.commands.setup import SLOTS, resolve_config
 from phasetrain.engine.plan import PhaseSettings
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.data_builder import phase_settings
 
 
 def test_the_default_experiment() -> None:
-    setup = settle([])
+    setup = resolve_config([])
     assert setup.config.RUN.name == "digits"
     assert setup.config.MODEL.name == "small_cnn"
     assert (setup.machine.device.type, setup.machine.precision, setup.machine.threads) == (
@@ -24,7 +24,7 @@ def test_the_default_experiment() -> None:
 
 
 def test_lines_about_what_was_dropped_and_derived() -> None:
-    setup = settle(["MODEL.name=mlp"])
+    setup = resolve_config(["MODEL.name=mlp"])
     assert setup.dropped == (
         "MODEL.width = 32 (MODEL/small_cnn.yaml) dropped: MODEL.name is now 'mlp' (command line)",
         "MODEL.dropout = 0.1 (experiment/digits.yaml) dropped: MODEL.name is now 'mlp' (command line)",
@@ -33,7 +33,7 @@ def test_lines_about_what_was_dropped_and_derived() -> None:
 
 
 def test_what_follows_from_other_values_was_not_asked_for() -> None:
-    setup = settle(["DATA.TRAIN.batch_size=32"])
+    setup = resolve_config(["DATA.TRAIN.batch_size=32"])
     assert setup.config.DATA.TRAIN.micro_batch_size == 32
     assert setup.asked["DATA"]["TRAIN"]["micro_batch_size"] is None
     assert setup.asked["DATA"]["TRAIN"]["batch_size"] == 32
@@ -46,7 +46,7 @@ def test_everything_wrong_at_once_with_broken_imports(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "breaks_at_once.py").write_text("raise RuntimeError('no licence')\n")
     with pytest.raises(ConfigError) as caught:
-        settle(["RUN.imports=[breaks_at_once]", "OPTIMIZER.lrr=1", "LOSS.name=nothing"])
+        resolve_config(["RUN.imports=[breaks_at_once]", "OPTIMIZER.lrr=1", "LOSS.name=nothing"])
     for text in ("breaks_at_once", "no licence", "OPTIMIZER.lrr", "LOSS.name"):
         assert text in str(caught.value)
 

@@ -14,7 +14,7 @@ import pytest
 from phasetrain.commands import submit
 from phasetrain.commands.cli import main
 from phasetrain.commands.cli.failures import format_error, record_failure
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.submit import Training, environment, words
 from phasetrain.errors import ConfigError, PeerError
 
@@ -176,12 +176,12 @@ class TestWords:
             "PHASES.epochs=2",
             "RUN.dir=out",
         ]
-        assert words(settle(given)) == ["PHASES.epochs=2", "RUN.dir=out"]
+        assert words(resolve_config(given)) == ["PHASES.epochs=2", "RUN.dir=out"]
 
     def test_the_folder_is_that_of_the_submission(self) -> None:
-        setup = settle(["LAUNCH.cluster=local", "PHASES.epochs=2"])
+        setup = resolve_config(["LAUNCH.cluster=local", "PHASES.epochs=2"])
         assert words(setup) == ["PHASES.epochs=2", f"RUN.dir={setup.config.RUN.dir}"]
-        assert setup.config.RUN.dir == settle(["PHASES.epochs=2"]).config.RUN.dir
+        assert setup.config.RUN.dir == resolve_config(["PHASES.epochs=2"]).config.RUN.dir
 
     def test_a_file_that_asks_for_a_cluster_does_not_submit_again(self) -> None:
         Path("my/experiment").mkdir(parents=True)
@@ -189,7 +189,7 @@ class TestWords:
             "PHASES: {epochs: 1}\nLAUNCH: {cluster: slurm, nodes: 2}\n"
         )
         given = ["experiment=far", "RUN.dir=out"]
-        assert words(settle(given, config_dir="my")) == [*given, "LAUNCH.cluster=null"]
+        assert words(resolve_config(given, config_dir="my")) == [*given, "LAUNCH.cluster=null"]
 
 
 def job_of(monkeypatch: pytest.MonkeyPatch, **variables: str) -> submitit.JobEnvironment:

@@ -17,7 +17,7 @@ from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.digest import hash_model
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.data.datasets.base import TensorSamples
@@ -211,7 +211,7 @@ class OwnLoop:
     """A program with a loop of its own, as docs/task.md shows it."""
 
     def __init__(self, folder: Path) -> None:
-        self.setup = settle([*SMALL, f"RUN.dir={folder}"])
+        self.setup = resolve_config([*SMALL, f"RUN.dir={folder}"])
         builder = Builder(self.setup.config, self.setup.machine, self.setup.world)
         data = builder.data()
         self.plan = builder.plan(data)

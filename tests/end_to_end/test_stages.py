@@ -13,7 +13,7 @@ from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.config.compose.overrides import as_word
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ChangedError, ConfigError
@@ -48,7 +48,7 @@ def die(folder: Path, *words: str, steps: int) -> None:
 
 def stages(*epochs: int) -> str:
     """Return the stages of the experiment with other lengths."""
-    found = settle(["experiment=digits_progressive"]).config.plain()["PHASES"]["stages"]
+    found = resolve_config(["experiment=digits_progressive"]).config.plain()["PHASES"]["stages"]
     found[-1]["OPTIMIZER"]["lr"] = 0.05
     kept = [{key: value for key, value in stage.items() if key != "PHASES"} for stage in found]
     return "PHASES.stages=" + as_word(

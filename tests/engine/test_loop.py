@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.digest import hash_model
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
@@ -31,7 +31,7 @@ def engine(
 ) -> PhaseEngine:
     """Return the engine of a small run: two epochs of three updates, each with a test of two
     steps."""
-    setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
+    setup = resolve_config([*WORDS, *words], terminal=Terminal(io.StringIO()))
     builder = Builder(setup.config, setup.machine, World())
     data = builder.data()
     plan = builder.plan(data)

@@ -11,7 +11,7 @@ import torch
 from raising import raises
 
 from phasetrain.commands.api import run
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import on
 from phasetrain.runtime.machine import (
@@ -150,7 +150,7 @@ class TestThreads:
 
     def test_the_command_line_refuses_them_before_anything_is_made(self) -> None:
         with raises(ConfigError, key="MACHINE.threads", given="100000"):
-            settle(["MACHINE.threads=100000"])
+            resolve_config(["MACHINE.threads=100000"])
 
 
 class TestDevice:

@@ -99,7 +99,7 @@ def run_rerun(call: Call) -> Outcome:
 def run_sweep(call: Call) -> Outcome:
     """Run every combination of the swept values."""
     # Hydra's launchers are slow to import
-    from phasetrain.commands.setup import settle
+    from phasetrain.commands.setup import resolve_config
     from phasetrain.commands.sweep import sweep
     from phasetrain.commands.sweep.override_text import SweepOverrides
 
@@ -107,7 +107,7 @@ def run_sweep(call: Call) -> Outcome:
     code = sweep(
         call.overrides,
         config_dir=config_dir,
-        check=lambda words: settle(words, config_dir=config_dir).config,
+        check=lambda words: resolve_config(words, config_dir=config_dir).config,
     )
     folder = SweepOverrides.read(call.overrides).resolve_folder()
     path = Path(folder, "results.json")
@@ -119,9 +119,9 @@ def print_config(call: Call) -> Outcome:
     """Print the resolved config of the overrides (`--cfg`)."""
     from omegaconf import OmegaConf
 
-    from phasetrain.commands.setup import settle
+    from phasetrain.commands.setup import resolve_config
 
-    config = settle(call.overrides, config_dir=call.flags.config_dir).config.plain()
+    config = resolve_config(call.overrides, config_dir=call.flags.config_dir).config.plain()
     text = OmegaConf.to_yaml(OmegaConf.create(config))
     return Outcome(text=text, content={"config": config})
 

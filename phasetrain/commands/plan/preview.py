@@ -11,12 +11,12 @@ from phasetrain.commands.build_hooks import build_hooks
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.validate import list_unused, report_all_problems
-from phasetrain.commands.setup import Setup, size_of
+from phasetrain.commands.setup import Setup, world_size_of
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import leaves
 from phasetrain.config.problems import shown
 from phasetrain.config.rules.derive import overview
-from phasetrain.config.stages import OWN
+from phasetrain.config.stages import STAGE_KEYS
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
@@ -306,7 +306,7 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
 def _describe_sharding(setup: Setup) -> dict[str, Any]:
     """Return the world size and how an update is split among ranks and micro-batches."""
     train = setup.config.DATA.TRAIN
-    size = size_of(setup.config, setup.place)
+    size = world_size_of(setup.config, setup.place)
     return {
         "processes": size,
         "strategy": setup.config.DISTRIBUTED.strategy,
@@ -341,7 +341,7 @@ def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
     for index, stage in enumerate(setup.config.PHASES.stages):
         begin, count = plan.stages[index] if index < len(plan.stages) else (plan.updates, 0)
         changes = leaves(
-            {key: value for key, value in AttrDict(stage).plain().items() if key not in OWN}
+            {key: value for key, value in AttrDict(stage).plain().items() if key not in STAGE_KEYS}
         )
         name = stage.get("name") or f"stage {index + 1}"
         yield {

@@ -16,7 +16,7 @@ from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
 from phasetrain.commands.replay.nonfinite_dump import examine, kept_step
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.setup import Setup, as_asked
+from phasetrain.commands.setup import Setup, without_derived
 from phasetrain.commands.train.resume import is_allowed, match_machine, restore_position
 from phasetrain.config.changes import Change, differences
 from phasetrain.engine.batch import StepOutput
@@ -120,7 +120,7 @@ def compared(setup: Setup, folder: RunFolder) -> Machine:
     text = folder.storage.read(folder.file("config.yaml")).decode()
     before: Any = OmegaConf.to_container(OmegaConf.create(text))
     allowed = setup.config.RUN.allow
-    found = differences(as_asked(before, setup.composed.config), setup.asked, setup.schema)
+    found = differences(without_derived(before, setup.composed.config), setup.asked, setup.schema)
     if refused := [
         change for change in found if change.resume != "free" and not is_allowed(change, allowed)
     ]:

@@ -18,7 +18,7 @@ from uuid import uuid4
 import hydra
 from omegaconf import OmegaConf
 
-from phasetrain.commands.setup import first_monitor
+from phasetrain.commands.setup import find_first_metric
 from phasetrain.commands.sweep.jobs import NUMBER_KEY, Job, handle_signals, read_job_records
 from phasetrain.commands.sweep.output import show_results
 from phasetrain.commands.sweep.override_text import (
@@ -232,5 +232,5 @@ def _choose_monitor(config: AttrDict | None) -> str:
     if config.CHECKPOINT.best.monitor is not None:
         return str(config.CHECKPOINT.best.monitor)
     with suppress(ConfigError):
-        return first_monitor(config)
+        return find_first_metric(config)
     return ""

@@ -12,7 +12,7 @@ from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.commands.plan.preview import ROWS, preview
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.data import SampleError
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
@@ -38,7 +38,9 @@ class Unreadable:
 
 def planned(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
     stream = io.StringIO()
-    setup = settle([*SMALL, f"RUN.dir={folder}", *words], terminal=Terminal(stream, live=False))
+    setup = resolve_config(
+        [*SMALL, f"RUN.dir={folder}", *words], terminal=Terminal(stream, live=False)
+    )
     return preview(setup), stream.getvalue()
 
 

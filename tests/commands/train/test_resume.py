@@ -15,7 +15,7 @@ from raising import raises
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.resume import describe_environment, match_machine
 from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
@@ -342,7 +342,7 @@ class TestShares:
     def warnings(self, before: dict[str, Any], *words: str, processes: int = 1) -> list[str]:
         """Return the warnings of so many processes that go on from a checkpoint made in another
         environment."""
-        setup = settle([*SMALL, "MACHINE.threads=1", *words])
+        setup = resolve_config([*SMALL, "MACHINE.threads=1", *words])
         setup = replace(setup, world=World(0, processes))
         told = {**describe_environment(setup, setup.machine), **before}
         promised = {"environment": {key: value for key, value in told.items() if value is not None}}

@@ -14,7 +14,7 @@ from harness import SMALL, train
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.run_documents import _format_script, format_command, write_documents
 from phasetrain.distributed import World
 from phasetrain.runs.folder import RunFolder
@@ -52,7 +52,7 @@ def test_the_config_is_resolved(folder: Path) -> None:
         "small_cnn",
     )
     assert config == OmegaConf.create(
-        settle([*SMALL, f"RUN.dir={folder}", "PHASES.epochs=1"]).config.plain()
+        resolve_config([*SMALL, f"RUN.dir={folder}", "PHASES.epochs=1"]).config.plain()
     )
 
 
@@ -90,7 +90,7 @@ def test_the_environment(folder: Path) -> None:
 def test_no_secret_is_left_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter22@host/0123456789abcdef")
-    setup = settle([f"RUN.dir={tmp_path}", "RUN.name=0123456789abcdef"])
+    setup = resolve_config([f"RUN.dir={tmp_path}", "RUN.name=0123456789abcdef"])
     departures = [{"updates": 1, "what": ["DATA.TRAIN.path: was 0123456789abcdef"]}]
     write_documents(setup, RunFolder(str(tmp_path)), departures)
     text = (tmp_path / "environment.json").read_text()
@@ -104,7 +104,7 @@ def test_in_a_folder_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.M
     here.mkdir()
     monkeypatch.chdir(here)
     (tmp_path / "run").mkdir()
-    write_documents(settle([f"RUN.dir='{here}'"]), RunFolder(str(tmp_path / "run")))
+    write_documents(resolve_config([f"RUN.dir='{here}'"]), RunFolder(str(tmp_path / "run")))
     for document in ("RUN.md", "reproduce.sh"):
         assert os.fsencode(tmp_path) + b"/b\xff" in (tmp_path / "run" / document).read_bytes()
     assert OmegaConf.load(tmp_path / "run" / "config.yaml").RUN.dir == str(here)
@@ -120,7 +120,9 @@ class TestDepartures:
     )
 
     def test_they_are_told_wherever_repetition_is_promised(self, tmp_path: Path) -> None:
-        write_documents(settle([f"RUN.dir={tmp_path}"]), RunFolder(str(tmp_path)), self.FOUND)
+        write_documents(
+            resolve_config([f"RUN.dir={tmp_path}"]), RunFolder(str(tmp_path)), self.FOUND
+        )
         lines = (
             "from the start: hook 'a' (b.C) is given in Python",
             "44 on: PHASES.epochs: the checkpoint has 2, now 3; x",
@@ -153,10 +155,10 @@ class TestCommand:
         ],
     )
     def test_of_a_folder_that_was_given(self, words: list[str], text: str) -> None:
-        assert format_command(settle(words)) == text
+        assert format_command(resolve_config(words)) == text
 
     def test_a_folder_that_was_not_given_is_added(self) -> None:
-        setup = settle(["PHASES.epochs=2"])
+        setup = resolve_config(["PHASES.epochs=2"])
         assert format_command(setup) == f"phasetrain PHASES.epochs=2 RUN.dir={setup.config.RUN.dir}"
 
     def test_a_folder_that_must_be_quoted(self, tmp_path: Path) -> None:
@@ -164,14 +166,14 @@ class TestCommand:
         (tmp_path / "experiment" / "mine.yaml").write_text(
             '# @package _global_\ndefaults: [digits, _self_]\nRUN: {dir: "it\'s a, b"}\n'
         )
-        setup = settle(["experiment=mine"], config_dir=str(tmp_path))
+        setup = resolve_config(["experiment=mine"], config_dir=str(tmp_path))
         assert setup.config.RUN.dir == "it's a, b"
         _flag, folder, *words = shlex.split(format_command(setup))[1:]
-        assert settle(words, config_dir=folder).config.RUN.dir == "it's a, b"
+        assert resolve_config(words, config_dir=folder).config.RUN.dir == "it's a, b"
 
     def test_a_folder_of_configs(self, tmp_path: Path) -> None:
         assert (
-            format_command(settle(["RUN.dir=x"], config_dir=str(tmp_path)))
+            format_command(resolve_config(["RUN.dir=x"], config_dir=str(tmp_path)))
             == f"phasetrain --config-dir {tmp_path} RUN.dir=x"
         )
 
@@ -219,7 +221,7 @@ class TestReproduceFromAClone:
         return top
 
     def made(self, tmp_path: Path, *words: str) -> Path:
-        setup = settle([f"RUN.dir={tmp_path / 'run'}", *words])
+        setup = resolve_config([f"RUN.dir={tmp_path / 'run'}", *words])
         (tmp_path / "run").mkdir()
         write_documents(setup, RunFolder(setup.config.RUN.dir))
         return tmp_path / "run" / "reproduce.sh"
@@ -324,7 +326,7 @@ class TestReproduceFromAClone:
         assert call().stdout.splitlines() == [str(own), f"{clone}/sub", "/before"]
 
     def test_several_processes(self, tree: Path, tmp_path: Path) -> None:
-        setup = replace(settle(["RUN.dir=x"]), world=World(size=3))
+        setup = replace(resolve_config(["RUN.dir=x"]), world=World(size=3))
         text = _format_script(setup, None)
         assert (
             "-m torch.distributed.run --standalone --nproc-per-node=3 -m phasetrain MACHINE.threads=1"

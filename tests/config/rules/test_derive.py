@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasetrain.commands.setup import as_asked
+from phasetrain.commands.setup import without_derived
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.rules.derive import Derived, derive, overview
@@ -319,7 +319,7 @@ class TestProcesses:
             for size in (1, 2, 4, 8)
         ]
         assert len({config.RUN.dir for _, config in found}) == 1
-        asked = [as_asked(config.plain(), composed.config) for composed, config in found]
+        asked = [without_derived(config.plain(), composed.config) for composed, config in found]
         assert all(one == asked[0] for one in asked)
 
     @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from phasetrain.commands.setup import as_asked, checked
+from phasetrain.commands.setup import validate, without_derived
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.rules.learning_rate import lr_factor
@@ -60,7 +60,9 @@ def test_it_is_applied_once() -> None:
     """The derived config is one that may be derived again, as that of a stage is."""
     found = derived(*SCALED, "DATA.TRAIN.batch_size=1024")
     assert found.config.OPTIMIZER.auto_lr_scaling is None
-    asked = as_asked(found.config.plain(), compose([*SCALED, "DATA.TRAIN.batch_size=1024"]).config)
+    asked = without_derived(
+        found.config.plain(), compose([*SCALED, "DATA.TRAIN.batch_size=1024"]).config
+    )
     assert (asked["OPTIMIZER"]["lr"], asked["OPTIMIZER"]["auto_lr_scaling"]) == (0.4, None)
 
 
@@ -84,7 +86,7 @@ def test_wrong_rule_is_reported_with_problems_of_other_rules() -> None:
         "LAUNCH.lead_seconds=90",
     ]
     with pytest.raises(ConfigError) as caught:
-        checked(compose(overrides), default_schema(), Placement())
+        validate(compose(overrides), default_schema(), Placement())
     assert [(one.code, one.key) for one in caught.value.problems] == [
         ("config.wrong_type", "OPTIMIZER.auto_lr_scaling.rule"),
         ("config.conflict", "LAUNCH.lead_seconds"),

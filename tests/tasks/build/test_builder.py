@@ -10,7 +10,7 @@ import torch
 from raising import raises
 from torch import nn
 
-from phasetrain.commands.setup import settle
+from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.digest import hash_model
 from phasetrain.data import COLLATES, SAMPLERS, Reader
 from phasetrain.data.transforms.base import Pipeline
@@ -49,12 +49,12 @@ class Counting(nn.Sequential):
 
 
 def builder(*words: str) -> Builder:
-    setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
+    setup = resolve_config([*WORDS, *words], terminal=Terminal(io.StringIO()))
     return Builder(setup.config, setup.machine, World())
 
 
 def built(*words: str, train: bool = True) -> tuple[Parts, Plan, dict[str, SplitData]]:
-    setup = settle([*WORDS, *words], terminal=Terminal(io.StringIO()))
+    setup = resolve_config([*WORDS, *words], terminal=Terminal(io.StringIO()))
     made = Builder(setup.config, setup.machine, World())
     data = made.data()
     plan = made.plan(data)
@@ -340,7 +340,9 @@ class TestPrepare:
 
         model = "MODEL={name: small_cnn, width: 4, freeze: [features.0], ema: {}}"
         words = (model, "DISTRIBUTED.sync_batch_norm=true", "MACHINE.compile=aot_eager")
-        setup = settle([*words, "MACHINE.activation_checkpointing=[head]", "MACHINE.device=cpu"])
+        setup = resolve_config(
+            [*words, "MACHINE.activation_checkpointing=[head]", "MACHINE.device=cpu"]
+        )
         made = Own(setup.config, setup.machine, World(0, 2))
         data = made.data()
         parts = made.parts(data, made.plan(data))
@@ -370,7 +372,7 @@ class TestPrepare:
         assert not any("forward" in vars(module) for module in parts.model.modules())
 
     def test_a_strategy_that_cannot_round_gradients(self) -> None:
-        setup = settle([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
+        setup = resolve_config([*WORDS, "DISTRIBUTED={strategy: sharded_ddp, communication: fp16}"])
         joined = World(0, 2, control=object())
         with raises(ConfigError, key="DISTRIBUTED.communication"):
             Builder(setup.config, setup.machine, joined).build_strategy()
