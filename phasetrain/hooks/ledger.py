@@ -39,8 +39,8 @@ from phasetrain.runs.ledger import (
     RECORD_BYTES,
     SAMPLED,
     SKIPPED,
-    encoded,
-    recorded,
+    LedgerRecord,
+    count_records,
 )
 from phasetrain.runtime.storage import LogFile
 
@@ -327,7 +327,7 @@ class LedgerHook(Hook):
 
 def truncate_ledger(file: LogFile, covered: int) -> int:
     """Truncate a ledger to the records that a checkpoint covers; return how many it has."""
-    complete = recorded(file.size)
+    complete = count_records(file.size)
     has_header = file.size >= len(HEADER) and file.read()[: len(HEADER)] == HEADER
     if covered and not (has_header and complete >= covered):
         found = f"{complete} records" if has_header else "no header that this version can read"
@@ -359,16 +359,17 @@ def merge_ranks(records: Sequence[RankRecord]) -> bytes:
         flags |= len(records) << PROCESSES_SHIFT
         if flags & (SAMPLED | FULL):
             content = hash_bytes(b"".join(one.content.to_bytes(8, "little") for one in records))
-    return encoded(
-        first.updates,
-        first.phase,
-        first.step,
-        first.samples,
-        flags,
-        hash_bytes(b"".join(one.ids for one in records)),
-        content,
-        first.weights,
-        first.loss,
-        first.norm,
-        first.lr,
+    record = LedgerRecord(
+        updates=first.updates,
+        phase=first.phase,
+        step=first.step,
+        samples=first.samples,
+        flags=flags,
+        ids=hash_bytes(b"".join(one.ids for one in records)),
+        content=content,
+        weights=first.weights,
+        loss=first.loss,
+        norm=first.norm,
+        lr=first.lr,
     )
+    return record.encode()

@@ -1,8 +1,8 @@
 """The ledger of a run: one short binary record per update, in steps.ledger.
 
-A header of 16 bytes (magic, version and size of a record, little-endian) and then records of one
-size, in the order in which the updates were made. Equal runs have equal bytes, however often they
-were killed.
+A header of 16 bytes (magic, version and size of a record, little-endian), followed by records of a
+fixed size in the order of the updates. Equal runs have equal bytes, however often they were
+killed.
 """
 
 import struct
@@ -23,11 +23,11 @@ NORM = 2
 SAMPLED = 4
 FULL = 8
 PIECES = 16
-"""Flags: the update was skipped; the gradient's norm is there; a part of the content is hashed; all
-of it is; weights are those pieces that the main process has. The upper half holds the number of
-processes where there are several."""
+"""Flags: the update was skipped; the norm of the gradient was computed; a part of the batch content
+is hashed; all of it is; the weights are the shards of rank 0."""
 
 PROCESSES_SHIFT = 16
+"""Bits by which the world size is shifted in the flags; 0 stands for 1."""
 
 _HEADER = struct.Struct("<8sII")
 _RECORD = struct.Struct("<QIIIIQQQddd")
@@ -49,31 +49,29 @@ _LAYOUT = np.dtype(
 assert _LAYOUT.itemsize == RECORD_BYTES
 
 COMPONENTS = ("samples", "batch content", "lr", "loss", "gradient norm", "weights")
-"""What a record tells of an update, in the order of cause and effect within it."""
+"""Components of an update, causes before their effects."""
 
 
 class InvalidLedgerError(ValueError):
-    """The bytes are no ledger."""
+    """The bytes are not those of a ledger."""
 
 
 @dataclass(frozen=True)
-class Record:
+class LedgerRecord:
     """One update.
 
     Attributes:
-        updates: its number, as in metrics.jsonl: the first is 1.
+        updates: number of the update, from 1, as in metrics.jsonl.
         phase: index of its phase in the plan.
-        step: its number in the phase; the first is 1.
-        samples: samples of the update.
-        flags: see SKIPPED, NORM, SAMPLED and FULL.
+        step: number of the step in the phase, from 1.
+        samples: number of samples of the update.
+        flags: see SKIPPED, NORM, SAMPLED, FULL and PIECES; the world size in the upper half.
         ids: digest of the indices of its samples, in their order.
-        content: digest of what its batches hold: of a part under SAMPLED, of all under FULL, else
-            0.
-        weights: digest of some entries of one or two parameters after the update; which ones
-            changes with `updates`.
+        content: digest of its batches: of a part with SAMPLED, of all with FULL, else 0.
+        weights: digest of some entries of one or two parameters after the update, others at each
+            update.
         loss: mean over its samples; the exact value, as float64.
-        norm: Euclidean norm of the gradient before clipping, where NORM says that it was computed,
-            else 0.
+        norm: Euclidean norm of the gradient before clipping with NORM, else 0.
         lr: learning rate of the first parameter group.
     """
 
@@ -90,84 +88,79 @@ class Record:
     lr: float
 
     def encode(self) -> bytes:
-        """Return the record as it stands in the file, with its CRC-32 at the end."""
-        return encoded(*astuple(self))
+        """Return the bytes of the record in the file, with a CRC-32 at the end."""
+        data = _RECORD.pack(*astuple(self))
+        return data + _CHECK.pack(crc32(data))
 
     @property
     def processes(self) -> int:
-        """How many processes have made the update."""
+        """World size of the update."""
         return self.flags >> PROCESSES_SHIFT or 1
 
     @property
-    def skipped(self) -> bool:
-        """Whether the update was left out because it was not finite."""
+    def is_skipped(self) -> bool:
+        """Whether the update was skipped because it was not finite."""
         return bool(self.flags & SKIPPED)
 
-    def told(self, component: str) -> str | None:
-        """Return a component as text, exact to the bit; None where the record does not tell it."""
-        flags = self.flags
+    def format_component(self, component: str) -> str | None:
+        """Return a component as text, exact to the bit; None if the record does not have it."""
         if component == "samples":
             return f"{self.samples} samples, {self.ids:016x}"
         if component == "batch content":
-            kind = "all" if flags & FULL else "a part"
-            if flags & (SAMPLED | FULL):
-                return f"{self.content:016x} of {kind}"
-            return None
+            if not self.flags & (SAMPLED | FULL):
+                return None
+            kind = "all" if self.flags & FULL else "a part"
+            return f"{self.content:016x} of {kind}"
         if component == "lr":
-            return repr(self.lr)
+            return repr(self.lr)  # repr of a float is exact
         if component == "loss":
             return repr(self.loss)
         if component == "gradient norm":
-            if flags & NORM:
-                return repr(self.norm)
-            return "not computed"
-        return f"{self.weights:016x}{' skipped' if self.skipped else ''}"
+            return repr(self.norm) if self.flags & NORM else "not computed"
+        skipped = " skipped" if self.is_skipped else ""
+        return f"{self.weights:016x}{skipped}"
 
 
-def encoded(*values: float) -> bytes:
-    """Return a record, given the attributes of `Record` in their order, as it stands in the
-    file."""
-    data = _RECORD.pack(*values)
-    return data + _CHECK.pack(crc32(data))
-
-
-def different(one: Record, other: Record) -> list[str]:
+def list_differences(one: LedgerRecord, other: LedgerRecord) -> list[str]:
     """Return the components in which two records of the same update differ, in the order of
     COMPONENTS.
 
-    Numbers are compared by their bits. What is hashed of content and weights has to be the same
-    kind on both sides: that of the content depends on the number of processes, and that of weights
-    in pieces too.
+    Numbers are compared by their bits: NaN equals NaN, and 0.0 differs from -0.0. Digests are
+    compared only if both runs have hashed the same, see `is_comparable`.
     """
     if one.encode() == other.encode():
         return []
-    return [name for name in COMPONENTS if _differ(one, other, name)]
+    return [
+        name
+        for name in COMPONENTS
+        if is_comparable(one, other, name)
+        and one.format_component(name) != other.format_component(name)
+    ]
 
 
-def _differ(one: Record, other: Record, component: str) -> bool:
-    return comparable(one, other, component) and one.told(component) != other.told(component)
+def is_comparable(one: LedgerRecord, other: LedgerRecord, component: str) -> bool:
+    """Return whether a component of two records was computed in the same way.
 
-
-def comparable(one: Record, other: Record, component: str) -> bool:
-    """Tell whether what two records have of a component is of the same kind."""
+    The digest of the content depends on the world size, and so does that of sharded weights.
+    """
     kinds = SAMPLED | FULL
-    shared = one.processes == other.processes
+    has_equal_size = one.processes == other.processes
     if component == "batch content":
-        return shared and one.flags & kinds == other.flags & kinds
+        return has_equal_size and one.flags & kinds == other.flags & kinds
     if component == "weights" and (one.flags | other.flags) & PIECES:
-        return shared and bool(one.flags & other.flags & PIECES)
+        return has_equal_size and bool(one.flags & other.flags & PIECES)
     return True
 
 
 @dataclass(frozen=True)
-class Ledger(Mapping[int, Record]):
+class Ledger(Mapping[int, LedgerRecord]):
     """The content of a ledger: update -> record, in the order of updates.
 
     Attributes:
-        path: where it was read, for messages.
-        torn: bytes at the end that are no whole record; a kill leaves them, and a resume cuts them
+        path: path of the file, for messages.
+        torn: bytes of an incomplete record at the end; a kill leaves them, and a resume cuts them
             off.
-        damaged: positions of records, from 0, whose check does not fit; they are left out.
+        damaged: positions of records, from 0, with a wrong checksum; they are skipped.
     """
 
     path: str
@@ -176,8 +169,8 @@ class Ledger(Mapping[int, Record]):
     _rows: Any = field(repr=False)
     _places: dict[int, int] = field(repr=False)
 
-    def __getitem__(self, updates: int) -> Record:
-        return Record(*self._rows[self._places[updates]].item()[:-1])
+    def __getitem__(self, updates: int) -> LedgerRecord:
+        return LedgerRecord(*self._rows[self._places[updates]].item()[:-1])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._places)
@@ -187,51 +180,51 @@ class Ledger(Mapping[int, Record]):
 
     @property
     def last(self) -> int:
-        """The last update, 0 where there is none."""
+        """The last update, 0 if there is none."""
         return max(self._places, default=0)
 
 
-def read(data: bytes, path: str = FILE) -> Ledger:
-    """Return the ledger in `data`.
+def parse_ledger(data: bytes, path: str = FILE) -> Ledger:
+    """Parse the content of a ledger.
 
     Raises:
-        InvalidLedgerError: it does not begin as a ledger of this version.
+        InvalidLedgerError: the header is not that of this version.
     """
-    table = rows(data, path)
+    table = parse_rows(data, path)
     body = data[len(HEADER) :]
     checks = [
         crc32(body[at : at + _RECORD.size])
         for at in range(0, len(table) * RECORD_BYTES, RECORD_BYTES)
     ]
-    whole = table["check"] == np.array(checks, dtype=np.uint32)
-    places = {int(table["updates"][place]): int(place) for place in np.flatnonzero(whole)}
-    damaged = tuple(int(place) for place in np.flatnonzero(~whole))
+    is_valid = table["check"] == np.array(checks, dtype=np.uint32)
+    places = {int(table["updates"][place]): int(place) for place in np.flatnonzero(is_valid)}
+    damaged = tuple(int(place) for place in np.flatnonzero(~is_valid))
     return Ledger(path, len(body) % RECORD_BYTES, damaged, table, dict(sorted(places.items())))
 
 
-def rows(data: bytes, path: str = FILE) -> Any:
-    """Return the records as they stand in the file, unchecked: an array `(N,)` with the fields of
-    `Record`.
+def parse_rows(data: bytes, path: str = FILE) -> Any:
+    """Return the records of a ledger as an array `(N,)` with the fields of `LedgerRecord`, without
+    verifying checksums.
 
     Raises:
-        InvalidLedgerError: it does not begin as a ledger of this version.
+        InvalidLedgerError: the header is not that of this version.
     """
     begin = data[: len(HEADER)]
     if begin != HEADER:
         raise InvalidLedgerError(
-            f"{path} does not begin as a ledger of version {VERSION} does ({begin!r}); it was damaged, or another "
-            "version wrote it"
+            f"{path} does not begin as a ledger of version {VERSION} does ({begin!r}); it was "
+            "damaged, or another version wrote it"
         )
     return np.frombuffer(
         data, _LAYOUT, (len(data) - len(HEADER)) // RECORD_BYTES, offset=len(HEADER)
     )
 
 
-def recorded(size: int) -> int:
-    """Return how many records a file of `size` bytes holds."""
+def count_records(size: int) -> int:
+    """Return the number of complete records in a file of `size` bytes."""
     return max(0, size - len(HEADER)) // RECORD_BYTES
 
 
-def written(records: Iterable[Record]) -> bytes:
-    """Return a whole ledger with these records."""
+def encode_ledger(records: Iterable[LedgerRecord]) -> bytes:
+    """Return the content of a ledger with these records."""
     return HEADER + b"".join(record.encode() for record in records)

@@ -1,5 +1,4 @@
-"""Who may write to a run folder: a lock of this host's kernel, and a record that other hosts can
-read."""
+"""The lock of a run folder: a kernel lock on this host, and an owner record for other hosts."""
 
 import fcntl
 import os
@@ -28,15 +27,15 @@ def is_lease_expired(renewed_at: float, now: float) -> bool:
 
 @dataclass(frozen=True)
 class Owner:
-    """Who writes to a run folder.
+    """The process that may write to a run folder.
 
     Attributes:
         host, pid: machine and process.
-        started: start time of the process in clock ticks since boot, which tells apart two
-            processes that got the same pid; None where the system does not say.
-        job: id of the job under the cluster's scheduler, or None.
-        attempt: how many times the run was started.
-        lease: seconds since 1970 at which the owner was last alive.
+        started: start time of the process in clock ticks since boot, to distinguish processes that
+            got the same pid one after the other; None if unknown.
+        job: job id of the cluster's scheduler, or None.
+        attempt: number of the attempt.
+        lease: time of the last renewal, in seconds since 1970.
     """
 
     host: str
@@ -55,11 +54,10 @@ class Owner:
         )
 
     def blocks(self, other: "Owner", *, locked: bool = True) -> bool:
-        """Tell whether `other` must not take the folder over.
+        """Return whether this owner keeps `other` from taking the folder over.
 
         Args:
-            locked: `other` holds the kernel's lock of this host, so that no other process of it is
-                alive here.
+            locked: whether `other` holds the kernel lock, so that no owner on this host is alive.
         """
         if self.host == other.host:
             if (self.pid, self.started) == (other.pid, other.started):
@@ -75,14 +73,13 @@ class Owner:
 class FolderLock:
     """The lock of a run folder.
 
-    On a file system of this machine it is a POSIX record lock, which belongs to the process:
-    workers forked from it do not hold it, and the kernel drops it when the process dies. It says
-    nothing to other hosts without a shared lock manager; the record `owner.json` does, and on an
-    object store it is all there is.
+    On a local file system it is a POSIX record lock, which belongs to the process: forked workers
+    do not hold it, and the kernel releases it when the process dies. Other hosts need not see it;
+    they read the record `owner.json`, which is the only lock on an object store.
 
     Args:
         path: the run folder.
-        storage: the door to it.
+        storage: access to its files.
     """
 
     def __init__(self, path: str, storage: Storage) -> None:
@@ -95,41 +92,41 @@ class FolderLock:
         """Take the lock.
 
         Raises:
-            FolderInUseError: somebody else has it.
+            FolderInUseError: another process has it.
         """
-        before = self._owner()
+        before = self._read_owner()
         if before is not None and before.host == owner.host and before.blocks(owner):
-            raise FolderInUseError(self._in_use(before))
+            raise FolderInUseError(self._describe_owner(before))
         if self.storage.keeps_files:
-            self._handle = self._locked(owner)
+            self._handle = self._acquire_kernel_lock(owner)
         elif before is not None and before.blocks(owner, locked=False):
-            raise FolderInUseError(self._in_use(before))
+            raise FolderInUseError(self._describe_owner(before))
         self._held = True
-        self._write(owner, durable=True)
-        if (now := self._owner()) != owner:
+        self._write_owner(owner, durable=True)
+        if (now := self._read_owner()) != owner:
             self._held = False
-            self._drop()
-            raise FolderInUseError(self._in_use(now))
+            self._close_handle()
+            raise FolderInUseError(self._describe_owner(now))
 
     def renew(self, owner: Owner) -> None:
-        """Write the record anew, with the lease of now.
+        """Write the record again, with a new lease.
 
         Raises:
-            FolderInUseError: somebody has taken the folder over, because the lease had run out.
+            FolderInUseError: another process has taken the folder over, because the lease had
+                expired.
         """
-        now = self._owner()
+        now = self._read_owner()
         if now is not None and (now.host, now.pid, now.started) != (
             owner.host,
             owner.pid,
             owner.started,
         ):
             self._held = False
-            raise FolderInUseError(self._in_use(now))
-        self._write(owner, durable=False)
+            raise FolderInUseError(self._describe_owner(now))
+        self._write_owner(owner, durable=False)
 
     def release(self) -> None:
-        """Give the lock up; nothing happens where it is not held, or where somebody else has it by
-        now."""
+        """Release the lock; do nothing if it is not held, or another process has taken it."""
         try:
             if self._held:
                 self.storage.remove(self._record)
@@ -137,7 +134,7 @@ class FolderLock:
                     Path(self._file).unlink(missing_ok=True)
         finally:
             self._held = False
-            self._drop()
+            self._close_handle()
 
     @property
     def _record(self) -> str:
@@ -147,35 +144,35 @@ class FolderLock:
     def _file(self) -> str:
         return self.storage.local_path(f"{self.path}/run.lock")
 
-    def _write(self, owner: Owner, *, durable: bool) -> None:
+    def _write_owner(self, owner: Owner, *, durable: bool) -> None:
         self.storage.replace_json(self._record, asdict(owner), durable=durable)
 
-    def _drop(self) -> None:
+    def _close_handle(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
         self._handle = None
 
-    def _locked(self, owner: Owner) -> int:
-        """Return the handle of the locked file."""
+    def _acquire_kernel_lock(self, owner: Owner) -> int:
+        """Lock the file and return its handle."""
         handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino != Path(self._file).stat().st_ino:
                 # the former owner removed the file between our open and our lock
                 raise BlockingIOError
-            before = self._owner()
+            before = self._read_owner()
             if before is not None and before.blocks(owner):
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
             os.close(handle)
-            raise FolderInUseError(self._in_use(self._owner())) from None
+            raise FolderInUseError(self._describe_owner(self._read_owner())) from None
         except OSError:
             os.close(handle)
             Path(self._file).unlink(missing_ok=True)
             raise
         return handle
 
-    def _owner(self) -> Owner | None:
+    def _read_owner(self) -> Owner | None:
         record = self.storage.read_json(self._record)
         try:
             if record:
@@ -184,7 +181,7 @@ class FolderLock:
         except (TypeError, ValueError, KeyError):
             return None
 
-    def _in_use(self, owner: Owner | None) -> str:
+    def _describe_owner(self, owner: Owner | None) -> str:
         if owner:
             who = f"process {owner.pid} on {owner.host} (attempt {owner.attempt})"
         else:
@@ -193,14 +190,14 @@ class FolderLock:
             left = max(0, round(EXPIRED_SECONDS - (time.time() - owner.lease)))
             who += f" (if that one is dead, this folder can be taken over in {left} s)"
         return (
-            f"RUN.dir = {self.path!r} is in use by {who}; wait for it to end, stop it, or give this run a folder of "
-            "its own with RUN.dir=..."
+            f"RUN.dir = {self.path!r} is in use by {who}; wait for it to end, stop it, or choose "
+            "another folder with RUN.dir=..."
         )
 
 
-def holder(path: str, storage: Storage) -> Owner | None:
-    """Return who holds a run folder, if it is a process of this machine that is alive."""
-    owner = FolderLock(path, storage)._owner()
+def find_owner(path: str, storage: Storage) -> Owner | None:
+    """Return the owner of a run folder if it is a living process of this machine."""
+    owner = FolderLock(path, storage)._read_owner()
     if owner is None or owner.host != socket.gethostname() or owner.started is None:
         return None
     if process_start(owner.pid) == owner.started:
@@ -209,8 +206,7 @@ def holder(path: str, storage: Storage) -> Owner | None:
 
 
 def process_start(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None where it is gone or the system
-    does not say."""
+    """Return the start of a process in clock ticks since boot; None if it is gone or unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -218,7 +214,7 @@ def process_start(pid: int) -> int | None:
 
 
 def process_age() -> float:
-    """Return the seconds since this process started; 0 where the system does not say."""
+    """Return the seconds since this process started; 0 if unknown."""
     started = process_start(os.getpid())
     if started is None:
         return 0.0

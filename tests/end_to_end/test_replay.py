@@ -19,7 +19,7 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ChangedError, ConfigError, NumericsError
 from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.ledger import FILE, read, written
+from phasetrain.runs.ledger import FILE, encode_ledger, parse_ledger
 from phasetrain.runtime.machine import reseed
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Position, Task
@@ -186,12 +186,12 @@ class TestWhatIsLookedAt:
 class TestDifferences:
     def test_contradicting_ledger_is_reported(self, trained: Path, tmp_path: Path) -> None:
         train(tmp_path, *MANY)
-        ledger = read((tmp_path / FILE).read_bytes())
+        ledger = parse_ledger((tmp_path / FILE).read_bytes())
         records = [
             replace(r, loss=r.loss * (1 + 2e-16) if r.updates == 7 else r.loss)
             for r in ledger.values()
         ]
-        (tmp_path / FILE).write_bytes(written(records))
+        (tmp_path / FILE).write_bytes(encode_ledger(records))
         code, shown = replayed(tmp_path, 8)
         assert code == 1
         assert "error: update 7 is the first that differs: loss" in shown

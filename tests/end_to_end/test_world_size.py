@@ -12,7 +12,7 @@ from harness import newest, records, status
 from processes import Finished, Launcher
 from world_parts import told
 
-from phasetrain.runs.ledger import FILE, read
+from phasetrain.runs.ledger import FILE, parse_ledger
 
 # Three epochs of six updates of 24 samples, after each a test of three batches; no dropout and no
 # batch norm, whose
@@ -53,7 +53,8 @@ def measures(folder: Path) -> list[dict[str, Any]]:
 def samples(folder: Path) -> list[tuple[int, int, int]]:
     """Return update, samples and the digest of their indices as the ledger has them."""
     return [
-        (one.updates, one.samples, one.ids) for one in read((folder / FILE).read_bytes()).values()
+        (one.updates, one.samples, one.ids)
+        for one in parse_ledger((folder / FILE).read_bytes()).values()
     ]
 
 

@@ -25,13 +25,22 @@ from phasetrain.hooks.ledger_content import (
 )
 from phasetrain.optim.update import updater
 from phasetrain.optim.update.steppers import GatedStepper, Stepper
-from phasetrain.runs.ledger import FILE, FULL, HEADER, NORM, RECORD_BYTES, SAMPLED, Ledger, read
+from phasetrain.runs.ledger import (
+    FILE,
+    FULL,
+    HEADER,
+    NORM,
+    RECORD_BYTES,
+    SAMPLED,
+    Ledger,
+    parse_ledger,
+)
 
 CUT = ("PHASES.epochs=2", "PHASES.limit.train=4")
 
 
 def ledger(folder: Path) -> Ledger:
-    return read((folder / FILE).read_bytes())
+    return parse_ledger((folder / FILE).read_bytes())
 
 
 class Notes(Hook):
@@ -134,7 +143,7 @@ class TestResume:
         )
         words += ("OPTIMIZER.scaler={name: grad, init_scale: 1e6, growth_interval: 2}",)
         train(tmp_path / "unbroken", *words)
-        found = [record.skipped for record in ledger(tmp_path / "unbroken").values()]
+        found = [record.is_skipped for record in ledger(tmp_path / "unbroken").values()]
         assert found[0]
         assert not all(found)
         for step in (1, 2, 5):
@@ -158,7 +167,7 @@ class TestResume:
         words = (*CUT, "OPTIMIZER.on_nonfinite=skip", "METERS.loss=null")
         train(tmp_path / "unbroken", *words, hooks={"break": Break()})
         found = ledger(tmp_path / "unbroken")
-        assert [record.updates for record in found.values() if record.skipped] == [2, 4]
+        assert [record.updates for record in found.values() if record.is_skipped] == [2, 4]
         assert [record.updates for record in found.values() if math.isnan(record.loss)] == [2, 4]
         for step in (2, 3, 4):
             folder = tmp_path / str(step)

@@ -13,14 +13,14 @@ from phasetrain.runs.ledger import (
     SAMPLED,
     SKIPPED,
     InvalidLedgerError,
-    Record,
-    different,
-    read,
-    rows,
-    written,
+    LedgerRecord,
+    encode_ledger,
+    list_differences,
+    parse_ledger,
+    parse_rows,
 )
 
-ONE = Record(
+ONE = LedgerRecord(
     updates=7, phase=1, step=2, samples=64, flags=SAMPLED | NORM, ids=0x0123456789ABCDEF, content=5, weights=6,
     loss=0.1, norm=2.5, lr=0.05,
 )  # fmt: skip
@@ -43,24 +43,24 @@ def test_what_was_written_is_read_back() -> None:
         replace(ONE, updates=number, loss=loss)
         for number, loss in [(1, 0.1), (2, -0.0), (4, math.inf)]
     ]
-    ledger = read(written(records))
+    ledger = parse_ledger(encode_ledger(records))
     assert dict(ledger) == {1: records[0], 2: records[1], 4: records[2]}
     assert (ledger.last, ledger.torn, ledger.damaged) == (4, 0, ())
     assert math.copysign(1, ledger[2].loss) == -1
     assert 3 not in ledger
-    assert read(HEADER).last == 0
+    assert parse_ledger(HEADER).last == 0
 
 
 def test_a_torn_record_at_the_end_is_left_out() -> None:
-    ledger = read(written([ONE, replace(ONE, updates=8)])[:-1])
+    ledger = parse_ledger(encode_ledger([ONE, replace(ONE, updates=8)])[:-1])
     assert (list(ledger), ledger.torn) == ([7], 75)
 
 
 @pytest.mark.parametrize("place", range(len(HEADER), len(HEADER) + RECORD_BYTES))
 def test_a_flipped_bit_leaves_its_record_out(place: int) -> None:
-    data = bytearray(written([ONE, replace(ONE, updates=8)]))
+    data = bytearray(encode_ledger([ONE, replace(ONE, updates=8)]))
     data[place] ^= 1 << (place % 8)
-    ledger = read(bytes(data))
+    ledger = parse_ledger(bytes(data))
     assert (list(ledger), ledger.damaged) == ([8], (0,))
 
 
@@ -71,16 +71,18 @@ def test_what_is_no_ledger_is_refused(data: bytes) -> None:
     with pytest.raises(
         InvalidLedgerError, match=r"steps\.ledger does not begin as a ledger of version 1 does"
     ):
-        read(data)
+        parse_ledger(data)
 
 
 class TestDifferent:
     def test_equal_records(self) -> None:
-        assert different(ONE, replace(ONE)) == []
+        assert list_differences(ONE, replace(ONE)) == []
         assert (
-            different(replace(ONE, loss=math.nan), replace(ONE, loss=-math.nan)) == []
+            list_differences(replace(ONE, loss=math.nan), replace(ONE, loss=-math.nan)) == []
         )  # no sign that means a thing
-        assert different(ONE, replace(ONE, phase=3, step=1)) == []  # where the plan cuts phases
+        assert (
+            list_differences(ONE, replace(ONE, phase=3, step=1)) == []
+        )  # where the plan cuts phases
 
     @pytest.mark.parametrize(
         ("change", "component"),
@@ -97,11 +99,11 @@ class TestDifferent:
         ],
     )
     def test_one_component(self, change: dict[str, float], component: str) -> None:
-        assert different(ONE, replace(ONE, **change)) == [component]  # type: ignore[arg-type]
+        assert list_differences(ONE, replace(ONE, **change)) == [component]  # type: ignore[arg-type]
 
     def test_they_come_in_the_order_of_cause_and_effect(self) -> None:
         other = replace(ONE, weights=1, loss=1.0, ids=1, norm=1.0, lr=1.0, content=1)
-        assert different(ONE, other) == [
+        assert list_differences(ONE, other) == [
             "samples",
             "batch content",
             "lr",
@@ -111,23 +113,25 @@ class TestDifferent:
         ]
 
     def test_content_of_different_kinds_is_not_compared(self) -> None:
-        assert different(ONE, replace(ONE, flags=FULL | NORM, content=1)) == []
-        assert different(ONE, replace(ONE, flags=NORM, content=0)) == []
+        assert list_differences(ONE, replace(ONE, flags=FULL | NORM, content=1)) == []
+        assert list_differences(ONE, replace(ONE, flags=NORM, content=0)) == []
 
 
 def test_records_as_text() -> None:
-    assert ONE.told("samples") == "64 samples, 0123456789abcdef"
-    assert ONE.told("batch content") == "0000000000000005 of a part"
-    assert ONE.told("loss") == "0.1"
-    assert replace(ONE, flags=0).told("gradient norm") == "not computed"
-    assert replace(ONE, flags=0).told("batch content") is None
-    assert replace(ONE, flags=SKIPPED).told("weights") == "0000000000000006 skipped"
+    assert ONE.format_component("samples") == "64 samples, 0123456789abcdef"
+    assert ONE.format_component("batch content") == "0000000000000005 of a part"
+    assert ONE.format_component("loss") == "0.1"
+    assert replace(ONE, flags=0).format_component("gradient norm") == "not computed"
+    assert replace(ONE, flags=0).format_component("batch content") is None
+    assert replace(ONE, flags=SKIPPED).format_component("weights") == "0000000000000006 skipped"
 
 
 def test_rows_as_they_stand_in_the_file() -> None:
-    found = rows(written([ONE, replace(ONE, updates=ONE.updates + 1, loss=0.5)]) + b"torn")
+    found = parse_rows(
+        encode_ledger([ONE, replace(ONE, updates=ONE.updates + 1, loss=0.5)]) + b"torn"
+    )
     assert found["updates"].tolist() == [ONE.updates, ONE.updates + 1]
     assert found["loss"].tolist() == [ONE.loss, 0.5]
-    assert len(rows(written([]))) == 0
+    assert len(parse_rows(encode_ledger([]))) == 0
     with pytest.raises(InvalidLedgerError, match="does not begin as a ledger of version 1"):
-        rows(b"")
+        parse_rows(b"")

@@ -50,7 +50,7 @@ class TestFiles:
         assert caught.value.exit_code == 4
         assert str(caught.value) == (
             f"RUN.dir = '{tmp_path}' is in use by process {os.getpid()} on {socket.gethostname()} (attempt 1); wait "
-            "for it to end, stop it, or give this run a folder of its own with RUN.dir=..."
+            "for it to end, stop it, or choose another folder with RUN.dir=..."
         )
         assert names(tmp_path) == ["owner.json", "run.lock"]
         first.close()

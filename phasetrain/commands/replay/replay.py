@@ -36,9 +36,9 @@ from phasetrain.runs.ledger import (
     SAMPLED,
     InvalidLedgerError,
     Ledger,
-    Record,
-    different,
-    read,
+    LedgerRecord,
+    list_differences,
+    parse_ledger,
 )
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.machine import Machine
@@ -102,7 +102,7 @@ def read_ledger(storage: Storage, folder: str) -> Ledger | None:
     if not storage.exists(path):
         return None
     try:
-        ledger = read(storage.read(path), path)
+        ledger = parse_ledger(storage.read(path), path)
     except InvalidLedgerError as error:
         raise ConfigError(f"RUN.dir = {folder!r}: {error}") from error
     if ledger.damaged:
@@ -236,7 +236,7 @@ class _Replay:
             return 0
         checked = [updates for updates in found if updates in self.ledger]
         for updates in checked:
-            parts = different(self.ledger[updates], found[updates])
+            parts = list_differences(self.ledger[updates], found[updates])
             if parts := [part for part in parts if part in told]:
                 log.error("update %d is the first that differs: %s", updates, ", ".join(parts))
                 return 1
@@ -257,7 +257,7 @@ class _Replay:
         log.warning(text, made_by, " and ".join(SHARED))
         return SHARED
 
-    def _table(self, now: Record, told: tuple[str, ...]) -> None:
+    def _table(self, now: LedgerRecord, told: tuple[str, ...]) -> None:
         then = None if self.ledger is None else self.ledger[self.number]
         rows = [(name, *_cells(then, now, name)) for name in told]
         self.setup.terminal.print_table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
@@ -312,14 +312,14 @@ def _held(ledger: Ledger) -> str:
     return f"holds {len(ledger)} updates, from {min(ledger)} to {ledger.last}, and not this one"
 
 
-def _cells(then: Record | None, now: Record, component: str) -> tuple[str, str, str]:
-    new = now.told(component) or "-"
+def _cells(then: LedgerRecord | None, now: LedgerRecord, component: str) -> tuple[str, str, str]:
+    new = now.format_component(component) or "-"
     if then is None:
         return "-", new, ""
     return (
-        then.told(component) or "-",
+        then.format_component(component) or "-",
         new,
-        "DIFFERENT" if component in different(then, now) else "equal",
+        "DIFFERENT" if component in list_differences(then, now) else "equal",
     )
 
 

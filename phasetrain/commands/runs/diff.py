@@ -22,9 +22,9 @@ from phasetrain.runs.ledger import (
     SAMPLED,
     InvalidLedgerError,
     Ledger,
-    comparable,
-    different,
-    read,
+    is_comparable,
+    list_differences,
+    parse_ledger,
 )
 from phasetrain.runs.records import METRICS, RunFiles, parse_metrics
 from phasetrain.runtime.storage import Storage, open_storage
@@ -154,8 +154,8 @@ class Difference:
         rows = [
             (
                 name,
-                one.told(name) or "-",
-                other.told(name) or "-",
+                one.format_component(name) or "-",
+                other.format_component(name) or "-",
                 "DIFFERENT" if name in self.components else "equal",
             )
             for name in COMPONENTS
@@ -273,7 +273,7 @@ def _parting(one: Side, other: Side) -> tuple[int, tuple[str, ...], str, list[st
 
 def _first(one: Ledger, other: Ledger) -> tuple[int, tuple[str, ...]] | None:
     for updates in one:
-        if updates in other and (found := different(one[updates], other[updates])):
+        if updates in other and (found := list_differences(one[updates], other[updates])):
             return updates, tuple(found)
     return None
 
@@ -300,10 +300,10 @@ def _told(one: Ledger, other: Ledger, updates: int, component: str) -> bool:
     a = one[updates]
     b = other[updates]
     if component == "gradient norm":
-        return a.told(component) != "not computed"
+        return a.format_component(component) != "not computed"
     if component == "batch content" and not a.flags & (SAMPLED | FULL):
         return False
-    return comparable(a, b, component)
+    return is_comparable(a, b, component)
 
 
 def _remarks(one: Ledger, other: Ledger) -> Iterator[str]:
@@ -314,7 +314,9 @@ def _remarks(one: Ledger, other: Ledger) -> Iterator[str]:
         if ledger.damaged:
             yield f"{len(ledger.damaged)} records in the ledger of {name} are damaged."
     both = [updates for updates in one if updates in other]
-    if any(not comparable(one[updates], other[updates], "batch content") for updates in both[:1]):
+    if any(
+        not is_comparable(one[updates], other[updates], "batch content") for updates in both[:1]
+    ):
         yield "The content of batches was not compared: HOOKS.ledger.content or the number of processes differs."
     for updates in both:
         a = one[updates]
@@ -392,7 +394,7 @@ def _rows(found: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:
 
 def _ledger(storage: Storage, path: str) -> Ledger:
     try:
-        return read(storage.read(path), path)
+        return parse_ledger(storage.read(path), path)
     except OSError as error:
         raise ConfigError(
             f"{path!r}: expected the folder of a run, or the path of a {FILE} ({error})"

@@ -24,7 +24,7 @@ from phasetrain.commands.sweep.override_text import (
     strip_prefixes,
 )
 from phasetrain.errors import FolderInUseError
-from phasetrain.runs.lock import Owner, holder, process_start
+from phasetrain.runs.lock import Owner, find_owner, process_start
 from phasetrain.runs.records import process_exists
 from phasetrain.runtime.live_view import LastingStream
 from phasetrain.runtime.signals import stop_signals
@@ -305,7 +305,7 @@ def _identify_process() -> tuple[str, int, int | None]:
 
 def _find_owner(record: JobRecord) -> Owner | None:
     """Return the process of this machine that runs in the folder of a run."""
-    return holder(record.folder, open_storage(record.folder))
+    return find_owner(record.folder, open_storage(record.folder))
 
 
 def _print_line(line: str) -> None:

@@ -36,7 +36,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks, Run
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.ledger import FILE, recorded
+from phasetrain.runs.ledger import FILE, count_records
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.signals import Signals
@@ -84,7 +84,7 @@ class Training:
         ledger = Path(folder.file(FILE))
         if folder.storage.keeps_files and ledger.is_file():
             # status.json is written every few seconds: updates after that are in the ledger only
-            clock.redo_until = max(clock.redo_until, recorded(ledger.stat().st_size))
+            clock.redo_until = max(clock.redo_until, count_records(ledger.stat().st_size))
 
     def run(self, extra: Mapping[str, Hook], loop: Loop) -> RunResult:
         """Restore or start, train, and return the result."""

@@ -10,7 +10,7 @@ import yaml
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.direction import Direction, guess_direction
-from phasetrain.runs.ledger import FILE, NORM, InvalidLedgerError, rows
+from phasetrain.runs.ledger import FILE, NORM, InvalidLedgerError, parse_rows
 from phasetrain.runs.records import (
     DAMAGE,
     METRICS,
@@ -193,7 +193,7 @@ def _read_ledger_curves(files: RunFiles) -> dict[str, Curve]:
     if not (data := files.read_bytes(FILE)):
         return {}
     try:
-        table = rows(data, FILE)
+        table = parse_rows(data, FILE)
     except InvalidLedgerError as error:
         files.problems.append(f"{error}.")
         return {}

@@ -372,7 +372,7 @@ def test_sigterm_reaches_the_jobs_which_end_by_themselves_and_no_other_starts(
         == at_once
     )
     text = (tmp_path / "printed").read_text()
-    assert "stopped by SIGTERM; the same command goes on" in text
+    assert "stopped by SIGTERM; re-run the command to resume" in text
     assert f"4 runs in out: {4 - at_once} waiting" in text or f", {4 - at_once} waiting" in text
     assert "Traceback" not in text
     assert not list(tmp_path.glob("out/.stop-*"))
