@@ -10,6 +10,7 @@ from phasetrain.data.loading.per_stage import StagedReader, StagedSampler
 from phasetrain.data.loading.reader import Reader
 from phasetrain.data.mixture import Mixed
 from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
+from phasetrain.data.samplers.lanes import Lanes
 from phasetrain.data.samplers.named import Drawn
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, Order, PhaseSampler
 from phasetrain.data.samplers.source import Source
@@ -26,6 +27,7 @@ __all__ = [
     "Draw",
     "Drawn",
     "GrowingDataset",
+    "Lanes",
     "LoaderSettings",
     "Mixed",
     "OnBadSample",
