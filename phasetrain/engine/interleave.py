@@ -160,8 +160,10 @@ def _few(phases: Iterator[Phase]) -> list[Phase]:
     found = list(islice(phases, MOST_PHASES + 1))
     if len(found) > MOST_PHASES:
         raise ConfigError(
-            f"PHASES: the plan has more than {MOST_PHASES:,} phases, and so many reach epoch {found[-1].epoch + 1}; "
-            "test less often (PHASES.test_every), or give the run, or its epochs (`samples` of a sampler), another "
+            f"PHASES: the plan has more than {MOST_PHASES:,} phases, and so many reach epoch "
+            f"{found[-1].epoch + 1}; "
+            "test less often (PHASES.test_every), or give the run, or its epochs (`samples` of a "
+            "sampler), another "
             "length"
         )
     return found
@@ -287,7 +289,8 @@ def _check(stages: Sequence[Stage]) -> None:
         lengths = [settings.epochs, settings.updates, settings.samples]
         if sum(length is not None for length in lengths) != 1:
             raise ConfigError(
-                f"PHASES.epochs = {settings.epochs}, PHASES.updates = {settings.updates}, PHASES.samples = "
+                f"PHASES.epochs = {settings.epochs}, PHASES.updates = {settings.updates}, "
+                "PHASES.samples = "
                 f"{settings.samples}: set exactly one of them"
             )
 
@@ -300,7 +303,9 @@ def _check_split(split: Split) -> None:
     if split.drop_last and longest < split.batch_size:
         what = "longest window" if split.windows else "split"
         raise ConfigError(
-            f"{key}.batch_size = {split.batch_size} is larger than the {longest} samples of the {what}, and "
-            f"{key}.drop_last = true drops the only batch; set {key}.batch_size to {longest} or less, or "
+            f"{key}.batch_size = {split.batch_size} is larger than the {longest} samples of the "
+            f"{what}, and "
+            f"{key}.drop_last = true drops the only batch; set {key}.batch_size to {longest} or "
+            "less, or "
             f"{key}.drop_last=false"
         )

@@ -43,7 +43,8 @@ def timm_optimizer(name: str) -> Factory[Optimizer] | None:
         raise UnknownNameError(name, list_optimizers())
     if get_optimizer_info(name).second_order:
         raise ConfigError(
-            f"OPTIMIZER.name = 'timm.{name}': it takes second derivatives, for which the graph of the gradient would "
+            f"OPTIMIZER.name = 'timm.{name}': it takes second derivatives, for which the graph of "
+            "the gradient would "
             "have to be kept; take another optimizer"
         )
     found: Factory[Optimizer] = get_optimizer_class(name)

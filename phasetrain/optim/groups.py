@@ -203,7 +203,8 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
         )
     if not any(key not in SELECTORS for key in rule):
         raise ConfigError(
-            f"{where} = {dict(rule)}: it chooses weights and says nothing about them; add lr_scale or an option of the "
+            f"{where} = {dict(rule)}: it chooses weights and says nothing about them; add lr_scale "
+            "or an option of the "
             "optimizer, such as weight_decay: 0.0"
         )
     _check_types(rule, where)
@@ -215,14 +216,16 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
             )
             near = did_you_mean(pattern.strip("*."), parts)
             raise ConfigError(
-                f"{where}.match = {pattern!r} matches none of the {len(names)} trained weights{near}"
+                f"{where}.match = {pattern!r} matches none of the {len(names)} trained "
+                f"weights{near}"
             )
     kinds = {weight.kind for weight in weights}
     for kind in patterns(rule.get("types", [])):
         if kind not in kinds:
             known = ", ".join(sorted(kinds))
             raise ConfigError(
-                f"{where}.types = {kind!r}{did_you_mean(kind, kinds) or ':'} modules with weights are {known}"
+                f"{where}.types = {kind!r}{did_you_mean(kind, kinds) or ':'} modules with weights "
+                f"are {known}"
             )
     found = {weight.name for weight in weights if _chooses(rule, weight)}
     if not found:

@@ -130,7 +130,8 @@ def shared_out(
         names = chosen(selectors, weights, f"{where}.others.{label}")
         for name in sorted(names & owners.keys()):
             raise ConfigError(
-                f"{where}.others: {name} is chosen by two optimizers, {owners[name]} and {label}; make their rules so "
+                f"{where}.others: {name} is chosen by two optimizers, {owners[name]} and {label}; "
+                "make their rules so "
                 "that each weight has one"
             )
         owners |= dict.fromkeys(names, label)
@@ -138,7 +139,8 @@ def shared_out(
     left = [weight for weight in weights if weight.name not in owners]
     if not left:
         raise ConfigError(
-            f"{where}.others: {', '.join(others)} choose all {len(weights)} trained weights, and {where}.name has none "
+            f"{where}.others: {', '.join(others)} choose all {len(weights)} trained weights, and "
+            f"{where}.name has none "
             f"left; describe one of them by {where} itself"
         )
     return {MAIN: left} | found
@@ -152,7 +154,9 @@ def refuse_closures(optimizer: Optimizer, where: str) -> None:
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
-            f"{where}.name = 'LBFGS': it computes the loss several times within a step (a closure), and an update here "
-            "has one gradient; take another optimizer, such as adamw, or call LBFGS in a loop of your own over "
+            f"{where}.name = 'LBFGS': it computes the loss several times within a step (a "
+            "closure), and an update here "
+            "has one gradient; take another optimizer, such as adamw, or call LBFGS in a loop of "
+            "your own over "
             "engine.steps() (docs/task.md)"
         )

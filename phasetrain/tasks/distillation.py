@@ -50,8 +50,10 @@ class Teacher:
         """
         if state["digest"] != self.digest:
             raise ValueError(
-                f"{TEACHER}.weights are others than those it has learned from so far (sha256 {self.digest[:16]} "
-                f"instead of {state['digest'][:16]}); bring the old file back, or start anew in another folder with "
+                f"{TEACHER}.weights are others than those it has learned from so far (sha256 "
+                f"{self.digest[:16]} "
+                f"instead of {state['digest'][:16]}); bring the old file back, or start anew in "
+                "another folder with "
                 "RUN.dir=..."
             )
 
@@ -96,7 +98,8 @@ class Distillation(Supervised):
         sources = sources_of(teacher.get("weights"), f"{TEACHER}.weights")
         if not sources:
             raise ConfigError(
-                f"{TEACHER}.weights: a teacher has to have learned; set it to a file, a run or a checkpoint"
+                f"{TEACHER}.weights: a teacher has to have learned; set it to a file, a run or a "
+                "checkpoint"
             )
         self.teacher: Teacher | None = None
         if parts.updater is not None:

@@ -40,7 +40,8 @@ class LanguageModel(Supervised):
         ]
         if smooth and wrong:
             raise ConfigError(
-                f"METERS.{wrong[0]} and LOSS.label_smoothing = {smooth}: exp of a smoothed loss is no perplexity; "
+                f"METERS.{wrong[0]} and LOSS.label_smoothing = {smooth}: exp of a smoothed loss is "
+                "no perplexity; "
                 "leave one of them out"
             )
 
@@ -56,7 +57,8 @@ class LanguageModel(Supervised):
         if not isinstance(scores, Tensor) or scores.ndim != 3 or scores.shape[:2] != targets.shape:
             given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ConfigError(
-                f"MODEL: {type(self.parts.model).__name__} gives {given} for targets {tuple(targets.shape)}; a "
+                f"MODEL: {type(self.parts.model).__name__} gives {given} for targets "
+                f"{tuple(targets.shape)}; a "
                 "language model gives scores (N, T, V), one for each place and token"
             )
         counted = targets.flatten()
@@ -83,8 +85,10 @@ class LanguageModel(Supervised):
             return self._unfit(output, target, error)
         sample = batch.ids[wrong[0] * batch.size // len(target)] if batch.size else -1
         return (
-            f"DATA: sample {int(sample)} has token {int(target[wrong[0]])} as a target, and the model gives "
-            f"{vocabulary}, so tokens go from 0 to {vocabulary - 1} ({IGNORED} does not count); set MODEL.vocabulary "
+            f"DATA: sample {int(sample)} has token {int(target[wrong[0]])} as a target, and the "
+            "model gives "
+            f"{vocabulary}, so tokens go from 0 to {vocabulary - 1} ({IGNORED} does not count); "
+            "set MODEL.vocabulary "
             "to the number of tokens, or mend the data"
         )
 
@@ -98,7 +102,8 @@ def _targets(batch: Batch) -> Tensor:
         else:
             given = type(targets).__name__
         raise ConfigError(
-            f"DATA: a language model takes as targets the next tokens, int64 (N, T), not {given}; the data sets text "
+            f"DATA: a language model takes as targets the next tokens, int64 (N, T), not {given}; "
+            "the data sets text "
             "and alice give such"
         )
     if batch.mask is None:

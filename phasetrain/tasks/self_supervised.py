@@ -114,7 +114,8 @@ class SelfSupervised(Task):
         except (*MISFITS, AttributeError) as error:
             raise_unless_misfit(error)
             raise ConfigError(
-                f"MODEL: {type(self.parts.model).__name__} does not take a list of views {_shapes(views)}: {error}; "
+                f"MODEL: {type(self.parts.model).__name__} does not take a list of views "
+                f"{_shapes(views)}: {error}; "
                 "MODEL.name=trunk_head makes a model for views of a trunk and a head"
             ) from error
         if batch.mask is not None:
@@ -128,7 +129,8 @@ class SelfSupervised(Task):
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
-                f"LOSS: {type(self.parts.loss).__name__} does not take embeddings {_shapes(embeddings)}: {error}"
+                f"LOSS: {type(self.parts.loss).__name__} does not take embeddings "
+                f"{_shapes(embeddings)}: {error}"
             ) from error
         logs = {"embedding_std": spread(embeddings[0].detach())}
         return StepOutput(loss, batch.size, batch.size, embeddings, None, None, batch.ids, logs)
@@ -144,7 +146,8 @@ class SelfSupervised(Task):
         views = batch.input
         if not isinstance(views, list) or not all(isinstance(view, Tensor) for view in views):
             raise ConfigError(
-                f"TASK.name = 'self_supervised': the input of a batch is {type(views).__name__}, expected a list of "
+                f"TASK.name = 'self_supervised': the input of a batch is {type(views).__name__}, "
+                "expected a list of "
                 "views, tensors (N, ...); end the transforms of the split with multi_crop"
             )
         return views
@@ -175,17 +178,21 @@ class SelfSupervised(Task):
     def _new_teacher(self) -> nn.Module:
         if self._strategy.shards_weights:
             raise ConfigError(
-                f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and this DISTRIBUTED.strategy "
+                f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and this "
+                "DISTRIBUTED.strategy "
                 "leaves no process the whole of it; take the strategy ddp or zero"
             )
         if isinstance(self._strategy, Ordered):
             raise ConfigError(
-                f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered', which computes a batch in "
-                "parts and knows nothing of the teacher's running statistics; take DISTRIBUTED.reduction=native"
+                f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered', which "
+                "computes a batch in "
+                "parts and knows nothing of the teacher's running statistics; take "
+                "DISTRIBUTED.reduction=native"
             )
         if self.parts.updater is not None and self.parts.updater.sam is not None:
             raise ConfigError(
-                f"TASK.momentum = {self._momentum} and OPTIMIZER.sam: the second pass of an update would change the "
+                f"TASK.momentum = {self._momentum} and OPTIMIZER.sam: the second pass of an update "
+                "would change the "
                 "teacher's running statistics once more; leave one of the two out"
             )
         model = self.parts.model
@@ -202,7 +209,8 @@ class SelfSupervised(Task):
         ]
         if any(part.uses_teacher for part in teacher_losses) and self._momentum is None:
             raise ConfigError(
-                f"TASK.momentum = null: the loss {loss} compares with a teacher; set TASK.momentum, such as 0.99"
+                f"TASK.momentum = null: the loss {loss} compares with a teacher; set "
+                "TASK.momentum, such as 0.99"
             )
         if (
             teacher_losses
@@ -210,11 +218,13 @@ class SelfSupervised(Task):
             and self._momentum is not None
         ):
             raise ConfigError(
-                f"TASK.momentum = {self._momentum}: the loss {loss} has no use for a teacher; leave it out"
+                f"TASK.momentum = {self._momentum}: the loss {loss} has no use for a teacher; "
+                "leave it out"
             )
         if self.parts.batch_transforms:
             raise ConfigError(
-                "DATA.TRAIN.batch_transforms mixes inputs with their targets, and TASK.name = 'self_supervised' has "
+                "DATA.TRAIN.batch_transforms mixes inputs with their targets, and TASK.name = "
+                "'self_supervised' has "
                 "views and no targets; leave it out"
             )
         for split, loader in self.parts.loaders.items():
@@ -252,17 +262,21 @@ def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
     last = transforms[-1] if transforms else None
     if not reader.draws_at_random and not isinstance(last, MultiCrop):
         raise ConfigError(
-            f"DATA.{split.upper()}.transforms makes one view of a sample, and TASK.name = 'self_supervised' compares "
-            "several; end it with multi_crop, such as [{name: multi_crop, groups: [{views: 2, transforms: [...]}]}], "
+            f"DATA.{split.upper()}.transforms makes one view of a sample, and TASK.name = "
+            "'self_supervised' compares "
+            "several; end it with multi_crop, such as [{name: multi_crop, groups: [{views: 2, "
+            "transforms: [...]}]}], "
             "or leave the split out"
         )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < 2:
         raise ConfigError(
-            f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at least 2"
+            f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at "
+            "least 2"
         )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < teacher_views:
         raise ConfigError(
-            f"TASK.teacher_views = {teacher_views}: multi_crop of DATA.{split.upper()} makes {last.views} views"
+            f"TASK.teacher_views = {teacher_views}: multi_crop of DATA.{split.upper()} makes "
+            f"{last.views} views"
         )
 
 
@@ -276,8 +290,10 @@ def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
         if is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"METERS.{label} needs scores and targets, and TASK.name = 'self_supervised' has embeddings of views and "
-            f"no targets ({type(error).__name__}: {error}); take METERS.loss, and measure features with a probe "
+            f"METERS.{label} needs scores and targets, and TASK.name = 'self_supervised' has "
+            "embeddings of views and "
+            f"no targets ({type(error).__name__}: {error}); take METERS.loss, and measure features "
+            "with a probe "
             "afterwards"
         ) from error
 

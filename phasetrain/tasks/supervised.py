@@ -69,7 +69,8 @@ class Supervised(Task):
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
-                f"MODEL: {_described(self.parts.model)} does not take the input {_shape(batch.input)} of samples "
+                f"MODEL: {_described(self.parts.model)} does not take the input "
+                f"{_shape(batch.input)} of samples "
                 f"{_first(batch)}: {error}"
             ) from error
 
@@ -106,7 +107,8 @@ class Supervised(Task):
             return
         advice = "" if split == "train" else f", or leave the split out with {where}=null"
         raise ConfigError(
-            f"{where}: its samples have no targets (None), and {needing} needs them; give a data set that has "
+            f"{where}: its samples have no targets (None), and {needing} needs them; give a data "
+            "set that has "
             f"targets{advice}"
         )
 
@@ -140,18 +142,21 @@ class Supervised(Task):
         advice = ""
         if several and not isinstance(self.parts.loss, WeightedSum | FromModel):
             advice = (
-                "; where there are several outputs or targets, say which of them belong to which loss: "
+                "; where there are several outputs or targets, say which of them belong to which "
+                "loss: "
                 "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"
             )
         return (
-            f"LOSS: {_described(self.parts.loss)} does not fit the output {_shape(output)} of the model "
+            f"LOSS: {_described(self.parts.loss)} does not fit the output {_shape(output)} of the "
+            "model "
             f"{_described(self.parts.model)} and the target {_shape(target)}: {error}{advice}"
         )
 
     def _label_outside(self, label: int, sample: int, classes: int) -> str:
         split = "DATA.TRAIN" if self.model.training else "the test split"
         return (
-            f"{split}: sample {sample} has label {label}, and the model gives {classes} classes, so labels go from 0 "
+            f"{split}: sample {sample} has label {label}, and the model gives {classes} classes, "
+            "so labels go from 0 "
             f"to {classes - 1}; set MODEL.classes to the number of classes, or mend the labels"
         )
 

@@ -53,8 +53,10 @@ class Average(ABC):
             if parameter.is_floating_point() and parameter.itemsize < 4:
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise ConfigError(
-                    f"MODEL.{self.name}: parameter {name!r} is {kind}, in which an average stands still because its "
-                    "steps are smaller than what the type resolves; keep the weights in float32 and set "
+                    f"MODEL.{self.name}: parameter {name!r} is {kind}, in which an average stands "
+                    "still because its "
+                    "steps are smaller than what the type resolves; keep the weights in float32 "
+                    "and set "
                     "MACHINE.precision=bf16"
                 )
         self._averaged = [
@@ -174,7 +176,8 @@ class SWA(Average):
         self._every = max(_length("MODEL.swa.every", settings.every, run), 1.0)
         if run.updates and ceil(self._start - TOLERANCE) > run.updates:
             raise ConfigError(
-                f"MODEL.swa.start = {settings.start!r}: the run ends after {run.updates} updates, before that; "
+                f"MODEL.swa.start = {settings.start!r}: the run ends after {run.updates} updates, "
+                "before that; "
                 "start earlier, or leave MODEL.swa out"
             )
         self.norms = [
@@ -225,7 +228,8 @@ def copy_of(model: nn.Module, name: str) -> nn.Module:
         return deepcopy(model)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ConfigError(
-            f"MODEL.{name} needs a copy of the model, and {type(model).__name__} cannot be copied: {error}"
+            f"MODEL.{name} needs a copy of the model, and {type(model).__name__} cannot be copied: "
+            f"{error}"
         ) from error
 
 

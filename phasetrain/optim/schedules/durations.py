@@ -48,15 +48,18 @@ class RunLength:
             raise ValueError(f"{key} = {duration!r}: expected a duration of at least 0")
         if unit == "" and number > 1:
             raise ValueError(
-                f"{key} = {duration!r}: a number without a unit is a fraction of the run, in [0, 1]; "
+                f"{key} = {duration!r}: a number without a unit is a fraction of the run, in [0, "
+                "1]; "
                 f"write '{duration} epochs' or '{duration} updates'"
             )
         if self.updates == 0:
             return 0.0
         if unit in ("epochs", "samples") and math.isnan(self.updates_per_epoch):
             raise ValueError(
-                f"{key} = {duration!r}: the stages of this run have passes or batches of different sizes, so these "
-                "are no one number of updates; write updates or %, or give each stage a schedule of its own"
+                f"{key} = {duration!r}: the stages of this run have passes or batches of different "
+                "sizes, so these "
+                "are no one number of updates; write updates or %, or give each stage a schedule "
+                "of its own"
             )
         updates = {
             "": self.updates,
@@ -146,7 +149,8 @@ def _parsed(key: str, duration: float | str) -> tuple[float, str]:
         unit = unit.removesuffix("s") + "s"  # `1 epoch` is understood
     if not found or (unit and unit not in UNITS):
         raise ValueError(
-            f"{key} = {duration!r}: expected a fraction of the run such as 0.05, or a number with one of the units "
+            f"{key} = {duration!r}: expected a fraction of the run such as 0.05, or a number with "
+            "one of the units "
             f"{', '.join(UNITS)}, such as '5 epochs'{did_you_mean(unit, UNITS)}"
         )
     return float(found["number"]), unit

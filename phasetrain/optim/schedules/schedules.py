@@ -193,7 +193,8 @@ def inverse_sqrt(
     scale = run.fraction("timescale", warmup if timescale is None else timescale)
     if updates and scale == 0:
         raise ValueError(
-            f"timescale = {timescale!r} and warmup = {warmup!r}: expected one of them above 0, such as "
+            f"timescale = {timescale!r} and warmup = {warmup!r}: expected one of them above 0, "
+            "such as "
             "warmup: 1000 updates"
         )
     left = 1 - run.fraction("warmup", warmup)
@@ -330,7 +331,8 @@ def _ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
         )
     if run.updates and ends[-1] < 1 - TOLERANCE:
         raise ValueError(
-            f"parts: {told} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out the length of the "
+            f"parts: {told} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out "
+            "the length of the "
             "last part"
         )
     if run.updates and ends[-2] > 1 - TOLERANCE:

@@ -81,7 +81,8 @@ def check_sparse(
         return
     if kind not in TAKE_SPARSE:
         raise ConfigError(
-            f"{where}.name: {kind} takes no sparse gradients, as those of {join_first(rows, 3)} are; "
+            f"{where}.name: {kind} takes no sparse gradients, as those of {join_first(rows, 3)} "
+            "are; "
             "give these to SparseAdam, as in OPTIMIZER.others={rows: {name: SparseAdam, match: "
             f"{rows[0]!r}}}}}, or take an embedding without sparse=True",
             code="config.conflict",

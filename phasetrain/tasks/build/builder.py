@@ -176,8 +176,10 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
             )
             if found[-1].state_dict() or (not same and loss.state_dict()):
                 raise ConfigError(
-                    f"PHASES.stages[{number}].LOSS: the loss {config.LOSS.name!r} has weights or buffers of its own, "
-                    "which would be lost from one stage to the next; only a loss without any may change in a run"
+                    f"PHASES.stages[{number}].LOSS: the loss {config.LOSS.name!r} has weights or "
+                    "buffers of its own, "
+                    "which would be lost from one stage to the next; only a loss without any may "
+                    "change in a run"
                 )
         return found
 
@@ -240,7 +242,8 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         """
         if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
             raise ConfigError(
-                f"{where} = {section!r}: expected a mapping with `name`, that of a model, and parameters"
+                f"{where} = {section!r}: expected a mapping with `name`, that of a model, and "
+                "parameters"
             )
         given = {**facts, **own, "make_model": partial(self.make_model, facts=facts)}
         name = section["name"]
@@ -261,8 +264,10 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         )
         if other is not None:
             raise ConfigError(
-                f"{where}.name = {name!r}: {other[0]} of its state is of type {other[1].__name__}, and only tensors "
-                "are saved, averaged and compared; register a buffer in its place, or return a tensor from "
+                f"{where}.name = {name!r}: {other[0]} of its state is of type {other[1].__name__}, "
+                "and only tensors "
+                "are saved, averaged and compared; register a buffer in its place, or return a "
+                "tensor from "
                 "get_extra_state"
             )
         return model
@@ -304,7 +309,8 @@ class Builder(DataBuilder, PairBuilder, OptimizerBuilder):
         }
         if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):
             raise ConfigError(
-                f"{where}.reduction = {loss.reduction!r}: an update weighs means over samples; leave it out, which is "
+                f"{where}.reduction = {loss.reduction!r}: an update weighs means over samples; "
+                "leave it out, which is "
                 "mean, and scale with OPTIMIZER.lr"
             )
         if isinstance(loss, nn.Module):

@@ -43,16 +43,19 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
             raise ConfigError(
                 f"{name}, and OPTIMIZER.accumulate = {accumulate} (DATA.TRAIN.micro_batch_size = "
                 f"{train.micro_batch_size}) computes a batch in parts, which is another loss; set "
-                "OPTIMIZER.accumulate=1 and a DATA.TRAIN.batch_size that fits, or take more processes"
+                "OPTIMIZER.accumulate=1 and a DATA.TRAIN.batch_size that fits, or take more "
+                "processes"
             )
         if not world.is_single_process and not train.drop_last:
             raise ConfigError(
-                f"{name} over {world.size} processes, and DATA.TRAIN.drop_last = false can leave them a last batch "
+                f"{name} over {world.size} processes, and DATA.TRAIN.drop_last = false can leave "
+                "them a last batch "
                 "with unequal shares; set DATA.TRAIN.drop_last=true"
             )
         if not world.is_single_process and train.on_bad_sample == "drop":
             raise ConfigError(
-                f"{name} over {world.size} processes, and DATA.TRAIN.on_bad_sample = 'drop' can leave them unequal "
+                f"{name} over {world.size} processes, and DATA.TRAIN.on_bad_sample = 'drop' can "
+                "leave them unequal "
                 "shares; set DATA.TRAIN.on_bad_sample=substitute"
             )
 
@@ -69,7 +72,9 @@ def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
     pieces = max(world.size, *(config.OPTIMIZER.accumulate or 1 for config in configs))
     if pieces > 1:
         raise ConfigError(
-            f"LOSS.name = {configs[0].LOSS.name!r}: a part of it leaves targets out or weighs classes, so its mean is "
-            "not over samples, and a batch in parts would be another loss; take it as the only loss, or "
+            f"LOSS.name = {configs[0].LOSS.name!r}: a part of it leaves targets out or weighs "
+            "classes, so its mean is "
+            "not over samples, and a batch in parts would be another loss; take it as the only "
+            "loss, or "
             "OPTIMIZER.accumulate=1 on one process"
         )

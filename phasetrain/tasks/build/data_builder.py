@@ -145,7 +145,8 @@ class DataBuilder(ReadingBuilder):
         counts = [len(split.windows) for split in found.values() if split.windows]
         if limit is not None and not counts:
             raise ConfigError(
-                f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it out"
+                f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it "
+                "out"
             )
         count = min([*counts, *([limit] if limit is not None else [])], default=0)
         return {
@@ -211,14 +212,17 @@ class DataBuilder(ReadingBuilder):
         windows = tuple(dataset.window_lengths) if isinstance(dataset, WindowedDataset) else ()
         if windows and isinstance(order, OwnLength):
             raise ConfigError(
-                f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one pass: take a sampler "
-                "that draws each sample once, such as shuffled, and neither subset nor PHASES.overfit"
+                f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one "
+                "pass: take a sampler "
+                "that draws each sample once, such as shuffled, and neither subset nor "
+                "PHASES.overfit"
             )
         own = self.build_own_loader(where, section, source)
         length = pass_length(order, len(dataset)) if own is None else own.pass_samples
         if length >= ENDLESS and name != TRAIN:
             raise ConfigError(
-                f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes over one pass; take "
+                f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes "
+                "over one pass; take "
                 "sequential, or give it `samples`"
             )
         return SplitData(
@@ -241,7 +245,8 @@ class DataBuilder(ReadingBuilder):
         batches: int = self.config.PHASES.overfit
         if batches * batch_size > samples:
             raise ConfigError(
-                f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} whole batches of "
+                f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} "
+                "whole batches of "
                 f"{batch_size}"
             )
         return Overfit(order, batches * batch_size, seed_of(self.seed, "order", TRAIN, 0))
@@ -310,8 +315,10 @@ def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
     epochs = config.PHASES.epochs
     if split.length >= ENDLESS and epochs and config.PHASES.limit.train is None:
         raise ConfigError(
-            f"DATA.TRAIN.sampler = {split.section.sampler!r}: a pass of it has no end, and {where}.epochs = {epochs} "
-            f"counts passes; give a length in updates or samples ({where}.updates=...), or give the sampler `samples`"
+            f"DATA.TRAIN.sampler = {split.section.sampler!r}: a pass of it has no end, and "
+            f"{where}.epochs = {epochs} "
+            f"counts passes; give a length in updates or samples ({where}.updates=...), or give "
+            "the sampler `samples`"
         )
 
 

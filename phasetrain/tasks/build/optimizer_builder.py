@@ -24,10 +24,11 @@ from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, rest
 from phasetrain.tasks.build.weights_builder import WeightsBuilder, still
 
 WHOLE = (
-    "each process would have to know all gradients and weights as they are; take DISTRIBUTED.strategy=ddp with "
+    "each process would have to know all gradients and weights as they are; take "
+    "DISTRIBUTED.strategy=ddp with "
     "DISTRIBUTED.reduction=native"
 )
-ASCENT = "in the ascent every weight moves, those of rows that a batch does not have among them; take one or the other"
+ASCENT = "in the ascent every weight moves, rows that a batch does not have included; take one of them"
 
 STAGED = ("lr", "momentum", "weight_decay")
 """Options of an optimizer that a stage may change."""
@@ -53,8 +54,10 @@ class OptimizerBuilder(WeightsBuilder):
         if section.reduction == "ordered":
             if section.strategy not in ("none", "ddp"):
                 raise ConfigError(
-                    f"DISTRIBUTED.reduction = 'ordered' and DISTRIBUTED.strategy = {section.strategy!r}: it adds "
-                    "gradients itself, which only the strategies none and ddp leave to it; take one of them"
+                    "DISTRIBUTED.reduction = 'ordered' and DISTRIBUTED.strategy = "
+                    f"{section.strategy!r}: it adds "
+                    "gradients itself, which only the strategies none and ddp leave to it; take "
+                    "one of them"
                 )
             return Ordered(self.world, section.virtual_shards)
         if self.world.control is None:
@@ -70,7 +73,8 @@ class OptimizerBuilder(WeightsBuilder):
         ):
             raise ConfigError(
                 f"DISTRIBUTED.communication = {section.communication!r} and DISTRIBUTED.strategy = "
-                f"{section.strategy!r}: it has no such choice; take DISTRIBUTED.communication=none, or the strategy ddp"
+                f"{section.strategy!r}: it has no such choice; take "
+                "DISTRIBUTED.communication=none, or the strategy ddp"
             )
         return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts=facts)
 
@@ -279,7 +283,8 @@ class OptimizerBuilder(WeightsBuilder):
         for option, (before, now) in changed.items():
             if before is None and now is not None:
                 raise ConfigError(
-                    f"{where}.{option} = {now}: give OPTIMIZER.{option} a value for the whole run as well"
+                    f"{where}.{option} = {now}: give OPTIMIZER.{option} a value for the whole run "
+                    "as well"
                 )
         return StageOptions(
             schedules, {option: pair for option, pair in changed.items() if pair[0] != pair[1]}

@@ -47,7 +47,8 @@ class ReadingBuilder(Sections):
             raise ConfigError(f"{where}.subset: {error}") from error
         if chosen is not None and isinstance(dataset, WindowedDataset):
             raise ConfigError(
-                f"{where}.subset: data that comes in windows is taken whole; set PHASES.limit.windows"
+                f"{where}.subset: data that comes in windows is taken whole; set "
+                "PHASES.limit.windows"
             )
         return Source(dataset, chosen)
 
@@ -62,7 +63,8 @@ class ReadingBuilder(Sections):
         factory = SAMPLERS.find(name, where)
         if isinstance(factory, type) and issubclass(factory, DistributedSampler):
             raise ConfigError(
-                f"{where} = {name!r}: it gives each process a share of the samples, and phasetrain shares out each "
+                f"{where} = {name!r}: it gives each process a share of the samples, and phasetrain "
+                "shares out each "
                 "batch itself; take shuffled or sequential"
             )
         takes = parameters(factory).keys()
@@ -70,7 +72,8 @@ class ReadingBuilder(Sections):
         if isinstance(source.dataset, ShardedDataset):
             if source.chosen is not None and "shard_lengths" in takes:
                 raise ConfigError(
-                    f"{where} = {name!r} reads whole shards, and {where[:-8]}.subset takes part of them"
+                    f"{where} = {name!r} reads whole shards, and {where[:-8]}.subset takes part of "
+                    "them"
                 )
             facts["shard_lengths"] = source.dataset.shard_lengths
         if takes & {"data_source", "dataset"}:
@@ -78,7 +81,8 @@ class ReadingBuilder(Sections):
         order = as_order(self.named(SAMPLERS, section.sampler, where, facts), where)
         if isinstance(source.dataset, WindowedDataset) and "source" in takes:
             raise ConfigError(
-                f"{where} = {name!r} orders the data set as a whole, which comes in windows; take shuffled or "
+                f"{where} = {name!r} orders the data set as a whole, which comes in windows; take "
+                "shuffled or "
                 "sequential"
             )
         if source.chosen is None:
@@ -99,8 +103,10 @@ class ReadingBuilder(Sections):
         takes = parameters(LOADERS.find(name, f"{where}.loader")).keys()
         if "dataset" not in takes or not (self.world.is_single_process or "rank" in takes):
             raise ConfigError(
-                f"{where}.loader = {name!r}: it is called with the data set (`dataset`), `batch_size`, `seed`, "
-                "`processes` and `rank` as far as it asks for them; let it take `dataset`, and `rank` where there "
+                f"{where}.loader = {name!r}: it is called with the data set (`dataset`), "
+                "`batch_size`, `seed`, "
+                "`processes` and `rank` as far as it asks for them; let it take `dataset`, and "
+                "`rank` where there "
                 "are several processes, which each get batches of their own"
             )
         ours = {
@@ -110,15 +116,18 @@ class ReadingBuilder(Sections):
         }
         if set_ones := " and ".join(key for key, is_set in ours.items() if is_set):
             raise ConfigError(
-                f"{where}.loader = {name!r}: {set_ones} changes what phasetrain's loader does, and nothing of "
+                f"{where}.loader = {name!r}: {set_ones} changes what phasetrain's loader does, and "
+                "nothing of "
                 f"another one; leave it out ({where}.transforms=[])"
             )
         share = section.batch_size // self.world.size
         samples = min(section.micro_batch_size or share, share)
         if section.batch_size % (samples * self.world.size):
             raise ConfigError(
-                f"{where}.batch_size = {section.batch_size} and {where}.loader: each of {self.world.size} processes "
-                f"takes the same number of batches of {samples}; take a multiple of {samples * self.world.size}"
+                f"{where}.batch_size = {section.batch_size} and {where}.loader: each of "
+                f"{self.world.size} processes "
+                f"takes the same number of batches of {samples}; take a multiple of "
+                f"{samples * self.world.size}"
             )
         facts: dict[str, Any] = {"dataset": source.samples, "batch_size": samples}
         facts |= {"rank": self.world.rank, "processes": self.world.size}

@@ -51,7 +51,8 @@ class WeightsBuilder(Sections):
             p.requires_grad for part in (model, loss) for p in part.parameters()
         ):
             raise ConfigError(
-                f"MODEL.freeze = {list(self.config.MODEL.freeze)} freezes all parameters, and nothing is left to "
+                f"MODEL.freeze = {list(self.config.MODEL.freeze)} freezes all parameters, and "
+                "nothing is left to "
                 "train; leave some out, or test the model with RUN.engine=test"
             )
 
@@ -87,7 +88,8 @@ class WeightsBuilder(Sections):
             found = frozen_names(model, match, f"{where}.match")
             if found.parameters <= always.parameters:
                 raise ConfigError(
-                    f"{where}.match = {match}: MODEL.freeze freezes all of it for good; drop one of the two"
+                    f"{where}.match = {match}: MODEL.freeze freezes all of it for good; drop one "
+                    "of the two"
                 )
             until.append((found, _updates(f"{where}.for", duration, run)))
         return [(found, end) for found, end in until if end]
@@ -161,7 +163,8 @@ def _rule(rule: Any, where: str) -> tuple[list[str], Any]:
     if not isinstance(rule, Mapping) or set(rule) != {"match", "for"}:
         told = dict(rule) if isinstance(rule, Mapping) else rule
         raise ConfigError(
-            f"{where} = {told!r}: expected `match`, patterns over names, and `for`, a number of updates or a duration, "
+            f"{where} = {told!r}: expected `match`, patterns over names, and `for`, a number of "
+            "updates or a duration, "
             "such as {match: trunk, for: 2 epochs}"
         )
     match = [rule["match"]] if isinstance(rule["match"], str) else list(rule["match"])
@@ -174,7 +177,8 @@ def _updates(where: str, duration: float | str, run: RunLength) -> int:
         return duration
     if not isinstance(duration, str):
         raise ConfigError(
-            f"{where} = {duration!r}: expected a number of updates, or a duration such as '2 epochs'"
+            f"{where} = {duration!r}: expected a number of updates, or a duration such as '2 "
+            "epochs'"
         )
     try:
         return ceil(run.fraction(where, duration) * run.updates - TOLERANCE)
