@@ -1,4 +1,4 @@
-"""What travels through a step: a batch on its way in, a step's output on its way out."""
+"""The input of a step, a batch, and its output."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ from phasetrain.errors import did_you_mean
 
 @dataclass(slots=True)
 class Batch:
-    """A micro-batch of one process.
+    """A micro-batch of one rank.
 
     Attributes:
-        input: what the model gets, first dimension N; a tensor, or a nested list, tuple or dict of
+        input: input of the model, first dimension N; a tensor, or a nested list, tuple or dict of
             tensors.
-        target: what the loss compares with, first dimension N; None where the data has no targets.
-        ids: indices of the samples in their data set, int64 `(N,)`, on the CPU; empty where none
+        target: target of the loss, first dimension N; None if the data has no targets.
+        ids: indices of the samples in their dataset, int64 `(N,)`, on the CPU; empty if none
             counts.
-        size: N, the number of samples; 0 where none counts.
-        mask: True where a sample counts, bool `(N,)`; None means that all do. A process whose share
-            of a step is used up while others have more gets a batch of which none counts, so that
-            all make the same passes.
+        size: N, the number of samples; 0 if none counts.
+        mask: True where a sample counts, bool `(N,)`; None means that all do. A rank that
+            has run out of samples gets a fully masked padding batch, so that all ranks run the
+            same number of forward passes.
         bad: index and reason of each sample that could not be read while the batch was made; see
             `DATA.*.on_bad_sample`.
-        weight: what it counts in an update, for a task that does not count samples (tokens); None:
+        weight: its weight in an update, for a task that counts tokens instead of samples; None:
             its size.
     """
 
@@ -72,14 +72,14 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step produced.
+    """The output of one step.
 
     Attributes:
         loss: mean over the step's samples (or tokens), a scalar tensor on the model's device.
-        weight: what the mean counts: the number of samples, or of tokens.
-        samples: number of samples of the step on this process.
-        output: the model's output; None on what `on_step` sees.
-        target: the target; None on what `on_step` sees.
+        weight: number of samples, or of tokens, in the mean.
+        samples: number of samples of the step on this rank.
+        output: the model's output; None in `on_step`.
+        target: the target; None in `on_step`.
         mask: see `Batch.mask`.
         ids: see `Batch.ids`.
         logs: named scalars (tensors without graph, or floats) that a part wants in the log.

@@ -1,5 +1,5 @@
-"""Cutting a run into phases: where an epoch ends, a test is due, a stage begins, or what is left
-was changed."""
+"""Divides a run into phases: at the end of an epoch, at a test, at the start of a stage, or
+when the rest of the plan changes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,18 +41,17 @@ def interleave(stages: Sequence[Stage]) -> Plan:
 
 
 def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
-    """Return the plan of a run that goes on from `state` with other settings; the position stays as
-    it is.
+    """Return the plan of a run that continues from `state` with other settings.
 
-    What is finished stays, a train phase under way ends at once, tests that are due or under way
-    stay. The rest is cut anew at the samples consumed, so that nothing is repeated or left out
-    within the epoch. `where` goes on from its value to 1; for a plan that was finished, from the
-    value of its last update.
+    Completed phases stay, the current train phase ends at once, and tests that are due or running
+    stay. The rest is planned again from the samples consumed, so that no sample of the epoch is
+    repeated or skipped. `where` continues from its value to 1; for a finished plan, from the value
+    of its last update.
 
     Args:
         plan: the plan so far.
         state: the position in it.
-        stages: what holds from now on.
+        stages: stages from now on.
     """
     _check(stages)
     done = list(plan.phases[: state.phase])
@@ -77,8 +76,8 @@ def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
 
 @dataclass
 class _Position:
-    """Where the cutting of a plan stands; `before` is what stood where the stage began: epoch,
-    updates, samples."""
+    """Position while a plan is divided; `before` is epoch, updates and samples at the start of the
+    stage."""
 
     epoch: int = 0
     first: int = 0
@@ -127,7 +126,7 @@ class _Position:
         self.stage, self.before = self.stage + 1, (self.epoch, self.updates, self.samples)
 
     def left(self, stage: Stage) -> int:
-        """Return how much of the stage is left, in what its length is given in."""
+        """Return how much of the stage is left, in the unit of its length."""
         settings, (epoch, updates, samples) = stage.settings, self.before
         if settings.epochs is not None:
             return epoch + settings.epochs * (len(stage.splits[TRAIN].windows) or 1) - self.epoch
@@ -236,7 +235,7 @@ def _test_due(settings: PhaseSettings, at: _Position, epoch: int) -> bool:
 
 
 def _says(when: Callable[[Progress], bool], at: Progress) -> bool:
-    """Return what a function of the user's says of a position.
+    """Return whether the user's function asks for a test at a position.
 
     Raises:
         ConfigError: it fails, or says neither yes nor no.

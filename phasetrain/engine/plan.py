@@ -10,7 +10,7 @@ from phasetrain.engine.position import RunState
 TRAIN = "train"
 
 AVERAGED = "@"
-"""Between the name of a test split and that of averaged weights which are tested on it, as in
+"""Separates the name of a test split from the name of the averaged weights tested on it, as in
 `test@ema`."""
 
 
@@ -74,13 +74,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Split:
-    """What the plan needs to know of one split.
+    """A split as the plan sees it.
 
     Attributes:
-        name: of the split.
+        name: name of the split.
         length: samples of a pass.
         batch_size: samples per step.
-        drop_last: leave out a short last batch.
+        drop_last: skip a short last batch.
         windows: samples of successive passes, where each goes over a window of the data; after the
             last window comes the first again. Without windows every pass goes over all samples.
     """
@@ -100,7 +100,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a training stands between two updates, for `PHASES.test_every.when`.
+    """Progress of the training between two updates, for `PHASES.test_every.when`.
 
     Attributes:
         stage: number of the stage.
@@ -122,14 +122,14 @@ class PhaseSettings:
 
     Attributes:
         epochs, updates, samples: length of the training; samples are rounded up to whole updates.
-            Where a split comes in windows, an epoch is one pass over all of them.
+            If a split has windows, an epoch is one pass over all of them.
         test_every_epochs, test_every_updates: how often to test; a test always follows the last
             update.
-        test_when: tells of a position between two updates whether to test there; a function of it
-            alone.
+        test_when: returns whether to test at a position between two updates; a function of the
+            position alone.
         test_first: test once before the first update.
-        limit_train: at most so many updates per epoch.
-        limit_test: at most so many batches per test.
+        limit_train: maximum number of updates per epoch.
+        limit_test: maximum number of batches per test.
         averaged: names of averaged weights that are tested on every test split too, and the share
             of the training after which they are.
     """
@@ -148,7 +148,7 @@ class PhaseSettings:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run with settings of its own; most runs have one.
+    """A part of a run with its own settings; most runs have a single stage.
 
     Attributes:
         splits: the split `train` and any number of test splits, in the order in which they are

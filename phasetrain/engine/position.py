@@ -1,11 +1,11 @@
-"""Where a run stands: four integers that all count what is complete, and why it ended."""
+"""The position of a run: four counts of completed work, and why the run ended."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
 
 class Countable(Protocol):
-    """What a position needs to know of a phase."""
+    """A phase as the position counts it."""
 
     @property
     def is_train(self) -> bool:
@@ -13,7 +13,7 @@ class Countable(Protocol):
         ...
 
     def samples_in(self, step: int) -> int:
-        """Return the number of samples of a step, over all processes."""
+        """Return the number of samples of a step, over all ranks."""
         ...
 
 
@@ -25,8 +25,8 @@ class RunState:
         phase: phases completed; also the index of the current phase in the plan.
         step: steps completed in the current phase.
         updates: optimizer updates attempted in the run.
-        samples: training samples consumed in the run, over all processes.
-        finished: why the run ended for good; empty while it goes on or was only interrupted.
+        samples: training samples consumed in the run, over all ranks.
+        finished: why the run ended for good; empty while it runs or was only interrupted.
     """
 
     phase: int = 0
@@ -52,7 +52,7 @@ class RunState:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a position that `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self.phase = int(state["phase"])
         self.step = int(state["step"])
         self.updates = int(state["updates"])
@@ -61,14 +61,14 @@ class RunState:
 
 
 class Position(NamedTuple):
-    """Where a step stands, complete steps counted.
+    """The position of a step, in completed steps.
 
     Attributes:
         split: name of the split.
         updates: updates before this step.
         step: steps before it in its pass.
         where: training progress in [0, 1).
-        samples: samples of the step, over all processes; 0 where it is not known.
+        samples: samples of the step, over all ranks; 0 if unknown.
         stage: number of the stage.
         within: progress in the stage in [0, 1).
     """

@@ -32,7 +32,7 @@ class PhaseTask(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the task holds."""
+        """Release the resources of the task."""
         ...
 
 
@@ -72,5 +72,5 @@ class EngineHooks(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the hooks hold."""
+        """Release the resources of the hooks."""
         ...

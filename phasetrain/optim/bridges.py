@@ -27,8 +27,7 @@ Every = Literal["update", "epoch"]
 
 @OPTIMIZERS.bridge("timm", "timm")
 def timm_optimizer(name: str) -> Factory[Optimizer] | None:
-    """Return timm's optimizer of a name such as `lion`; None for what is the path of a module of
-    timm.
+    """Return timm's optimizer of a name such as `lion`; None for a module path of timm.
 
     Raises:
         UnknownNameError: timm has no such optimizer.
@@ -53,10 +52,10 @@ def timm_optimizer(name: str) -> Factory[Optimizer] | None:
 
 @SCHEDULES.bridge("torch", "torch")
 def torch_schedule(name: str) -> Factory[ParamScheduler] | None:
-    """Return torch's scheduler of a class name as a schedule; None for what is a dotted path.
+    """Return torch's scheduler of a class name as a schedule; None for a dotted path.
 
     Raises:
-        UnknownNameError: torch has no such scheduler, or it takes what a config cannot say.
+        UnknownNameError: torch has no such scheduler, or one of its arguments cannot be written in a config.
     """
     known = {
         found: kind
@@ -101,17 +100,16 @@ def timm_schedule(name: str) -> Factory[ParamScheduler] | None:
 class Bridged(ParamScheduler):
     """A scheduler of another library as a function of `where`.
 
-    It works on an optimizer of its own with a single weight, whose learning rate begins as the
-    configured value, so that what it says in absolute numbers, such as `eta_min`, is what comes
-    out.
+    It drives a private optimizer with a single weight whose learning rate starts at the configured
+    value, so that absolute numbers such as `eta_min` keep their meaning.
 
     Args:
         make: makes the scheduler over an optimizer.
         base: the configured value.
-        steps: in the run.
+        steps: number of updates in the run.
 
     Raises:
-        ValueError: a configured value of 0, of which nothing is a multiple.
+        ValueError: a configured value of 0, which cannot be multiplied.
     """
 
     def __init__(self, make: Callable[[Optimizer], Any], base: float, steps: float) -> None:
@@ -129,7 +127,7 @@ class Bridged(ParamScheduler):
         self._at = 0
 
     def __call__(self, where: float) -> float:
-        """Return what the configured value is multiplied by."""
+        """Return the factor of the configured value."""
         self._go(math.floor(where * self._steps + TOLERANCE))
         return float(self._optimizer.param_groups[0]["lr"]) / self._base
 
@@ -138,11 +136,9 @@ class Bridged(ParamScheduler):
 
 
 class Stepped(Bridged):
-    """A scheduler that computes each value from the one before it: it is stepped to where it has to
-    be.
+    """A scheduler that computes each value from the previous one.
 
-    So it has no state of its own: a resume steps it there from the start, a few microseconds for
-    each step.
+    It has no state: a resume steps it from the start again, a few microseconds per step.
     """
 
     def _go(self, step: int) -> None:
@@ -161,8 +157,7 @@ class Looked(Bridged):
 
 
 def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
-    """Return what makes a schedule from a scheduler's class, with its parameters and our own beside
-    them."""
+    """Return a factory of schedules for a scheduler class, with our parameters in addition to its own."""
     left_out = ("self", "optimizer", "last_epoch", "t_in_epochs", "initialize")
     takes = {
         name: one
@@ -205,7 +200,7 @@ def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
 def _signed(
     build: Callable[..., ParamScheduler], kind: type, takes: Mapping[str, inspect.Parameter]
 ) -> Factory[ParamScheduler]:
-    """Return a function with the signature and the name of what it makes."""
+    """Return a function with the signature and the name of the class that it calls."""
 
     def schedule(**given: Any) -> ParamScheduler:
         return build(**given)

@@ -19,7 +19,7 @@ SELECTORS = ("match", "types", "max_ndim")
 
 @dataclass(frozen=True)
 class Weight:
-    """A trained parameter and where it stands.
+    """A trained parameter and its place in the model.
 
     Attributes:
         name: as in the model's state, such as `trunk.0.weight`.
@@ -37,9 +37,9 @@ class Group:
     """Weights with the same options.
 
     Attributes:
-        options: of the optimizer, beside its defaults.
+        options: options that differ from the defaults of the optimizer.
         weights: in the order of the model.
-        note: what else they have in common, in words.
+        note: other common property, in words.
     """
 
     options: dict[str, Any]
@@ -71,7 +71,7 @@ def weights_of(*modules: nn.Module) -> list[Weight]:
     return found
 
 
-def grouped(
+def group_weights(
     weights: Sequence[Weight],
     rules: Sequence[Mapping[str, Any]],
     *,
@@ -82,19 +82,19 @@ def grouped(
     """Return the weights sorted into groups.
 
     Every rule that chooses a weight adds its options, a later one over an earlier one; `lr_scale`
-    factors multiply. Weights with the same options are one group, and groups stand in the order of
+    factors multiply. Weights with the same options are one group, and groups are in the order of
     their first weight.
 
     Args:
-        weights: what is trained.
+        weights: trained weights.
         rules: mappings with `match` (patterns over names, as a shell has them), `types` (class
             names of modules) or `max_ndim` (dimensions at most, 1 for biases and norms), all of
             which must hold where several are given; `lr_scale`, a factor of the learning rate; and
             options of the optimizer.
         lr: learning rate that factors multiply.
-        layer_decay: each layer's learning rate is so many times that of the layer after it, the
-            last one has `lr` (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list
-            with most entries, what comes before the list is one more, what comes after it is the
+        layer_decay: factor between the learning rates of a layer and of the next layer; the last one
+            has `lr` (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list
+            with most entries, everything before the list is one more, everything after it is the
             last.
         where: config path, for messages.
 
@@ -165,13 +165,13 @@ def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def apart(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Group]:
-    """Return groups with weights that have another note in groups of their own.
+    """Return groups in which all weights have the same note.
 
     Fused kernels of torch take a group whose weights make their first update together, and no
     other.
 
     Args:
-        groups: as `grouped` returns them.
+        groups: as `group_weights` returns them.
         notes: id of a parameter -> its note; none for those that are missing.
     """
     found: list[Group] = []
@@ -234,15 +234,14 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
 
 
 def _around(name: str) -> Iterator[str]:
-    """Yield the name of a weight, and those of the modules around it, the innermost first."""
+    """Yield the names of a weight and of the modules around it, the innermost first."""
     while name:
         yield name
         name = name.rpartition(".")[0]
 
 
 def _check_types(rule: Mapping[str, Any], where: str) -> None:
-    """Refuse values that a rule cannot have; what an option of the optimizer may be,
-    `check_options` knows."""
+    """Reject invalid values of a rule; `check_options` checks the options of the optimizer."""
     for key in ("match", "types"):
         value = rule.get(key, "")
         if not isinstance(value, str) and not (

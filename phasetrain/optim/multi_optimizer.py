@@ -1,4 +1,4 @@
-"""Several optimizers as one, each with weights of its own (OPTIMIZER.others)."""
+"""Several optimizers that act as one, each for other weights (OPTIMIZER.others)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ OPTIMIZER.others chooses."""
 
 
 class MultiOptimizer(Optimizer):
-    """Steps all of its optimizers or none; to whom it belongs it is one, with the groups of all.
+    """Steps all of its optimizers or none, and looks like one with the groups of all.
 
-    Parameters are numbered through all of them, in their order, and so is the state. It withholds a
-    step on the device where each of them can.
+    Parameters and state are numbered through all of them, in order. It can withhold a step on the
+    device if each of them can.
 
     Args:
         optimizers: label -> optimizer; the first one is the main one.
@@ -44,19 +44,19 @@ class MultiOptimizer(Optimizer):
 
     @property
     def state(self) -> Any:
-        """What all of them keep, by parameter."""
+        """State of all optimizers, by parameter."""
         return {
             weight: kept for one in self.optimizers.values() for weight, kept in one.state.items()
         }
 
     @state.setter
     def state(self, value: Any) -> None:
-        """Take what torch sets when it makes an optimizer: nothing."""
+        """Accept the empty state that `Optimizer.__init__` sets."""
         assert not value, "each optimizer has its own state"
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step each of them, withheld on the device where `found_inf` says so."""
+        """Step each of them, withheld on the device if `found_inf` is set."""
         own = vars(self)
         gate: dict[str, Any] = {
             name: own[name] for name in ("grad_scale", "found_inf") if name in own
@@ -70,7 +70,7 @@ class MultiOptimizer(Optimizer):
                     del vars(one)[name]
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's signature
-        """Drop the gradients, each in its way."""
+        """Drop the gradients."""
         for one in self.optimizers.values():
             one.zero_grad(set_to_none=set_to_none)
 
@@ -89,7 +89,7 @@ class MultiOptimizer(Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, each its part."""
+        """Load the result of `state_dict`, each optimizer its part."""
         first = 0
         groups = list(state_dict["param_groups"])
         for one in self.optimizers.values():
@@ -108,15 +108,14 @@ class MultiOptimizer(Optimizer):
         self._share_groups()
 
 
-def shared_out(
+def assign_weights(
     weights: Sequence[Weight], others: Mapping[str, Mapping[str, Any]], where: str = "OPTIMIZER"
 ) -> dict[str, list[Weight]]:
-    """Return which weights each optimizer has, by label; the main one, `MAIN`, first, with those
-    that are left over.
+    """Return the weights of each optimizer by label; first `MAIN`, with the remaining weights.
 
     Args:
-        weights: what is trained.
-        others: label -> rule, with selectors as those of `phasetrain.optim.groups.grouped`.
+        weights: trained weights.
+        others: label -> rule, with the selectors of `phasetrain.optim.groups.group_weights`.
         where: config path of the section, for messages.
 
     Raises:

@@ -27,15 +27,15 @@ OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "OPTIMIZER", library=_to
 
 
 def fusable(name: str, params: Mapping[str, Any], *, scaled: bool) -> bool:
-    """Tell whether an optimizer should use its fused kernel, if it has one: several times faster,
+    """Return whether an optimizer should use its fused kernel, if it has one: several times faster,
     on CPU too.
 
     Not SGD under a gradient scaler: torch's fused kernel leaves the momentum uninitialised when the
-    first update overflows and is skipped, and goes on from there.
+    first update overflows and is skipped, and continues from there.
 
     Args:
-        name: of the optimizer, as in OPTIMIZER.name.
-        params: what the config sets; another kernel chosen there stands.
+        name: name of the optimizer, as in OPTIMIZER.name.
+        params: parameters in the config; a kernel chosen there takes precedence.
         scaled: whether a gradient scaler is in use.
     """
     return not {"foreach", "differentiable"} & params.keys() and not (

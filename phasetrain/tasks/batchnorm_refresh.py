@@ -1,4 +1,4 @@
-"""What averaged weights need before they are tested: statistics of batch norm, taken anew."""
+"""Recomputes the statistics of batch norm for averaged weights before a test."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -23,18 +23,19 @@ def refresh_batch_norm(
     world: World,
     compute: Callable[[Batch, Position], object],
 ) -> None:
-    """Get an average ready for its test: a function of its weights and the data, so no checkpoint
-    has to keep it.
+    """Prepare an average for its test.
 
-    The mean over the first batches of the training is taken, weighed by their samples and added in
-    an order that does not depend on the processes. Transforms are those of training; only batch
-    norms are in training mode.
+    The result is a function of the weights and the data, so no checkpoint has to hold it.
+
+    The mean over the first batches of the training is weighted by their samples and added in an
+    order that does not depend on the world size. Train transforms apply; only batch norms are in
+    training mode.
 
     Args:
-        average: in test mode.
-        phase: the test.
-        loader: of the training data, which is read in this process.
-        world: the processes; all take part.
+        average: average in test mode.
+        phase: the test phase.
+        loader: loader of the training data, which is read in this process.
+        world: ranks of the run; all of them must call this.
         compute: runs a forward pass of a micro-batch at a position.
     """
     if not isinstance(average, SWA):

@@ -1,4 +1,4 @@
-"""Learning from a trained model (a teacher)."""
+"""Learning from a trained model, the teacher."""
 
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -23,7 +23,7 @@ TEACHER = "TASK.teacher"
 
 
 class Teacher:
-    """A frozen model in test mode, known in a checkpoint by the digest of its weights alone.
+    """A frozen model in test mode; a checkpoint holds only the digest of its weights.
 
     Args:
         model: on the device.
@@ -35,7 +35,7 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> Any:
-        """Return what it gives."""
+        """Return the scores of the teacher."""
         return self.model(inputs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -43,10 +43,10 @@ class Teacher:
         return {"digest": self.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See that it is the same.
+        """Check that the weights are the same.
 
         Raises:
-            ValueError: it is another one.
+            ValueError: they are not.
         """
         if state["digest"] != self.digest:
             raise ValueError(
@@ -60,26 +60,25 @@ class Teacher:
 
 @TASKS.register("distillation")
 class Distillation(Supervised):
-    """Learns the scores of a teacher beside the targets (Hinton, Vinyals and Dean 2015,
+    """Learns the scores of a teacher in addition to the targets (Hinton et al. 2015,
     arXiv:1503.02531).
 
-    In training the loss is `soft_share` times that of soft targets
+    In training the loss is `soft_share` times the loss of soft targets
     (`phasetrain.losses.SoftTargets`) plus 1 - `soft_share` times LOSS; both are logged, as
     `loss_soft` and `loss_hard`. In tests it is LOSS alone. The teacher sees the same inputs, in
     test mode, and never changes. Its weights are not in a checkpoint: a digest of them is, and a
-    resume with other ones is refused. A test of a checkpoint does not need them.
+    resume with other weights is rejected. A test of a checkpoint does not need them.
 
     Args:
-        parts: fact; what the builder made.
+        parts: fact; parts of the task.
         make_model: fact; makes models.
         teacher: `name` of a model, its parameters, and `weights` as MODEL.weights.
-        temperature: of the soft targets.
+        temperature: temperature of the soft targets.
         soft_share: share of the soft targets in the loss, in [0, 1].
 
     Raises:
         ConfigError: a teacher without weights, a share outside [0, 1], or a temperature that is not
-            above 0; on a step: a teacher that does not take the input or gives other scores than
-            the student.
+            above 0; on a step: a teacher that does not take the input or whose scores have another shape.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Distillation(Supervised):
         return out
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return everything that learns or accumulates, and what tells the teacher from others."""
+        """Return every part that learns or accumulates, and the digest of the teacher."""
         return super().stateful() | ({} if self.teacher is None else {"teacher": self.teacher})
 
     def _soft_loss(self, teacher: Teacher, output: Any, batch: Batch) -> Tensor:

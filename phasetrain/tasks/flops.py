@@ -39,7 +39,7 @@ PEAKS: Mapping[tuple[str, ...], Mapping[Precision, float]] = MappingProxyType(
 """Words in the name that torch gives a device -> operations per second by precision; the first row
 that fits counts.
 
-Products of dense matrices, added up in fp32; where a data sheet tells those of sparse ones alone,
+Products of dense matrices, added up in fp32; if a data sheet has figures for sparse matrices only,
 half of them. From NVIDIA's data sheets of V100 (2020), T4 (2019), A10 (2021), A100 (2022), L4,
 L40S, H100 (2023) and H200 (2024); for the RTX cards, appendix A of the white papers on GA102 (2021)
 and Ada (2023).
@@ -60,8 +60,8 @@ def peak_flops(name: str, precision: Precision) -> float | None:
     known here.
 
     Args:
-        name: of the device, as torch gives it.
-        precision: of products of matrices in forward passes.
+        name: name of the device in torch.
+        precision: precision of matrix products in forward passes.
     """
     words = set(re.split(r"\W+", name))
     if words & FLAVOURS:
@@ -73,15 +73,15 @@ def train_flops(task: Task, plan: Plan) -> dict[int, int]:
     """Return the operations per sample of a forward and a backward pass, by number of the stage.
 
     Makes both once with the first micro-batch of each stage, as torch's counter sees them, and
-    leaves no trace in the training. Every process takes part, each with its own micro-batch.
+    leaves no trace in the training. Every rank must call this, each with its own micro-batch.
 
     Args:
-        task: what is learned, between two steps.
-        plan: whose train phases are looked at.
+        task: the task, between two steps.
+        plan: plan with the train phases.
 
     Raises:
         ValueError: some process has no sample in the first step of a stage.
-        Exception: whatever the passes raise; all is put back before.
+        Exception: an error of the passes, raised after all state is restored.
     """
     first: dict[int, Phase] = {}
     for phase in plan.phases:

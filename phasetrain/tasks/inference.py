@@ -1,4 +1,4 @@
-"""What a task's model says of inputs, outside of any run."""
+"""Predictions of a task's model, outside of a run."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,15 +20,14 @@ class Predictor:
     parts: Parts
 
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
-        """Return what the model makes of inputs in test mode, without gradients, on its device.
+        """Return the model's output in test mode, without gradients, on its device.
 
-        The precision is that of tests (MACHINE.precision, MACHINE.test_precision). The mode of
-        every module is what it was before.
+        It uses the precision of tests (MACHINE.precision, MACHINE.test_precision), and restores the
+        mode of every module.
 
         Args:
-            inputs: a batch `(N, ...)` as the model takes it, which is after the transforms of a
-                test split: a tensor or an array, or a mapping, list or tuple of them.
-            batch_size: at most so many samples at once; all by default.
+            inputs: a batch `(N, ...)` as the model takes it, after the transforms of a test split: a tensor or an array, or a mapping, list or tuple of them.
+            batch_size: maximum number of samples per forward pass; default: all.
 
         Raises:
             ConfigError: the model does not take them, or `batch_size` is below 1.
@@ -104,7 +103,7 @@ def _samples(value: Any) -> int:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Return the outputs of successive batches as that of one batch."""
+    """Return the outputs of successive batches as one output."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts)

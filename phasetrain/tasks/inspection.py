@@ -1,5 +1,4 @@
-"""What a model is made of and what it takes: parameters, activations, floating-point operations,
-memory."""
+"""The size and the cost of a model: parameters, activations, floating-point operations, memory."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,17 +18,17 @@ ROWS = 30
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """One module of a model, with all that is below it.
+    """One module of a model, including its submodules.
 
     Attributes:
-        name: of the module; empty for the model.
+        name: name of the module; empty for the model.
         kind: its class.
-        parameters: numbers that it has, whether they are trained or not.
-        trained: those of them that require a gradient.
-        output: shape of its last output, N standing for the samples of a micro-batch; None where it
+        parameters: number of scalars, trained or not.
+        trained: number of scalars that require a gradient.
+        output: shape of its last output, with N for the samples of a micro-batch; None if it
             was not called.
-        output_bytes: of its outputs for a micro-batch.
-        flops: floating-point operations of a forward pass per sample; None where they were not
+        output_bytes: bytes of its outputs for a micro-batch.
+        flops: floating-point operations of a forward pass per sample; None if not
             counted.
     """
 
@@ -44,11 +43,11 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What one micro-batch of the training has shown.
+    """Figures measured with one micro-batch of the training.
 
     Attributes:
-        modules: of the model, in their order; the model itself is the first one.
-        samples: of the micro-batch.
+        modules: modules of the model in order, the model itself first.
+        samples: number of samples of the micro-batch.
         forward_flops: floating-point operations per sample of the whole task, loss included; None:
             not counted.
         train_flops: the same with the backward pass.
@@ -68,7 +67,7 @@ class Inspection:
 
 
 def modules_of(model: nn.Module) -> list[ModuleRow]:
-    """Return a row for each module, without what only a batch can show."""
+    """Return a row for each module, without the figures that need a batch."""
     return [
         ModuleRow(name, type(module).__name__, *_counted(module))
         for name, module in model.named_modules()
@@ -82,11 +81,11 @@ def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
     """Make one forward and backward pass of a train phase with a micro-batch, and drop the
     gradient.
 
-    Running statistics and the like move as in any pass: the task is one to be thrown away.
+    Running statistics move as in any pass: use a task that is not trained afterwards, or
+    `preserve_state`.
 
     Args:
-        task: what is learned; its model and loss are called as they are, without the strategy's
-            wrapper.
+        task: the task; its model and loss are called without the strategy's wrapper.
         phase: a train phase.
         batch: on the task's device, with at least one sample.
     """
@@ -120,10 +119,9 @@ def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
 
 
 def memory_estimate(parts: Parts, inspection: Inspection | None = None) -> dict[str, int | None]:
-    """Return the bytes that a training takes on the device of one process, by what they hold.
+    """Return the bytes that a training needs on the device of one rank, by purpose.
 
-    Activations are those of one micro-batch, where one was looked at; what kernels need for
-    themselves is not in it.
+    Activations are included if a micro-batch was inspected; workspace of kernels is not.
     """
     trained = [local_shard(p) for p in parts.model.parameters() if p.requires_grad]
     trained += [local_shard(p) for p in parts.loss.parameters() if p.requires_grad]
@@ -142,11 +140,10 @@ def memory_estimate(parts: Parts, inspection: Inspection | None = None) -> dict[
 
 
 def optimizer_bytes(parts: Parts) -> int:
-    """Return about what an optimizer keeps of the weights that this process updates: what it has,
-    or one or two each.
+    """Return about how many bytes of state an optimizer keeps on this rank: its present state, or one
+    or two values per weight.
 
-    Two values of each weight where it has `betas`, one where it has a momentum that is not 0 or
-    nothing is known, none with a momentum of 0.
+    Two values per weight with `betas`, none with a momentum of 0, otherwise one.
     """
     if parts.updater is None:
         return 0
@@ -166,8 +163,7 @@ def optimizer_bytes(parts: Parts) -> int:
 
 
 def checkpoint_bytes(parts: Parts) -> int:
-    """Return about how large a checkpoint will be: weights, averages of them, and what the
-    optimizer keeps."""
+    """Return about how large a checkpoint will be: weights, averages, and optimizer state."""
     models = 1 + len(parts.averages)
     weights: int = models * sum(
         t.numel() * t.element_size() for t in parts.model.state_dict().values()
@@ -193,7 +189,7 @@ def shown_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
 
 
 class _Notes:
-    """What modules give in a forward pass, and how many operations are counted meanwhile."""
+    """Records outputs and operation counts of modules during a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = dict(model.named_modules())
@@ -203,7 +199,7 @@ class _Notes:
 
     @contextmanager
     def taken(self, count: Callable[[], int]) -> Iterator[None]:
-        """Note it until the end of the block."""
+        """Record until the end of the block."""
         with ExitStack() as stack:
             for name, module in self._modules.items():
                 stack.callback(module.register_forward_pre_hook(self._enter(name, count)).remove)
@@ -211,7 +207,7 @@ class _Notes:
             yield
 
     def row(self, row: ModuleRow, samples: int) -> ModuleRow:
-        """Return a row with what was noted of its module."""
+        """Return a row with the records of its module."""
         if row.name not in self.shapes:
             return row
         shape = _told(self.shapes[row.name], samples)
@@ -266,8 +262,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in an output: one, or those of a list, a tuple, a mapping or an object
-    that is one."""
+    """Return the tensors in an output: one, or all in a list, a tuple or a mapping."""
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Learning to tell the next token."""
+"""Learning to predict the next token."""
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ class LanguageModel(Supervised):
     """Learns the loss of `model(tokens)`, scores `(N, T, V)`, against the next tokens `(N, T)`,
     weighted by tokens.
 
-    A place whose target is -100 does not count: not in the loss, not in meters, and not in the
-    share that a micro-batch or a process has in an update, so that the update is that of all tokens
-    of the step in one batch. The loss, a mean over tokens, gets scores `(N * T, V)` and targets
+    A position with target -100 does not count: not in the loss, not in meters, and not in the weight
+    of a micro-batch or a rank, so that the update equals one with all tokens of the step in one
+    batch. The loss, a mean over tokens, gets scores `(N * T, V)` and targets
     `(N * T,)`, and has to leave -100 out, as cross entropy does; meters get the same, with a mask
-    where there are such places.
+    if there are such positions.
 
     Raises:
         ConfigError: a perplexity is to be measured of a loss with label smoothing; on a step:
@@ -94,7 +94,7 @@ class LanguageModel(Supervised):
 
 
 def _targets(batch: Batch) -> Tensor:
-    """Return the targets, those of samples that do not count set aside."""
+    """Return the targets, with -100 for samples that do not count."""
     targets = batch.target
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.dtype != torch.int64:
         if isinstance(targets, Tensor):

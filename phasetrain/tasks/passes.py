@@ -26,7 +26,7 @@ class GradientPass:
     """Result of a gradient pass.
 
     Attributes:
-        outputs: output of each micro-batch, without graph and without what only meters need.
+        outputs: output of each micro-batch, without graph and without the tensors for meters.
         batches: the micro-batches as hooks have left them.
     """
 
@@ -50,8 +50,8 @@ class Passes(ABC):
         parts: parts of the task.
 
     Attributes:
-        model, loss: what `forward` calls; the strategy may have wrapped them for training, but
-            never for tests.
+        model, loss: the modules that `forward` calls; the strategy may have wrapped them for
+            training, but never for tests.
         meters: label -> meter.
         updaters: all updaters by name: `main`, and with `separate_updaters` the labels of
             OPTIMIZER.others; empty without training.
@@ -132,7 +132,7 @@ class Passes(ABC):
             events: events of hooks.
             forward: computes the loss; None: `forward` of the task.
             updater: name of the updater that scales the loss and takes the step.
-            inputs: parameters that get the gradient; None: those of the updater.
+            inputs: parameters that get the gradient; None: all that the updater has.
             first: show outputs to meters and call all events. Later passes over the same
                 micro-batches only call `on_forward`, because hooks may replace the output.
         """

@@ -29,26 +29,24 @@ from phasetrain.tasks.state import Stateful
 
 @TASKS.register("self_supervised")
 class SelfSupervised(Task):
-    """Embeddings of several views of each sample are compared with each other, or with those of a
-    momentum teacher.
+    """Compares embeddings of several views of each sample, with each other or with a momentum teacher.
 
     `DATA.*.transforms` makes the views (`multi_crop`), the model takes the list of them and returns
     the list of their embeddings (`trunk_head`), and the loss gets
-    `(embeddings, those of the teacher or None)`. Targets of the data set are not looked at. What is
-    logged beside the loss is `embedding_std`: how far the normalised embeddings of the first view
-    are spread over the batch, 1 where they are spread evenly in all directions, 0 where they have
-    collapsed into one point.
+    `(embeddings, embeddings of the teacher or None)`. Targets of the dataset are ignored. It logs
+    `embedding_std`, the spread of the normalised embeddings of the first view over the batch: 1 if
+    they point in all directions evenly, 0 if they have collapsed into one point.
 
     The teacher is a copy of the model. At the beginning of each update its weights t move towards
-    those of the model: t = m t + (1 - m) w, where m goes along half a cosine wave from `momentum`
-    to `momentum_end` over the training (Grill et al. 2020, arXiv:2006.07733, section 3.3). An
-    update that is skipped leaves it where it was.
+    the weights w of the model: t = m t + (1 - m) w, where m goes along half a cosine wave from `momentum`
+    to `momentum_end` over the training (Grill et al. 2020, arXiv:2006.07733, section 3.3). A
+    skipped update leaves it unchanged.
 
     Args:
-        parts: what the builder made.
+        parts: parts of the task.
         momentum: m at the start, in [0, 1]; None makes no teacher.
         momentum_end: m at the end.
-        teacher_views: how many views, the first ones, the teacher sees.
+        teacher_views: number of leading views that the teacher sees.
 
     Attributes:
         teacher: the copy, or None.
@@ -81,8 +79,8 @@ class SelfSupervised(Task):
         self.teacher = None if momentum is None else self._new_teacher()
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
-        """Get ready for a phase; the teacher takes the model's mode, and a test measures the loss
-        of the end."""
+        """Prepare for a phase; the teacher gets the model's mode, and a test uses the loss as it is at
+        the end of the training."""
         super().begin(phase, fresh=fresh)
         if not phase.is_train:
             self._advance(1.0, 0)
@@ -136,7 +134,7 @@ class SelfSupervised(Task):
         return StepOutput(loss, batch.size, batch.size, embeddings, None, None, batch.ids, logs)
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return everything that learns or accumulates, the teacher too."""
+        """Return every part that learns or accumulates, including the teacher."""
         found = super().stateful()
         if self.teacher is None:
             return found
@@ -239,8 +237,7 @@ class SelfSupervised(Task):
 
 
 def _precise(embedding: Tensor) -> Tensor:
-    """Return an embedding in float32 at least: what autocast made of it is too coarse for
-    temperatures."""
+    """Return an embedding in float32 at least: half precision is too coarse for temperatures."""
     return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
 
@@ -256,8 +253,7 @@ def spread(embeddings: Tensor) -> Tensor:
 
 
 def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
-    """Refuse a split that makes one view of a sample; where code of others takes part, the first
-    batch tells."""
+    """Reject a split that makes one view of a sample; with custom code the first batch shows it."""
     transforms = reader.pipeline.transforms
     last = transforms[-1] if transforms else None
     if not reader.draws_at_random and not isinstance(last, MultiCrop):
@@ -281,8 +277,7 @@ def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
 
 
 def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
-    """Refuse a meter that cannot take what this task gives: a loss and embeddings, without
-    targets."""
+    """Reject a meter that does not accept a loss and embeddings without targets."""
     views = [torch.zeros(2, 2, device=device), torch.zeros(2, 2, device=device)]
     try:
         deepcopy(meter).update(StepOutput(torch.zeros((), device=device), 2, 2, views, None))

@@ -116,8 +116,7 @@ class TaskState(ABC):
 
         Args:
             saved: state to load.
-            what: `learned` restores models and what belongs to them, but neither the optimizer nor
-                the sums and positions of ranks.
+            what: `learned` restores all but updaters and parts that are `PerRank`.
 
         Raises:
             ChangedError: the task has a part that the checkpoint lacks, or that has another shape.

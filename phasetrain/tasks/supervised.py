@@ -18,8 +18,8 @@ from phasetrain.tasks.parts import Parts
 
 @TASKS.register("supervised")
 class Supervised(Task):
-    """Learns `loss(model(input), target)`, weighted by samples, or by what torch's cross entropy
-    takes its mean over.
+    """Learns `loss(model(input), target)`, weighted by samples, or by the divisor of torch's cross
+    entropy.
 
     Output and target are tensors, or mappings or lists of tensors: `LOSS.losses.LABEL.output` and
     `target`, and the same keys of a meter, say which entries belong together.
@@ -41,7 +41,7 @@ class Supervised(Task):
             self._weights.weight_of = None
 
     def weight_of(self, batch: Batch) -> float:
-        """Return the number of samples, or what the loss divides by: see
+        """Return the number of samples, or the divisor of the loss: see
         `phasetrain.losses.find_target_counter`."""
         if self._count is None or not batch.size:
             return batch.size
@@ -57,7 +57,7 @@ class Supervised(Task):
         return StepOutput(loss, weight, batch.size, output, batch.target, batch.mask, batch.ids)
 
     def output_of(self, batch: Batch) -> Any:
-        """Return what the model makes of a micro-batch.
+        """Return the model's output for a micro-batch.
 
         Raises:
             ConfigError: it does not take the input.
@@ -93,8 +93,7 @@ class Supervised(Task):
         return found
 
     def check_targets(self, split: str, target: object) -> None:
-        """Refuse a split without targets, unless the model computes the loss by itself and no meter
-        needs them."""
+        """Reject a split without targets if the loss or a meter needs them."""
         if target is not None:
             return
         where = f"DATA.{split.upper()}"
@@ -113,7 +112,7 @@ class Supervised(Task):
         )
 
     def _check_mean(self, loss: Any) -> None:
-        """Look once at the form of the loss."""
+        """Check once that the loss is a scalar."""
         if not isinstance(loss, Tensor) or loss.ndim != 0:
             raise ValueError(
                 f"the loss is {_shape(loss)}, expected a scalar tensor, the mean over the batch"

@@ -6,7 +6,7 @@ from raising import raises
 from torch import nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.optim.groups import Group, check_options, grouped, table, weights_of
+from phasetrain.optim.groups import Group, check_options, group_weights, table, weights_of
 
 
 def model() -> nn.Module:
@@ -35,14 +35,14 @@ def test_weights_are_found_once_with_their_modules() -> None:
 
 
 def test_without_rules_there_is_one_group() -> None:
-    assert plain(grouped(WEIGHTS, [], lr=0.1)) == [({}, NAMES)]
+    assert plain(group_weights(WEIGHTS, [], lr=0.1)) == [({}, NAMES)]
 
 
 def test_no_decay_for_norms_and_biases() -> None:
     rules = [{"max_ndim": 1, "weight_decay": 0.0}]
     matrices = [name for name in NAMES if name.endswith("weight") and name != "trunk.1.weight"]
     others = [name for name in NAMES if name not in matrices]
-    assert plain(grouped(WEIGHTS, rules, lr=0.1)) == [
+    assert plain(group_weights(WEIGHTS, rules, lr=0.1)) == [
         ({}, matrices),
         ({"weight_decay": 0.0}, others),
     ]
@@ -56,7 +56,7 @@ def test_rules_add_up_and_later_ones_win() -> None:
     ]
     found = {
         name: group.options
-        for group in grouped(WEIGHTS, rules, lr=0.1)
+        for group in group_weights(WEIGHTS, rules, lr=0.1)
         for name in [w.name for w in group.weights]
     }
     assert found["head.weight"] == {"weight_decay": 0.1, "lr": 1.0}
@@ -67,7 +67,7 @@ def test_rules_add_up_and_later_ones_win() -> None:
 
 
 def test_selectors_of_one_rule_must_all_hold() -> None:
-    [_, group] = grouped(
+    [_, group] = group_weights(
         WEIGHTS, [{"match": "trunk.*", "types": "Conv2d", "max_ndim": 1, "lr": 0.5}], lr=0.1
     )
     assert plain([group]) == [({"lr": 0.5}, ["trunk.0.bias", "trunk.2.bias"])]
@@ -76,7 +76,7 @@ def test_selectors_of_one_rule_must_all_hold() -> None:
 def test_each_layer_learns_more_slowly_than_the_next() -> None:
     found = {
         w.name: group.options.get("lr", 0.1)
-        for group in grouped(WEIGHTS, [], lr=0.1, layer_decay=0.5)
+        for group in group_weights(WEIGHTS, [], lr=0.1, layer_decay=0.5)
         for w in group.weights
     }
     assert found == pytest.approx(
@@ -92,7 +92,7 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
 
 
 def test_groups_go_to_an_optimizer() -> None:
-    groups = grouped(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)
+    groups = group_weights(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)
     optimizer = torch.optim.SGD([group.as_given() for group in groups], lr=0.4, momentum=0.9)
     assert [
         (group["lr"], group["momentum"], len(group["params"])) for group in optimizer.param_groups
@@ -103,7 +103,7 @@ def test_groups_go_to_an_optimizer() -> None:
 
 
 def test_the_table() -> None:
-    rows = list(table(grouped(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)))
+    rows = list(table(group_weights(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)))
     assert rows[0][:2] == ("defaults", "8")
     assert rows[1] == ("lr 0.2", "2", "9", "head.weight, head.bias")
 
@@ -130,7 +130,7 @@ def test_the_table() -> None:
 )
 def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        grouped(WEIGHTS, [rule], lr=0.1)
+        group_weights(WEIGHTS, [rule], lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_rules_that_cannot_be_meant_are_refused(rule: dict[str, object], told: s
 def test_an_option_that_cannot_be_one_is_refused_before_the_first_step(
     option: dict[str, object],
 ) -> None:
-    groups = grouped(WEIGHTS, [{"match": "*", **option}], lr=0.1)
+    groups = group_weights(WEIGHTS, [{"match": "*", **option}], lr=0.1)
     optimizer = torch.optim.SGD(
-        [group.as_given() for group in grouped(WEIGHTS, [], lr=0.1)], lr=0.1
+        [group.as_given() for group in group_weights(WEIGHTS, [], lr=0.1)], lr=0.1
     )
     with raises(ConfigError, key="OPTIMIZER.groups"):
         check_options(groups, optimizer)

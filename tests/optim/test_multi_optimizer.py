@@ -17,7 +17,7 @@ from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError
 from phasetrain.optim import GradientSettings, Schedules
 from phasetrain.optim.groups import Weight, weights_of
-from phasetrain.optim.multi_optimizer import MAIN, MultiOptimizer, refuse_closures, shared_out
+from phasetrain.optim.multi_optimizer import MAIN, MultiOptimizer, assign_weights, refuse_closures
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.updater import Updater
 
@@ -231,7 +231,7 @@ def names(found: list[Weight]) -> list[str]:
 
 class TestSharedOut:
     def test_what_no_rule_chooses_is_the_main_ones(self) -> None:
-        found = shared_out(
+        found = assign_weights(
             trained(),
             {
                 "last": {"name": "adam", "match": ["4.*"]},
@@ -271,7 +271,7 @@ class TestSharedOut:
     )
     def test_errors(self, others: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            shared_out(trained(), others)
+            assign_weights(trained(), others)
 
 
 def test_an_optimizer_that_computes_the_loss_again_is_refused() -> None:

@@ -25,19 +25,18 @@ Withheld = bool | Tensor
 class Average(ABC):
     """A copy of a model that follows its weights.
 
-    Parameters are averaged; buffers, running statistics among them, are those of the model.
+    Parameters are averaged; buffers, including running statistics, are copied from the model.
 
     Args:
-        model: whose weights are averaged.
-        module: a copy of it, see `copy_of`; under a strategy that divides weights divided in the
-            same way.
-        name: of the average, for messages.
+        model: model whose weights are averaged.
+        module: a copy of it, see `copy_of`; sharded in the same way as the model.
+        name: name of the average, for messages.
 
     Attributes:
         module: the average, as a model that can be called.
 
     Raises:
-        ConfigError: the weights are of a type in which an average would stand still.
+        ConfigError: the dtype of the weights is too coarse for an average to move.
     """
 
     name: str
@@ -80,7 +79,7 @@ class Average(ABC):
         """
 
     def stateful(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, by name."""
+        """Return the parts to save in a checkpoint, by name."""
         return {self.name: self.module}
 
     @torch.no_grad()
@@ -126,7 +125,7 @@ class EMA(Average):
         self.settings: EMASettings = settings
 
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
-        """Take the weights in after every so many updates, unless the last one was not made."""
+        """Move the average at every n-th update, unless that update was skipped."""
         settings = self.settings
         if updates % settings.every or withheld is True:
             return
@@ -142,13 +141,12 @@ class SWA(Average):
     """The plain mean of the weights at several moments late in a run (Izmailov et al. 2018,
     arXiv:1803.05407).
 
-    Until the first of them it is the weights themselves. A moment at which the update was not made
-    counts: the weights are what they are.
+    Until the first of them it equals the weights. A moment counts even if its update was skipped.
 
     Args:
         model, module: see `Average`.
         settings: when weights are taken.
-        run: what durations are measured against.
+        run: length of the run, in which durations are measured.
         frozen: names of modules whose statistics stay.
 
     Attributes:
@@ -199,7 +197,7 @@ class SWA(Average):
             self._move(1.0)
 
     def stateful(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, by name."""
+        """Return the parts to save in a checkpoint, by name."""
         return {self.name: self.module, f"{self.name}.taken": self}
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,7 +205,7 @@ class SWA(Average):
         return {"taken": self.taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self.taken = int(state["taken"])
 
     def _moments(self, updates: int) -> int:

@@ -47,8 +47,8 @@ class Warmup(ParamScheduler):
     """A straight line from `start` to the first value of `main`, then `main`.
 
     Args:
-        main: what follows.
-        length: of the warm-up, a fraction of the run.
+        main: schedule after the warm-up.
+        length: length of the warm-up, as a fraction of the run.
         start: first multiplier.
         rescaled: `main` runs from its start to its end over the rest of the run; otherwise it goes
             by the run.
@@ -72,7 +72,7 @@ class Warmup(ParamScheduler):
 
 
 class InverseSqrt(ParamScheduler):
-    """`(1 + progress / timescale) ** -0.5`; a timescale of 0 stands for a run without updates."""
+    """`(1 + progress / timescale) ** -0.5`; a timescale of 0 means a run without updates."""
 
     def __init__(self, timescale: float) -> None:
         self.timescale = timescale
@@ -133,9 +133,9 @@ class Restarts(ParamScheduler):
     """Half cosine waves from a peak to `end`, one after the other.
 
     Args:
-        period: length of the first one; 0 stands for a run without updates.
-        growth: each is so many times as long as the one before it, at least 1.
-        decay: each peak is so many times that before it, and never below `end`.
+        period: length of the first one; 0 means a run without updates.
+        growth: ratio of successive lengths, at least 1.
+        decay: ratio of successive peaks; no peak is below `end`.
         end: multiplier at the end of each.
     """
 

@@ -1,4 +1,4 @@
-"""Durations of a run: numbers with a unit, and what they are as fractions of it."""
+"""Durations: numbers with a unit, converted to fractions of a run."""
 
 import math
 import re

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class RestorePoint:
-    """Copies what a forward pass changes besides the weights: running statistics, queues.
+    """Copies tensors that a forward pass changes besides the weights: running statistics, queues.
 
     Args:
         lookup: returns these tensors; called each time, because a module may replace a tensor

@@ -30,15 +30,14 @@ def grad(
     """Return torch's GradScaler: the loss is scaled up, and an update with a non-finite gradient is
     skipped.
 
-    Where each process has gradients of its own it is torch's ShardedGradScaler: all skip where one
-    has to.
+    With sharded gradients it is torch's ShardedGradScaler: if one rank has to skip, all do.
 
     Args:
         device: fact; without it torch would mean CUDA and switch the scaler off on a CPU.
         init_scale: first factor of the loss.
-        growth_factor: the factor grows so much after `growth_interval` good updates in a row.
-        backoff_factor: and shrinks so much after a skipped one.
-        growth_interval: updates.
+        growth_factor: multiplier of the scale after `growth_interval` good updates in a row.
+        backoff_factor: multiplier of the scale after a skipped update.
+        growth_interval: number of updates.
         shards: fact; the strategy spreads gradients over processes.
     """
     kind: Callable[..., GradScaler] = GradScaler

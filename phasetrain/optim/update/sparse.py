@@ -33,7 +33,7 @@ def coalesce_gradients(weights: Iterable[Tensor]) -> None:
 
 
 def dense_views(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return tensors whose dense gradients share memory with those of the weights.
+    """Return tensors whose dense gradients share memory with the gradients of the weights.
 
     Sparse gradients must be coalesced. Clipping the views clips the gradients themselves.
     """

@@ -28,7 +28,9 @@ WHOLE = (
     "DISTRIBUTED.strategy=ddp with "
     "DISTRIBUTED.reduction=native"
 )
-ASCENT = "in the ascent every weight moves, rows that a batch does not have included; take one of them"
+ASCENT = (
+    "in the ascent every weight moves, rows that a batch does not have included; take one of them"
+)
 
 STAGED = ("lr", "momentum", "weight_decay")
 """Options of an optimizer that a stage may change."""

@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
-from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, grouped, table
-from phasetrain.optim.multi_optimizer import MAIN, refuse_closures, shared_out
+from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, group_weights, table
+from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closures
 from phasetrain.optim.update.sparse import check_sparse
 from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, rest
 
@@ -46,12 +46,12 @@ def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Sha
     """Return what each optimizer of a section trains, the main one first.
 
     Raises:
-        ConfigError: a rule that chooses nothing, or a weight that two choose; see `grouped` and
-            `shared_out`.
+        ConfigError: a rule that chooses nothing, or a weight that two choose; see `group_weights` and
+            `assign_weights`.
     """
     others = section["others"]
-    weights = shared_out(trained, others) if others else {MAIN: list(trained)}
-    groups = grouped(
+    weights = assign_weights(trained, others) if others else {MAIN: list(trained)}
+    groups = group_weights(
         weights[MAIN], section["groups"], lr=section["lr"], layer_decay=section["layer_decay"]
     )
     params = rest(section, OPTIMIZER_KEYS)
@@ -59,7 +59,9 @@ def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Sha
     for label, other in others.items():
         where = f"OPTIMIZER.others.{label}"
         lr = other.get("lr", section["lr"])
-        groups = grouped(weights[label], other.get("groups", ()), lr=lr, where=f"{where}.groups")
+        groups = group_weights(
+            weights[label], other.get("groups", ()), lr=lr, where=f"{where}.groups"
+        )
         params = rest(other, OTHER_KEYS)
         schedules = other.get("SCHEDULES") or {}
         found.append(Share(label, where, other["name"], lr, params, groups, schedules))
