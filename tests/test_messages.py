@@ -1,0 +1,236 @@
+"""The wording of the messages that users meet most often, one after the other, as in a catalogue.
+
+All other tests expect codes, keys and values. After a message was reworded on purpose,
+`python tests/test_messages.py` writes the present wording into this file; the diff shows it.
+"""
+
+import io
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from phasetrain.commands.api import run
+from phasetrain.errors import PhasetrainError
+from phasetrain.runtime.terminal import Terminal
+
+STOPPED = Path(__file__).parent / "data" / "releases" / "0.1" / "stopped"
+_LISTED = re.compile(r"(Known|It takes|options of experiment): (?:[^;.(]|\.(?=\w))*")
+
+MESSAGES = r"""
+$ OPTIMIZER.lrr=1
+OPTIMIZER.lrr = 1 (command line): 'sgd' has no such parameter; did you mean OPTIMIZER.lr? It takes: ...
+
+$ MODLE.width=3
+MODLE.width = 3 (command line): no such key; did you mean MODEL.width? Known sections: RUN, DATA, TASK, MODEL, LOSS, METERS, OPTIMIZER, PHASES, EXTRACT, FIND, CHECKPOINT, MACHINE, DISTRIBUTED, LAUNCH, HOOKS
+
+$ lr=0.1
+lr = 0.1 (command line): no such key; did you mean OPTIMIZER.lr? Known sections: RUN, DATA, TASK, MODEL, LOSS, METERS, OPTIMIZER, PHASES, EXTRACT, FIND, CHECKPOINT, MACHINE, DISTRIBUTED, LAUNCH, HOOKS
+
+$ DATA.TRAIN.batchsize=3
+DATA.TRAIN.batchsize = 3 (command line): 'digits' has no such parameter; did you mean DATA.TRAIN.batch_size? It takes: ...
+
+$ OPTIMIZER.lr=abc
+OPTIMIZER.lr = 'abc' (command line): expected float >= 0
+
+$ OPTIMIZER.lr=-1
+OPTIMIZER.lr = -1 (command line): expected float >= 0
+
+$ PHASES.epochs=1.5
+PHASES.epochs = 1.5 (command line): expected int >= 0 or null
+
+$ DATA.TRAIN.workers=-1
+DATA.TRAIN.workers = -1 (command line): expected int >= 0 or 'auto'
+
+$ RUN.resume=always
+RUN.resume = 'always' (command line): expected 'auto' or 'must' or 'never'
+
+$ MACHINE.precision=fp61
+MACHINE.precision = 'fp61' (command line): expected 'fp32' or 'tf32' or 'bf16' or 'fp16' or 'apex'
+
+$ MACHINE.device=gpu
+MACHINE.device = 'gpu' (command line): expected 'auto' or 'cpu' or 'cuda' or 'mps'
+
+$ CHECKPOINT.keep_last=0
+CHECKPOINT.keep_last = 0 (command line): expected int >= 2
+
+$ LOSS.name=focl
+LOSS.name = 'focl' (command line): no loss has this name. Known: ...; a dotted path works too.
+
+$ MODEL.name=resnet_cifra
+MODEL.name = 'resnet_cifra' (command line): no model has this name; did you mean 'resnet_cifar'? Known: ...; a dotted path works too, and so does a name after timm. or torchvision. or transformers.
+
+$ DATA.TRAIN.dataset=digit
+DATA.TRAIN.dataset = 'digit' (command line): no data set has this name; did you mean 'digits'? Known: ...; a dotted path works too, and so does a name after torchvision.
+
+$ 'METERS.acuracy={}'
+METERS.acuracy = 'acuracy' (command line): no meter has this name; did you mean 'accuracy'? Known: ...; a dotted path works too, and so does a name after torchmetrics.
+
+$ 'HOOKS.consol={}'
+HOOKS.consol = 'consol' (command line): no hook has this name; did you mean 'console'? Known: ...; a dotted path works too.
+
+$ OPTIMIZER.name=sdg
+OPTIMIZER.name = 'sdg' (command line): no optimizer has this name; did you mean 'sgd'? Known: ...; a dotted path works too, and so does a name after timm.
+
+$ DATA.TRAIN.sampler=shufled
+DATA.TRAIN.sampler = 'shufled' (command line): no sampler has this name; did you mean 'shuffled'? Known: ...; a dotted path works too.
+
+$ OPTIMIZER.SCHEDULES.lr=cosin
+OPTIMIZER.SCHEDULES.lr.name = 'cosin' (command line): no schedule has this name; did you mean 'cosine'? Known: ...; a dotted path works too, and so does a name after torch. or timm.
+
+$ 'DATA.TRAIN.transforms=[random_shft]'
+DATA.TRAIN.transforms[0] = 'random_shft' (command line): no transform has this name; did you mean 'random_shift'? Known: ...; a dotted path works too, and so does a name after torchvision.
+
+$ 'DATA.TRAIN.transforms=[{name: random_shift, pixles: 1}]'
+DATA.TRAIN.transforms[0].pixles = 1 (command line): 'random_shift' has no such parameter; did you mean DATA.TRAIN.transforms[0].pixels? It takes: ...
+
+$ MODEL.name=no_such_module.Net
+MODEL.name = 'no_such_module.Net' (command line): module 'no_such_module' cannot be imported (ModuleNotFoundError: No module named 'no_such_module')
+
+$ LOSS.name=collections.Nothing
+LOSS.name = 'collections.Nothing' (command line): module 'collections' has no callable 'Nothing'
+
+$ experiment=digts
+experiment=digts: there is no file experiment/digts.yaml; did you mean 'digits'? options of experiment: ...
+
+$ MODEL=reznet20
+MODEL=reznet20: there is no file MODEL/reznet20.yaml; did you mean 'resnet20'? options of MODEL: mlp, resnet20, resnet32, resnet56, small_cnn; a part is chosen by name with MODEL.name=reznet20
+
+$ OPTIMIZER.lr=0.1,0.2
+OPTIMIZER.lr=0.1,0.2 gives several values; add -m to train with each of them, write [a,b] for a list, or quote the value for a text with a comma
+
+$ OPTIMIZER.lr
+'OPTIMIZER.lr' is no override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key
+
+$ PHASES.epochs=null
+PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10
+
+$ DATA.TRAIN.micro_batch_size=5
+DATA.TRAIN.micro_batch_size = 5 (command line) does not divide DATA.TRAIN.batch_size = 64 (64 = 12 x 5 + 4); nearest that work: 4, 8
+
+$ OPTIMIZER.accumulate=7
+OPTIMIZER.accumulate = 7 (command line) does not divide DATA.TRAIN.batch_size = 64 (64 = 9 x 7 + 1); nearest that work: 4, 8
+
+$ DATA.TRAIN.batch_size=100000
+DATA.TRAIN.batch_size = 100000 is larger than the 1442 samples of the split, and DATA.TRAIN.drop_last = true drops the only batch; set DATA.TRAIN.batch_size to 1442 or less, or DATA.TRAIN.drop_last=false
+
+$ DATA.TEST=null CHECKPOINT.best.monitor=test/accuracy
+CHECKPOINT.best.monitor = 'test/accuracy': no phase of this run measures it; did you mean 'train/accuracy'? Known: ...; a minus sign before it means that smaller is better
+
+$ CHECKPOINT.best.monitor=test/acuracy
+CHECKPOINT.best.monitor = 'test/acuracy': no phase of this run measures it; did you mean 'test/accuracy'? Known: ...; a minus sign before it means that smaller is better
+
+$ HOOKS.early_stopping.monitor=test/acuracy
+HOOKS.early_stopping.monitor = 'test/acuracy': no phase of this run measures it; did you mean 'test/accuracy'? Known: ...; a minus sign before it means that smaller is better
+
+$ "OPTIMIZER.groups=[{match: 'haed.*', lr: 0.1}]"
+OPTIMIZER.groups[0].match = 'haed.*' matches none of the 11 trained weights; did you mean 'head'?
+
+$ "MODEL.freeze=['haed.*']"
+MODEL.freeze = [haed.*]: no module with parameters and no parameter of the model has such a name; did you mean 'head'? It begins with one of features, head
+
+$ MODEL.weights.path=missing.safetensors
+MODEL.weights.path = 'missing.safetensors': there is no such file or folder (A start needs it; a run that goes on from a checkpoint does not.)
+
+$ MODEL=resnet20 MODEL.depth=21
+MODEL.depth = 21 (command line): expected 20 or 32 or 56
+
+$ 'RUN.imports=[no_such_module]'
+RUN.imports: there is no module 'no_such_module', neither installed nor in FOLDER
+
+$ RUN.engine=train RUN.resume=must
+RUN.resume = 'must' and RUN.dir = 'FOLDER/run' holds no checkpoint to resume from; set RUN.resume=auto to start a run in it
+
+$ RUN.engine=trian
+RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'extract' or 'plan' or 'replay' or 'find_lr' or 'find_batch_size'
+
+$ OPTIMIZER.lrr=1 LOSS.name=focl PHASES.epochs=x
+3 problems in the config:
+  1. LOSS.name = 'focl' (command line): no loss has this name. Known: ...; a dotted path works too.
+  2. PHASES.epochs = 'x' (command line): expected int >= 0 or null
+  3. OPTIMIZER.lrr = 1 (command line): 'sgd' has no such parameter; did you mean OPTIMIZER.lr? It takes: ...
+
+$ stopped: RUN.seed=1
+'FOLDER/run' holds a run with another config; resuming would not give the same run:
+  RUN.seed: the checkpoint has 0, now 1 (forbidden)
+Restore the old values, allow the changes, or set RUN.dir to another folder
+
+$ stopped: OPTIMIZER.lr=0.1
+'FOLDER/run' holds a run with another config; resuming would not give the same run:
+  OPTIMIZER.lr: the checkpoint has 0.05, now 0.1 (adjustable: allow it with RUN.allow=[OPTIMIZER.lr])
+Restore the old values, allow the changes, or set RUN.dir to another folder
+
+$ stopped: RUN.resume=never
+RUN.resume = 'never' and RUN.dir = 'FOLDER/run' holds a run; set RUN.resume=auto to resume it, or RUN.dir to another folder
+
+$ stopped: DATA.TRAIN.batch_size=64 RUN.allow=[OPTIMIZER.lr]
+'FOLDER/run' holds a run with another config; resuming would not give the same run:
+  DATA.TRAIN.batch_size: the checkpoint has 32, now 64 (adjustable: allow it with RUN.allow=[DATA.TRAIN.batch_size])
+Restore the old values, allow the changes, or set RUN.dir to another folder
+"""
+
+
+def read_messages() -> dict[str, str]:
+    """Return command line -> message."""
+    blocks = [
+        block.partition("\n") for block in MESSAGES.strip().removeprefix("$ ").split("\n\n$ ")
+    ]
+    return {command: message for command, _, message in blocks}
+
+
+def message_of(command: str, folder: Path) -> str:
+    """Return the message with which a command ends, without lists that depend on what is installed.
+
+    Args:
+        command: overrides; after `stopped:`, of a run folder that holds a stopped run.
+        folder: an empty one, which is the current folder of the command.
+    """
+    if command.startswith("stopped: "):
+        command = command.removeprefix("stopped: ")
+        shutil.copytree(STOPPED, folder / "run")
+        given = (STOPPED / "overrides.yaml").read_text("utf-8").splitlines()
+        settings = [line.removeprefix("- ").strip("'") for line in given]
+    else:
+        settings = ["RUN.engine=plan", "RUN.rehearse=false"]
+    words = [*settings, f"RUN.dir={folder / 'run'}", *shlex.split(command)]
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        run(words, terminal=Terminal(io.StringIO(), live=False))
+    except PhasetrainError as error:
+        text = str(error).replace(str(folder), "FOLDER")
+    else:
+        raise AssertionError(f"{command} is accepted")
+    finally:
+        os.chdir(before)
+    return _LISTED.sub(r"\1: ...", text)
+
+
+@pytest.mark.parametrize("command", read_messages())
+def test_message_has_its_wording(command: str, tmp_path: Path) -> None:
+    assert message_of(command, tmp_path) == read_messages()[command]
+
+
+def test_catalogue_has_about_forty_messages() -> None:
+    assert 35 <= len(read_messages()) <= 60
+
+
+def write_messages() -> None:
+    """Write the present wording of all messages into this file."""
+    blocks = []
+    for command in read_messages():
+        with tempfile.TemporaryDirectory() as folder:
+            blocks.append(f"$ {command}\n{message_of(command, Path(folder))}")
+    page = Path(__file__)
+    head, _, rest = page.read_text("utf-8").partition('MESSAGES = r"""\n')
+    tail = rest.partition('\n"""\n')[2]
+    catalogue = "\n\n".join(blocks)
+    page.write_text(f'{head}MESSAGES = r"""\n{catalogue}\n"""\n{tail}', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_messages()
