@@ -1,8 +1,6 @@
-"""A run that submits itself to a cluster through submitit, and what its job does there (section
-LAUNCH).
+"""Submit a run to a cluster through submitit, and supervise it there (section LAUNCH).
 
-In each task of the job a small process of submitit's waits on the training, which is a process of
-its own: before the time limit, and when the job is preempted, it asks the training to save and end,
+In each task of the job, a small process of submitit waits for the training, which is a child process: before the time limit, and when the job is preempted, it asks the training to save and end,
 and has the job put back into the queue. Torch is not imported there.
 """
 
@@ -29,13 +27,11 @@ log = logging.getLogger(__name__)
 COMMAND = (sys.executable, "-m", "phasetrain")
 
 SECOND_SIGNAL_SECONDS = 5.0
-"""How long after a SIGTERM the signal may come by which submitit puts the job back into the
-queue."""
+"""Time after a SIGTERM within which the signal may follow with which submitit requeues the job."""
 
 FIRST_PORT = 10_000
 PORTS = 20_000
-"""Where the processes of a job meet: its number decides which of so many ports, so that two jobs
-seldom choose one."""
+"""Range of rendezvous ports. The job id selects the port, so that two jobs rarely share one."""
 
 _OWN = re.compile(r"[+~]*LAUNCH(?=[.=@]|$)")
 _OF_TORCHRUN = re.compile(
@@ -45,42 +41,42 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def submit(setup: "Setup") -> str:
-    """Submit the run that a checked config describes, and return the number of the job.
+    """Submit the run of a config, and return the job id.
 
     Raises:
-        ConfigError: submitit or SLURM is missing, a parameter is none of theirs, or this is one of
+        ConfigError: submitit or SLURM is missing, a parameter is unknown to them, or there are already
             several processes.
-        LaunchError: the cluster did not take the job.
+        LaunchError: the cluster rejected the job.
     """
     section = setup.config.LAUNCH
     run_folder = setup.config.RUN.dir
     if setup.place.size > 1 or "WORLD_SIZE" in os.environ:
         raise ConfigError(
-            f"LAUNCH.cluster = {section.cluster!r} within torchrun or srun: the job starts its processes itself; "
-            "start the command once, without torchrun or srun"
+            f"LAUNCH.cluster = {section.cluster!r}: the job starts its processes itself; run the "
+            "command once, without torchrun or srun"
         )
     if section.folder is None and "://" in run_folder:
         raise ConfigError(
-            f"LAUNCH.folder = null and RUN.dir = {run_folder!r}: the logs of the job need a folder of a file system "
-            "that all machines share, as in LAUNCH.folder=logs"
+            f"LAUNCH.folder = null and RUN.dir = {run_folder!r}: the logs of the job need a folder of "
+            "a file system that all machines share, as in LAUNCH.folder=logs"
         )
     folder = Path(section.folder or f"{run_folder}/launch").absolute()
-    executor = _executor(section, setup.config.RUN.name, folder)
+    executor = _make_executor(section, setup.config.RUN.name, folder)
     flags: tuple[str, ...] = ()
     if setup.config_dir is not None:
         flags = ("--config-dir", str(Path(setup.config_dir).absolute()))
     try:
-        job = executor.submit(Training((*flags, *words(setup))))
+        job = executor.submit(Training((*flags, *job_overrides(setup))))
     except (RuntimeError, OSError) as error:  # submitit's own errors are RuntimeErrors
         raise LaunchError(
             f"LAUNCH.cluster = {section.cluster!r}: the job was not taken: {str(error).strip()}"
         ) from error
-    _tell(section, folder, str(job.job_id), run_folder)
+    _print_job(section, folder, str(job.job_id), run_folder)
     return str(job.job_id)
 
 
-def words(setup: "Setup") -> list[str]:
-    """Return the overrides with which the job starts the run: those given, without section
+def job_overrides(setup: "Setup") -> list[str]:
+    """Return the overrides with which the job starts the run: the given ones, without section
     LAUNCH."""
     from phasetrain.config.compose.composed import compose
 
@@ -93,13 +89,13 @@ def words(setup: "Setup") -> list[str]:
     return found
 
 
-def _executor(section: Any, name: str, folder: Path) -> Any:
+def _make_executor(section: Any, name: str, folder: Path) -> Any:
     try:
         import submitit
     except ImportError as error:
         raise ConfigError(
-            f"LAUNCH.cluster = {section.cluster!r} needs submitit, which cannot be imported ({error}); install it with "
-            "pip install 'phasetrain[cluster]', or start the run with LAUNCH.cluster=null"
+            f"LAUNCH.cluster = {section.cluster!r}: needs submitit, which cannot be imported "
+            f"({error}); install it with pip install 'phasetrain[cluster]', or set LAUNCH.cluster=null"
         ) from error
     shared = {
         "timeout_min": section.minutes,
@@ -109,7 +105,7 @@ def _executor(section: Any, name: str, folder: Path) -> Any:
     if section.cluster == "local":
         local = submitit.LocalExecutor(folder, max_num_timeout=section.requeues)
         local.update_parameters(
-            **shared, gpus_per_node=_gpus(section), signal_delay_s=section.lead_seconds
+            **shared, gpus_per_node=_count_gpus(section), signal_delay_s=section.lead_seconds
         )
         return local
     parameters = section.parameters.plain()
@@ -137,13 +133,14 @@ def _executor(section: Any, name: str, folder: Path) -> Any:
         raise ConfigError(f"LAUNCH.parameters = {parameters}: {error}") from error
     except RuntimeError as error:
         raise ConfigError(
-            f"LAUNCH.cluster = 'slurm': {error} Submit on a machine of the cluster, or set LAUNCH.cluster=local"
+            f"LAUNCH.cluster = 'slurm': {error} Submit on a machine of the cluster, or set "
+            "LAUNCH.cluster=local"
         ) from error
     return executor
 
 
-def _gpus(section: Any) -> int:
-    """Return how many GPUs of this machine a local job gets: all, unless a number is given."""
+def _count_gpus(section: Any) -> int:
+    """Return the number of GPUs for a local job: all GPUs of this machine by default."""
     import torch
 
     if section.gpus is None:
@@ -151,7 +148,7 @@ def _gpus(section: Any) -> int:
     return int(section.gpus)
 
 
-def _tell(section: Any, folder: Path, job: str, run_folder: str) -> None:
+def _print_job(section: Any, folder: Path, job: str, run_folder: str) -> None:
     size = f"{section.nodes} x {section.processes} processes, {section.minutes} minutes"
     log.info("submitted as job %s (%s, %s)", job, section.cluster, size)
     log.info("what it prints: tail -F %s/%s_0_log.out", folder, job)
@@ -161,11 +158,11 @@ def _tell(section: Any, folder: Path, job: str, run_folder: str) -> None:
 
 
 class Training:
-    """What each task of the job calls: the run, as a process of its own.
+    """The function that each task of the job calls: it runs the training in a child process.
 
     Args:
         words: flags and overrides of the command line.
-        command: what starts the program.
+        command: starts the program.
     """
 
     def __init__(self, words: tuple[str, ...], command: tuple[str, ...] = COMMAND) -> None:
@@ -177,21 +174,20 @@ class Training:
     def __call__(self) -> int:
         """Run to the end and return the exit code.
 
-        A process that was asked to stop and that is not the main one ends well: SLURM may end all
-        processes of a job when one fails, and the main one is still to put the job back into the
-        queue.
+        On ranks other than 0, a requested stop exits with 0: SLURM may end all processes of a job when one
+        fails, and rank 0 has yet to requeue the job.
 
         Raises:
-            SystemExit: with the exit code, where it is not 0.
+            SystemExit: with the exit code, if it is not 0.
         """
         import submitit
 
         job = submitit.JobEnvironment()
         before = signal.signal(
-            signal.SIGTERM, lambda *_: self._ask()
+            signal.SIGTERM, lambda *_: self._ask_to_stop()
         )  # submitit would only take note of it
         try:
-            code = self._run(environment(job, os.environ))
+            code = self._run_process(job_environment(job, os.environ))
             if code == 128 + signal.SIGTERM and job.global_rank:
                 return code
             if self._asked:
@@ -202,45 +198,45 @@ class Training:
             raise SystemExit(code)
         return code
 
-    def _run(self, environment: Mapping[str, str]) -> int:
-        """Run the process to its end and return its exit code, as a shell gives it."""
+    def _run_process(self, environment: Mapping[str, str]) -> int:
+        """Run the process to its end and return its exit code, as a shell does."""
         words = [*self.command, *self.words]
-        self._process = subprocess.Popen(words, env=environment, preexec_fn=_end_with_parent)
-        self._wait()
+        self._process = subprocess.Popen(words, env=environment, preexec_fn=_terminate_with_parent)
+        self._wait_for_end()
         code = self._process.wait()
         if code >= 0:
             return code
         return 128 - code
 
     def checkpoint(self) -> Any:
-        """Ask the run to save and end, wait until it has, and return what submitit is to start
+        """Ask the run to save and stop, wait for it, and return the callable that submitit starts
         again."""
         import submitit
 
-        self._ask()
-        self._wait()
+        self._ask_to_stop()
+        self._wait_for_end()
         return submitit.helpers.DelayedSubmission(Training(self.words, self.command))
 
-    def _ask(self) -> None:
-        """Ask once: a second signal would end the run at once."""
+    def _ask_to_stop(self) -> None:
+        """Ask once: a second signal would stop the run at once."""
         if self._process is not None and not self._asked:
             self._asked = True
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
 
-    def _wait(self) -> None:
-        """Wait for the end without taking it from others: a signal may call this within itself."""
+    def _wait_for_end(self) -> None:
+        """Wait for the end in a way that allows a signal handler to wait as well."""
         if self._process is not None:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def environment(job: Any, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a run: what torchrun would set, from what submitit says of the job.
+def job_environment(job: Any, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a run, with the variables that torchrun would set.
 
     Args:
         job: a `submitit.JobEnvironment`.
-        inherited: the environment of the task.
+        inherited: environment of the task.
     """
     found = {key: value for key, value in inherited.items() if _OF_TORCHRUN.match(key) is None}
     if job.num_tasks == 1:
@@ -262,8 +258,7 @@ def environment(job: Any, inherited: Mapping[str, str]) -> dict[str, str]:
     )
 
 
-def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM when the task has been killed, so that no training is left
-    alone."""
+def _terminate_with_parent() -> None:
+    """Let the kernel send SIGTERM if the task is killed, so that no training outlives it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)

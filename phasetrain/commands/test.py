@@ -1,4 +1,4 @@
-"""Testing a checkpoint on every test split, without touching the run (RUN.engine=test)."""
+"""Test a checkpoint on every test split, without changing the run (RUN.engine=test)."""
 
 import json
 import logging
@@ -22,10 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
-    """Test the checkpoint that RUN.checkpoint names, print its metrics and write them to
-    `test-*.json`.
+    """Test the checkpoint that RUN.checkpoint names, print its metrics and write `test-*.json`.
 
-    Takes no lock, so it may look at a run that is under way.
+    Takes no lock, so that it may read a run that is training.
 
     Raises:
         ConfigError: there is no such checkpoint, or no test split.
@@ -39,7 +38,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     tests = [split for name, split in builder.splits(data).items() if name != TRAIN]
     if not tests:
         raise ConfigError(
-            "RUN.engine = 'test' and DATA has no test split; give it one, such as DATA.TEST.dataset=..."
+            "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
     parts = builder.parts(data, builder.plan(data), train=False)
     phases = [one_test(split, limit=setup.config.PHASES.limit.test) for split in tests]

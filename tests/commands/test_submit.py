@@ -15,7 +15,7 @@ from phasetrain.commands import submit
 from phasetrain.commands.cli import main
 from phasetrain.commands.cli.failures import format_error, record_failure
 from phasetrain.commands.setup import resolve_config
-from phasetrain.commands.submit import Training, environment, words
+from phasetrain.commands.submit import Training, job_environment, job_overrides
 from phasetrain.errors import ConfigError, PeerError
 
 submitit = pytest.importorskip("submitit")
@@ -132,7 +132,7 @@ class TestSubmission:
         for key, value in variables.items():
             monkeypatch.setenv(key, value)
         assert main(["LAUNCH.cluster=local"]) == 2
-        assert "start the command once, without torchrun or srun" in capsys.readouterr().err
+        assert "run the command once, without torchrun or srun" in capsys.readouterr().err
 
     def test_without_slurm(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -176,11 +176,11 @@ class TestWords:
             "PHASES.epochs=2",
             "RUN.dir=out",
         ]
-        assert words(resolve_config(given)) == ["PHASES.epochs=2", "RUN.dir=out"]
+        assert job_overrides(resolve_config(given)) == ["PHASES.epochs=2", "RUN.dir=out"]
 
     def test_the_folder_is_that_of_the_submission(self) -> None:
         setup = resolve_config(["LAUNCH.cluster=local", "PHASES.epochs=2"])
-        assert words(setup) == ["PHASES.epochs=2", f"RUN.dir={setup.config.RUN.dir}"]
+        assert job_overrides(setup) == ["PHASES.epochs=2", f"RUN.dir={setup.config.RUN.dir}"]
         assert setup.config.RUN.dir == resolve_config(["PHASES.epochs=2"]).config.RUN.dir
 
     def test_a_file_that_asks_for_a_cluster_does_not_submit_again(self) -> None:
@@ -189,7 +189,10 @@ class TestWords:
             "PHASES: {epochs: 1}\nLAUNCH: {cluster: slurm, nodes: 2}\n"
         )
         given = ["experiment=far", "RUN.dir=out"]
-        assert words(resolve_config(given, config_dir="my")) == [*given, "LAUNCH.cluster=null"]
+        assert job_overrides(resolve_config(given, config_dir="my")) == [
+            *given,
+            "LAUNCH.cluster=null",
+        ]
 
 
 def job_of(monkeypatch: pytest.MonkeyPatch, **variables: str) -> submitit.JobEnvironment:
@@ -219,7 +222,7 @@ class TestEnvironment:
             "TORCHELASTIC_RUN_ID": "x",
             **self.SLURM,
         }
-        found = environment(job_of(monkeypatch, **self.SLURM), before)
+        found = job_environment(job_of(monkeypatch, **self.SLURM), before)
         assert {key: value for key, value in found.items() if key not in self.SLURM} == {
             "HOME": "/home/me",
             "RANK": "5",
@@ -241,7 +244,7 @@ class TestEnvironment:
             "LOCALID": "2",
         }
         local = {f"SUBMITIT_LOCAL_{key}": value for key, value in variables.items()}
-        found = environment(
+        found = job_environment(
             job_of(monkeypatch, SUBMITIT_EXECUTOR="local", **local), {"OMP_NUM_THREADS": "4"}
         )
         assert found == {
@@ -261,7 +264,7 @@ class TestEnvironment:
             SUBMITIT_LOCAL_NTASKS="1",
             SUBMITIT_LOCAL_JOB_ID="321",
         )
-        assert environment(job, {"A": "b", "WORLD_SIZE": "1"}) == {"A": "b"}
+        assert job_environment(job, {"A": "b", "WORLD_SIZE": "1"}) == {"A": "b"}
 
 
 class TestTraining:

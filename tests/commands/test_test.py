@@ -116,7 +116,7 @@ class TestErrors:
             test(tmp_path)
 
     def test_no_test_split(self, trained: tuple[Path, RunResult]) -> None:
-        with pytest.raises(ConfigError, match=r"^RUN\.engine = 'test' and DATA has no test split"):
+        with pytest.raises(ConfigError, match=r"^RUN\.engine = 'test': DATA has no test split"):
             test(trained[0], "DATA.TEST=null")
 
     def test_another_model(self, trained: tuple[Path, RunResult]) -> None:

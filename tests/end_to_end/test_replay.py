@@ -124,7 +124,7 @@ class TestWhatIsLookedAt:
         file.write_bytes(data)
         code, shown = replayed(tmp_path, 9)
         assert code == 0
-        assert "p0002-s00000003 was passed over" in shown
+        assert "p0002-s00000003 was skipped" in shown
         assert "updates 6 to 9 equal the ledger" in shown
 
     def test_without_checkpoints_it_begins_at_the_start(self, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ class TestRefused:
             ),
             (
                 "null",
-                r"RUN\.engine = 'replay' and RUN\.step = null; set RUN\.step to the number of an update, from 1",
+                r"RUN\.step = null",
             ),
         ],
     )
@@ -240,7 +240,7 @@ class TestRefused:
             replayed(tmp_path, 16)
 
     def test_folder_without_run_has_nothing_to_replay(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"holds no run; set RUN\.dir to its folder"):
+        with pytest.raises(ConfigError, match=r"holds no run to replay"):
             replayed(tmp_path, 1)
         assert list(tmp_path.iterdir()) == []
 
@@ -382,7 +382,7 @@ class TestNotFinite:
         with pytest.raises(NumericsError):
             train(tmp_path / "run", hooks={"break": Break()})
         code, shown = replayed(tmp_path / "run", 1)
-        assert (code, "the step is finite now; hooks, which take no part in this" in shown) == (
+        assert (code, "the step is finite now" in shown) == (
             1,
             True,
         )

@@ -1,5 +1,4 @@
-"""Features and predictions of a model for every sample of some splits, as files
-(RUN.engine=extract)."""
+"""Write features and predictions of a model for every sample of some splits (RUN.engine=extract)."""
 
 import logging
 import time
@@ -34,24 +33,23 @@ from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 log = logging.getLogger(__name__)
 
 NONE = "none"
-"""Value of RUN.checkpoint for a model that comes from no run."""
+"""Value of RUN.checkpoint for a model without a run."""
 
 NOT_READ = ("batch_size", "micro_batch_size", "sampler", "drop_last", "batch_transforms")
-"""Keys of a split that do not matter here, or stand for themselves."""
+"""Keys of a split without effect on its rows, or recorded under other names."""
 
 
 def extract(setup: Setup) -> RunResult:
-    """Write what named layers and the model itself return for every sample of some splits, as
-    section EXTRACT says.
+    """Write the outputs of layers and the predictions of the model for every sample, see section
+    EXTRACT.
 
-    Shards that are there already are kept once their digest is verified. Takes no lock, so it may
-    look at a run that is under way. Builds neither loss nor optimizer.
+    Existing shards are kept if their digest is correct. Takes no lock, so that it may read a run that
+    is training. Builds neither loss nor optimizer.
 
     Raises:
-        ConfigError: there is no such checkpoint, split or layer, or the model does not take the
+        ConfigError: there is no such checkpoint, split or layer, or the model does not accept the
             input.
-        ChangedError: the folder holds features of something else, or the checkpoint is of another
-            model.
+        ChangedError: the folder holds other features, or the checkpoint is of another model.
     """
     began = time.perf_counter()
     section = setup.config.EXTRACT
@@ -60,10 +58,10 @@ def extract(setup: Setup) -> RunResult:
     else:
         loaded = choose_checkpoint(setup, RunFolder(setup.config.RUN.dir))
     data = setup.builder().data()
-    names = _splits(section.splits, data)
-    model = _model(setup, data, loaded)
+    names = _select_splits(section.splits, data)
+    model = _build_model(setup, data, loaded)
     rows = []
-    root = (section.dir or f"{setup.config.RUN.dir}/extract/{_origin(loaded)}").rstrip("/")
+    root = (section.dir or f"{setup.config.RUN.dir}/extract/{_name_origin(loaded)}").rstrip("/")
     with setup.machine.apply_settings(), Layers(model, section.layers, section.pool) as layers:
         for name in names:
             done = _Extraction(setup, name, data[name], model, layers, f"{root}/{name}").run()
@@ -81,8 +79,8 @@ def extract(setup: Setup) -> RunResult:
 
 
 class _Extraction:
-    """The features of one split: process r of n makes every n-th shard that is missing, from the
-    r-th on."""
+    """The features of one split. Rank r of world size n makes every n-th missing shard, starting
+    with the r-th."""
 
     def __init__(
         self, setup: Setup, name: str, split: SplitData, model: nn.Module, layers: Layers, path: str
@@ -94,39 +92,40 @@ class _Extraction:
         self.section = setup.config.EXTRACT
         self.world = setup.world
         self.folder = FeatureFolder(path, self.section.format)
-        self.split = _in_order(split)
+        self.split = _read_in_order(split)
         self.batch_size: int = split.section.micro_batch_size or split.section.batch_size
         self._stream = seed_of(setup.config.RUN.seed, "extract", name)
 
     def run(self) -> tuple[int, int, int]:
-        """Make what is missing and return the number of rows, of shards, and of shards that were
-        there already."""
+        """Make the missing shards, and return the number of rows, of shards, and of reused shards."""
         count = ceil(self.split.length / self.section.rows_per_shard)
-        self.world.run_on_main(lambda: self.folder.begin(self._request()))
+        self.world.run_on_main(lambda: self.folder.begin(self._describe_request()))
         own = {
             number: self.folder.kept(number)
             for number in range(self.world.rank, count, self.world.size)
         }
-        made = dict(self._made([number for number, shard in own.items() if shard is None]))
+        made = dict(self._make_shards([number for number, shard in own.items() if shard is None]))
         found: dict[int, Shard] = {}
         for part in self.world.all_gather(
             {number: made.get(number) or shard for number, shard in own.items()}
         ):
             found |= {number: shard for number, shard in part.items() if shard is not None}
         shards = [found[number] for number in sorted(found)]
-        self.world.run_on_main(lambda: self.folder.finish(shards, self._facts()))
+        self.world.run_on_main(lambda: self.folder.finish(shards, self._describe_facts()))
         computed = self.world.all_reduce_sum(len(made))
         return sum(shard.rows for shard in shards), len(shards), len(shards) - computed
 
-    def _made(self, missing: list[int]) -> Iterator[tuple[int, Shard]]:
-        phases = [self._phase(index, number) for index, number in enumerate(missing)]
+    def _make_shards(self, missing: list[int]) -> Iterator[tuple[int, Shard]]:
+        phases = [self._phase_of_shard(index, number) for index, number in enumerate(missing)]
         loader = Builder(self.setup.config, self.setup.machine, World()).build_loader(
             self.split, Plan(tuple(phases))
         )
         try:
             for number, phase in zip(missing, phases, strict=True):
                 parts = [
-                    self._columns(batch) for batches in loader.batches(phase) for batch in batches
+                    self._make_columns(batch)
+                    for batches in loader.batches(phase)
+                    for batch in batches
                 ]
                 columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
                 yield number, self.folder.write(number, phase.offset, columns)
@@ -134,8 +133,8 @@ class _Extraction:
         finally:
             loader.close()
 
-    def _phase(self, index: int, number: int) -> Phase:
-        """Return the pass over the samples of one shard, whose batches do not depend on other
+    def _phase_of_shard(self, index: int, number: int) -> Phase:
+        """Return the phase over the samples of one shard; its batches do not depend on other
         shards."""
         first = number * self.section.rows_per_shard
         end = min(first + self.section.rows_per_shard, self.split.length)
@@ -143,8 +142,8 @@ class _Extraction:
         return Phase(index, self.name, 0, 0, steps, first, end, self.batch_size)
 
     @torch.no_grad()
-    def _columns(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what is written of a batch, on the CPU."""
+    def _make_columns(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the columns of a batch, on the CPU."""
         reseed(mix_seed(self._stream, int(batch.ids[0])))
         moved = batch.to(self.setup.machine.device)
         try:
@@ -156,24 +155,25 @@ class _Extraction:
                 f"MODEL: {type(self.model).__name__} does not take the input of samples "
                 f"{batch.ids[:3].tolist()} of DATA.{self.name.upper()}: {error}"
             ) from error
-        columns = {"id": batch.ids, **flattened("target", batch.target)}
+        columns = {"id": batch.ids, **flatten_outputs("target", batch.target)}
         if self.section.predictions:
-            columns |= self._predictions(output)
+            columns |= self._make_predictions(output)
         columns |= {f"{LAYER}{name}": value for name, value in self.layers.taken().items()}
         for name, value in columns.items():
             if not value.ndim or len(value) != len(batch.ids):
                 raise ConfigError(
-                    f"EXTRACT: {name} has shape {tuple(value.shape)} for a batch of {len(batch.ids)} samples, expected "
-                    "one row for each; name another layer"
+                    f"EXTRACT.layers: {name} has shape {tuple(value.shape)} for a batch of "
+                    f"{len(batch.ids)} samples, expected a row for each sample; name another layer"
                 )
-        return {name: _as_saved(value) for name, value in columns.items()}
+        return {name: _to_saved_type(value) for name, value in columns.items()}
 
-    def _predictions(self, output: Any) -> dict[str, Tensor]:
-        scores = flattened("scores", output)
+    def _make_predictions(self, output: Any) -> dict[str, Tensor]:
+        scores = flatten_outputs("scores", output)
         if not scores:
             raise ConfigError(
-                f"EXTRACT.predictions = true: {type(self.model).__name__} returns {type(output).__name__}, which holds "
-                "no tensor of scores; set EXTRACT.predictions=false and name layers in EXTRACT.layers"
+                f"EXTRACT.predictions = true: {type(self.model).__name__} returns "
+                f"{type(output).__name__}, expected a tensor of scores in it; set "
+                "EXTRACT.predictions=false and name layers in EXTRACT.layers"
             )
         labels = {
             name.replace("scores", "label", 1): value.argmax(1)
@@ -182,8 +182,8 @@ class _Extraction:
         }
         return scores | labels
 
-    def _request(self) -> dict[str, Any]:
-        """Return all that the rows are a function of, but for what may differ in last bits."""
+    def _describe_request(self) -> dict[str, Any]:
+        """Return everything that the rows depend on, except for facts that change last bits only."""
         section = self.section
         keys = ("layers", "pool", "predictions", "format", "rows_per_shard")
         return {
@@ -199,11 +199,11 @@ class _Extraction:
                 f"EXTRACT.{key}": list(section[key]) if key == "layers" else section[key]
                 for key in keys
             },
-            **self._data(),
+            **self._describe_data(),
         }
 
-    def _data(self) -> dict[str, Any]:
-        """Return the keys of the split that decide what its samples are."""
+    def _describe_data(self) -> dict[str, Any]:
+        """Return the keys of the split that its samples depend on."""
         where = f"DATA.{self.name.upper()}"
         schema = self.setup.schema
         given = self.split.section.plain().items()
@@ -213,7 +213,7 @@ class _Extraction:
             if key not in NOT_READ and schema.resume(f"{where}.{key}") == "forbidden"
         }
 
-    def _facts(self) -> dict[str, Any]:
+    def _describe_facts(self) -> dict[str, Any]:
         names = self.split.facts.get("class_names")
         return {
             "classes": self.split.facts.get("classes"),
@@ -221,9 +221,8 @@ class _Extraction:
         }
 
 
-def flattened(name: str, value: Any) -> dict[str, Tensor]:
-    """Return the tensors in nested mappings and lists by the dotted path to each; nothing for
-    None."""
+def flatten_outputs(name: str, value: Any) -> dict[str, Tensor]:
+    """Return the tensors of nested mappings and lists by their dotted paths; empty for None."""
     if isinstance(value, Tensor):
         return {name: value}
     pairs: Iterable[tuple[Any, Any]]
@@ -234,20 +233,19 @@ def flattened(name: str, value: Any) -> dict[str, Tensor]:
     return {
         path: tensor
         for key, item in pairs
-        for path, tensor in flattened(f"{name}.{key}", item).items()
+        for path, tensor in flatten_outputs(f"{name}.{key}", item).items()
     }
 
 
-def _as_saved(value: Tensor) -> Tensor:
-    """Return a tensor on the CPU, floats of less than 32 bits as float32."""
+def _to_saved_type(value: Tensor) -> Tensor:
+    """Return a tensor on the CPU, with floats of less than 32 bits as float32."""
     return value.to(
         "cpu", torch.float32 if value.is_floating_point() and value.itemsize < 4 else value.dtype
     )
 
 
-def _in_order(split: SplitData) -> SplitData:
-    """Return the split with each sample once, in the order of the data set; bad samples are left
-    out, or raise."""
+def _read_in_order(split: SplitData) -> SplitData:
+    """Return the split in the order of the dataset; unreadable samples are skipped or raise."""
     reader = copy(split.reader)
     if reader.on_bad_sample == "substitute":
         reader.on_bad_sample = "drop"
@@ -267,8 +265,8 @@ def _in_order(split: SplitData) -> SplitData:
     )
 
 
-def _splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
-    """Return the splits to take, in the order in which they are named; all of them by default."""
+def _select_splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
+    """Return the splits that EXTRACT.splits names, in this order; all splits by default."""
     if wanted is None:
         return list(data)
     if not wanted:
@@ -278,16 +276,17 @@ def _splits(wanted: Any, data: Mapping[str, SplitData]) -> list[str]:
     for name in wanted:
         if name not in data:
             raise ConfigError(
-                f"EXTRACT.splits: DATA has no split {name!r}{did_you_mean(name, data) or '.'} It has {', '.join(data)}"
+                f"EXTRACT.splits: DATA has no split {name!r}{did_you_mean(name, data) or '.'} "
+                f"It has {', '.join(data)}"
             )
     return list(dict.fromkeys(wanted))
 
 
-def _model(
+def _build_model(
     setup: Setup, data: Mapping[str, SplitData], loaded: LoadedCheckpoint | None
 ) -> nn.Module:
-    """Return the model in test mode with the weights of a checkpoint, of MODEL.weights, or drawn
-    from the seed."""
+    """Return the model in test mode with the weights of a checkpoint, of MODEL.weights, or
+    initialized from the seed."""
     builder = setup.builder()
     which = setup.config.EXTRACT.weights
     model = builder.build_model(builder.facts(data, Plan(())))
@@ -298,20 +297,21 @@ def _model(
     if which not in learned:
         averages = ", ".join(name for name in learned if name in ("ema", "swa")) or "none"
         raise ConfigError(
-            f"EXTRACT.weights = {which!r}: {loaded.path} has no such weights; averages in it: {averages}; set "
-            "EXTRACT.weights=model for those that were trained"
+            f"EXTRACT.weights = {which!r}: {loaded.path} has no such weights; averages in it: "
+            f"{averages}; set EXTRACT.weights=model for the trained weights"
         )
     try:
         model.load_state_dict(learned[which])
     except RuntimeError as error:
         raise ChangedError(
-            f"{loaded.path} is of another MODEL than the config describes; give the overrides of its run, which stand "
-            f"in overrides.yaml: {error}"
+            f"{loaded.path} is of another MODEL than the config describes; give the overrides of its "
+            f"run, which are in overrides.yaml: {error}",
+            code="checkpoint.other_model",
         ) from error
     return model.to(setup.machine.device).eval()
 
 
-def _origin(loaded: LoadedCheckpoint | None) -> str:
+def _name_origin(loaded: LoadedCheckpoint | None) -> str:
     if loaded is None:
         return NONE
     return loaded.path.rstrip("/").rpartition("/")[2]

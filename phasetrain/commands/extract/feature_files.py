@@ -1,4 +1,4 @@
-"""Folders of features: the rows of one split in shards, with an index (RUN.engine=extract)."""
+"""Feature folders: the rows of one split in shards, with an index (RUN.engine=extract)."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from phasetrain.runtime.storage import Storage, open_storage, tree_digest
 INDEX = "index.json"
 VERSION = 1
 LAYER = "layer."
-"""How the names of columns begin that are outputs of layers."""
+"""Prefix of the columns with outputs of layers."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Shard:
 
     Attributes:
         file: its name.
-        first: number of its first sample in the split.
-        rows: how many it has; fewer than samples where some could not be read.
+        first: index of its first sample in the split.
+        rows: number of rows; less than the samples if some could not be read.
         size: bytes.
         digest: `tree_digest` of its content.
         columns: name -> type and shape of one row.
@@ -43,10 +43,10 @@ class Shard:
 
 
 class FeatureFolder:
-    """The shards of one split while they are made.
+    """The shards of one split while they are written.
 
-    A shard is there whole or not at all, and its record, which vouches for it, is written after it;
-    once all are there, the index takes the place of the records.
+    A shard is written atomically, and its record, which confirms it, after it. Once all shards are
+    complete, the index replaces the records.
 
     Args:
         path: the folder.
@@ -60,13 +60,13 @@ class FeatureFolder:
         self._index: dict[str, Any] = {}
 
     def begin(self, request: Mapping[str, Any]) -> None:
-        """Make the folder for what was asked for, or find it again.
+        """Create the folder for a request, or reopen it.
 
         Raises:
-            ChangedError: it holds something else; the first thing that differs is named.
+            ChangedError: it holds the features of another request; names the first difference.
         """
         request = json.loads(json.dumps(request))
-        with self._writing():
+        with self._explain_errors():
             found = self._storage.read_json(f"{self.path}/{INDEX}")
             if found is None:
                 self._storage.make_folder(self.path)
@@ -83,9 +83,11 @@ class FeatureFolder:
                 )
 
     def kept(self, number: int) -> Shard | None:
-        """Return the shard if it is there and whole, else None."""
-        name = self._name(number)
-        record = self._storage.read_json(f"{self.path}/{name}.json") or self._listed().get(name)
+        """Return the shard if it exists and is intact, otherwise None."""
+        name = self._file_name(number)
+        record = self._storage.read_json(f"{self.path}/{name}.json") or self._read_records().get(
+            name
+        )
         if not isinstance(record, dict) or not self._storage.exists(f"{self.path}/{name}"):
             return None
         shard = Shard(**record)
@@ -96,18 +98,18 @@ class FeatureFolder:
 
     def write(self, number: int, first: int, columns: Mapping[str, Tensor]) -> Shard:
         """Write a shard durably, then its record."""
-        name = self._name(number)
-        content = encoded(columns, self.form)
-        kinds = {key: [_kind(value), list(value.shape[1:])] for key, value in columns.items()}
+        name = self._file_name(number)
+        content = encode_columns(columns, self.form)
+        kinds = {key: [_name_type(value), list(value.shape[1:])] for key, value in columns.items()}
         rows = len(columns["id"])
         shard = Shard(name, first, rows, len(content), tree_digest(content), kinds)
-        with self._writing():
+        with self._explain_errors():
             self._storage.replace(f"{self.path}/{name}", content)
             self._storage.replace_json(f"{self.path}/{name}.json", asdict(shard))
         return shard
 
     def finish(self, shards: Iterable[Shard], facts: Mapping[str, Any]) -> None:
-        """Write the index over all shards, which makes the folder complete, and delete all else."""
+        """Write the index of all shards, which completes the folder, and delete all other files."""
         listed = list(shards)
         request = (self._storage.read_json(f"{self.path}/{INDEX}") or {})["request"]
         rows = sum(shard.rows for shard in listed)
@@ -124,7 +126,7 @@ class FeatureFolder:
             {key: value for key, value in asdict(shard).items() if key != "columns"}
             for shard in listed
         ]
-        with self._writing():
+        with self._explain_errors():
             self._write_index({**content, "request": request, "shards": shown})
             records = {f"{shard.file}.json" for shard in listed}
             for name in self._storage.list_names(
@@ -134,19 +136,20 @@ class FeatureFolder:
                     self._storage.remove(f"{self.path}/{name}")
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turn an error of the file system into a sentence about the folder."""
+    def _explain_errors(self) -> Iterator[None]:
+        """Turn an error of the file system into a ConfigError about the folder."""
         try:
             yield
         except OSError as error:
             raise ConfigError(
-                f"EXTRACT.dir: {self.path!r} cannot be written: {error.strerror or error} (errno {error.errno}); set "
-                "EXTRACT.dir to a folder that this user may write to, on a disk with space left, and start again: "
-                "what is written stays"
+                f"EXTRACT.dir: {self.path!r} cannot be written: {error.strerror or error} "
+                f"(errno {error.errno}); set EXTRACT.dir to a writable folder on a disk with free "
+                "space, and start again: completed shards are kept",
+                code="file.not_writable",
             ) from error
 
-    def _listed(self) -> dict[str, Any]:
-        """Return the records in the index of a folder that was complete."""
+    def _read_records(self) -> dict[str, Any]:
+        """Return the records in the index of a complete folder."""
         if not self._index:
             self._index = self._storage.read_json(f"{self.path}/{INDEX}") or {}
         columns = self._index.get("columns")
@@ -155,14 +158,14 @@ class FeatureFolder:
             for record in self._index.get("shards", [])
         }
 
-    def _name(self, number: int) -> str:
+    def _file_name(self, number: int) -> str:
         return f"shard-{number:05d}.{self.form}"
 
     def _write_index(self, content: Mapping[str, Any]) -> None:
         self._storage.replace_json(f"{self.path}/{INDEX}", content)
 
 
-def encoded(columns: Mapping[str, Tensor], form: str) -> bytes:
+def encode_columns(columns: Mapping[str, Tensor], form: str) -> bytes:
     """Return the content of a shard, a function of its columns alone."""
     if form == "safetensors":
         return save({name: value.contiguous() for name, value in columns.items()})
@@ -171,7 +174,7 @@ def encoded(columns: Mapping[str, Tensor], form: str) -> bytes:
     return file.getvalue()
 
 
-def decoded(content: bytes, form: str) -> dict[str, Tensor]:
+def decode_columns(content: bytes, form: str) -> dict[str, Tensor]:
     """Return the columns of a shard."""
     if form == "safetensors":
         return load(content)
@@ -180,7 +183,7 @@ def decoded(content: bytes, form: str) -> dict[str, Tensor]:
 
 
 def read_index(path: str) -> dict[str, Any]:
-    """Return the index of a folder of features.
+    """Return the index of a feature folder.
 
     Raises:
         ConfigError: there is none, or it is not complete.
@@ -193,36 +196,35 @@ def read_index(path: str) -> dict[str, Any]:
         )
     if not found.get("complete"):
         raise ConfigError(
-            f"{path!r} is not complete; start the same RUN.engine=extract again, it goes on from there"
+            f"{path!r} is not complete; re-run the same `phasetrain extract`, which resumes it"
         )
     return found
 
 
 def read_columns(path: str, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return columns of all rows of a folder of features, each `(rows, ...)`, compared with their
+    """Return columns of all rows of a feature folder, each `(rows, ...)`, after verifying the
     digests.
 
     Args:
-        path: the folder of one split.
-        names: of columns, or of layers.
+        path: folder of one split.
+        names: names of columns, or of layers.
 
     Raises:
-        ConfigError: the folder is not complete, has no such column, or a file is not what the index
-            says.
+        ConfigError: the folder is not complete, has no such column, or a file is damaged.
     """
     path = path.rstrip("/")
     index = read_index(path)
     storage = open_storage(path)
-    wanted = {name: _column(path, name, index["columns"]) for name in names}
+    wanted = {name: _find_column(path, name, index["columns"]) for name in names}
     found: dict[str, list[Tensor]] = {name: [] for name in wanted}
     for shard in index["shards"]:
-        columns = decoded(_verified(storage, path, shard), index["format"])
+        columns = decode_columns(_read_verified(storage, path, shard), index["format"])
         for name, column in wanted.items():
             found[name].append(columns[column])
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
-def _column(path: str, name: str, columns: Mapping[str, Any]) -> str:
+def _find_column(path: str, name: str, columns: Mapping[str, Any]) -> str:
     for column in (f"{LAYER}{name}", name):
         if column in columns:
             return column
@@ -232,7 +234,7 @@ def _column(path: str, name: str, columns: Mapping[str, Any]) -> str:
     )
 
 
-def _verified(storage: Storage, path: str, shard: Mapping[str, Any]) -> bytes:
+def _read_verified(storage: Storage, path: str, shard: Mapping[str, Any]) -> bytes:
     name = f"{path}/{shard['file']}"
     try:
         content, digest = storage.read_hashed(name)
@@ -242,10 +244,10 @@ def _verified(storage: Storage, path: str, shard: Mapping[str, Any]) -> bytes:
         ) from error
     if digest != shard["digest"]:
         raise ConfigError(
-            f"{name!r} is damaged: its digest is not that of the index; start the same extract again"
+            f"{name!r} is damaged: its digest differs from the index; re-run `phasetrain extract`"
         )
     return bytes(content)
 
 
-def _kind(value: Tensor) -> str:
+def _name_type(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")

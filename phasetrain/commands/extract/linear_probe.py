@@ -1,5 +1,8 @@
-"""What extracted features tell of a class: nearest neighbours and a linear classifier
-(`tools/probe.py`)."""
+"""Judge extracted features with nearest neighbours and a linear classifier (`phasetrain probe`).
+
+Own code instead of scikit-learn, because it runs on the GPU and in chunks: the features of ImageNet
+as float64 do not fit into the memory of most machines.
+"""
 
 import json
 from collections.abc import Sequence
@@ -16,10 +19,10 @@ from phasetrain.runtime.machine import resolve_device, seed_of
 from phasetrain.runtime.storage import open_storage
 
 CHUNK = 4096
-"""Rows that are compared or classified at once."""
+"""Rows per chunk."""
 
 STEPS = 300
-"""Most steps of LBFGS for one classifier."""
+"""Maximum number of LBFGS steps for one classifier."""
 
 NEIGHBOURS = (1, 5, 20)
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -27,15 +30,15 @@ PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How features are judged.
+    """Settings of a probe.
 
     Attributes:
         layer: name of the layer, or of another column such as `scores`.
         neighbours: numbers k of nearest neighbours that vote.
         temperature: of their weights exp(similarity / temperature).
-        penalties: factors l2 of the penalty l2 / 2 * |W|^2 among which one is chosen.
-        held_out: share of the training features on which it is chosen.
-        seed: which ones these are.
+        penalties: candidates for the factor l2 of the penalty l2 / 2 * |W|^2.
+        held_out: share of the training features on which the penalty is chosen.
+        seed: selects the held-out features.
         device: `auto`, `cpu` or `cuda`.
     """
 
@@ -50,17 +53,17 @@ class ProbeSettings:
 
 @dataclass(frozen=True)
 class Probed:
-    """What came of it; accuracies are shares of the test samples, in [0, 1].
+    """The result of a probe; accuracies are shares of the test samples, in [0, 1].
 
     Attributes:
-        layer: that was judged.
-        samples: train and test samples with a target.
+        layer: name of the layer.
+        samples: number of training and test samples with a target.
         dimensions: numbers per sample.
-        classes: of the training targets.
-        neighbours: k -> accuracy of a vote of so many.
+        classes: number of classes of the training targets.
+        neighbours: k -> accuracy of the vote of k neighbours.
         linear: accuracy of the linear classifier.
-        penalty: that was chosen for it.
-        held_out: penalty -> accuracy on what was held out.
+        penalty: its penalty.
+        held_out: penalty -> accuracy on the held-out features.
     """
 
     layer: str
@@ -73,7 +76,7 @@ class Probed:
     held_out: dict[float, float]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what a table shows."""
+        """Return the rows of the table."""
         shown = [
             (f"{k} nearest neighbours", f"{accuracy:.4f}")
             for k, accuracy in self.neighbours.items()
@@ -82,43 +85,45 @@ class Probed:
 
 
 def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None) -> Probed:
-    """Judge the features of one split by those of another, and write what came of it.
+    """Judge the features of one split by the features of another, and write the result.
 
     Args:
-        train, test: folders that RUN.engine=extract has made, one of each split.
-        settings: how.
-        out: the file to write; None: `probe.json` beside the folder `test`.
+        train, test: folders from `phasetrain extract`, one for each split.
+        settings: of the probe.
+        out: file to write; None for `probe.json` next to the folder `test`.
 
     Raises:
-        ConfigError: a folder is not complete or has no such layer, there are no targets, or a
-            setting is impossible.
+        ConfigError: a folder is not complete or has no such layer, there are no targets, or a setting
+            is invalid.
     """
     device = resolve_device(settings.device)
-    (features, labels), (others, targets) = (_read(path, settings.layer) for path in (train, test))
+    (features, labels), (others, targets) = (
+        _read_features(path, settings.layer) for path in (train, test)
+    )
     if features.shape[1] != others.shape[1]:
         raise ConfigError(
-            f"{train!r} has {features.shape[1]} numbers per sample in {settings.layer!r} and {test!r} has "
-            f"{others.shape[1]}; extract both with one model"
+            f"{train!r} has {features.shape[1]} numbers per sample in {settings.layer!r} and "
+            f"{test!r} has {others.shape[1]}; extract both with one model"
         )
-    if _made_by(train) != _made_by(test):
+    if _read_origin(train) != _read_origin(test):
         raise ConfigError(
             f"{train!r} and {test!r} are features of different weights; extract both with one model"
         )
-    _check(settings, len(features))
+    _check_settings(settings, len(features))
     classes = int(max(labels.max(), targets.max())) + 1
     features, labels = features.to(device), labels.to(device)
     others, targets = others.to(device), targets.to(device)
-    neighbours = nearest(
+    neighbours = classify_by_neighbours(
         features, labels, others, settings.neighbours, settings.temperature, classes
     )
-    chosen, held_out, predicted = linear(features, labels, others, classes, settings)
+    chosen, held_out, predicted = classify_linearly(features, labels, others, classes, settings)
     found = Probed(
         layer=settings.layer,
         samples=(len(features), len(others)),
         dimensions=features.shape[1],
         classes=int(labels.max()) + 1,
-        neighbours={k: accuracy(votes, targets) for k, votes in neighbours.items()},
-        linear=accuracy(predicted, targets),
+        neighbours={k: share_equal(votes, targets) for k, votes in neighbours.items()},
+        linear=share_equal(predicted, targets),
         penalty=chosen,
         held_out=held_out,
     )
@@ -128,7 +133,7 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
     return found
 
 
-def nearest(
+def classify_by_neighbours(
     features: Tensor,
     labels: Tensor,
     others: Tensor,
@@ -136,32 +141,31 @@ def nearest(
     temperature: float,
     classes: int,
 ) -> dict[int, Tensor]:
-    """Return for each k the class `(M,)` that the k training samples nearest by cosine vote for.
+    """Return for each k the class `(M,)` that the k nearest training samples vote for.
 
-    A neighbour of similarity s counts exp(s / temperature) (Wu et al. 2018, arXiv:1805.01978). Of
-    equal votes the lower class wins.
+    Nearest by cosine similarity s, with weights exp(s / temperature) (Wu et al. 2018,
+    arXiv:1805.01978). The lower class wins a tie.
 
     Args:
-        features: of the training samples, float `(N, D)`.
+        features: training features, float `(N, D)`.
         labels: their classes, int64 `(N,)`.
-        others: to classify, `(M, D)`.
-        neighbours: the numbers k; one above N takes all.
+        others: features to classify, `(M, D)`.
+        neighbours: numbers k; a number above N means all.
         temperature: above 0.
-        classes: how many there are.
+        classes: number of classes.
     """
     keys = functional.normalize(features.float(), dim=1)
     most = min(max(neighbours), len(keys))
     found: dict[int, list[Tensor]] = {k: [] for k in neighbours}
     for queries in torch.split(functional.normalize(others.float(), dim=1), CHUNK):
-        similarity, index = _highest(queries, keys, most)
-        weights = (
-            (similarity - similarity[:, :1]) / temperature
-        ).exp()  # relative to the nearest, so none overflows
+        similarity, index = _top_similarities(queries, keys, most)
+        # relative to the nearest neighbour, so that exp cannot overflow
+        weights = ((similarity - similarity[:, :1]) / temperature).exp()
         for k, votes in found.items():
             ballot = torch.zeros(len(queries), classes, device=keys.device, dtype=weights.dtype)
-            for place in range(
-                min(k, most)
-            ):  # one addition per class at a time: the order is fixed on any device
+            # One neighbour at a time: the order of additions is fixed on any device, whereas
+            # scatter_add on CUDA is not deterministic.
+            for place in range(min(k, most)):
                 ballot[torch.arange(len(queries), device=keys.device), labels[index[:, place]]] += (
                     weights[:, place]
                 )
@@ -169,8 +173,9 @@ def nearest(
     return {k: torch.cat(votes) for k, votes in found.items()}
 
 
-def _highest(queries: Tensor, keys: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return the highest similarities `(M, most)`, falling, and the keys that they are with."""
+def _top_similarities(queries: Tensor, keys: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the highest similarities `(M, most)` in descending order, and the indices of their
+    keys."""
     best = torch.empty(len(queries), 0, device=keys.device)
     where = torch.empty(len(queries), 0, device=keys.device, dtype=torch.int64)
     for first in range(0, len(keys), 16 * CHUNK):
@@ -184,24 +189,24 @@ def _highest(queries: Tensor, keys: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return best, where
 
 
-def linear(
+def classify_linearly(
     features: Tensor, labels: Tensor, others: Tensor, classes: int, settings: ProbeSettings
 ) -> tuple[float, dict[float, float], Tensor]:
-    """Return the penalty that did best on a held-out part, the accuracy of each there, and the
-    classes of `others`.
+    """Return the best penalty on held-out features, the accuracy of each penalty, and the classes
+    of `others`.
 
-    The classifier is then made anew from all training samples. Features are scaled to mean 0 and
-    variance 1 over those that a classifier is made of.
+    The final classifier is fitted to all training samples. Features are standardized over the samples
+    that a classifier is fitted to.
     """
     generator = torch.Generator().manual_seed(seed_of(settings.seed, "held out"))
     order = torch.randperm(len(features), generator=generator).to(features.device)
     held, rest = order.tensor_split([max(1, round(settings.held_out * len(order)))])
     scores: dict[float, float] = {}
     for penalty in settings.penalties:
-        classifier = fit(features[rest], labels[rest], classes, penalty)
-        scores[penalty] = accuracy(classifier.classify(features[held]), labels[held])
+        classifier = fit_classifier(features[rest], labels[rest], classes, penalty)
+        scores[penalty] = share_equal(classifier.classify(features[held]), labels[held])
     best = max(scores, key=lambda penalty: (scores[penalty], penalty))  # of equal ones the stronger
-    return best, scores, fit(features, labels, classes, best).classify(others)
+    return best, scores, fit_classifier(features, labels, classes, best).classify(others)
 
 
 @dataclass(frozen=True)
@@ -222,21 +227,21 @@ class Classifier:
     def classify(self, features: Tensor) -> Tensor:
         """Return the class of each sample, int64 `(N,)`."""
         scores = [
-            (self._scaled(part) @ self.weight.T + self.bias).argmax(1)
+            (self._standardize(part) @ self.weight.T + self.bias).argmax(1)
             for part in torch.split(features, CHUNK)
         ]
         return torch.cat(scores)
 
-    def _scaled(self, features: Tensor) -> Tensor:
+    def _standardize(self, features: Tensor) -> Tensor:
         return (features.double() - self.mean) / self.scale
 
 
-def fit(features: Tensor, labels: Tensor, classes: int, penalty: float) -> Classifier:
-    """Return the linear classifier of the smallest mean cross entropy plus `penalty / 2 * |W|^2`;
-    the bias is free.
+def fit_classifier(features: Tensor, labels: Tensor, classes: int, penalty: float) -> Classifier:
+    """Return the linear classifier that minimizes the mean cross entropy plus `penalty / 2 *
+    |W|^2`.
 
-    Computed by LBFGS in float64 from zeros, so it is a function of its arguments (and of the number
-    of threads).
+    The bias has no penalty. LBFGS in float64 starts from zeros, so that the result is a function of the
+    arguments (and of the number of threads).
     """
     mean, scale = _moments(features)
     weight = torch.zeros(
@@ -270,7 +275,7 @@ def fit(features: Tensor, labels: Tensor, classes: int, penalty: float) -> Class
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each number, float64 `(D,)`; 1 in place of 0."""
+    """Return mean and standard deviation of each dimension, float64 `(D,)`, with 1 instead of 0."""
     parts = torch.split(features, CHUNK)
     mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(features)
     squares = torch.stack([(part.double() - mean).square().sum(0) for part in parts]).sum(0)
@@ -278,20 +283,20 @@ def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
-def accuracy(classes: Tensor, targets: Tensor) -> float:
+def share_equal(classes: Tensor, targets: Tensor) -> float:
     """Return the share of equal entries."""
     return float((classes == targets).double().mean())
 
 
-def _read(path: str, layer: str) -> tuple[Tensor, Tensor]:
-    """Return features `(N, D)` and classes `(N,)` of the samples that have one; a class below 0 is
-    none."""
+def _read_features(path: str, layer: str) -> tuple[Tensor, Tensor]:
+    """Return features `(N, D)` and classes `(N,)` of the samples that have a class, 0 or more."""
     columns: dict[str, Any] = read_columns(path, [layer, "target"])
     features = columns[layer]
     target = columns["target"]
     if target.ndim != 1 or target.is_floating_point():
         raise ConfigError(
-            f"{path!r}: the targets are {target.dtype} of shape {tuple(target.shape)}, expected one class per sample"
+            f"{path!r}: the targets are {target.dtype} of shape {tuple(target.shape)}, expected one "
+            "class per sample"
         )
     counts = target >= 0
     if not counts.any():
@@ -301,14 +306,13 @@ def _read(path: str, layer: str) -> tuple[Tensor, Tensor]:
     return features[counts].flatten(1), target[counts].long()
 
 
-def _made_by(path: str) -> tuple[Any, ...]:
-    """Return the digest of the weights that made the features of a folder, and how places were
-    averaged."""
+def _read_origin(path: str) -> tuple[Any, ...]:
+    """Return the digest of the model of a feature folder, and its pooling."""
     request = read_index(path).get("request", {})
     return request.get("model"), request.get("EXTRACT.pool")
 
 
-def _check(settings: ProbeSettings, samples: int) -> None:
+def _check_settings(settings: ProbeSettings, samples: int) -> None:
     if not settings.neighbours or min(settings.neighbours) < 1:
         raise ConfigError(
             f"neighbours = {list(settings.neighbours)}: expected numbers of at least 1"
@@ -319,5 +323,6 @@ def _check(settings: ProbeSettings, samples: int) -> None:
         raise ConfigError(f"l2 = {list(settings.penalties)}: expected numbers of at least 0")
     if not 0 < settings.held_out < 1 or samples < 2:
         raise ConfigError(
-            f"held_out = {settings.held_out} of {samples} samples: expected a share between 0 and 1, and samples"
+            f"held_out = {settings.held_out} of {samples} samples: expected a share between 0 and 1, "
+            "of at least 2 samples"
         )

@@ -1,5 +1,5 @@
-"""Looking at a step that was not made because it was not finite: where in forward and backward that
-begins."""
+"""Examine an update that was skipped because it was not finite: find the first such operation in
+forward and backward pass."""
 
 import logging
 import re
@@ -29,16 +29,16 @@ from phasetrain.tasks import Builder, SavedTask, Task
 log = logging.getLogger(__name__)
 
 SHOWN = 5
-"""Names and samples that are shown of each kind."""
+"""Maximum number of names and samples to print of each kind."""
 
 ROUNDING = 1e-5
-"""How far a loss may be off, relatively, where it is added up in another order."""
+"""Relative tolerance of a loss that is summed in another order."""
 
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def kept_step(storage: Storage, folder: str) -> StepDump:
-    """Return what the hook `numerics` has kept of a step.
+def read_step_dump(storage: Storage, folder: str) -> StepDump:
+    """Read the dump of a step that the hook `numerics` has written.
 
     Raises:
         ConfigError: it cannot be read.
@@ -51,38 +51,37 @@ def kept_step(storage: Storage, folder: str) -> StepDump:
         ) from error
 
 
-def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
-    """Run forward and backward of a kept step again, on its very batches and weights, and print
-    what is found.
+def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
+    """Repeat forward and backward pass of a dumped step with its batches and weights, and print the
+    findings.
 
-    What several processes had of it is run by this one, one after the other, with the randomness of
-    each; their gradients and losses are added in another order then, so that a finite loss may have
-    other last bits.
+    The shards of several ranks are run one after the other, each with its own random state. Their
+    gradients and losses are then added in another order, so that a finite loss may differ in its last
+    bits.
 
     Args:
-        setup: the settled config.
-        dump: what the hook `numerics` has kept of the step.
-        folder: where.
-        machine: where it was computed.
+        setup: the resolved config.
+        dump: the dump of the step.
+        folder: its folder.
+        machine: where to compute.
 
     Returns:
-        The exit code: 0 if the step is not finite again, with the same loss; else 1.
+        The exit code: 0 if the step is not finite again, with the same loss; otherwise 1.
 
     Raises:
-        ChangedError: it is of another model than the config describes.
+        ChangedError: the dump is of another model than the config describes.
     """
     builder = Builder(setup.config, machine, setup.world, setup.stages)
     data = builder.data()
     parts = builder.parts(data, builder.plan(data), fresh=False)
-    if len(dump.shares) > 1 and not isinstance(
-        parts.strategy, Ordered
-    ):  # which counts shards of the whole batch
+    # ordered reduction has numbers of its own for the shards of the global batch
+    if len(dump.shares) > 1 and not isinstance(parts.strategy, Ordered):
         parts = replace(parts, strategy=_InTurn(setup.world, dump.shares))
     task = builder.task(parts)
     log.info("the update of %s: %s", folder, dump.found)
     with machine.apply_settings():
-        seen = _watched(task, dump, folder)
-        function = "" if seen.outputs or seen.made else _first_in_backward(task, dump, folder)
+        seen = _run_watched(task, dump, folder)
+        function = "" if seen.outputs or seen.made else _find_in_backward(task, dump, folder)
     then = dump.found.loss
     now = seen.loss
     close = len(dump.shares) > 1 and isclose(then, now, rel_tol=ROUNDING)
@@ -103,11 +102,11 @@ def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
         ("first operation in backward", "-", function or "not looked for", ""),
     ]
     setup.terminal.print_table(
-        f"update {dump.found.updates}: what is not finite", ("", "kept", "replay", ""), rows
+        f"update {dump.found.updates}: non-finite values", ("", "kept", "replay", ""), rows
     )
     if not same:
         log.error(
-            "the step is %s now; hooks, which take no part in this, may have had theirs in it",
+            "the step is %s now; hooks, which do not take part in this, may have caused it",
             "finite" if seen.made else "not finite with another loss",
         )
     if same:
@@ -116,8 +115,7 @@ def examine(setup: Setup, dump: StepDump, folder: str, machine: Machine) -> int:
 
 
 class _InTurn(Strategy):
-    """Micro-batches of several processes one after the other, each with the randomness that it
-    had."""
+    """Runs the micro-batches of several ranks one after the other, each with its random state."""
 
     def __init__(self, world: World, shares: Sequence[int]) -> None:
         super().__init__(world)
@@ -126,14 +124,13 @@ class _InTurn(Strategy):
         ]
 
     def place(self, micro: int) -> tuple[int, int]:
-        """Return the process that a micro-batch was of, and its number there."""
+        """Return the rank of a micro-batch, and its index on that rank."""
         return self._places[micro]
 
 
 @dataclass
 class _Seen:
-    """What was not finite, each in the order in which it came up; `made` if the update could be
-    made."""
+    """The non-finite values in order of their occurrence; `made` if the update succeeded."""
 
     loss: float = 0.0
     inputs: list[int] = field(default_factory=list)
@@ -143,7 +140,7 @@ class _Seen:
     _skipped: bool = False
 
     def on_batch(self, batch: Batch) -> Batch:
-        """Look at the input of each sample."""
+        """Check the input of each sample."""
         for tensor in find_tensors(batch.input):
             if tensor.is_floating_point() and tensor.ndim and len(tensor) == batch.size:
                 bad = ~tensor.reshape(batch.size, -1).isfinite().all(dim=1)
@@ -151,14 +148,14 @@ class _Seen:
         return batch
 
     def on_forward(self, out: StepOutput) -> StepOutput:
-        """Do nothing: the guard tells the loss."""
+        """Do nothing: the guard reports the loss."""
         return out
 
     def on_backward(self, out: StepOutput) -> None:
         """Do nothing."""
 
     def on_update(self) -> None:
-        """Note that the update was made, unless it was skipped."""
+        """Record that the update was made."""
         self.made = not self._skipped
 
     def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
@@ -167,16 +164,16 @@ class _Seen:
         self._skipped = True
 
 
-def _watched(task: Task, dump: StepDump, folder: str) -> _Seen:
-    """Make the step and return what was not finite in it."""
+def _run_watched(task: Task, dump: StepDump, folder: str) -> _Seen:
+    """Run the step, and return its non-finite values."""
     _restore(task, dump, folder)
     seen = _Seen()
-    with _looking(task, seen):
-        _step(task, dump, seen)
+    with _watch_task(task, seen):
+        _run_step(task, dump, seen)
     return seen
 
 
-def _step(task: Task, dump: StepDump, seen: _Seen) -> None:
+def _run_step(task: Task, dump: StepDump, seen: _Seen) -> None:
     device = task.parts.machine.device
     task.model.train()
     task.loss.train()
@@ -189,26 +186,24 @@ def _step(task: Task, dump: StepDump, seen: _Seen) -> None:
         pass
 
 
-def _first_in_backward(task: Task, dump: StepDump, folder: str) -> str:
-    """Return the operation whose gradient is the first to hold a NaN, and the line that called
-    it."""
+def _find_in_backward(task: Task, dump: StepDump, folder: str) -> str:
+    """Return the operation whose gradient is the first with a NaN, and the line that called it."""
     _restore(task, dump, folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             with torch.autograd.detect_anomaly():
-                _step(task, dump, _Seen())
+                _run_step(task, dump, _Seen())
         except RuntimeError as error:
             name = re.search(r"Function '(\w+)' returned nan", str(error))
             if name is None:
                 raise
-            return f"{name[1]}{_line([str(one.message) for one in said])}"
+            return f"{name[1]}{_find_line([str(one.message) for one in said])}"
     return "none with a NaN: an overflow to infinity"
 
 
-def _line(messages: Sequence[str]) -> str:
-    """Return the last line of code outside torch in the trace of the forward call that torch has
-    warned with."""
+def _find_line(messages: Sequence[str]) -> str:
+    """Return the last line outside torch in the forward trace of torch's anomaly warning."""
     found = [
         (file, number)
         for text in messages
@@ -228,8 +223,8 @@ def _restore(task: Task, dump: StepDump, folder: str) -> None:
 
 
 @contextmanager
-def _looking(task: Task, seen: _Seen) -> Iterator[None]:
-    """Note modules whose outputs and parameters whose gradients are not finite."""
+def _watch_task(task: Task, seen: _Seen) -> Iterator[None]:
+    """Record modules with non-finite outputs and parameters with non-finite gradients."""
     modules = {"model": task.model, "loss": task.loss}
     handles: list[Any] = []
     for part, root in modules.items():
@@ -237,7 +232,7 @@ def _looking(task: Task, seen: _Seen) -> Iterator[None]:
             handles.append(module.register_forward_hook(_Look(f"{part}.{name}".rstrip("."), seen)))
         for name, parameter in root.named_parameters():
             if parameter.requires_grad:
-                look = _gradient(f"{part}.{name}", seen)
+                look = _watch_gradient(f"{part}.{name}", seen)
                 handles.append(parameter.register_hook(look))  # type: ignore[no-untyped-call]
     try:
         yield
@@ -248,30 +243,29 @@ def _looking(task: Task, seen: _Seen) -> Iterator[None]:
 
 @dataclass
 class _Look:
-    """A forward hook that notes whether the module made something that is not finite, and of
-    what."""
+    """A forward hook that records whether the output of a module is not finite, and its input."""
 
     name: str
     seen: _Seen
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _finite(output):
+        if _is_finite(output):
             return
         kind = type(module).__name__
-        given = "finite" if _finite(args) else "not finite"
+        given = "finite" if _is_finite(args) else "not finite"
         if not any(line.startswith(f"{self.name} ") for line in self.seen.outputs):
             self.seen.outputs.append(f"{self.name} ({kind}, its input is {given})")
 
 
-def _gradient(name: str, seen: _Seen) -> Any:
+def _watch_gradient(name: str, seen: _Seen) -> Any:
     def look(gradient: Tensor) -> None:
-        if name not in seen.gradients and not _finite(gradient):
+        if name not in seen.gradients and not _is_finite(gradient):
             seen.gradients.append(name)
 
     return look
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return all(
         bool(tensor.isfinite().all())
         for tensor in find_tensors(value)

@@ -1,4 +1,4 @@
-"""Running a past update again from the nearest checkpoint, checked against the ledger
+"""Run a past update again from the nearest checkpoint, and compare it with the ledger
 (RUN.engine=replay)."""
 
 import logging
@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.build_hooks import build_checkpointer, build_hooks
-from phasetrain.commands.replay.nonfinite_dump import examine, kept_step
+from phasetrain.commands.replay.nonfinite_dump import examine_dump, read_step_dump
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, without_derived
 from phasetrain.commands.train.resume import is_allowed, match_machine, restore_position
@@ -47,39 +47,40 @@ from phasetrain.runtime.storage import Storage
 log = logging.getLogger(__name__)
 
 SHARED = ("samples", "lr")
-"""What a replay on one process has in common with an update that several have made."""
+"""Components that a replay on one process shares with an update of several ranks."""
 
 
 def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
-    """Run update RUN.step again and print its figures beside those of the ledger.
+    """Run update RUN.step again and print its values next to the record in the ledger.
 
-    Takes no lock and writes nothing into the run folder, so it may look at a run that is under way.
-    Everything from the nearest checkpoint before the update on is run, and each of these updates is
-    checked. An update that was not made because it was not finite is taken from what the hook
-    `numerics` has kept of it.
+    Takes no lock and writes nothing into the run folder, so that it may read a run that is training.
+    Runs every update since the nearest checkpoint before it, and compares each. An update that was
+    skipped because it was not finite is run from the dump of the hook `numerics`.
 
     Args:
-        setup: the settled config.
-        hooks: label -> hook, in addition to those under HOOKS: those with which the run was made.
+        setup: the resolved config.
+        hooks: label -> hook, in addition to the hooks in section HOOKS, if the run had any.
 
     Raises:
         ConfigError: there is no such update.
-        ChangedError: config or data are not those of the run.
+        ChangedError: config or data differ from the run.
     """
     began = time.perf_counter()
     folder = RunFolder(setup.config.RUN.dir)
-    number = _number(setup)
+    number = _update_number(setup)
     if not folder.holds_run():
         raise ConfigError(
-            f"RUN.engine = 'replay' and RUN.dir = {folder.path!r} holds no run; set RUN.dir to its folder"
+            f"RUN.dir = {folder.path!r}: holds no run to replay; set RUN.dir to the folder of a run",
+            code="run.not_found",
         )
     ledger = read_ledger(folder.storage, folder.path)
     dump = f"{folder.file(ROOT)}/{folder_name(number)}"
-    kept = kept_step(folder.storage, dump) if folder.storage.exists(dump) else None
-    code = 0 if kept is None else examine(setup, kept, dump, compared(setup, folder))
+    kept = read_step_dump(folder.storage, dump) if folder.storage.exists(dump) else None
+    code = 0 if kept is None else examine_dump(setup, kept, dump, match_run_config(setup, folder))
     if kept is not None and len(kept.shares) > 1:
         log.info(
-            "the ledger is not looked at: %d processes made it, and this is one", len(kept.shares)
+            "not compared with the ledger: it is of world size %d, this is one process",
+            len(kept.shares),
         )
     elif kept is None or (ledger is not None and number in ledger):
         code = max(code, _Replay(setup, folder, number, ledger).run(hooks or {}))
@@ -93,7 +94,7 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
 
 
 def read_ledger(storage: Storage, folder: str) -> Ledger | None:
-    """Return the ledger of a run folder, None where it has none.
+    """Return the ledger of a run folder, or None if it has none.
 
     Raises:
         ConfigError: it cannot be read.
@@ -106,16 +107,16 @@ def read_ledger(storage: Storage, folder: str) -> Ledger | None:
     except InvalidLedgerError as error:
         raise ConfigError(f"RUN.dir = {folder!r}: {error}") from error
     if ledger.damaged:
-        log.warning("%s: %d damaged records are left out", path, len(ledger.damaged))
+        log.warning("%s: %d damaged records were skipped", path, len(ledger.damaged))
     return ledger
 
 
-def compared(setup: Setup, folder: RunFolder) -> Machine:
-    """Return the machine of the run, its config compared with config.yaml where there is no
-    checkpoint to ask.
+def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
+    """Compare the config with config.yaml, as there is no checkpoint, and return the machine of the
+    run.
 
     Raises:
-        ChangedError: a key that shapes the trajectory differs and is not consented to by RUN.allow.
+        ChangedError: a key that affects the trajectory differs, without RUN.allow.
     """
     text = folder.storage.read(folder.file("config.yaml")).decode()
     before: Any = OmegaConf.to_container(OmegaConf.create(text))
@@ -125,8 +126,8 @@ def compared(setup: Setup, folder: RunFolder) -> Machine:
         change for change in found if change.resume != "free" and not is_allowed(change, allowed)
     ]:
         raise ChangedError(
-            f"{folder.path!r} holds a run with another config, and a replay would not be the same: "
-            f"{'; '.join(map(_sentence, refused))}. Take the values of the run"
+            f"{folder.path!r} holds a run with another config, so a replay would differ: "
+            f"{'; '.join(map(_format_change, refused))}. Take the values of the run"
         )
     threads = RunFiles(folder.path, folder.storage).environment().threads
     if setup.machine.threads is None and threads is not None:
@@ -138,9 +139,9 @@ class _Replay:
     """One replay.
 
     Args:
-        setup: the settled config.
-        folder: the run folder, which is only read.
-        number: the update.
+        setup: the resolved config.
+        folder: the run folder; it is only read.
+        number: number of the update.
         ledger: of the run, or None.
     """
 
@@ -154,11 +155,13 @@ class _Replay:
     def run(self, extra: Mapping[str, Hook]) -> int:
         """Run up to the update, print its table, and return the exit code."""
         if self.ledger is not None and self.number not in self.ledger:
-            raise ConfigError(f"RUN.step = {self.number}: {self.ledger.path} {_held(self.ledger)}")
+            raise ConfigError(
+                f"RUN.step = {self.number}: {self.ledger.path} {_describe_ledger(self.ledger)}"
+            )
         data = self.builder.data()
-        loaded = self._before()
+        loaded = self._load_before()
         if loaded is None:
-            machine = compared(self.setup, self.folder)
+            machine = match_run_config(self.setup, self.folder)
             plan = self.builder.plan(data)
             state = RunState()
         else:
@@ -179,9 +182,12 @@ class _Replay:
             since,
             state.updates,
         )
-        with _scratch() as scratch, machine.apply_settings():
-            own = {"replay": _UpTo(self.number, loaded), "replayed": LedgerHook(self._content())}
-            hooks = {**own, **_taking_part(build_hooks(self.setup)), **extra}
+        with _scratch_folder() as scratch, machine.apply_settings():
+            own = {
+                "replay": _UpTo(self.number, loaded),
+                "replayed": LedgerHook(self._hashed_content()),
+            }
+            hooks = {**own, **_drop_observers(build_hooks(self.setup)), **extra}
             engine = PhaseEngine(
                 task,
                 plan,
@@ -194,10 +200,10 @@ class _Replay:
                 engine.run()
             found = read_ledger(scratch.storage, scratch.path)
         assert found is not None, "the ledger hook has written its header"
-        return self._verdict(found)
+        return self._compare_updates(found)
 
-    def _content(self) -> Content:
-        """Return which part of the content to hash: the one that the ledger has of this update."""
+    def _hashed_content(self) -> Content:
+        """Return how much of the batch content to hash, as in the ledger's record of this update."""
         flags = SAMPLED if self.ledger is None else self.ledger[self.number].flags
         if flags & FULL:
             return "full"
@@ -205,8 +211,8 @@ class _Replay:
             return "sampled"
         return "none"
 
-    def _before(self) -> LoadedCheckpoint | None:
-        """Return the newest checkpoint before the update that is whole, or None."""
+    def _load_before(self) -> LoadedCheckpoint | None:
+        """Return the newest valid checkpoint before the update, or None."""
         checkpointer = build_checkpointer(self.setup, self.folder)
         saved = [
             one
@@ -217,18 +223,17 @@ class _Replay:
             try:
                 return checkpointer.load(f"{checkpointer.root}/{one.name}")
             except ConfigError as error:
-                log.warning("%s/%s was passed over: %s", checkpointer.root, one.name, error)
+                log.warning("%s/%s was skipped: %s", checkpointer.root, one.name, error)
         return None
 
-    def _verdict(self, found: Ledger) -> int:
-        """Print the table of the update and which update is the first to differ; return the exit
-        code."""
+    def _compare_updates(self, found: Ledger) -> int:
+        """Print the table of the update and the first update that differs; return the exit code."""
         if self.number not in found:
             raise ConfigError(
                 f"RUN.step = {self.number}: the run ends before it, after update {found.last}"
             )
-        told = self._compared()
-        self._table(found[self.number], told)
+        told = self._select_components()
+        self._print_record(found[self.number], told)
         if self.ledger is None:
             log.warning(
                 "%s has no %s (HOOKS.ledger): nothing to check against", self.folder.path, FILE
@@ -247,19 +252,22 @@ class _Replay:
         log.info("%s the ledger, bit for bit", first)
         return 0
 
-    def _compared(self) -> tuple[str, ...]:
-        """Return what has to be equal to the ledger; of an update that several processes made, not
-        every last bit."""
+    def _select_components(self) -> tuple[str, ...]:
+        """Return the components to compare: not all of them if the world size differs."""
         made_by = 1 if self.ledger is None else self.ledger[self.number].processes
         if made_by == 1 or self.setup.config.DISTRIBUTED.reduction == "ordered":
             return COMPONENTS
-        text = "%d processes made this update and one replays it: sums have other last bits, so only %s are compared"
-        log.warning(text, made_by, " and ".join(SHARED))
+        log.warning(
+            "the update is of world size %d, the replay of 1: sums have other last bits, so only %s "
+            "are compared",
+            made_by,
+            " and ".join(SHARED),
+        )
         return SHARED
 
-    def _table(self, now: LedgerRecord, told: tuple[str, ...]) -> None:
+    def _print_record(self, now: LedgerRecord, told: tuple[str, ...]) -> None:
         then = None if self.ledger is None else self.ledger[self.number]
-        rows = [(name, *_cells(then, now, name)) for name in told]
+        rows = [(name, *_format_cells(then, now, name)) for name in told]
         self.setup.terminal.print_table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
 
 
@@ -271,33 +279,34 @@ class _UpTo(Hook):
         self._loaded = loaded
 
     def on_start(self, run: Run) -> None:
-        """Give every part its state back."""
+        """Restore the checkpoint."""
         if self._loaded is not None:
             restore(run, self._loaded)
             run.resumed_from, self._loaded = self._loaded.path, None
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Stop when the update is made."""
+        """Stop after the update."""
         if run.state.updates >= self._number:
             run.stop("replayed", interrupted=True)
 
 
-def _number(setup: Setup) -> int:
+def _update_number(setup: Setup) -> int:
     number: int | None = setup.config.RUN.step
     if number is None:
         raise ConfigError(
-            "RUN.engine = 'replay' and RUN.step = null; set RUN.step to the number of an update, from 1"
+            "RUN.step = null: RUN.engine = 'replay' needs the number of an update, from 1",
+            code="config.missing_value",
         )
     return number
 
 
-def _taking_part(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
+def _drop_observers(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
     return {label: hook for label, hook in hooks.items() if not hook.observe_only}
 
 
 @contextmanager
-def _scratch() -> Iterator[RunFolder]:
-    """Give hooks a folder to write to that is gone afterwards."""
+def _scratch_folder() -> Iterator[RunFolder]:
+    """Give hooks a temporary folder to write to."""
     with tempfile.TemporaryDirectory(prefix="phasetrain-replay-") as path:
         folder = RunFolder(str(Path(path)))
         try:
@@ -306,13 +315,15 @@ def _scratch() -> Iterator[RunFolder]:
             folder.close()
 
 
-def _held(ledger: Ledger) -> str:
+def _describe_ledger(ledger: Ledger) -> str:
     if not ledger:
         return "holds no update yet"
     return f"holds {len(ledger)} updates, from {min(ledger)} to {ledger.last}, and not this one"
 
 
-def _cells(then: LedgerRecord | None, now: LedgerRecord, component: str) -> tuple[str, str, str]:
+def _format_cells(
+    then: LedgerRecord | None, now: LedgerRecord, component: str
+) -> tuple[str, str, str]:
     new = now.format_component(component) or "-"
     if then is None:
         return "-", new, ""
@@ -323,5 +334,5 @@ def _cells(then: LedgerRecord | None, now: LedgerRecord, component: str) -> tupl
     )
 
 
-def _sentence(change: Change) -> str:
+def _format_change(change: Change) -> str:
     return f"{change.path} was {change.old!r} and is {change.new!r}"

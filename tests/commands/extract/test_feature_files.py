@@ -6,8 +6,8 @@ import torch
 
 from phasetrain.commands.extract.feature_files import (
     FeatureFolder,
-    decoded,
-    encoded,
+    decode_columns,
+    encode_columns,
     read_columns,
     read_index,
 )
@@ -37,9 +37,9 @@ def made(path: Path, form: str = "safetensors") -> FeatureFolder:
 @pytest.mark.parametrize("form", ["safetensors", "npz"])
 class TestFormats:
     def test_columns_come_back_and_bytes_are_a_function_of_them(self, form: str) -> None:
-        content = encoded(columns(0, 4), form)
-        assert content == encoded(columns(0, 4), form)
-        back = decoded(content, form)
+        content = encode_columns(columns(0, 4), form)
+        assert content == encode_columns(columns(0, 4), form)
+        back = decode_columns(content, form)
         assert back.keys() == columns(0, 4).keys()
         assert all(torch.equal(back[name], value) for name, value in columns(0, 4).items())
 
@@ -120,9 +120,7 @@ class TestErrors:
 
     def test_not_complete(self, tmp_path: Path) -> None:
         FeatureFolder(str(tmp_path), "safetensors").begin(REQUEST)
-        with pytest.raises(
-            ConfigError, match=r"is not complete; start the same RUN.engine=extract again"
-        ):
+        with pytest.raises(ConfigError, match=r"is not complete; re-run"):
             read_columns(str(tmp_path), ["trunk"])
 
     def test_no_such_column(self, tmp_path: Path) -> None:
@@ -134,7 +132,9 @@ class TestErrors:
 
     def test_a_damaged_and_a_missing_shard(self, tmp_path: Path) -> None:
         made(tmp_path)
-        (tmp_path / "shard-00000.safetensors").write_bytes(encoded(columns(0, 3), "safetensors"))
+        (tmp_path / "shard-00000.safetensors").write_bytes(
+            encode_columns(columns(0, 3), "safetensors")
+        )
         with pytest.raises(ConfigError, match=r"shard-00000.safetensors' is damaged"):
             read_columns(str(tmp_path), ["trunk"])
         (tmp_path / "shard-00000.safetensors").unlink()

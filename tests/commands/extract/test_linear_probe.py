@@ -9,7 +9,13 @@ from sklearn.linear_model import LogisticRegression
 
 from phasetrain.commands.cli import main
 from phasetrain.commands.extract.feature_files import FeatureFolder
-from phasetrain.commands.extract.linear_probe import ProbeSettings, fit, linear, nearest, probe
+from phasetrain.commands.extract.linear_probe import (
+    ProbeSettings,
+    classify_by_neighbours,
+    classify_linearly,
+    fit_classifier,
+    probe,
+)
 from phasetrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -37,23 +43,25 @@ class TestNearest:
         keys = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 2.0], [-1.0, 0.0]])
         labels = torch.tensor([0, 1, 1, 0])
         query = torch.tensor([[5.0, 0.5]])
-        found = nearest(keys, labels, query, [1, 2, 3, 9], 1.0, 2)
+        found = classify_by_neighbours(keys, labels, query, [1, 2, 3, 9], 1.0, 2)
         # Similarities are 0.995, 0.856, 0.0995 and -0.995: exp gives 2.70, 2.35, 1.10 and 0.37.
         assert {k: int(votes) for k, votes in found.items()} == {1: 0, 2: 0, 3: 1, 9: 1}
         assert (
-            int(nearest(keys, labels, query, [3], 0.05, 2)[3]) == 0
+            int(classify_by_neighbours(keys, labels, query, [3], 0.05, 2)[3]) == 0
         )  # a low temperature makes the nearest one decide
 
     def test_chunks_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         (keys, labels), (queries, _) = clusters(300, 0), clusters(50, 1)
-        whole = nearest(keys, labels, queries, [1, 7, 50], 0.07, 3)
+        whole = classify_by_neighbours(keys, labels, queries, [1, 7, 50], 0.07, 3)
         monkeypatch.setattr("phasetrain.commands.extract.linear_probe.CHUNK", 4)  # 64 keys at once
-        parts = nearest(keys, labels, queries, [1, 7, 50], 0.07, 3)
+        parts = classify_by_neighbours(keys, labels, queries, [1, 7, 50], 0.07, 3)
         assert all(torch.equal(whole[k], parts[k]) for k in whole)
 
     def test_scale_does_not_matter_and_no_weight_overflows(self) -> None:
         (keys, labels), (queries, _) = clusters(60, 0), clusters(20, 1)
-        one, other = (nearest(keys * s, labels, queries, [5], 1e-3, 3)[5] for s in (1.0, 1e6))
+        one, other = (
+            classify_by_neighbours(keys * s, labels, queries, [5], 1e-3, 3)[5] for s in (1.0, 1e6)
+        )
         assert torch.equal(one, other)
 
     def test_against_a_direct_computation(self) -> None:
@@ -69,14 +77,14 @@ class TestNearest:
             for index in np.argsort(-row, kind="stable")[:20]:
                 votes[labels[index]] += np.exp(row[index] / 0.07)
             expected.append(int(votes.argmax()))
-        assert nearest(keys, labels, queries, [20], 0.07, 3)[20].tolist() == expected
+        assert classify_by_neighbours(keys, labels, queries, [20], 0.07, 3)[20].tolist() == expected
 
 
 class TestLinear:
     @pytest.mark.parametrize("penalty", [1e-3, 0.1])
     def test_it_is_the_minimum_that_scikit_learn_finds(self, penalty: float) -> None:
         features, labels = clusters(120, 0)
-        found = fit(features, labels, 3, penalty)
+        found = fit_classifier(features, labels, 3, penalty)
         scaled = ((features.double() - found.mean) / found.scale).numpy()
         other = LogisticRegression(C=1 / (120 * penalty), tol=1e-10, max_iter=5000).fit(
             scaled, labels.numpy()
@@ -89,15 +97,17 @@ class TestLinear:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         features, labels = clusters(100, 0)
-        one = fit(features, labels, 3, 1e-2)
-        assert torch.equal(one.weight, fit(features, labels, 3, 1e-2).weight)
+        one = fit_classifier(features, labels, 3, 1e-2)
+        assert torch.equal(one.weight, fit_classifier(features, labels, 3, 1e-2).weight)
         monkeypatch.setattr("phasetrain.commands.extract.linear_probe.CHUNK", 97)
-        assert torch.allclose(one.weight, fit(features, labels, 3, 1e-2).weight, atol=1e-6)
+        assert torch.allclose(
+            one.weight, fit_classifier(features, labels, 3, 1e-2).weight, atol=1e-6
+        )
 
     def test_a_constant_number_does_no_harm(self) -> None:
         features, labels = clusters(100, 0)
         features[:, 4] = 5.0
-        assert fit(features, labels, 3, 1e-3).weight[:, 4].tolist() == [0, 0, 0]
+        assert fit_classifier(features, labels, 3, 1e-3).weight[:, 4].tolist() == [0, 0, 0]
 
     def test_the_penalty_is_chosen_on_what_was_held_out(self) -> None:
         random = torch.Generator().manual_seed(0)
@@ -106,11 +116,13 @@ class TestLinear:
             [features, torch.randn(200, 40, generator=random)], 1
         )  # noise to be overfitted
         settings = replace(SETTINGS, penalties=(1e-4, 0.3, 1e6), held_out=0.5, seed=1)
-        chosen, scores, _ = linear(features, labels, features, 3, settings)
+        chosen, scores, _ = classify_linearly(features, labels, features, 3, settings)
         assert chosen == 0.3
         assert scores[0.3] > max(scores[1e-4], scores[1e6])
-        assert linear(features, labels, features, 3, settings)[1] == scores
-        assert linear(features, labels, features, 3, replace(settings, seed=0))[1] != scores
+        assert classify_linearly(features, labels, features, 3, settings)[1] == scores
+        assert (
+            classify_linearly(features, labels, features, 3, replace(settings, seed=0))[1] != scores
+        )
 
 
 class TestProbe:
