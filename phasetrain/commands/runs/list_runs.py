@@ -147,7 +147,8 @@ def format_table(summaries: Sequence[RunSummary], root: str) -> str:
     now = time.time()
     states = Counter(summary.state for summary in summaries)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    title = f"{len(summaries)} folders in {root}: {counts}"
+    noun = "folder" if len(summaries) == 1 else "folders"
+    title = f"{len(summaries)} {noun} in {root}: {counts}"
     return plain_table(title, COLUMNS, [summary.format_cells(root, now) for summary in summaries])
 
 

@@ -211,7 +211,7 @@ class Results:
         writer.writerow([*self.keys, *names])
         for run in self.runs:
             swept = [run.swept.get(key, "") for key in self.keys]
-            writer.writerow([*swept, *(getattr(run, name) for name in names)])
+            writer.writerow([*swept, *(vars(run)[name] for name in names)])
         return text.getvalue()
 
 

@@ -114,7 +114,7 @@ class TestList:
         assert found[0] == ("a", "running")
         assert found[-2:] == [("photos", "no run"), ("sweep/b", "finished")]
         text = runs.format_table(runs.list_runs(str(tmp_path / "sweep")), str(tmp_path / "sweep"))
-        assert text.splitlines()[0] == f"1 folders in {tmp_path / 'sweep'}: 1 finished"
+        assert text.splitlines()[0] == f"1 folder in {tmp_path / 'sweep'}: 1 finished"
         assert text.splitlines()[3].split()[:5] == ["b", "finished", "2", "40/100", "40"]
         assert "test/loss 0.5 at 20" in text
 
