@@ -218,7 +218,8 @@ def main() -> None:
     print(f"{'save':28} {'stall s':>8} {'total s':>8} {'stall':>6} {'total':>6} {'MB':>7}")
     for row in rows:
         print(
-            f"{row.name:28} {row.stall:8.3f} {row.total:8.3f} {row.stall_ratio:6.2f} {row.total_ratio:6.2f} "
+            f"{row.name:28} {row.stall:8.3f} {row.total:8.3f} {row.stall_ratio:6.2f} "
+            f"{row.total_ratio:6.2f} "
             f"{row.megabytes:7.1f}"
         )
     by_name = {row.name: row for row in rows}

@@ -122,7 +122,8 @@ def report(ones: Sequence[Tried]) -> dict[str, Any]:
         print(f"{title}: {len(misses)}")
         for one in misses:
             print(
-                f"  [{one.case.kind}] {' '.join(one.case.own)}\n    wanted: {' or '.join(one.case.fixes)}"
+                f"  [{one.case.kind}] {' '.join(one.case.own)}\n    wanted: "
+                f"{' or '.join(one.case.fixes)}"
             )
             print(f"    {one.kind}: {first_problem(one.message)[:300]}  ({one.seconds:.1f} s)")
     kinds = Counter(one.case.kind for one in bad)
@@ -130,7 +131,8 @@ def report(ones: Sequence[Tried]) -> dict[str, Any]:
     for kind, count in kinds.items():
         of = [one for one in bad if one.case.kind == kind]
         print(
-            f"{kind:28} {count:8} {sum(o.found for o in of):6} {sum(o.found and o.named for o in of):6}"
+            f"{kind:28} {count:8} {sum(o.found for o in of):6} "
+            f"{sum(o.found and o.named for o in of):6}"
         )
     figures = {
         "broken": len(bad),
@@ -142,8 +144,10 @@ def report(ones: Sequence[Tried]) -> dict[str, Any]:
         "seconds": sum(one.seconds for one in ones),
     }
     print(
-        f"{figures['found']:.1%} of {len(bad)} broken configs found before the first step, {figures['named']:.1%} with "
-        f"the right correction first; {figures['false_alarms']} false alarms in {len(fine)} good ones; the slowest "
+        f"{figures['found']:.1%} of {len(bad)} broken configs found before the first step, "
+        f"{figures['named']:.1%} with "
+        f"the right correction first; {figures['false_alarms']} false alarms in {len(fine)} good "
+        "ones; the slowest "
         f"took {figures['most_seconds']:.1f} s, all together {figures['seconds']:.0f} s"
     )
     return figures
@@ -159,7 +163,8 @@ def main() -> int:
     if given.show:
         for one in ones:
             print(
-                f"[{one.case.kind}] {' '.join(one.case.own)}\n    {one.kind}: {first_problem(one.message)}"
+                f"[{one.case.kind}] {' '.join(one.case.own)}\n    {one.kind}: "
+                f"{first_problem(one.message)}"
             )
     figures = report(ones)
     if given.json is not None:

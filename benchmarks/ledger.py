@@ -43,7 +43,8 @@ COMMON = (
 DIGITS = (*COMMON, "DATA.TRAIN.batch_size=64", "MODEL.name=mlp")
 IMAGES = (
     *COMMON,
-    "DATA.TRAIN={dataset: synthetic, samples: 512, input_shape: [3, 64, 64], classes: 10, batch_size: 256}",
+    "DATA.TRAIN={dataset: synthetic, samples: 512, input_shape: [3, 64, 64], classes: 10, "
+    "batch_size: 256}",
     "DATA.TRAIN.transforms=[flatten]",
     "MODEL={name: torch.nn.Linear, in_features: 12288, out_features: 10}",
 )

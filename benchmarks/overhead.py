@@ -275,12 +275,14 @@ def row(name: str, times: list[Taken], base: list[float]) -> Row:
 def table(rows: list[Row]) -> str:
     """Return the rows as text."""
     lines = [
-        f"{'us per iteration':<58} {'wall':>6} {'cpu':>6} {'above bare':>11} {'(quartiles)':>14} {'ratio':>6}"
+        f"{'us per iteration':<58} {'wall':>6} {'cpu':>6} {'above bare':>11} {'(quartiles)':>14} "
+        f"{'ratio':>6}"
     ]
     for row in rows:
         spread = f"{row.above_low:.1f} .. {row.above_high:.1f}"
         lines.append(
-            f"{row.name:<58} {row.wall:6.1f} {row.cpu:6.1f} {row.above:>11.1f} {spread:>14} {row.ratio:>6.2f}"
+            f"{row.name:<58} {row.wall:6.1f} {row.cpu:6.1f} {row.above:>11.1f} {spread:>14} "
+            f"{row.ratio:>6.2f}"
         )
     return "\n".join(lines)
 

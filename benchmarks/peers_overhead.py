@@ -149,7 +149,8 @@ def main() -> None:
     for name, times in found.items():
         above = median(one - other for one, other in zip(times, base, strict=True))
         print(
-            f"{name:45} {median(times):8.1f} us  {above:8.1f} above bare  {median(times) / median(base):6.2f}"
+            f"{name:45} {median(times):8.1f} us  {above:8.1f} above bare  "
+            f"{median(times) / median(base):6.2f}"
         )
 
 

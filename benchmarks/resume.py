@@ -296,8 +296,10 @@ def trials(
     for found, code, updates in ((whole, 0, UPDATES), (killed, -signal.SIGKILL, KILL_AFTER)):
         if (found.code, found.updates, len(set(found.weights))) != (code, updates, updates + 1):
             raise RuntimeError(
-                f"{framework.name}, {setting.name}: expected exit code {code} after {updates} updates, each with new "
-                f"weights, not {found.code} after {found.updates}, {len(set(found.weights))} weights: {found.error}"
+                f"{framework.name}, {setting.name}: expected exit code {code} after {updates} "
+                "updates, each with new "
+                f"weights, not {found.code} after {found.updates}, {len(set(found.weights))} "
+                f"weights: {found.error}"
             )
     return whole, again, killed, attempt(framework, setting, folder / "killed", resume=True)
 

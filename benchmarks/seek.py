@@ -117,10 +117,12 @@ def main() -> None:
     torch.set_num_threads(1)
     found = [measure(samples, flags.repetitions, flags.steps) for samples in LENGTHS]
     print(
-        f"steps of {BATCH} samples from the middle of a shuffled pass, medians of {flags.repetitions}"
+        f"steps of {BATCH} samples from the middle of a shuffled pass, medians of "
+        f"{flags.repetitions}"
     )
     print(
-        f"{'samples':>13} {'seek ms':>9} {'slowest':>9} {'randperm ms':>12} {'step us':>9} {'slowest ms':>11}"
+        f"{'samples':>13} {'seek ms':>9} {'slowest':>9} {'randperm ms':>12} {'step us':>9} "
+        f"{'slowest ms':>11}"
     )
     for row in found:
         table = "-" if row.randperm_ms is None else f"{row.randperm_ms:.2f}"

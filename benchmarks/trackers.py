@@ -158,11 +158,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(flags.repetitions, flags.updates, flags.every, Path(folder))
     print(
-        f"{'us per update':<24} {'wall':>7} {'above none':>11} {'loop':>7} {'ratio':>6} {'end (s)':>8}"
+        f"{'us per update':<24} {'wall':>7} {'above none':>11} {'loop':>7} {'ratio':>6} "
+        f"{'end (s)':>8}"
     )
     for row in rows:
         print(
-            f"{row.name:<24} {row.wall:7.1f} {row.above:11.1f} {row.loop:7.1f} {row.ratio:6.2f} {row.end:8.2f}"
+            f"{row.name:<24} {row.wall:7.1f} {row.above:11.1f} {row.loop:7.1f} {row.ratio:6.2f} "
+            f"{row.end:8.2f}"
         )
     if flags.json:
         about = {
