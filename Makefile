@@ -12,7 +12,10 @@ JOBS ?= auto
 BIN := $(VENV)/bin
 # As an environment variable the constraints hold for the isolated builds of source packages too.
 INSTALL := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+# Tests of a file share runs, so a file stays on one worker; slow tests share little and are moved.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+BY_TEST := --dist worksteal
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,10 +24,10 @@ run: $(VENV)/core  ## train the default experiment: hand-written digits, under a
 	@$(BIN)/python tools/run.py $(ARGS)
 
 test: $(VENV)/full  ## run the tests
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(BY_FILE) $(ARGS)
 
 test-slow: $(VENV)/full  ## run the tests that take minutes
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) $(BY_TEST) -m slow $(ARGS)
 
 check: $(VENV)/full  ## lint, format, types, import rules
 	$(BIN)/ruff check .
@@ -46,7 +49,7 @@ reference: $(VENV)/core  ## write docs/reference.md, the tables of all keys
 	$(BIN)/python -m phasetrain.config.reference > docs/reference.md
 
 docs: $(VENV)/full  ## run every code block of the docs
-	$(PYTEST) -m "" tests/rules/test_docs.py $(ARGS)
+	$(PYTEST) $(BY_TEST) -m "" tests/rules/test_docs.py $(ARGS)
 
 screenshots: $(VENV)/full  ## make the pictures of the docs: of the terminal, and of the report, which needs Chromium
 	$(BIN)/python benchmarks/screenshots.py
