@@ -93,8 +93,7 @@ SUBMITTED_ENGINES = ("train", "test", "extract")
 """Values of RUN.engine that run as a job if LAUNCH.cluster is set; the others run here."""
 
 CONSENTS = ("data", "no_valid")
-"""Entries of RUN.allow that are not keys: accept that the data has changed, or that no checkpoint can
-be read."""
+"""Entries of RUN.allow that are not keys: changed data, and unreadable checkpoints."""
 
 
 @dataclass(frozen=True)

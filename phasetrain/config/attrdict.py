@@ -1,4 +1,4 @@
-"""The frozen, nested dict that a composed config becomes."""
+"""Frozen, nested dictionaries with attribute access, as which code reads the config."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn

@@ -1,4 +1,4 @@
-"""What differs between two configs, and the digest of the keys that shape a run's trajectory."""
+"""Differences between configs, and the digest of the keys that affect the trajectory."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ class _Absent(Enum):
 
 ABSENT: Final = _Absent.ABSENT
 LABELS = ("DATA.*", "METERS.*", "HOOKS.*", "OPTIMIZER.SCHEDULES.*", "OPTIMIZER.others.*")
-"""Places that are there or not, as a whole."""
+"""Places that are added or removed as a whole."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Change:
 
     Attributes:
         path: dotted path; a list is one leaf.
-        old: the value before, `ABSENT` where there was none.
-        new: the value now, `ABSENT` where there is none.
-        resume: what the change means for a resume.
+        old: the value before, or `ABSENT`.
+        new: the value now, or `ABSENT`.
+        resume: class of the key for resume.
     """
 
     path: str
@@ -42,13 +42,13 @@ class Change:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], schema: Schema) -> list[Change]:
-    """Return the leaves in which two configs differ, in the order of the keys.
+    """Return the leaves that differ between two configs, in the order of the keys.
 
-    A key that one of them does not have counts as its default: a newer version may have added it.
-    Numbers are compared by value (1.0 is 1), lists item by item. A label or split that only one of
-    them has is one change.
+    A key that is missing in one of them counts as its default, since a newer version may have added
+    it. Numbers are compared by value (1.0 is 1), lists item by item. A label or split that only one
+    config has is one change.
     """
-    return list(_compared(old, new, "", schema))
+    return list(_compare(old, new, "", schema))
 
 
 def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
@@ -71,34 +71,34 @@ def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
     return blake2b(json.dumps(shaping, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
-def _compared(
+def _compare(
     old: Mapping[str, Any], new: Mapping[str, Any], path: str, schema: Schema
 ) -> Iterator[Change]:
     for name in {**old, **new}:
         here = f"{path}.{name}" if path else name
-        before, after = (_value(side, name, here, schema) for side in (old, new))
+        before, after = (_value_or_default(side, name, here, schema) for side in (old, new))
         if part_pattern(here) not in LABELS and isinstance(before, Mapping) != isinstance(
             after, Mapping
         ):
-            # a mapping beside nothing is compared key by key, so that each key meets its default
+            # Compared key by key, so that a key of the mapping at its default is not a change.
             before, after = ({} if side is ABSENT else side for side in (before, after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from _compared(before, after, here, schema)
+            yield from _compare(before, after, here, schema)
         elif _canonical(before) != _canonical(after):
             yield Change(here, before, after, schema.resume(here))
 
 
-def _value(side: Mapping[str, Any], name: str, path: str, schema: Schema) -> Any:
+def _value_or_default(side: Mapping[str, Any], name: str, path: str, schema: Schema) -> Any:
     if name in side:
-        return _spelled_out(path, side[name])
+        return _expand_name(path, side[name])
     key = schema.key(path)
     if key is not None and part_pattern(path) not in LABELS:
-        return _spelled_out(path, key.default)
+        return _expand_name(path, key.default)
     return ABSENT
 
 
-def _spelled_out(path: str, value: Any) -> Any:
-    """Return `{name: stack}` for the word `stack` where both are the same."""
+def _expand_name(path: str, value: Any) -> Any:
+    """Return `{name: stack}` for `stack` at places where both mean the same."""
     if isinstance(value, str) and part_pattern(path) in WORDS:
         return {"name": value}
     return value

@@ -1,4 +1,4 @@
-"""Import of modules that register parts: those of RUN.imports, and installed packages."""
+"""Import of modules that register parts: modules in RUN.imports, and installed packages."""
 
 import importlib
 import sys

@@ -32,7 +32,7 @@ def raise_all(problems: Iterable[str | Problem]) -> None:
 
 
 def combine(problems: Sequence[str | Problem]) -> ConfigError:
-    """Return one error with all problems, of which there is at least one; duplicates are dropped."""
+    """Return one error with all problems, at least one; duplicates are dropped."""
     found = [
         Problem.from_message(one, ConfigError.default_code) if isinstance(one, str) else one
         for one in problems

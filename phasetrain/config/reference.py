@@ -91,7 +91,7 @@ def _keys_to_list(section: Any, path: str) -> list[Key]:
     keys = _own_keys(section, path)
     if path.startswith("DATA.TEST"):
         train: Any = TrainSplitSection if path == "DATA.TEST" else SubsetSection
-        # Only the keys of test splits that differ from those of DATA.TRAIN are worth reading.
+        # Most keys of test splits are those of DATA.TRAIN; repeating them would hide the rest.
         same = [
             replace(one, path=one.path.replace("TRAIN", "TEST")) for one in _own_keys(train, path)
         ]
@@ -100,7 +100,7 @@ def _keys_to_list(section: Any, path: str) -> list[Key]:
 
 
 def _own_keys(section: Any, path: str) -> list[Key]:
-    """Return the keys directly below a section, without those of its groups."""
+    """Return the keys directly below a section, without its groups."""
     below = f"{path}." if path else ""
     return [
         define_key(definition, f"{below}{key_name(definition)}")

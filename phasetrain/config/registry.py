@@ -15,8 +15,8 @@ from phasetrain.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 Factory = Callable[..., T]
 Resolver = Callable[[str], Factory[T] | None]
-"""Finds a part of another library: takes its name without the library's, returns None for what is a
-dotted path."""
+"""Finds a part of another library by its name without the library's; returns None for a dotted
+path."""
 
 MISSING_PARAMETER = "config.missing_parameter"
 """Code of the error that a parameter has no value."""
@@ -39,8 +39,8 @@ class UnknownNameError(Exception):
     """A library has no part of this name.
 
     Args:
-        name: what was asked for, without the library's name.
-        known: what there is.
+        name: name of the part, without the library's.
+        known: names that exist.
     """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
@@ -92,17 +92,21 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         def decorate(factory: Factory[T]) -> Factory[T]:
             if name != name.lower() or "." in name or not name:
                 raise ConfigError(
-                    f"{self.kind} name {name!r} ({source_of(factory)}): registered names are lower case without dots"
+                    f"{self.kind} name {name!r} ({source_of(factory)}): registered names are "
+                    "lower case without dots"
                 )
             if name in self._own:
                 raise ConfigError(
-                    f"the {self.kind} name {name!r} is defined twice: {source_of(self._own[name])} and "
+                    f"the {self.kind} name {name!r} is defined twice: "
+                    f"{source_of(self._own[name])} and "
                     f"{source_of(factory)}; rename one of them"
                 )
             if free_parameters(factory):
                 raise ConfigError(
-                    f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a mistyped parameter would "
-                    "pass unseen; name its parameters, and take what is free as one mapping `params`"
+                    f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a mistyped "
+                    "parameter would "
+                    "pass unseen; name its parameters, and take what is free as one mapping "
+                    "`params`"
                 )
             self._own[name] = factory
             return factory
@@ -133,7 +137,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             where: the config key that gave the name, for the message (`LOSS.name` by default).
 
         Raises:
-            ConfigError: nothing has that name; the message lists the near miss and what is known.
+            ConfigError: nothing has that name; lists a suggestion and the known names.
         """
         where = where or f"{self.section}.name"
         if name in self._own:
@@ -161,7 +165,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         """Make the part `name` from its config parameters and the facts that it asks for.
 
         Args:
-            params: what the config sets; a mapping `params` is spread where the callable takes
+            params: parameters in the config; a mapping `params` is spread if the callable takes
                 `**kwargs`.
             where: the config path of the section, for messages.
             facts: values known only now (classes, train_samples, ...); passed by name to a callable
@@ -220,7 +224,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         bridge = self._bridges[library]
         try:
             _import(library, name, where)
-            found = _resolved(bridge, rest, name, where)
+            found = _resolve(bridge, rest, name, where)
             if found is None:
                 return _import_path(name, where)
             return found
@@ -233,7 +237,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         except ConfigError as error:
             if "torchvision::" in str(error):
                 advice = (
-                    "torchvision is installed for another build of torch: install the matching one, "
+                    "torchvision is installed for another build of torch: install the matching "
+                    "one, "
                     "or remove it"
                 )
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
@@ -258,7 +263,7 @@ def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def free_parameters(factory: Callable[..., Any]) -> bool:
-    """Tell whether a callable takes `**kwargs`."""
+    """Return whether a callable takes `**kwargs`."""
     return _signature(factory)[1]
 
 
@@ -273,14 +278,15 @@ def parameter_types(factory: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def unknown_parameter(where: str, key: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence for a parameter that the part does not have."""
+    """Return the message about a parameter that the part does not have."""
     listed = list(known)
     takes = ", ".join(listed) or "no parameters"
-    return f"{where}.{key}: {name!r} has no such parameter{did_you_mean(key, listed) or '.'} It takes: {takes}."
+    near = did_you_mean(key, listed) or "."
+    return f"{where}.{key}: {name!r} has no such parameter{near} It takes: {takes}."
 
 
 def source_of(thing: Callable[..., Any]) -> str:
-    """Return `module.name (file:line)` of a callable, as far as Python knows it."""
+    """Return `module.name (file:line)` of a callable, or only the name."""
     unwrapped = inspect.unwrap(thing)
     name = f"{unwrapped.__module__}.{unwrapped.__qualname__}"
     try:
@@ -319,7 +325,7 @@ def _import_path(path: str, where: str) -> Factory[Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _resolved(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] | None:
+def _resolve(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] | None:
     try:
         return bridge.resolve(rest)
     except (UnknownNameError, ConfigError):

@@ -14,8 +14,6 @@ from phasetrain.config.sections.keys import Key, Resume, define_key, key_name
 DEFAULTS = "defaults.yaml"
 """Name of the lowest layer: the defaults of all keys."""
 
-# Places where a name chooses a part, and the key that holds the name. `*` is one label or data
-# split.
 PARTS: Mapping[str, str] = MappingProxyType(
     {
         "DATA.*": "dataset",
@@ -35,7 +33,9 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "HOOKS.*": "name",
     }
 )
-WORDS = (  # where a plain word stands for {name: word}
+"""Places where a name chooses a part -> the key of the name. `*` is one label or data split."""
+
+WORDS = (
     "DATA.*.sampler",
     "DATA.*.collate",
     "DATA.*.loader",
@@ -43,24 +43,29 @@ WORDS = (  # where a plain word stands for {name: word}
     "OPTIMIZER.SCHEDULES.*",
     "OPTIMIZER.others.*.SCHEDULES.*",
 )
-# Mappings from a label to a part; null empties them.
+"""Places where a plain name is short for a mapping with the name."""
+
 LABELLED = ("METERS", "HOOKS", "OPTIMIZER.SCHEDULES", "OPTIMIZER.others")
-FREE = (
-    "HOOKS",
-    "DISTRIBUTED",
-)  # sections whose parts leave the trajectory alone, or its samples at least
-STEERING = ("HOOKS.plateau",)  # hooks that do not watch alone: another one makes other weights
-ROUNDING = (
-    "DISTRIBUTED.param_dtype",
-    "DISTRIBUTED.reduce_dtype",
-)  # of fsdp: they change more than last bits
-DEFAULT_NAMES = ("METERS.*", "HOOKS.*")  # where the label is the name unless one is given
+"""Mappings from a label to a part; null empties them."""
+
+FREE = ("HOOKS", "DISTRIBUTED")
+"""Sections whose parts do not change the trajectory, or only its rounding."""
+
+STEERING = ("HOOKS.plateau",)
+"""Hooks that change the trajectory, so that a change of their parameters needs consent."""
+
+ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")
+"""Parameters of fsdp that change more than the last bits, so that a change needs consent."""
+
+DEFAULT_NAMES = ("METERS.*", "HOOKS.*")
+"""Places where the label is the default name."""
+
 
 _SPLIT = re.compile(r"[A-Z][A-Z0-9_]*$")
 
 
 class Schema:
-    """All keys with their types and classes for resume; also answers for paths that belong to parts.
+    """All keys with types and classes for resume; also classifies paths that belong to parts.
 
     Args:
         root: dataclass whose fields are the sections.
@@ -94,8 +99,7 @@ class Schema:
         return ()
 
     def problem(self, path: str, value: Any) -> str | None:
-        """Return `expected int >= 1` if the value does not fit the key at `path`, None if it does or
-        there is no such key."""
+        """Return `expected int >= 1` if the value does not fit the key at `path`, else None."""
         key = self.key(path)
         if key is None or key.type.fits(value):
             return None
@@ -125,12 +129,12 @@ def default_schema() -> Schema:
 
 @cache
 def part_pattern(path: str) -> str | None:
-    """Return the entry of `PARTS` that a dotted path is a place of, or None."""
+    """Return the pattern in `PARTS` that a dotted path matches, or None."""
     return next((pattern for pattern in PARTS if matches(path, pattern)), None)
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Tell whether a dotted path fits a pattern in which `*` is one label; below DATA it is an
+    """Return whether a dotted path fits a pattern in which `*` is one label; below DATA it is an
     upper-case split."""
     names = path.split(".")
     wanted = pattern.split(".")
@@ -142,7 +146,7 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def is_split(name: str) -> bool:
-    """Tell whether a key of DATA is the name of a split: upper case."""
+    """Return whether a key of DATA is the name of a split: upper case."""
     return _SPLIT.match(name) is not None
 
 

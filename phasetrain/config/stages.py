@@ -13,7 +13,7 @@ from phasetrain.config.schema import Schema
 from phasetrain.errors import Problem, did_you_mean
 
 LENGTHS = ("epochs", "updates", "samples")
-"""Keys of PHASES, and of a stage, of which exactly one is set."""
+"""Keys of PHASES and of a stage; exactly one is set."""
 
 STAGE_KEYS = ("name", *LENGTHS)
 """Keys of a stage that are not sections."""

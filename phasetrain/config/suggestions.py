@@ -1,4 +1,4 @@
-"""Which of the known dotted paths a mistyped one was meant to be."""
+"""Suggestions for misspelt keys."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -27,8 +27,7 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "mixedprecision": "MACHINE.precision",
     }
 )
-"""What Lightning, transformers, timm and others call it, without case and separators, and the key
-that it is here."""
+"""Name in Lightning, transformers, timm and others, without case and separators -> the key here."""
 
 
 class KnownPaths:
@@ -36,8 +35,8 @@ class KnownPaths:
 
     Tried in turn: the same place with other spelling (`OPTIMIZER.lrr`, `optimizer.lr`,
     `MODLE.name`); the only longer name in the same place that begins or ends with it
-    (`LOSS.smoothing`); the same last name elsewhere (`OPTIMIZER.batch_size`, `lr`); what other
-    tools call it; a less like name in the same place; a like name elsewhere.
+    (`LOSS.smoothing`); the same last name elsewhere (`OPTIMIZER.batch_size`, `lr`); names of other
+    tools; a less similar name in the same place; a similar name elsewhere.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

@@ -1,8 +1,8 @@
-"""From overrides to one config: every layer merged, every mistake collected.
+"""Compose the config: merge all layers, and collect all mistakes.
 
 Layers, lowest first: `defaults.yaml`; the files of the experiment's defaults list in Hydra's order,
-and the experiment itself where its list has `_self_` (by default last); options selected on the
-command line (`LOSS=focal`), which so beat what the experiment says; values of the command line.
+and the experiment itself at `_self_` of its list (by default last); options selected on the command
+line (`LOSS=focal`), which take precedence over the experiment; values of the command line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Composed:
-    """A config before it is checked.
+    """A config before validation.
 
     Attributes:
         config: nested plain dicts and lists, interpolations resolved.
         origins: dotted path of each leaf -> the layer that set it last: `defaults.yaml`,
             `LOSS/focal.yaml`, the path of a user's file, or `command line`.
         layers: names of the layers, lowest first.
-        notes: lines about parameters that were dropped because another part was named.
-        problems: everything wrong that was found on the way.
+        notes: lines about parameters that were dropped because a layer named another part.
+        problems: mistakes in files and overrides.
         experiment: name of the experiment, empty for `experiment=null`.
         overrides: the overrides as given.
     """
@@ -52,15 +52,15 @@ def compose(
     """Merge defaults, files and overrides; mistakes are collected in `problems`, none is raised.
 
     Args:
-        overrides: words of the command line, such as `LOSS=focal` or `OPTIMIZER.lr=0.1`.
+        overrides: overrides such as `LOSS=focal` or `OPTIMIZER.lr=0.1`.
         config_dir: a folder with more options, laid out as `configs/`.
-        schema: the keys and their defaults; the package's own when not given.
+        schema: the keys and their defaults; by default those of the package.
     """
     schema = schema or default_schema()
     files = ConfigFiles(config_dir)
     line = read_overrides(overrides, files, schema)
     default = Layer(DEFAULTS, schema.defaults)
-    layers = [default, *_selected(files, line)]
+    layers = [default, *_select_layers(files, line)]
     merged = Merged(schema)
     for layer in layers:
         merged.apply(layer)
@@ -84,7 +84,7 @@ def compose(
     )
 
 
-def _selected(files: ConfigFiles, line: CommandLine) -> list[Layer]:
+def _select_layers(files: ConfigFiles, line: CommandLine) -> list[Layer]:
     replaced = tuple(line.groups)
     layers = files.select(EXPERIMENT, line.experiment, replaced=replaced) if line.experiment else []
     for group, options in line.groups.items():

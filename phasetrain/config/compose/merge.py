@@ -1,5 +1,4 @@
-"""Merging layers into one config: who set what last, and what falls away when a layer names another
-part."""
+"""Merge layers into one config, and record which layer set each value."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -17,15 +16,17 @@ from phasetrain.config.schema import (
     part_pattern,
 )
 
-IMPORTS = "RUN.imports"  # the one list that is not replaced: the union over layers
+IMPORTS = "RUN.imports"
+"""The only list that is not replaced by higher layers but extended, since parts that a lower layer
+names would be missing otherwise."""
 
 
 class Merged:
     """The layers applied so far.
 
-    Mappings merge deeply, lists are replaced, null is kept. When a layer changes the name of a
-    part, parameters that lower layers set for the old one are dropped; keys of `defaults.yaml`
-    belong to the section and stay.
+    Mappings are merged recursively, lists are replaced, null is kept. If a layer changes the name
+    of a part, parameters that lower layers set for the old part are dropped; keys of the section
+    are kept.
 
     Attributes:
         values: the nested config.
@@ -41,24 +42,24 @@ class Merged:
         self._schema = schema
 
     def apply(self, layer: Layer) -> None:
-        """Put a layer on top."""
+        """Merge a layer on top of the others."""
         self._merge(self.values, layer.values, "", layer.name)
 
     def get(self, path: str) -> Any:
-        """Return the value at a dotted path, None where there is none."""
+        """Return the value at a dotted path, or None."""
         return lookup(self.values, path)
 
     def replace(self, path: str, value: Any) -> None:
-        """Put a resolved value in the place of a leaf; the layer that set it stays its origin."""
+        """Replace a leaf by its resolved value; its origin does not change."""
         parent, _, name = path.rpartition(".")
         layer = self.origins.pop(path)
         target = lookup(self.values, parent) if parent else self.values
         target[name] = None
-        self._put(target, name, path, value, layer)
+        self._assign(target, name, path, value, layer)
 
     def remove(self, path: str, default: Layer) -> bool:
-        """Take back what was set at a path: a label or a test split goes, a key gets its default
-        again.
+        """Undo all settings of a path: remove a label or a test split, or restore the default of a
+        key.
 
         Returns:
             False when nothing is there.
@@ -88,7 +89,7 @@ class Merged:
         data = self.get("DATA")
         for split, keys in data.items() if isinstance(data, dict) else ():
             if is_split(split) and split != "TRAIN" and isinstance(keys, dict):
-                data[split] = _filled_up(keys, default.values["DATA"]["TEST"])
+                data[split] = _complete_split(keys, default.values["DATA"]["TEST"])
                 self.origins.pop(f"DATA.{split}", None)
                 for leaf in leaves(data[split], f"DATA.{split}"):
                     self.origins.setdefault(leaf, default.name)
@@ -107,9 +108,9 @@ class Merged:
                 and isinstance(new, Mapping)
             ):
                 self._rename(target[str(key)], here, new, pattern, layer)
-            self._put(target, str(key), here, new, layer)
+            self._assign(target, str(key), here, new, layer)
 
-    def _put(self, target: dict[str, Any], key: str, here: str, new: Any, layer: str) -> None:
+    def _assign(self, target: dict[str, Any], key: str, here: str, new: Any, layer: str) -> None:
         old = target.get(key)
         if new is None and here in LABELLED:
             new = {}
@@ -134,8 +135,7 @@ class Merged:
         self.origins[here] = layer
 
     def _as_mapping(self, target: dict[str, Any], key: str, here: str, new: Any) -> Any:
-        """Where one side says `stack` and the other `{name: stack, ...}`, write both as
-        mappings."""
+        """Convert a bare name to `{name: ...}` if the other layer has a mapping."""
         old = target.get(key)
         if isinstance(old, str) and isinstance(new, Mapping):
             target[key] = {"name": old}
@@ -147,7 +147,7 @@ class Merged:
     def _rename(
         self, old: dict[str, Any], here: str, new: Mapping[str, Any], pattern: str, layer: str
     ) -> None:
-        """Drop the parameters of the part that was named so far when `new` names another one."""
+        """Drop the parameters of the old part if `new` names another one."""
         name_key = PARTS[pattern]
         old_name = old.get(name_key, here.rpartition(".")[2] if pattern in DEFAULT_NAMES else None)
         new_name = new.get(name_key)
@@ -162,7 +162,7 @@ class Merged:
             self._forget(path)
 
     def _is_own(self, path: str) -> bool:
-        """Tell whether a path is a key of defaults.yaml, or a group of such."""
+        """Return whether a path is a key or a group of keys of a section."""
         return self._schema.key(path) is not None or bool(self._schema.children(path))
 
     def _restore(self, path: str, default: Layer) -> None:
@@ -179,9 +179,8 @@ class Merged:
             del self.origins[known]
 
 
-def _filled_up(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a split with defaults for those that it lacks, within its groups of keys
-    too."""
+def _complete_split(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a split, completed with defaults; groups of keys too."""
     groups = {
         key: deepcopy(dict(default)) | dict(keys[key])
         for key, default in defaults.items()
@@ -191,7 +190,7 @@ def _filled_up(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def lookup(values: Mapping[str, Any], path: str) -> Any:
-    """Return what stands at a dotted path of nested mappings, None where nothing does."""
+    """Return the value at a dotted path of nested mappings, or None."""
     node: Any = values
     for name in path.split("."):
         if not isinstance(node, Mapping) or name not in node:
@@ -213,13 +212,12 @@ def leaves(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def origin_of(origins: Mapping[str, str], path: str) -> str:
-    """Return the layer that set a path, or for a mapping the one that set its first leaf; `""` when
-    none did."""
+    """Return the layer that set a path, or the first leaf below it; `""` if there is none."""
     if path in origins:
         return origins[path]
     return next((layer for known, layer in origins.items() if known.startswith(f"{path}.")), "")
 
 
 def is_label(path: str) -> bool:
-    """Tell whether a path is a label of METERS, HOOKS, OPTIMIZER.SCHEDULES or OPTIMIZER.others."""
+    """Return whether a path is a label in one of the mappings of `LABELLED`."""
     return path.rpartition(".")[0] in LABELLED

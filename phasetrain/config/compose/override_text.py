@@ -1,4 +1,4 @@
-"""A config as the words of a command line, so that a mapping goes the way that overrides go."""
+"""Write a mapping as overrides of the command line, so that both are composed the same way."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _END = re.compile(r"(\\+)$")
 
 
 def words_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that say what a mapping says.
+    """Return the overrides that are equivalent to a mapping.
 
     Args:
         config: section -> its keys, nested as in a file (`{"OPTIMIZER": {"lr": 0.1}}`), or dotted
@@ -28,9 +28,8 @@ def words_of(config: Mapping[str, Any]) -> list[str]:
     found = []
     for key, value in config.items():
         if isinstance(value, Mapping) and "." not in key:
-            plain = all(
-                _IDENTIFIER.fullmatch(str(name)) for name in value
-            )  # others can stand in a mapping alone
+            # Names that are not identifiers cannot be part of a dotted path.
+            plain = all(_IDENTIFIER.fullmatch(str(name)) for name in value)
             each = [
                 f"{key}.{name}={literal(item, f'{key}.{name}')}" for name, item in value.items()
             ]
@@ -43,8 +42,8 @@ def words_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def removals(config: Mapping[str, Any], schema: Schema) -> list[str]:
-    """Return the overrides that take away what the defaults have and a whole config has not: hooks,
-    meters, splits."""
+    """Return the overrides that remove the hooks, meters and splits of the defaults that a complete
+    config does not have."""
     return [
         f"{section}.{label}=null"
         for section in ("DATA", "METERS", "HOOKS")
@@ -54,11 +53,11 @@ def removals(config: Mapping[str, Any], schema: Schema) -> list[str]:
 
 
 def literal(value: Any, path: str) -> str:
-    """Return a value as Hydra's grammar of overrides spells it.
+    """Return a value in Hydra's override grammar.
 
     Args:
         value: None, a bool, a number, a text, a path, or a mapping or list of such.
-        path: of its key, for messages.
+        path: dotted path of the key, for messages.
 
     Raises:
         ConfigError: it is none of these.
@@ -70,7 +69,7 @@ def literal(value: Any, path: str) -> str:
             return "true"
         return "false"
     if isinstance(value, int | float):
-        return repr(value + 0)
+        return repr(value + 0)  # + 0 turns an IntEnum into a plain int
     if isinstance(value, str | PathLike):
         return quoted(str(value))
     if isinstance(value, Mapping):
@@ -88,13 +87,14 @@ def literal(value: Any, path: str) -> str:
             + "]"
         )
     raise ConfigError(
-        f"{path} = {value!r}: a config holds numbers, texts, true, false, null, lists and mappings of them, and not "
+        f"{path} = {value!r}: a config holds numbers, texts, true, false, null, lists and "
+        "mappings of them, and not "
         f"{type(value).__name__}"
     )
 
 
 def quoted(text: str) -> str:
-    """Return a text in the quotes of Hydra's grammar, in which a backslash counts only before a
+    """Return a quoted string in Hydra's grammar, in which a backslash escapes only before a
     quote."""
     inner = _END.sub(r"\1\1", _QUOTE.sub(r"\1\1\\'", text))
     return f"'{inner}'"

@@ -1,5 +1,4 @@
-"""The words of the command line: `SECTION=GROUP` selects a file, `A.b=c` sets a value, `~A.b` takes
-one back."""
+"""Parse overrides: `SECTION=GROUP` selects a file, `A.b=c` sets a value, `~A.b` removes one."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,15 +18,14 @@ DEFAULT_EXPERIMENT = "digits"
 
 @dataclass
 class CommandLine:
-    """What the overrides say, each kind on its own.
+    """The overrides, grouped by kind.
 
     Attributes:
         experiment: the selected experiment, None for `experiment=null`.
         groups: group -> the options selected from it, in order.
-        values: nested mapping of what is set.
-        removals: dotted paths of `~path`; those of lower layers, what this line set before is gone
-            from `values`.
-        problems: one sentence per override that cannot be used.
+        values: nested mapping of the values that are set.
+        removals: dotted paths and values of `~path=value`, to be removed from lower layers.
+        problems: overrides that cannot be used.
     """
 
     experiment: str | None = DEFAULT_EXPERIMENT
@@ -38,8 +36,7 @@ class CommandLine:
 
 
 def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema) -> CommandLine:
-    """Parse every override with Hydra's grammar, each on its own so that all bad ones are
-    reported."""
+    """Parse overrides with Hydra's grammar, one by one, so that all invalid ones are reported."""
     line = CommandLine()
     parser = OverridesParser.create()
     for text in overrides:
@@ -53,7 +50,7 @@ def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema)
 
 
 class _Reader:
-    """Files one parsed override under its kind."""
+    """Adds parsed overrides to the command line."""
 
     def __init__(self, line: CommandLine, files: ConfigFiles, schema: Schema) -> None:
         self._line = line
@@ -77,7 +74,7 @@ class _Reader:
         elif "/" in key:
             self._add_problem(f"{text}: there is no folder {key} with options", key)
         else:
-            self._set(key, override)
+            self._set_value(key, override)
 
     def _add_problem(self, message: str, key: str, code: str = "config.override") -> None:
         self._line.problems.append(Problem.from_message(message, code, key))
@@ -97,7 +94,8 @@ class _Reader:
             elif group in self._schema.sections:
                 more = f"; a part is chosen by name with {group}.name={option}"
             message = (
-                f"{group}={option}: there is no file {group}/{option}.yaml{near} options of {group}: "
+                f"{group}={option}: there is no file {group}/{option}.yaml{near} options of "
+                f"{group}: "
                 f"{listed}{more}"
             )
             self._add_problem(message, group, "config.unknown_file")
@@ -112,13 +110,12 @@ class _Reader:
         else:
             self._line.groups[group] = chosen
 
-    def _set(self, path: str, override: Override) -> None:
+    def _set_value(self, path: str, override: Override) -> None:
         value = _text_keys(override.value())
         key = self._schema.key(path)
         if key is not None and isinstance(value, int | float) and not key.type.fits(value):
-            typed = (
-                override.get_value_string()
-            )  # a key that is text takes what was typed: RUN.name=007
+            # A key of type str takes the characters as typed: RUN.name=007.
+            typed = override.get_value_string()
             value = typed if key.type.fits(typed) else value
         node = self._line.values
         *parents, last = path.split(".")
@@ -136,7 +133,7 @@ class _Reader:
             node = node[name]
         before = node.get(last)
         node[last] = (
-            _merged(before, value)
+            _merge_mappings(before, value)
             if isinstance(before, dict) and isinstance(value, dict)
             else value
         )
@@ -182,7 +179,7 @@ def _unreadable(text: str, error: HydraException) -> Problem:
 
 
 def as_word(value: Any) -> str:
-    """Return a value as it stands behind the `=` of an override.
+    """Return a value as the right-hand side of an override.
 
     Example:
         >>> as_word({"name": "step", "every": [1, None]})
@@ -193,7 +190,7 @@ def as_word(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(as_word, value)) + "]"
     if isinstance(value, str):
-        # Backslashes stand for themselves, but for those in front of a quote.
+        # Backslashes are literal, except before a quote.
         return (
             "'"
             + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
@@ -222,11 +219,13 @@ def _text_keys(value: Any) -> Any:
     return value
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _merge_mappings(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
         result[key] = (
-            _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+            _merge_mappings(old, value)
+            if isinstance(old, dict) and isinstance(value, dict)
+            else value
         )
     return result

@@ -1,10 +1,10 @@
-"""The YAML files of the package and of `--config-dir`, found, ordered and read by Hydra, one layer
-per file.
+"""The YAML files of the package and of `--config-dir`: Hydra finds, orders and reads them, and each
+becomes a layer.
 
-This is the only module that uses what Hydra calls internal. Hydra's public `compose` returns the
-merged result, in which nobody can see which file set a value, and stops at the first mistake. The
-two pieces needed for more (`ConfigRepository`, which reads files, and `create_defaults_list`, which
-orders them) have kept their signatures since Hydra 1.1.
+This is the only module that uses internals of Hydra. Hydra's public `compose` returns the merged
+result without the origin of each value, and stops at the first mistake. The internals used here
+(`ConfigRepository`, which reads files, and `create_defaults_list`, which orders them) have not
+changed their signatures since Hydra 1.1.
 """
 
 import re
@@ -33,7 +33,8 @@ from phasetrain.errors import Problem, did_you_mean
 PACKAGE = "phasetrain.configs"
 EXPERIMENT = "experiment"
 
-_SELECTED = "_selected_"  # name of the file that exists in memory only and holds what is selected
+_SELECTED = "_selected_"
+"""Name of a file that exists in memory only, whose defaults list has the selected option."""
 _PARENT = re.compile(r"In '(?P<parent>[^']+)'")
 
 
@@ -51,7 +52,7 @@ class Layer:
 
 
 class ConfigFiles:
-    """The options of all groups: files of the package, then files of a folder of the user.
+    """The options of all groups: files of the package, then files of the user's folder.
 
     Args:
         config_dir: folder laid out as `configs/`: `experiment/mine.yaml`, `LOSS/mine.yaml`, ...
@@ -62,7 +63,8 @@ class ConfigFiles:
 
     def __init__(self, config_dir: str | Path | None = None) -> None:
         if hydra.__version__.startswith("1.3."):
-            hydra.version.setbase("1.3")  # Hydra 1.3 would behave like 1.1 otherwise
+            # Without a version base, Hydra 1.3 behaves like 1.1.
+            hydra.version.setbase("1.3")
         self.problems: list[Problem] = []
         self._builtin = ImportlibResourcesConfigSource(
             provider="phasetrain", path=f"pkg://{PACKAGE}"
@@ -78,7 +80,7 @@ class ConfigFiles:
             self._reject_hidden(self._user)
 
     def is_group(self, group: str) -> bool:
-        """Tell whether `group` (`LOSS`, `DATA/TRAIN`) is a folder with options."""
+        """Return whether `group` (`LOSS`, `DATA/TRAIN`) is a folder with options."""
         return any(source.is_group(group) for source in self._sources())
 
     def groups(self) -> list[str]:
@@ -99,25 +101,24 @@ class ConfigFiles:
         )
 
     def select(self, group: str, option: str, *, replaced: Sequence[str] = ()) -> list[Layer]:
-        """Return the layers that an option brings, lowest first: the files of its defaults list and
-        its own.
+        """Return the layers of an option, lowest first: the files of its defaults list and its own.
 
         Args:
-            replaced: groups that the command line selects; where a defaults list names one of them,
-                that entry is passed over.
+            replaced: groups that the command line selects; their entries in defaults lists are
+                skipped.
         """
         repository = _Repository(
             self._sources(), GroupDefault(group=f"/{group}", value=option), replaced
         )
         layers = [
             self._layer(repository, path, package)
-            for path, package in self._ordered(repository, group, option)
+            for path, package in self._order_files(repository, group, option)
         ]
         for path, sentence in repository.problems:
             self._add_problem(self._label(path), sentence)
         return layers
 
-    def _ordered(
+    def _order_files(
         self, repository: "_Repository", group: str, option: str
     ) -> Iterator[tuple[str, str]]:
         while True:
@@ -198,10 +199,10 @@ class ConfigFiles:
 
 
 class _Repository(ConfigRepository):
-    """Hydra's reader of files, with a first file in memory that selects one option.
+    """Hydra's file reader, with a first file in memory that selects one option.
 
-    Files of `experiment/` are about the whole config, with or without the header
-    `# @package _global_`. A file that cannot be parsed is noted and read as empty.
+    Files in `experiment/` configure all sections, with or without the header
+    `# @package _global_`. A file that cannot be parsed is reported and read as empty.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class _Repository(ConfigRepository):
         self._files: dict[str, ConfigResult | None] = {_SELECTED: first}
 
     def blank(self, config_path: str) -> None:
-        """Read this file as empty from now on."""
+        """Treat a file as empty from now on."""
         self._files[config_path] = _empty_file()
 
     def config_exists(self, config_path: str) -> bool:

@@ -60,7 +60,8 @@ def share_batch(draft: ConfigDraft, world_size: int) -> None:
     if section["strategy"] == "none":
         draft.reject(
             "DISTRIBUTED.strategy",
-            f"DISTRIBUTED.strategy = 'none' and {world_size} processes: each would train for itself; "
+            f"DISTRIBUTED.strategy = 'none' and {world_size} processes: each would train for "
+            "itself; "
             "take another strategy, such as DISTRIBUTED.strategy=ddp, or start one process",
         )
     micro_given = draft.get_given(MICRO) is not None
@@ -94,7 +95,8 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
     elif shards % world_size:
         draft.reject(
             SHARDS,
-            f"{SHARDS} = {shards} and {world_size} processes: DISTRIBUTED.reduction = 'ordered' works "
+            f"{SHARDS} = {shards} and {world_size} processes: DISTRIBUTED.reduction = 'ordered' "
+            "works "
             f"on 1, 2, 4, ... processes, up to {shards}; start as many, or take "
             "DISTRIBUTED.reduction=native",
         )
@@ -104,7 +106,8 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
             if given is not None:
                 draft.reject(
                     key,
-                    f"{key} = {given} and DISTRIBUTED.reduction = 'ordered': it follows from {SHARDS}; "
+                    f"{key} = {given} and DISTRIBUTED.reduction = 'ordered': it follows from "
+                    f"{SHARDS}; "
                     f"leave {key} out",
                 )
         processes = "1 process" if world_size == 1 else f"{world_size} processes"

@@ -1,4 +1,4 @@
-"""Rules of section DISTRIBUTED: what ranks can do on this device and with this reduction."""
+"""Rules of section DISTRIBUTED: compatibility with the device and the reduction."""
 
 from phasetrain.config.problems import shown
 from phasetrain.config.rules.draft import ConfigDraft
@@ -8,7 +8,7 @@ _SYNC = "DISTRIBUTED.sync_batch_norm"
 
 
 def check_distributed(draft: ConfigDraft, world_size: int) -> None:
-    """Reject combinations that are impossible on the device, or break a promise of the reduction."""
+    """Reject settings that the device cannot do, or that break the promise of the reduction."""
     section = draft.config["DISTRIBUTED"]
     device = draft.config["MACHINE"]["device"]
     _check_communication(draft, world_size)
@@ -25,7 +25,8 @@ def check_distributed(draft: ConfigDraft, world_size: int) -> None:
         draft.reject(
             _SYNC,
             f"{_SYNC} = {shown(section['sync_batch_norm'])} and MACHINE.device = {device!r}: torch "
-            "synchronizes batch norm over several processes on CUDA devices only; leave it out here",
+            "synchronizes batch norm over several processes on CUDA devices only; leave it out "
+            "here",
         )
 
 
@@ -64,7 +65,9 @@ def _check_ordered(draft: ConfigDraft) -> None:
         if is_set:
             draft.reject(
                 f"DISTRIBUTED.{key}",
-                f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = 'ordered': bits "
-                "would depend on the number of processes, which ordered promises they do not; leave "
+                f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = "
+                "'ordered': bits "
+                "would depend on the number of processes, which ordered promises they do not; "
+                "leave "
                 "one of them out",
             )

@@ -25,7 +25,8 @@ def derive_precision(draft: ConfigDraft) -> None:
     if machine["precision"] == "tf32" and machine["device"] != "cuda":
         draft.reject(
             "MACHINE.precision",
-            f"MACHINE.precision = 'tf32' and MACHINE.device = {machine['device']!r}: only CUDA devices "
+            f"MACHINE.precision = 'tf32' and MACHINE.device = {machine['device']!r}: only CUDA "
+            "devices "
             "have it; take fp32",
         )
     if draft.config["DISTRIBUTED"]["sync_batch_norm"] == "apex":
@@ -33,8 +34,8 @@ def derive_precision(draft: ConfigDraft) -> None:
 
 
 def derive_compile(draft: ConfigDraft) -> None:
-    """Complete MACHINE.compile, and reject what would make results depend on earlier runs, or the
-    sizes of batches vary."""
+    """Complete MACHINE.compile, and reject settings with which results vary between attempts, or
+    batches vary in size."""
     given = draft.config["MACHINE"]["compile"]
     if given is None:
         return
@@ -55,15 +56,18 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
     if mode is not None and complete["options"]:
         draft.reject(
             f"{_COMPILE}.mode",
-            f"{_COMPILE}.mode = {mode!r} and options are both set; torch.compile takes one of the two",
+            f"{_COMPILE}.mode = {mode!r} and options are both set; torch.compile takes one of "
+            "the two",
         )
         return
     # Autotuning times kernels and keeps the fastest one, which may differ from attempt to attempt.
     if (mode or "").startswith("max-autotune") and draft.config["MACHINE"]["deterministic"]:
         draft.reject(
             f"{_COMPILE}.mode",
-            f"{_COMPILE}.mode = {mode!r} and MACHINE.deterministic = true: it takes the kernels that "
-            "are the fastest in this very attempt, and others have other bits; take another mode, or "
+            f"{_COMPILE}.mode = {mode!r} and MACHINE.deterministic = true: it takes the kernels "
+            "that "
+            "are the fastest in this very attempt, and others have other bits; take another "
+            "mode, or "
             "MACHINE.deterministic=false",
         )
     train = draft.config["DATA"]["TRAIN"]
@@ -72,14 +76,17 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
         if train[key] == value:
             draft.reject(
                 f"DATA.TRAIN.{key}",
-                f"{_COMPILE} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for one size "
-                f"of batches, and this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or leave out "
+                f"{_COMPILE} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for "
+                "one size "
+                f"of batches, and this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or "
+                "leave out "
                 f"{_COMPILE}",
             )
     distributed = draft.config["DISTRIBUTED"]
     if distributed["strategy"] in ("ddp", "zero") and distributed.get("bucket_cap_mb", 25) < 1:
         draft.reject(
             "DISTRIBUTED.bucket_cap_mb",
-            f"{_COMPILE} and DISTRIBUTED.bucket_cap_mb = {distributed['bucket_cap_mb']}: torch.compile "
+            f"{_COMPILE} and DISTRIBUTED.bucket_cap_mb = {distributed['bucket_cap_mb']}: "
+            "torch.compile "
             "expects buckets of at least 1 MiB",
         )

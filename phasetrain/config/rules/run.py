@@ -14,7 +14,7 @@ _NAME = re.compile(r"[\w.+-]+")
 
 
 def derive_length(draft: ConfigDraft) -> None:
-    """Keep one of PHASES.epochs, updates, samples and stages: the one that the highest layer set."""
+    """Keep one of PHASES.epochs, updates, samples and stages: that of the highest layer."""
     phases = draft.config["PHASES"]
     given = {
         key: draft.rank_of(f"PHASES.{key}")
@@ -66,7 +66,8 @@ def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
     elif _NAME.fullmatch(run["name"]) is None:
         draft.reject(
             "RUN.name",
-            f"RUN.name = {run['name']!r} ({draft.layer_of('RUN.name')}): it becomes part of a folder's "
+            f"RUN.name = {run['name']!r} ({draft.layer_of('RUN.name')}): it becomes part of a "
+            "folder's "
             "name; use letters, digits and . _ + - only",
             "config.wrong_value",
         )
@@ -83,7 +84,8 @@ def check_launch(draft: ConfigDraft) -> None:
     if launch["lead_seconds"] >= limit:
         draft.reject(
             "LAUNCH.lead_seconds",
-            f"LAUNCH.lead_seconds = {launch['lead_seconds']} and LAUNCH.minutes = {launch['minutes']}: "
+            f"LAUNCH.lead_seconds = {launch['lead_seconds']} and LAUNCH.minutes = "
+            f"{launch['minutes']}: "
             f"the run is to be warned before its time is up; set LAUNCH.lead_seconds below {limit}",
         )
     if launch["cluster"] == "local" and launch["nodes"] > 1:

@@ -81,7 +81,8 @@ class CheckpointSection(Section):
     best: BestSection = group(BestSection)
     load_best: bool = key(
         False,
-        "load the best weights by best.monitor (null: auto) into the model once the run has finished "
+        "load the best weights by best.monitor (null: auto) into the model once the run has "
+        "finished "
         "and its last state is saved; the result and `weights sha256` refer to them",
         resume="free",
     )

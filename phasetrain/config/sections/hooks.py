@@ -44,7 +44,8 @@ class HookSection(Section):
 
     on_exception: Literal["raise", "stop", "ignore"] = key(
         "raise",
-        "what to do if the hook raises an exception: fail, stop the run at the next step boundary, or "
+        "what to do if the hook raises an exception: fail, stop the run at the next step "
+        "boundary, or "
         "log it and continue",
         resume="free",
     )

@@ -13,7 +13,8 @@ class LaunchSection(Section):
 
     cluster: Literal["slurm", "local", "debug"] | None = key(
         None,
-        "where the run submits itself: SLURM, or a job on this machine; debug and null: run in this "
+        "where the run submits itself: SLURM, or a job on this machine; debug and null: run in "
+        "this "
         "process",
         resume="free",
     )
@@ -49,7 +50,8 @@ class LaunchSection(Section):
     )
     parameters: Mapping[str, Any] = key(
         {},
-        "further SLURM parameters of submitit, such as constraint, exclude, comment, setup (commands "
+        "further SLURM parameters of submitit, such as constraint, exclude, comment, setup "
+        "(commands "
         "before srun), additional_parameters",
         resume="free",
     )

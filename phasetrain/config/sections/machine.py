@@ -28,7 +28,8 @@ class MachineSection(Section):
     )
     precision: Literal["fp32", "tf32", "bf16", "fp16", "apex"] = key(
         "fp32",
-        "autocast type of the forward pass in training; weights stay fp32. tf32: matrix products on "
+        "autocast type of the forward pass in training; weights stay fp32. tf32: matrix products "
+        "on "
         "CUDA at reduced precision; apex: fp16",
         resume="forbidden",
     )
@@ -37,7 +38,8 @@ class MachineSection(Section):
     )
     threads: int | None = key(
         None,
-        "CPU threads of torch in the main process; null: torch's default, or on resume the number in "
+        "CPU threads of torch in the main process; null: torch's default, or on resume the "
+        "number in "
         "the checkpoint",
         resume="free",
         ge=1,

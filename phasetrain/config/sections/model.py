@@ -77,7 +77,8 @@ class ModelSection(Section):
     )
     freeze_updates: tuple[Any, ...] = key(
         [],
-        "rules for freezing at the start of the run: `match` (patterns as in `freeze`) and `for` (a "
+        "rules for freezing at the start of the run: `match` (patterns as in `freeze`) and `for` "
+        "(a "
         'number of updates, or a duration such as "2 epochs")',
         resume="forbidden",
     )

@@ -48,7 +48,8 @@ class OptimizerSection(Section):
     )
     groups: tuple[Any, ...] = key(
         [],
-        "rules for parameter groups: `match` (patterns for names), `types` (class names of modules) "
+        "rules for parameter groups: `match` (patterns for names), `types` (class names of "
+        "modules) "
         "or `max_ndim`, with `lr_scale` or options of the optimizer",
         resume="forbidden",
     )
