@@ -34,7 +34,7 @@ class Background(Generic[T]):
         self._cancelled.set()
 
     def leave(self) -> None:
-        """Forget the job without waiting for it; its thread ends with the process at the latest."""
+        """Forget the job without waiting for it; its thread ends with the process at latest."""
         self._job = None
 
     def start(self, job: Callable[[], T]) -> None:
@@ -46,7 +46,7 @@ class Background(Generic[T]):
         def work() -> None:
             try:
                 future.set_result(job())
-            except BaseException as error:  # noqa: BLE001 - raised again in the thread that takes the result
+            except BaseException as error:  # noqa: BLE001 - raised again by take()
                 future.set_exception(error)
 
         # A daemon, and not an executor: at exit the interpreter waits for executors, and a write

@@ -63,7 +63,7 @@ class Checkpointer(CheckpointReader):
             self._sequence = max(one.manifest.sequence for one in found)
             self.run = loaded.manifest.run
             self.parent = loaded.path.rpartition("/")[2]
-            self._verified.add(self.parent)
+            self._verified.add(self.parent)  # it was read in full just now
         return loaded
 
     def clear_leftovers(self) -> None:
@@ -157,19 +157,21 @@ class Checkpointer(CheckpointReader):
     def _commit(
         self, draft: Draft, give_up: Callable[[], bool], before: Callable[[], None]
     ) -> Saved | None:
-        def describe(files: dict[str, FileRecord], healthy: bool) -> Manifest:  # noqa: FBT001 - a callback
+        def describe(files: dict[str, FileRecord], healthy: bool) -> Manifest:  # noqa: FBT001
             facts = replace(draft.facts, healthy=draft.facts.healthy and healthy)
             layout = FORMAT if draft.shards is None else SHARDED
             sequence = self._sequence + 1
             return Manifest(layout, sequence, self.run, self.parent, draft.state, files, facts)
 
         if self.group is not None:
+            # Imported here, since it takes a second and most runs do not need it.
             from phasetrain.checkpoint.sharded import save_sharded
 
             return save_sharded(
                 self.storage, self.root, draft, self.group, describe, give_up=give_up, before=before
             )
         before()
+        # From the copy, not the model: training has gone on since the copy was made.
         healthy = not has_nan(draft.tensors, WEIGHT_PREFIXES)
         self.storage.make_folder(self.root)
         contents: Contents = {TENSORS: draft.tensors, **draft.texts}

@@ -78,6 +78,7 @@ def flatten_state(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
         tensors[name] = value.detach()
         return {TENSOR: name}
 
+    # allow_nan=False below is a safeguard: a bare NaN would be invalid JSON.
     tree = _encode(state, "", add_tensor, 0)
     return json.dumps(tree, allow_nan=False).encode(), list(tensors.items())
 
@@ -142,13 +143,13 @@ def _encode(value: Any, path: str, add_tensor: Any, depth: int) -> Any:
         raise TypeError(f"{path}: state is nested more than {DEPTH} levels deep")
     if isinstance(value, Tensor):
         return add_tensor(value, path)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic):  # NumPy scalars come from metrics and samplers
         value = value.item()
     if type(value) is int and value.bit_length() > INT_BITS:
         raise TypeError(f"{path}: a whole number of more than {INT_BITS} bits cannot be saved")
     if value is None or type(value) in (bool, int, str):
         return value
-    if type(value) is float:
+    if type(value) is float:  # JSON has no NaN and no infinity
         if math.isfinite(value):
             return value
         return {FLOAT: repr(value)}

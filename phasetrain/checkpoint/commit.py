@@ -121,7 +121,7 @@ class Saved:
 
 
 def checkpoint_name(state: RunState) -> str:
-    """Return the folder name of a position: completed phases, completed steps of the current one."""
+    """Return the folder name of a position: completed phases, completed steps in the next."""
     return f"p{state.phase:04d}-s{state.step:08d}"
 
 
@@ -258,6 +258,7 @@ def read_file(
         raise InvalidCheckpointError(
             f"{name} has {len(data)} bytes, the manifest says {record.size}"
         )
+    # Only now: a truncated file is reported by its size, which says more than its digest.
     if verify == "full" and digest != record.digest:
         raise InvalidCheckpointError(
             f"{name} has digest {digest}, the manifest says {record.digest}"
@@ -277,6 +278,7 @@ def delete_checkpoint(storage: Storage, root: str, name: str) -> None:
 
 def _free_name(storage: Storage, root: str, position: str, sequence: int) -> str:
     """Return a name that no folder has, not even an unreadable one."""
+    # Damaged folders keep their names, so that they can be inspected.
     name = position
     while storage.exists(f"{root}/{name}"):
         name = f"{position}-c{sequence}"
@@ -285,6 +287,7 @@ def _free_name(storage: Storage, root: str, position: str, sequence: int) -> str
 
 
 def _digest(body: dict[str, Any]) -> str:
+    # Sorted, so that the digest depends on the content and not on the order of keys.
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

@@ -13,7 +13,7 @@ WEIGHT_PREFIXES = ("task.model.", "task.loss.")
 """Prefixes of the tensors that make a checkpoint unhealthy if they contain NaN."""
 
 FindTargets = Callable[[dict[str, Any]], list[tuple[Tensor, Tensor]]]
-"""Takes a state with empty tensors, and returns pairs of one of them and the tensor to read into."""
+"""Takes a state with empty tensors, and returns pairs of one of them and its target tensor."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,6 @@ class LoadedCheckpoint:
 
         The tensors of a checkpoint in one file have been read already and are whole.
         """
-        if isinstance(self.content, dict):
+        if isinstance(self.content, dict):  # one file, which had to be read as a whole anyway
             return self.content
         return self.content(find_targets)

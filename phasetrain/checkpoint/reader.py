@@ -148,6 +148,7 @@ class CheckpointReader:
         """
         if world.is_single_process:
             return
+        # Rank 0 lists for all: on a network file system, listings of the ranks may differ.
         for saved in world.run_on_main(self._list_newest_sharded):
             problems = world.all_gather(self._find_problem(saved, world))
             problem = next(filter(None, problems), "")
@@ -158,6 +159,7 @@ class CheckpointReader:
     def _list_newest_sharded(self) -> list[Saved]:
         """Return the sharded checkpoints that `load_newest` would try before any other."""
         newest_first = self.list_checkpoints()[::-1]
+        # The same order as in load_newest: healthy ones first, each kind from newest to oldest.
         tried = sorted(newest_first, key=lambda saved: not saved.manifest.facts.healthy)
         return list(takewhile(lambda saved: INDEX in saved.manifest.files, tried))
 
@@ -202,6 +204,8 @@ class CheckpointReader:
             _parse_json(texts[PROMISED]),
             lambda find_targets: shards.read_state(texts[TREE], find_targets),
         )
+        # Those that verify_shards has examined are not read again: each rank needs only its
+        # shards of them.
         if path not in self._examined:
             # Read everything now: a damaged shard must be found while there is still a choice of
             # another checkpoint.

@@ -8,7 +8,7 @@ from phasetrain.checkpoint.commit import NAME, Manifest, Saved
 from phasetrain.runs.direction import Objective
 
 PINNED = ".pinned"
-"""A file `NAME.pinned` next to the checkpoint NAME, created by the user, protects it from deletion."""
+"""A file `NAME.pinned`, created by the user, protects the checkpoint NAME from deletion."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Retention:
                 commit counts.
             pinned: names of pinned checkpoints.
         """
+        # Several commits of one position come from repeated interruptions there.
         latest = list({_position(saved.name): saved for saved in found}.values())
         healthy = [saved for saved in latest if saved.manifest.facts.healthy]
         # Two healthy ones, whatever the config says: one may turn out to be damaged.
@@ -61,6 +62,7 @@ class Retention:
             for saved in found
             if self.score(saved) is not None
         }
+        # sorted() is stable: of equal scores, the oldest checkpoint comes first.
         return sorted(latest.values(), key=lambda saved: self.score(saved) or 0.0, reverse=True)
 
     def score(self, saved: Saved) -> float | None:

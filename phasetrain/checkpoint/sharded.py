@@ -160,6 +160,8 @@ class ShardWriter(StorageWriter):
         if self._give_up():
             raise Unfinished(self._root)
         name = _file_name(self._group.rank, self._group.size)
+        # torch resolves each item through the planner; the draft already contains all of them in
+        # the layout of the file.
         data = self._draft.tensors
         record = self._storage.create(f"{plan.storage_data}/{name}", data, give_up=self._give_up)
         file = ShardFile(name, record, not has_nan(data, WEIGHT_PREFIXES))
@@ -355,7 +357,7 @@ class ShardReader(StorageReader):
                 ):
                     source = source.narrow(dim, start, length)
                 planner.resolve_tensor(item).detach().copy_(source)
-        done: Future[None] = Future()
+        done: Future[None] = Future()  # torch expects a future, also for a blocking read
         done.set_result(None)
         return done
 
@@ -399,6 +401,7 @@ def _parse_metadata(entry: Any) -> TensorStorageMetadata:
     chunks = [
         ChunkStorageMetadata(Size(one["offsets"]), Size(one["sizes"])) for one in entry["chunks"]
     ]
+    # By count: shards of FSDP never overlap, so enough elements means full coverage.
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError("the shards do not cover the tensor")
     return TensorStorageMetadata(
@@ -409,6 +412,7 @@ def _parse_metadata(entry: Any) -> TensorStorageMetadata:
 def _find_cause(error: CheckpointException, size: int) -> BaseException:
     """Return the error of the rank that caused the others to fail."""
     failed = {rank: failure[0] for rank, failure in sorted(error.failures.items())}
+    # First, since giving up was requested and is not an error, whatever other ranks report.
     for one in failed.values():
         if isinstance(one, Unfinished):
             return one

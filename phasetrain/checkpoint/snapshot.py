@@ -135,7 +135,7 @@ def _view_tensor(file: bytearray | memoryview, start: int, name: str, entry: Any
 
 
 def has_nan(file: bytearray | memoryview, prefix: str | tuple[str, ...]) -> bool:
-    """Tell whether a tensor whose name starts with `prefix`, or with one of several, contains NaN."""
+    """Tell whether a tensor whose name starts with one of the prefixes contains NaN."""
     return any(
         _contains_nan(tensor)
         for name, tensor in parse_safetensors(file).items()

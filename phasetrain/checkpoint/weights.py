@@ -85,6 +85,7 @@ def _load_best(source: Source, reader: CheckpointReader) -> LoadedCheckpoint | N
     checkpoints = reader.list_checkpoints()
     if not checkpoints:
         return None
+    # From promised.json alone: loading a checkpoint to learn the monitor would read it twice.
     promised = reader.storage.read_json(f"{reader.root}/{checkpoints[-1].name}/{PROMISED}")
     config = promised.get("config", {}) if isinstance(promised, dict) else {}
     monitor = config.get("CHECKPOINT", {}).get("best", {}).get("monitor")

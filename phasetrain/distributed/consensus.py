@@ -93,7 +93,7 @@ class Consensus:
         """Pass a boundary between two steps and return whether the run stops here.
 
         Args:
-            wait: agree on the requests made up to now instead of those of the boundary before;
+            wait: agree on the requests made up to now, not only up to the previous boundary;
                 used at the end of a phase.
         """
         if self._world.is_single_process or self.stopping:

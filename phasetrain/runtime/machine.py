@@ -101,7 +101,7 @@ class Machine:
         return self._precision_of(train=train) in AUTOCAST
 
     def autocast(self, *, train: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a forward pass: torch's autocast for bf16 and fp16, else nothing."""
+        """Return the context of a forward pass: autocast for bf16 and fp16, else nothing."""
         if not self.uses_autocast(train=train):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=AUTOCAST[self._precision_of(train=train)])
@@ -186,7 +186,8 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
         )
     if name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(
-            "MACHINE.device = 'mps': torch finds no MPS device here; set MACHINE.device=auto or cpu",
+            "MACHINE.device = 'mps': torch finds no MPS device here; set MACHINE.device=auto or "
+            "cpu",
             code="machine.no_device",
         )
     if name == "cuda" and local_rank is not None:

@@ -62,9 +62,10 @@ def _comparison_key(value: Any) -> Any:
             value.shape,
             blake2b(np.ascontiguousarray(value).tobytes(), digest_size=16).digest(),
         )
+    # A NumPy scalar and a Python number are the same after a checkpoint.
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float):
+    if isinstance(value, float):  # hex() keeps the sign of -0.0, and equates NaNs
         return value.hex()
     if isinstance(value, bool):  # True == 1
         return ("bool", value)

@@ -13,6 +13,7 @@ from phasetrain.hooks import CheckpointHook, Hook, Run
 from phasetrain.runtime.terminal import Terminal
 
 
+# A BaseException: `except Exception` in hooks and in the framework must not catch it.
 class Killed(BaseException):
     """Simulates SIGKILL: phasetrain does not handle it, so nothing is saved or logged."""
 
@@ -29,6 +30,7 @@ class KillAfter(Hook):
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Count the step, or kill the run."""
+        # In the step after the last one that counts: its save has then been made.
         self.left -= 1
         if self.left < 0:
             raise Killed

@@ -36,6 +36,7 @@ def assert_learns_one_batch(
         >>> assert_learns_one_batch(["experiment=digits", "LOSS.name=my_parts.focal"])
     """
     losses = _train_one_batch(overrides, updates, config_dir)
+    # A mean, since with dropout or augmentation a single loss is noisy.
     tail = losses[-max(1, updates // 10) :]
     first = losses[0]
     last = sum(tail) / len(tail)
@@ -63,6 +64,7 @@ def _train_one_batch(overrides: Sequence[str], updates: int, config_dir: str | N
     try:
         with machine.apply_settings():
             task.begin(phase, fresh=True)
+            # Once, outside of the loop: random transforms would give another batch each time.
             batches = next(iter(task.batches(phase, 0)))
             for number in range(updates):
                 out = task.train_step(

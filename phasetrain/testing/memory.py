@@ -56,6 +56,7 @@ class MemoryHandler(PathHandler):
             if "b" in mode:
                 return io.BytesIO(content)
             return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+        # Stored on close(): an object store shows an upload only when it is complete.
         writer = _Writer(lambda content: self._store_object(path, content))
         if "b" in mode:
             return writer
@@ -87,7 +88,13 @@ class MemoryHandler(PathHandler):
                 raise FileNotFoundError(path)
             del self._objects[path]
 
-    def _copy(self, src_path: str, dst_path: str, overwrite: bool = False, **kwargs: Any) -> bool:  # noqa: FBT001, FBT002
+    def _copy(
+        self,
+        src_path: str,
+        dst_path: str,
+        overwrite: bool = False,  # noqa: FBT001, FBT002 - iopath's signature
+        **kwargs: Any,
+    ) -> bool:
         with self._lock:
             if src_path not in self._objects:
                 raise FileNotFoundError(src_path)
@@ -133,6 +140,7 @@ class _Writer(io.BytesIO):
         super().__exit__(kind, error, trace)
 
     def __del__(self) -> None:
+        # io.IOBase closes a dropped file, which would publish an incomplete object.
         self.discard()
 
 

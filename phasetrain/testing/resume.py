@@ -73,6 +73,7 @@ class KillAt(Hook):
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Kill the run if the steps are exceeded."""
+        # Counted over the run, not the attempt: after a resume the count goes on.
         if steps_before(run.plan, phase.index) + run.state.step > self.steps:
             raise Killed
 
@@ -100,7 +101,7 @@ class _Runs:
         try:
             run_quietly(self._words(folder, number, kill), hooks, config_dir=self.config_dir)
         except Killed:
-            return trace
+            return trace  # valid up to the kill: the trace is kept in memory, not in the run
         assert kill is None, f"the run ended before {kill}"
         return trace
 
@@ -108,6 +109,7 @@ class _Runs:
         words = [
             *self.overrides,
             f"RUN.dir={folder}",
+            # Saves at the end of a phase only where the kill is to come after such a save.
             f"CHECKPOINT.every_epochs={1 if kill and kill.phase_ends else 'null'}",
         ]
         if self.workers:
@@ -151,6 +153,7 @@ def assert_exact_resume(
         )
         _check_range(kills, plan)
         before: Kill | None = None
+        # The last attempt, without a kill, runs to the end.
         for number, kill in zip(count(), [*kills, None], strict=False):
             trace = runs.run_attempt(f"{folder}/killed", number, kill)
             _compare(runs.unbroken, trace, before, plan)
@@ -161,6 +164,7 @@ def shortening_overrides(overrides: Sequence[str], config_dir: str | None = None
     """Return overrides that shorten a run to two epochs with tests, without scheduled saves."""
     config = resolve_overrides(overrides, config_dir).config
     phases = config.PHASES
+    # The other units of length are reset: only one may be set.
     words = ["PHASES.updates=null", "PHASES.samples=null", "PHASES.test_every.epochs=1"]
     if phases.stages:
         stages = [
@@ -206,7 +210,8 @@ def _check_range(kills: Sequence[Kill], plan: Plan) -> None:
     beyond = [kill.steps for kill in kills if not 0 < kill.steps < total]
     if beyond:
         raise ValueError(
-            f"steps = {beyond}: the shortened run has {total} steps; give some from 1 to {total - 1}"
+            f"steps = {beyond}: the shortened run has {total} steps; give some from 1 to "
+            f"{total - 1}"
         )
 
 
@@ -243,7 +248,7 @@ def _differing_paths(one: dict[str, str], other: dict[str, str]) -> Iterator[str
 
 def _describe_place(place: Place, plan: Plan) -> str:
     index, step = place
-    if step == 0:
+    if step == 0:  # the position after a phase is the start of the next one
         index -= 1
         phase = plan.phases[index]
         return f"the end of phase {index} ({phase.split}, epoch {phase.epoch})"

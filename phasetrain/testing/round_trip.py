@@ -52,6 +52,7 @@ def assert_state_round_trip(
     Example:
         >>> assert_state_round_trip(Accuracy(), lambda meter: meter.update(out))
     """
+    # Copied before the first step: the other part must get everything from the state.
     other = copy.deepcopy(part) if fresh is None else fresh()
     for number in range(STEPS):
         _run_step(part, step, number)
@@ -74,6 +75,7 @@ def assert_state_round_trip(
             "buffer with persistent=False), uses a random generator that is not seeded by the run, "
             "or reads the clock"
         )
+        # The results first: a difference there says more than the states it has led to.
         results = (
             {"result": _run_step(part, step, number)},
             {"result": _run_step(other, step, number)},
@@ -85,6 +87,7 @@ def assert_state_round_trip(
 
 
 def _run_step(part: Any, step: Step | None, number: int) -> Any:
+    # As before each micro-batch of a run, so that both parts draw the same numbers.
     reseed_all(seed_of(number, "round trip"))
     if step is None:
         return None

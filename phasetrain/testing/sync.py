@@ -106,6 +106,7 @@ class _Watch:
             stack.enter_context(_FunctionMode(self))
             if engine.task.parts.machine.device.type == "cuda":
                 stack.enter_context(_catch_sync_warnings(self))
+            # PhaseEngine.run, written out to skip the first update and to know each batch.
             for number, batches in enumerate(engine.steps()):
                 self._watching = number > 0
                 self._on_host = {_memory_address(batch.ids) for batch in batches}
@@ -147,6 +148,7 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+# Tensor.cpu and the like are no operators on the CPU, so they never reach the dispatcher.
 class _FunctionMode(TorchFunctionMode):
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
@@ -172,9 +174,11 @@ def _catch_sync_warnings(watch: _Watch) -> Iterator[None]:
         if "synchroniz" in str(message):
             watch.record_read("synchronisation")
 
+    # Needed in addition to the dispatch mode: CUDA kernels may synchronize inside an operator
+    # whose result does not depend on values.
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("always")
+        warnings.simplefilter("always")  # by default, a repeated warning is shown once
         warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
         try:

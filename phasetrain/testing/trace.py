@@ -22,7 +22,7 @@ class Trace(Hook):
         plan: the plan of the run.
     """
 
-    main_only = False
+    main_only = False  # each rank reads other batches
 
     def __init__(self) -> None:
         self.moments: dict[Place, dict[str, str]] = {}
@@ -50,6 +50,7 @@ class Trace(Hook):
             "target": batch.target,
             "mask": batch.mask,
         }
+        # Copied to digests at once: the step may change the tensors in place.
         self._batches |= digest_leaves(content, f"batch.{len(self._batches) // len(content)}")
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:

@@ -41,7 +41,8 @@ def assert_world_size_invariant(
             size.
 
     Example:
-        >>> assert_world_size_invariant(["experiment=digits", "DATA.TRAIN.sampler=my_parts.by_length"])
+        >>> words = ["experiment=digits", "DATA.TRAIN.sampler=my_parts.by_length"]
+        >>> assert_world_size_invariant(words)
     """
     words = [
         *overrides,
@@ -77,7 +78,9 @@ def _read_steps(made: BuiltRun) -> Iterator[tuple[str, list[Batch]]]:
         if phase.steps:
             loader = made.task.parts.loaders[phase.split]
             for step, draws in enumerate(islice(loader.sampler.steps(phase, 0), FIRST_STEPS)):
+                # Through the reader: the loader would start workers and prefetch further steps.
                 yield _step_name(phase, step), [loader.reader[draw] for draw in draws]
+            # The last step is the one with a partial batch.
             if phase.steps > FIRST_STEPS:
                 [draws] = loader.sampler.steps(phase, phase.steps - 1)
                 yield _step_name(phase, phase.steps - 1), [loader.reader[draw] for draw in draws]
@@ -102,6 +105,7 @@ def _split_samples(batch: Batch) -> list[Sample]:
 def _check_same_samples(one: list[Sample], other: list[Sample], when: str) -> None:
     ids = [sample["id"] for sample in one]
     others = [sample["id"] for sample in other]
+    # Samples, then order, then content: each message says more than the next would.
     if sorted(ids) != sorted(others):
         raise AssertionError(
             f"{when}: other samples, {join_first(others, 6)} instead of {join_first(ids, 6)}. "

@@ -1,4 +1,4 @@
-"""Weights, gradients and the optimizer's state sharded over ranks (torch's `fully_shard`, FSDP2)."""
+"""Weights, gradients and optimizer state sharded over ranks (torch's `fully_shard`, FSDP2)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -57,7 +57,7 @@ class DTensorState(StateAdapter):
         self.pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
 
     def load_model_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
-        """Load a state of DTensors, or of whole tensors, of which each rank takes its shard."""
+        """Load a state of DTensors, or of whole tensors, which each rank slices."""
         own = module.state_dict()
         sharded = {name: _shard_value(value, own.get(name)) for name, value in state.items()}
         module.load_state_dict(sharded)
@@ -123,7 +123,7 @@ class FullyShard(GradientAveraging):
             (hybrid sharding).
         reshard_after_forward: free gathered weights after the forward pass and gather them again
             for the backward pass, which saves memory; weights outside of `wrap` are kept.
-        param_dtype: dtype in which weights are gathered and computed; null: that of
+        param_dtype: dtype in which weights are gathered and computed; null: as
             MACHINE.precision.
         reduce_dtype: dtype in which gradients are reduced; null: fp32.
         cpu_offload: keep weights, gradients and the optimizer's state in CPU memory; no effect on
@@ -204,7 +204,7 @@ class FullyShard(GradientAveraging):
                 self._roots.append(fully_shard(root, mp_policy=policy, **options))
 
     def _resolve_dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None]:
-        """Return the dtypes of weights and of reductions; None keeps that of the weights."""
+        """Return the dtypes of weights and of reductions; None: unchanged."""
         computed = self.param_dtype or self.precision
         param_dtype = None if computed == "fp32" else DTYPES[computed]
         if param_dtype is None and self.reduce_dtype is None:

@@ -71,7 +71,7 @@ class Ordered(Strategy):
             self._finish_update(buffers)
 
     def micro_batch(self, *, last: bool, counts: bool = True) -> AbstractContextManager[object]:
-        """Return the context of a shard; after the last one, gradients are those of the batch."""
+        """Return the context of a shard; after the last one, gradients cover the whole batch."""
         return self._shard(last=last, counts=counts)
 
     def mean_loss(self, losses: Sequence[Tensor]) -> AsyncMean:

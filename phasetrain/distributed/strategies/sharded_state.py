@@ -56,7 +56,7 @@ class ShardedOptimizerState(StateAdapter):
         return {number: merged[number] for number in sorted(merged)}  # type: ignore[misc]
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-        """Load this rank's part of what `optimizer_state` returned, perhaps under another
+        """Load this rank's part of a state saved by `optimizer_state`, perhaps under another
         strategy."""
         by_number = {int(number): values for number, values in state.items()}
         numbers = self._parameter_numbers()

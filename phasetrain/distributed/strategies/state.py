@@ -20,7 +20,7 @@ class StateAdapter:
         return module.state_dict()
 
     def load_model_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
-        """Load what `model_state` returned, perhaps under another strategy."""
+        """Load a state saved by `model_state`, perhaps under another strategy."""
         module.load_state_dict(state)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class StateAdapter:
         return state
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-        """Load what `optimizer_state` returned, perhaps under another strategy."""
+        """Load a state saved by `optimizer_state`, perhaps under another strategy."""
         # Options of the groups are kept: they come from the config, which may have changed.
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": dict(state), "param_groups": groups})

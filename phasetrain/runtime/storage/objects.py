@@ -48,9 +48,11 @@ def open_storage(path: str, before: Callable[[str, str], None] | None = None) ->
     if prefix not in HANDLERS:
         known = ", ".join(f"{name}://" for name in HANDLERS) or "none"
         raise ConfigError(
-            f"RUN.dir = {path!r}: no path handler is registered for {prefix}://{did_you_mean(prefix, HANDLERS)} "
-            f"Known: {known}; register an iopath handler with @phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a "
-            "module of RUN.imports, or give a path of this machine"
+            f"RUN.dir = {path!r}: no path handler is registered for {prefix}://"
+            f"{did_you_mean(prefix, HANDLERS)} Known: {known}; register an iopath handler with "
+            f"@phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
+            "RUN.imports, or give a path of this machine",
+            code="storage.unknown_prefix",
         )
     return ObjectStorage(HANDLERS[prefix](), before)
 

@@ -181,7 +181,7 @@ class Storage(StorageReader):
         self.replace(path, (json.dumps(content, indent=1) + "\n").encode(), durable=durable)
 
     def begin_folder(self, folder: str) -> str:
-        """Create a working folder, which `publish_folder` renames to `folder`, and return its path."""
+        """Create a working folder, which `publish_folder` renames, and return its path."""
         working = f"{folder}.tmp-{uuid.uuid4().hex[:8]}"
         self.make_folder(working)
         return working
