@@ -61,7 +61,8 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
         return checkpointer.load(named if name is None else f"{checkpointer.root}/{name}")
     if named == "best" and checkpointer.retention.monitor is None:
         raise ConfigError(
-            "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is the "
+            "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is "
+            "the "
             "best, such as test/accuracy or -test/loss",
             code="config.no_monitor",
         )

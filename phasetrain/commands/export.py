@@ -165,7 +165,8 @@ def build_model(
         parts.model.load_state_dict(dict(weights.tensors))
     except RuntimeError as error:
         raise ConfigError(
-            f"{weights.loaded.path} is of another model than the overrides describe, or tensors were "
+            f"{weights.loaded.path} is of another model than the overrides describe, or tensors "
+            "were "
             f"excluded; give the overrides of its run, which are in overrides.yaml: {error}",
             code="checkpoint.other_model",
         ) from error
@@ -174,7 +175,8 @@ def build_model(
     example = loader.reader[next(iter(loader.sampler.steps(phase, 0)))[0]].input
     if not isinstance(example, Tensor):
         raise ConfigError(
-            f"the model takes a {type(example).__name__}, and only models of a single tensor can be "
+            f"the model takes a {type(example).__name__}, and only models of a single tensor can "
+            "be "
             "exported with their computation; use the format safetensors or huggingface",
             code="export.unsupported_model",
         )
@@ -192,14 +194,16 @@ def _export_program(form: str, model: nn.Module, example: Tensor) -> bytes:
             found = call(batch)
             if not isinstance(expected, Tensor):
                 raise ConfigError(
-                    f"the model returns {type(expected).__name__}; expected a tensor, to compare it",
+                    f"the model returns {type(expected).__name__}; expected a tensor, to compare "
+                    "it",
                     code="export.unsupported_model",
                 )
             difference = float((expected - found).abs().max())
             if difference > RELATIVE * float(expected.abs().max()):
                 raise ConfigError(
                     f"the outputs of the exported model differ from those of the model by up to "
-                    f"{difference:.3g}; does it branch on its input, or draw random numbers in test "
+                    f"{difference:.3g}; does it branch on its input, or draw random numbers in "
+                    "test "
                     "mode?",
                     code="export.other_outputs",
                 )

@@ -142,7 +142,8 @@ def _load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
     if name is None:
         raise ConfigError(
             f"checkpoint = {checkpoint!r}: {folder!r} has no such checkpoint; it has "
-            f"{', '.join(one.name for one in listed) or 'none'}; expected one of them, latest or best",
+            f"{', '.join(one.name for one in listed) or 'none'}; expected one of them, latest or "
+            "best",
             code="checkpoint.not_found",
         )
     return reader.load(f"{reader.root}/{name}")

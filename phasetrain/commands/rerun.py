@@ -135,7 +135,8 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
     )
     if not isinstance(given, list) or not whole:
         raise ConfigError(
-            f"--from {folder}: expected overrides.yaml with a list and config.yaml with every section; "
+            f"--from {folder}: expected overrides.yaml with a list and config.yaml with every "
+            "section; "
             "give the folder of a run",
             code="rerun.no_run",
         )
@@ -144,13 +145,15 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
     recorded = environment.config_dir
     if config_dir is None and not isinstance(recorded, str | None):
         raise ConfigError(
-            f"--from {folder}: config_dir in its environment.json is {recorded!r}, expected a text or "
+            f"--from {folder}: config_dir in its environment.json is {recorded!r}, expected a "
+            "text or "
             "null; give the folder with --config-dir",
             code="rerun.no_config_dir",
         )
     if config_dir is None and recorded is not None and not Path(recorded).is_dir():
         raise ConfigError(
-            f"--from {folder}: it was started with --config-dir {recorded}, which does not exist; give "
+            f"--from {folder}: it was started with --config-dir {recorded}, which does not exist; "
+            "give "
             "the folder with --config-dir",
             code="rerun.no_config_dir",
         )
@@ -187,7 +190,8 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     )
     if setup.config.RUN.engine != "train":
         raise ConfigError(
-            f"--from {original.folder} and RUN.engine = {setup.config.RUN.engine!r}: only a training "
+            f"--from {original.folder} and RUN.engine = {setup.config.RUN.engine!r}: only a "
+            "training "
             "can be repeated; remove RUN.engine",
             code="cli.conflict",
         )
@@ -215,7 +219,8 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     size = find_placement(os.environ).size
     if isinstance(processes, int) and processes != size:
         log.warning(
-            "the original had world size %d, this one has %d: bits are equal for an equal world size only",
+            "the original had world size %d, this one has %d: bits are equal for an equal world "
+            "size only",
             processes,
             size,
         )
@@ -247,7 +252,8 @@ def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | No
         return text, False
     if before is not None and before != result.digest:
         return (
-            f"NOT bit-identical to {folder}: {updates} updates and all measured values are equal, but "
+            f"NOT bit-identical to {folder}: {updates} updates and all measured values are equal, "
+            "but "
             f"the final weights differ: sha256 {before} there, {result.digest} in {other}"
             f"{_explain_deviations(original)}",
             False,
@@ -294,7 +300,8 @@ def _check_comparable(original: Original) -> None:
         reason = f" ({error})"
     if found is None or not (found.ledger or found.metrics):
         raise ConfigError(
-            f"--from {original.folder}: it has not finished, and there is no update in its {FILE} and "
+            f"--from {original.folder}: it has not finished, and there is no update in its {FILE} "
+            "and "
             f"no line in its metrics.jsonl to compare with{reason}; resume it first: phasetrain "
             f"RUN.dir={original.folder}, with the words in its overrides.yaml",
             code="rerun.nothing_to_compare",
@@ -311,7 +318,8 @@ def _check_folder(original: str, chosen: str) -> None:
     if same or _has_finished(chosen):
         why = "is the folder of the original" if same else "holds a run that has finished"
         raise ConfigError(
-            f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be repeated; "
+            f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
+            "repeated; "
             f"give another folder, or remove RUN.dir for {_find_free_folder(original)}",
             code="rerun.same_folder",
         )

@@ -57,7 +57,8 @@ def submit(setup: "Setup") -> str:
         )
     if section.folder is None and "://" in run_folder:
         raise ConfigError(
-            f"LAUNCH.folder = null and RUN.dir = {run_folder!r}: the logs of the job need a folder of "
+            f"LAUNCH.folder = null and RUN.dir = {run_folder!r}: the logs of the job need a "
+            "folder of "
             "a file system that all machines share, as in LAUNCH.folder=logs"
         )
     folder = Path(section.folder or f"{run_folder}/launch").absolute()
@@ -95,7 +96,8 @@ def _make_executor(section: Any, name: str, folder: Path) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"LAUNCH.cluster = {section.cluster!r}: needs submitit, which cannot be imported "
-            f"({error}); install it with pip install 'phasetrain[cluster]', or set LAUNCH.cluster=null"
+            f"({error}); install it with pip install 'phasetrain[cluster]', or set "
+            "LAUNCH.cluster=null"
         ) from error
     shared = {
         "timeout_min": section.minutes,

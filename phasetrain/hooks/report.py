@@ -237,7 +237,7 @@ class Report(Hook):
             write_report([folder.path], storage=folder.storage)
         except Exception as error:  # noqa: BLE001 - the run is complete and must stay so
             self._warn(
-                "there is no report.html of this run: %s; try python tools/report.py %s",
+                "there is no report.html of this run: %s; try phasetrain report %s",
                 error,
                 folder.path,
             )

@@ -104,6 +104,30 @@ def test_it_holds_every_module_and_config_and_no_test(unpacked: Path) -> None:
     assert held == expected | {"phasetrain/configs/__init__.py"}
 
 
+def test_commands_print_json_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(unpacked)}
+    start = (sys.executable, "-m", "phasetrain")
+    (tmp_path / "runs").mkdir()
+    content = json.loads(command(*start, "runs", "list", "--json", cwd=tmp_path, env=env))
+    assert (content["schema"], content["runs"], content["errors"]) == (1, [], [])
+    words = ("plan", "PHASES.epochs=1", "RUN.rehearse=false", "RUN.dir=plan", "--json")
+    content = json.loads(command(*start, *words, cwd=tmp_path, env=env))
+    assert (content["state"], content["details"]["updates"]) == ("planned", 22)
+    usage = command(*start, "export", "--help", cwd=tmp_path, env=env)
+    assert usage.startswith("usage: phasetrain export")
+    done = subprocess.run(
+        (*start, "OPTIMIZER.lrr=1", "--json"),
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (error,) = json.loads(done.stdout)["errors"]
+    assert (done.returncode, error["key"]) == (2, "OPTIMIZER.lrr")
+    assert error["suggestion"] == "OPTIMIZER.lr"
+
+
 @pytest.mark.slow
 def test_the_default_experiment_runs_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(unpacked)}

@@ -304,7 +304,8 @@ def _build_model(
         model.load_state_dict(learned[which])
     except RuntimeError as error:
         raise ChangedError(
-            f"{loaded.path} is of another MODEL than the config describes; give the overrides of its "
+            f"{loaded.path} is of another MODEL than the config describes; give the overrides of "
+            "its "
             f"run, which are in overrides.yaml: {error}",
             code="checkpoint.other_model",
         ) from error

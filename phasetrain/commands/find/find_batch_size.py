@@ -85,7 +85,8 @@ def find_batch_size(setup: Setup) -> RunResult:
         lambda: draw_plot(series, ("batch size", "samples per second"), [largest]),
     )
     setup.terminal.say(
-        f"the largest batch that fits has {largest} samples ({stopped}), the fastest {fastest}: {line}"
+        f"the largest batch that fits has {largest} samples ({stopped}), the fastest {fastest}: "
+        f"{line}"
     )
     return RunResult(
         "found",

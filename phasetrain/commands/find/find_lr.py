@@ -96,12 +96,14 @@ def find_lr(setup: Setup) -> RunResult:
     optimizer = setup.config.OPTIMIZER
     if section.lr_to <= section.lr_from:
         raise ConfigError(
-            f"FIND.lr_to = {section.lr_to:g}: expected more than FIND.lr_from = {section.lr_from:g}",
+            f"FIND.lr_to = {section.lr_to:g}: expected more than FIND.lr_from = "
+            f"{section.lr_from:g}",
             code="config.conflict",
         )
     if optimizer.lr == 0:
         raise ConfigError(
-            "OPTIMIZER.lr = 0: expected any other value, because parameter groups have factors of it",
+            "OPTIMIZER.lr = 0: expected any other value, because parameter groups have factors of "
+            "it",
             code="config.conflict",
         )
     lrs = geometric_range(section.lr_from, section.lr_to, section.updates)
@@ -109,7 +111,8 @@ def find_lr(setup: Setup) -> RunResult:
     reason = run_trial(setup, trial_config(setup.config, updates=section.updates), watch)
     if len(watch.losses) < 3:
         raise ConfigError(
-            f"FIND.lr_from = {section.lr_from:g}: the loss was not finite after {len(watch.losses)} "
+            f"FIND.lr_from = {section.lr_from:g}: the loss was not finite after "
+            f"{len(watch.losses)} "
             "updates; expected a smaller value",
             code="numerics.nonfinite",
         )

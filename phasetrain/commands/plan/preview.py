@@ -297,7 +297,8 @@ def count_parameters(model: nn.Module) -> int:
 def _explain_waits(parts: Parts) -> Iterator[str]:
     if parts.updater is not None and parts.updater.stepper.waits:
         yield (
-            f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot skip an update on the "
+            f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot skip an update on "
+            "the "
             "device, so each update waits until the device has checked that it is finite; a fused "
             "optimizer, or OPTIMIZER.on_nonfinite=ignore, does not wait"
         )

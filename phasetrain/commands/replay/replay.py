@@ -70,7 +70,8 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
     number = _update_number(setup)
     if not folder.holds_run():
         raise ConfigError(
-            f"RUN.dir = {folder.path!r}: holds no run to replay; set RUN.dir to the folder of a run",
+            f"RUN.dir = {folder.path!r}: holds no run to replay; set RUN.dir to the folder of a "
+            "run",
             code="run.not_found",
         )
     ledger = read_ledger(folder.storage, folder.path)
@@ -258,7 +259,8 @@ class _Replay:
         if made_by == 1 or self.setup.config.DISTRIBUTED.reduction == "ordered":
             return COMPONENTS
         log.warning(
-            "the update is of world size %d, the replay of 1: sums have other last bits, so only %s "
+            "the update is of world size %d, the replay of 1: sums have other last bits, so only "
+            "%s "
             "are compared",
             made_by,
             " and ".join(SHARED),

@@ -60,7 +60,7 @@ To repeat the run in a new folder and check that every bit is the same:
 | steps.ledger | a short binary record per update, for `phasetrain replay` and `runs diff` |
 | log.txt, log-1.txt, ... | log of rank 0, 1, ... |
 | stacks.txt | stack traces of all threads, after SIGUSR2 or if no step completed for long |
-| status.json | running, finished, preempted or failed; attempt, updates, reason, exit code, time, heartbeat |
+| status.json | state (running, finished, preempted, failed), reason, exit code, time, heartbeat |
 | owner.json, run.lock | the process that is running; deleted when it ends |
 | checkpoints/ | a folder per checkpoint, named by completed phases and steps of the next |
 | numerics/ | batches and weights of updates that were not finite, for `phasetrain replay` |
