@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.runs.diff import LENGTH, diff, side
+from phasetrain.commands.runs.diff import LENGTH, diff, read_side
 from phasetrain.commands.setup import Setup, resolve_config, without_derived
 from phasetrain.commands.train.resume import format_deviations
 from phasetrain.config.changes import ABSENT, LABELS, Change, differences
@@ -293,7 +293,7 @@ def _check_comparable(original: Original) -> None:
     if original.status.state == "finished" and original.status.digest:
         return
     try:
-        found = side(original.folder)
+        found = read_side(original.folder)
         reason = ""
     except ConfigError as error:
         found = None

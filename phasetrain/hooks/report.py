@@ -1,4 +1,4 @@
-"""Writes report.html at the end of a run, with what the model predicts in tests (hook `report`)."""
+"""Writes report.html at the end of a run, with predictions of its tests (hook `report`)."""
 
 import logging
 import time
@@ -20,56 +20,54 @@ from phasetrain.meters.classification.class_scores import (
     require_single_label,
 )
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.records import PREDICTIONS, RunFiles
 from phasetrain.runs.report import write_report
 from phasetrain.runs.report.images import make_data_url, normalize_pixels
 
 log = logging.getLogger(__name__)
 
-FILE = "predictions.json"
-"""Name of the file in the run folder that a report takes predictions from."""
-
 CLASSES = 200
-"""Classes up to which confusions are counted."""
+"""Maximum number of classes for which confusions are counted."""
 
 WRITE_SECONDS = 10.0
-"""Between two writes of predictions.json while the run goes on; at its end it is written in any
-case."""
+"""Minimum interval between two writes of predictions.json; it is always written at the end."""
 
 
 @HOOKS.register("report")
 class Report(Hook):
-    """Writes `report.html` once everything else is done, whatever the end of the run, and never
-    fails it.
+    """Writes `report.html` after everything else is done, however the run ends, and never fails it.
 
-    In tests of tasks that take samples for classes it counts which class is taken for which, over
-    all processes, and keeps some samples of the first batch, with label and prediction, as small
-    images where they are images. Train steps it leaves alone.
+    In tests of classifiers it counts confusions over all ranks, and keeps some samples of the first
+    batch with label and prediction, as small images if their inputs are images. It does nothing in
+    train steps.
 
     Args:
-        samples: samples of the first batch that are kept, and mistakes in it; 0 keeps none.
-        pixels: of the longer side of an image; larger ones are made smaller.
-        confusion: count confusions, for up to 200 classes.
+        samples: number of samples of the first batch that are kept, and of mistakes in it; 0 for
+            none.
+        pixels: longer side of a kept image; larger ones are subsampled.
+        confusion: whether to count confusions, for up to 200 classes.
     """
 
     observe_only = True
-    main_only = False  # confusions are added up over all processes
-    is_single_label = True
+    main_only = False  # confusions are summed over all ranks
+    single = True
     policy: OnException = "ignore"
 
     def __init__(self, samples: int = 12, pixels: int = 64, *, confusion: bool = True) -> None:
         if samples < 0 or pixels < 8:
             raise ValueError(
-                f"samples = {samples} and pixels = {pixels}: expected samples from 0 and pixels from 8"
+                f"samples = {samples} and pixels = {pixels}: expected samples from 0 and pixels "
+                "from 8"
             )
         self.samples = samples
         self.pixels = pixels
         self.confusion = confusion
-        self._found: dict[str, dict[str, Any]] = {}
-        self._written = -WRITE_SECONDS
-        self._pending = False
+        self._by_split: dict[str, Any] = {}
+        self._written_at = -WRITE_SECONDS
+        self._is_pending = False
         self._warned = set[str]()
-        self._looks = False
-        self._processes = 1
+        self._is_watching = False
+        self._world_size = 1
         self._batch: Batch | None = None
         self._names: tuple[str, ...] | None = None
         self._kept: dict[str, Any] | None = None
@@ -77,157 +75,153 @@ class Report(Hook):
         self._loaded: dict[str, Any] = {}
 
     def on_start(self, run: Run) -> None:
-        """Take over what an attempt before has kept, and have the report written when the folder is
-        closed."""
+        """Load the predictions of earlier attempts, and have the report written at the end."""
         folder = run.folder
-        self._processes = run.world.size
+        self._world_size = run.world.size
         if folder is None or not run.world.is_main:
             return
-        before = folder.storage.read_json(folder.file(FILE))
-        if isinstance(before, dict):
-            self._found = {
-                split: one for split, one in before.items() if _is_reached(one, run.state.updates)
-            }
+        files = RunFiles(folder.path, folder.storage)
+        reached = {
+            split
+            for split, predictions in files.predictions().items()
+            if predictions.updates <= run.state.updates  # later ones will be made again
+        }
+        content = files.read_mapping(PREDICTIONS)
+        self._by_split = {split: content[split] for split in content if split in reached}
         folder.before_close.append(lambda: self._finish(folder))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Begin to look at a test, or go on where a checkpoint was made in the midst of one."""
-        self._looks = not phase.is_train
+        """Begin to watch a test, or resume in the middle of one."""
+        self._is_watching = not phase.is_train
         self._kept = None
         self._counts = None
         loaded, self._loaded = self._loaded, {}
         if phase.is_train:
             return
-        self._names = _class_names(run, phase)
-        if run.state.step:
-            self._looks = loaded.get("processes") == run.world.size
-            self._kept = loaded.get("kept")
-            if self._looks and loaded.get("counts") is not None:
-                self._counts = self._matrix(len(loaded["counts"]))
-                self._counts.load_state_dict(
-                    {"counts": loaded["counts"], "outside": loaded["outside"]}
-                )
+        self._names = _find_class_names(run, phase)
+        if not run.state.step:
+            return
+        # Counts are those of one rank: with another world size they belong to other samples.
+        self._is_watching = loaded.get("processes") == run.world.size
+        self._kept = loaded.get("kept")
+        if self._is_watching and loaded.get("counts") is not None:
+            self._counts = ConfusionMatrix(len(loaded["counts"]), class_names=self._names)
+            self._counts.load_state_dict({name: loaded[name] for name in ("counts", "outside")})
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:
-        """Hold the first batch of a test until the model has seen it."""
-        if self._looks and self._kept is None:
+        """Hold the first batch of a test until its predictions are known."""
+        if self._is_watching and self._kept is None:
             self._batch = batch
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Count confusions, and keep samples of the first batch."""
-        if not self._looks:
+        if not self._is_watching:
             return
         batch, self._batch = self._batch, None
-        self._looks = (
-            False  # where the rest fails, what was found so far is no longer of the whole test
-        )
+        # If the rest fails, the counts are not those of the whole test.
+        self._is_watching = False
         try:
-            found = require_single_label("report", read_scores("report", out).as_two_classes(0.0))
-            classes = found.scores.shape[1]
+            scores = require_single_label("report", read_scores("report", out).as_two_classes(0.0))
+            classes = scores.scores.shape[1]
             if self.confusion and classes <= CLASSES:
                 if self._counts is None:
-                    self._counts = self._matrix(classes).to(found.scores.device)
+                    matrix = ConfusionMatrix(classes, class_names=self._names)
+                    self._counts = matrix.to(scores.scores.device)
                 self._counts.update(out)
-        except (ValueError, IndexError):  # it does not tell classes
+        except (ValueError, IndexError):  # not a classifier
             return
         if batch is not None and run.world.is_main:
+            self._kept = {}
             if self.samples:
-                self._kept = self._chosen(batch, found, make_class_labels(classes, self._names))
-            else:
-                self._kept = {}
-        self._looks = True
+                labels = make_class_labels(classes, self._names)
+                self._kept = self._select_samples(batch, scores, labels)
+        self._is_watching = True
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Add the confusions of all processes up and write what was found, if that was not done
-        just now."""
+        """Sum the confusions of all ranks, and write predictions.json if it is due."""
         if phase.is_train:
             return
         counts = self._counts
-        looked = all(run.world.all_gather(self._looks))
-        self._looks = False
+        has_watched = all(run.world.all_gather(self._is_watching))
+        self._is_watching = False
         self._counts = None
-        if not looked:
+        if not has_watched:
             return
-        counted = all(run.world.all_gather(counts is not None))
-        whole = counts.all_reduce(run.world) if counted and counts is not None else None
+        # A rank without a batch has no counts; then the others must not wait for it in the sum.
+        has_counts = all(run.world.all_gather(counts is not None))
+        total = counts.all_reduce(run.world) if has_counts and counts is not None else None
         if not run.world.is_main or run.folder is None:
             return
-        found: dict[str, Any] = {"updates": run.state.updates, **(self._kept or {})}
-        if isinstance(whole, ConfusionMatrix) and not int(whole.outside):
-            found |= {"classes": list(whole.names), "confusion": whole.counts.tolist()}
-        self._found[phase.split] = found
-        self._pending = True
-        if time.monotonic() - self._written >= WRITE_SECONDS:
-            self._write(run.folder)
+        content: dict[str, Any] = {"updates": run.state.updates, **(self._kept or {})}
+        if isinstance(total, ConfusionMatrix) and not int(total.outside):
+            content |= {"classes": list(total.names), "confusion": total.counts.tolist()}
+        self._by_split[phase.split] = content
+        self._is_pending = True
+        if time.monotonic() - self._written_at >= WRITE_SECONDS:
+            self._write_predictions(run.folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was found in a test that is not complete."""
-        if not self._looks:
+        """Return the counts and samples of an incomplete test."""
+        if not self._is_watching:
             return {}
-        counts = self._counts
-        if counts is None:
-            state = {}
-        else:
-            state = {"counts": counts.counts.cpu(), "outside": counts.outside.cpu()}
-        return {"processes": self._processes, "kept": self._kept, **state}
+        state: dict[str, Any] = {"processes": self._world_size, "kept": self._kept}
+        if self._counts is not None:
+            state["counts"] = self._counts.counts.cpu()
+            state["outside"] = self._counts.outside.cpu()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what was found; it is used when the test goes on."""
+        """Restore the state; it is used when the test is resumed."""
         self._loaded = dict(state)
 
-    def _matrix(self, classes: int) -> ConfusionMatrix:
-        return ConfusionMatrix(classes, class_names=self._names)
+    def _select_samples(
+        self, batch: Batch, scores: ClassScores, names: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return the first samples of a batch, and the mistakes with the highest confidence."""
+        confidence, prediction = scores.scores.float().softmax(1).max(1)
+        has_class = (scores.target >= 0) & (scores.target < len(names))
+        is_counted = scores.counted_mask().cpu() & has_class.cpu()
+        confidence, prediction, target = confidence.cpu(), prediction.cpu(), scores.target.cpu()
+        places = is_counted.nonzero()[:, 0]
+        wrong = places[prediction[places] != target[places]]
+        wrong = wrong[confidence[wrong].argsort(descending=True, stable=True)]
 
-    def _chosen(self, batch: Batch, found: ClassScores, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the first samples of a batch that count, and the mistakes of which the model was
-        most certain."""
-        certain, predicted = found.scores.float().softmax(1).max(1)
-        counted_mask = found.counted_mask().cpu()
-        inside = (found.target >= 0) & (found.target < len(names))
-        certain, predicted, target = certain.cpu(), predicted.cpu(), found.target.cpu()
-        places = (counted_mask & inside.cpu()).nonzero()[:, 0]
-        wrong = places[predicted[places] != target[places]]
-        wrong = wrong[certain[wrong].argsort(descending=True, stable=True)]
-
-        def told(place: int) -> dict[str, Any]:
+        def describe_sample(place: int) -> dict[str, Any]:
             return {
                 "index": int(batch.ids[place]) if place < len(batch.ids) else None,
                 "label": names[int(target[place])],
-                "prediction": names[int(predicted[place])],
-                "confidence": round(float(certain[place]), 4),
-                "image": self._image(batch.input, place),
+                "prediction": names[int(prediction[place])],
+                "confidence": round(float(confidence[place]), 4),
+                "image": self._encode_image(batch.input, place),
             }
 
-        first = places[: self.samples].tolist()
-        mistakes = wrong[: self.samples].tolist()
         return {
-            "first": [told(place) for place in first],
-            "mistakes": [told(place) for place in mistakes],
+            "first": [describe_sample(place) for place in places[: self.samples].tolist()],
+            "mistakes": [describe_sample(place) for place in wrong[: self.samples].tolist()],
         }
 
-    def _image(self, inputs: Any, place: int) -> str | None:
+    def _encode_image(self, inputs: Any, place: int) -> str | None:
         if not isinstance(inputs, Tensor) or inputs.ndim not in (3, 4) or inputs.is_complex():
             return None
         pixels = normalize_pixels(inputs[place].detach().float().cpu().numpy(), self.pixels)
-        if pixels is None:
-            return None
-        return make_data_url(pixels)
+        return None if pixels is None else make_data_url(pixels)
 
-    def _write(self, folder: RunFolder) -> None:
-        self._written = time.monotonic()
-        self._pending = False
+    def _write_predictions(self, folder: RunFolder) -> None:
+        self._written_at = time.monotonic()
+        self._is_pending = False
+        path = folder.file(PREDICTIONS)
         if not folder.space.has_spare():
-            self._warn("%s: there is too little room, and it is not written", folder.file(FILE))
+            self._warn("%s: there is too little room, and it is not written", path)
             return
         try:
-            folder.storage.replace_json(folder.file(FILE), self._found, durable=False)
+            folder.storage.replace_json(path, self._by_split, durable=False)
         except OSError as error:
-            self._warn("%s could not be written: %s", folder.file(FILE), error)
+            self._warn("%s could not be written: %s", path, error)
 
     def _finish(self, folder: RunFolder) -> None:
-        """Write what is left, and the report; what goes wrong here must not touch the run."""
-        if self._pending:
-            self._write(folder)
+        """Write pending predictions and the report."""
+        if self._is_pending:
+            self._write_predictions(folder)
         if not folder.space.has_spare():
             self._warn(
                 "there is too little room in %s, and report.html is not written", folder.path
@@ -237,7 +231,7 @@ class Report(Hook):
             write_report([folder.path], storage=folder.storage)
         except Exception as error:  # noqa: BLE001 - the run is complete and must stay so
             self._warn(
-                "there is no report.html of this run: %s; try phasetrain report %s",
+                "report.html of this run could not be written: %s; try phasetrain report %s",
                 error,
                 folder.path,
             )
@@ -248,15 +242,9 @@ class Report(Hook):
         self._warned.add(text)
 
 
-def _class_names(run: Run, phase: Phase) -> tuple[str, ...] | None:
-    """Return the names of classes where the data of a phase knows them."""
+def _find_class_names(run: Run, phase: Phase) -> tuple[str, ...] | None:
+    """Return the class names of the dataset of a phase; None if it has none."""
     loader = run.task.parts.loaders.get(phase.data)
     dataset = None if loader is None else loader.reader.dataset
     names = dataset.facts().get("class_names") if isinstance(dataset, Described) else None
-    if names is None:
-        return None
-    return tuple(map(str, names))
-
-
-def _is_reached(found: Any, updates: int) -> bool:
-    return isinstance(found, dict) and isinstance(at := found.get("updates"), int) and at <= updates
+    return None if names is None else tuple(map(str, names))

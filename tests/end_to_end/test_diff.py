@@ -199,7 +199,8 @@ class TestFaultsInCode:
         found = diff(str(unbroken), str(tmp_path))
         assert (found.updates, found.components) == (4, ("length",))
         assert (
-            found.verdict == "They are equal up to update 3, where B ends; A goes on to update 10."
+            found.verdict
+            == "They are equal up to update 3, where B ends; A continues to update 10."
         )
 
 
@@ -220,7 +221,7 @@ class TestEqual:
         assert found.components == ("metrics",)
         assert "their 10 updates are equal" in found.verdict
         assert any(
-            note.startswith("From update 3 on the plans cut phases at other places")
+            note.startswith("From update 3 on the plans divide phases differently")
             for note in found.notes
         )
 

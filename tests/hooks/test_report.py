@@ -15,7 +15,7 @@ from harness import SMALL, KillAfter, die, parted, records, status, train
 from phasetrain.commands.api import run
 from phasetrain.engine.batch import Batch
 from phasetrain.hooks import Hook, Report
-from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.folder import DiskSpace
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
@@ -122,7 +122,7 @@ def test_a_full_disk_is_warned_of_and_ends_nothing(
 def test_the_last_room_on_a_disk_is_left_for_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunFolder, "has_room", lambda self: False)
+    monkeypatch.setattr(DiskSpace, "has_spare", lambda self: False)
     printed = told(tmp_path)
     assert printed.count("predictions.json: there is too little room, and it is not written") == 1
     assert (
@@ -140,7 +140,7 @@ def test_whatever_goes_wrong_in_a_report_the_run_is_finished(
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr("phasetrain.hooks.report.write_report", broken)
-    assert "there is no report.html of this run: a fault of ours" in told(tmp_path)
+    assert "report.html of this run could not be written: a fault of ours" in told(tmp_path)
     assert status(tmp_path)["state"] == "finished"
 
 
@@ -150,7 +150,7 @@ def test_a_fault_in_a_test_costs_its_predictions_and_not_the_run(
     def broken(*args: Any) -> dict[str, Any]:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(Report, "_chosen", broken)
+    monkeypatch.setattr(Report, "_select_samples", broken)
     train(tmp_path / "ignored", "PHASES.epochs=1")
     assert not (tmp_path / "ignored" / "predictions.json").exists()
     assert (tmp_path / "ignored" / "report.html").exists()

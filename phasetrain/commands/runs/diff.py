@@ -1,5 +1,5 @@
-"""Where two runs part: the first update and the component in which their ledgers differ, and what
-differs beside it."""
+"""Compares two runs: the first update and component in which their ledgers differ, and differences
+of config, environment and data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +32,7 @@ from phasetrain.runtime.terminal import Rows, plain_table
 
 LENGTH = "length"
 MEASUREMENTS = "metrics"
-"""Components beside those of a record: one run is longer; the updates are equal and measured values
-are not."""
+"""Further components: one run is longer; or the updates are equal and the metrics differ."""
 
 COMPUTING = (
     *(
@@ -49,45 +48,47 @@ COMPUTING = (
     ),
     *("packages", "commit", "devices", "switches"),
 )
-"""Entries of environment.json that may decide over bits; the others say who, where and when."""
+"""Entries of environment.json that may change results bit by bit."""
 
 OF_A_FOLDER = ("RUN.dir", "RUN.name", "RUN.engine", "RUN.step", "RUN.resume")
-"""Keys that two runs may well have each their own way."""
+"""Keys that differ between any two runs."""
 
 OF_PROCESSES = ("DATA.TRAIN.micro_batch_size", "OPTIMIZER.accumulate")
-"""Keys that follow from the number of processes."""
+"""Keys that follow from the world size."""
 
 MEANINGS = {
     "samples": "the order of the data, its length, the batch size or the seed differs",
     "batch content": "the data itself, a transform or its randomness differs",
     "lr": "the learning rate or its schedule differs",
-    "loss": "the forward pass differs: the loss or its parameters, the model, its randomness (dropout) or its buffers, "
-    "the precision, the number of threads; or weights differ that are not on record",
-    "gradient norm": "the backward pass differs, or only one of them limits the norm (OPTIMIZER.clip_norm)",
-    "weights": "the update differs: the optimizer, its settings or its state (momentum), limits of the gradient, or "
-    "one of them skipped it",
+    "loss": "the forward pass differs: the loss or its parameters, the model, its randomness "
+    "(dropout) or its buffers, the precision, the number of threads; or weights differ that are "
+    "not on record",
+    "gradient norm": "the backward pass differs, or only one of them limits the norm "
+    "(OPTIMIZER.clip_norm)",
+    "weights": "the update differs: the optimizer, its settings or its state (momentum), limits of "
+    "the gradient, or one of them skipped it",
 }
-"""What it means that a component is the first to differ, everything before it being equal."""
+"""Component -> likely causes if it is the first one to differ."""
 
 KEPT = ("phase", "reload")
-"""Kinds of lines of metrics.jsonl that are compared in any case; others where both runs have them
-at an update."""
+"""Kinds of lines of metrics.jsonl that are always compared; other kinds only at updates at which both
+runs have logged them."""
 
 METER = "a meter, buffers of the model, the test data, or what a hook logs differs"
-"""What it means that only measured values differ."""
+"""Likely causes if only metrics differ."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is known of one run.
+    """One of two compared runs.
 
     Attributes:
         path: its folder, or the file of its ledger.
-        ledger: its records, None where there are none.
-        config: the content of config.yaml, empty where there is none.
-        environment: the content of environment.json, empty where there is none.
-        data: split -> fingerprint of its data, of the newest checkpoint; empty where there is none.
-        metrics: lines of metrics.jsonl without what may differ between equal runs.
+        ledger: its ledger; None if it has none.
+        config: content of config.yaml; empty if there is none.
+        environment: content of environment.json; empty if there is none.
+        data: split -> fingerprint of its data in the newest checkpoint; empty if there is none.
+        metrics: lines of metrics.jsonl without entries that differ between equal runs.
     """
 
     path: str
@@ -100,18 +101,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two runs compare.
+    """The result of comparing two runs.
 
     Attributes:
         one, other: the runs.
-        updates: the first update at which they part; of a metric, the updates before it was
-            measured; 0 where they are equal.
-        components: what differs there, the cause before its effects; empty where they are equal.
-        verdict: a sentence that says so.
+        updates: first update at which they differ; of a metric, the updates before it was
+            measured; 0 if they are equal.
+        components: components that differ there, causes before effects; empty if the runs are
+            equal.
+        verdict: a sentence that sums it up.
         config: keys that differ.
-        environment: what differs of versions, machine and threads, by name.
+        environment: differences of versions, machine and threads, by name.
         data: splits whose data differ, with both fingerprints.
-        notes: what else there is to know.
+        notes: further remarks, such as parts that could not be compared.
     """
 
     one: Side
@@ -126,19 +128,19 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Whether the runs do not part."""
+        """Whether no difference was found."""
         return not self.components
 
     def report(self) -> str:
         """Return everything as text."""
         lines = [self.verdict]
         if self.components and self.components[0] in COMPONENTS:
-            lines.append(self._table())
+            lines.append(self._make_table())
         rows = [(c.path, shown(c.old), shown(c.new), c.resume) for c in self.config]
         tables: list[tuple[str, Sequence[str], Rows]] = [
             ("config", ("key", "A", "B", "on a resume"), rows),
-            ("environment", ("", "A", "B"), _rows(self.environment)),
-            ("data", ("split", "A", "B"), _rows(self.data)),
+            ("environment", ("", "A", "B"), _make_rows(self.environment)),
+            ("data", ("split", "A", "B"), _make_rows(self.data)),
         ]
         lines += [plain_table(title, head, rows) for title, head, rows in tables if rows]
         same = [title for title, _, rows in tables if not rows]
@@ -146,9 +148,9 @@ class Difference:
             lines.append(f"equal: {', '.join(same)}")
         return "\n\n".join([f"A {self.one.path}\nB {self.other.path}", *lines, *self.notes])
 
-    def _table(self) -> str:
-        assert self.one.ledger is not None, "they part in a ledger"
-        assert self.other.ledger is not None, "they part in a ledger"
+    def _make_table(self) -> str:
+        assert self.one.ledger is not None, "components of records need a ledger"
+        assert self.other.ledger is not None, "components of records need a ledger"
         one = self.one.ledger[self.updates]
         other = self.other.ledger[self.updates]
         rows = [
@@ -164,20 +166,21 @@ class Difference:
 
 
 def diff(one: str, other: str) -> Difference:
-    """Return where two runs part.
+    """Compare two runs.
 
     Args:
         one: a run folder, or the path of a steps.ledger.
-        other: the same of another run.
+        other: the same of the other run.
 
     Raises:
         ConfigError: there is neither.
     """
-    a = side(one)
-    b = side(other)
-    updates, components, verdict, notes = _parting(a, b)
+    a = read_side(one)
+    b = read_side(other)
+    updates, components, verdict, notes = _find_difference(a, b)
     schema = default_schema()
     changes = differences(a.config, b.config, schema) if a.config and b.config else []
+    # the settings of a rank follow from the world size
     other_number = a.environment.get("processes") != b.environment.get("processes")
     own = (*OF_A_FOLDER, *(OF_PROCESSES if other_number else ()))
     return Difference(
@@ -187,34 +190,39 @@ def diff(one: str, other: str) -> Difference:
         components=components,
         verdict=verdict,
         config=tuple(change for change in changes if change.path not in own),
-        environment=_unequal(
-            _computing(a.environment, b.environment), _computing(b.environment, a.environment)
+        environment=_compare_leaves(
+            _select_environment(a.environment, b.environment),
+            _select_environment(b.environment, a.environment),
         ),
-        data=_unequal(a.data, b.data),
+        data=_compare_leaves(a.data, b.data),
         notes=tuple(notes),
     )
 
 
-def side(path: str) -> Side:
-    """Return what is known of the run in a folder, or of a ledger alone.
+def read_side(path: str) -> Side:
+    """Read the run in a folder, or a ledger alone.
 
     Raises:
-        ConfigError: there is no run, or something of it cannot be read.
+        ConfigError: there is no run (code `runs.no_run`), or a file of it cannot be read.
     """
     try:
-        return _read(open_storage(path), path.rstrip("/"))
+        return _read_side(open_storage(path), path.rstrip("/"))
     except OSError as error:
         raise ConfigError(
-            f"{path!r}: a file of this run cannot be read ({error}); put a readable one there, or take it away"
+            f"{path!r}: a file of this run cannot be read ({error}); put a readable one there, or "
+            "take it away",
+            code="runs.unreadable",
         ) from error
 
 
-def _read(storage: Storage, path: str) -> Side:
+def _read_side(storage: Storage, path: str) -> Side:
     names = storage.list_names(path)
     if not names:
-        return Side(path, _ledger(storage, path), {}, {}, {}, [])
+        return Side(path, _read_ledger(storage, path), {}, {}, {}, [])
     if FILE not in names and METRICS not in names:
-        raise ConfigError(f"{path!r}: expected the folder of a run, or the path of a {FILE}")
+        raise ConfigError(
+            f"{path!r}: expected the folder of a run, or the path of a {FILE}", code="runs.no_run"
+        )
     try:
         config = OmegaConf.to_container(
             OmegaConf.create(
@@ -226,15 +234,15 @@ def _read(storage: Storage, path: str) -> Side:
     environment = RunFiles(path, storage).environment()
     return Side(
         path,
-        _ledger(storage, f"{path}/{FILE}") if FILE in names else None,
+        _read_ledger(storage, f"{path}/{FILE}") if FILE in names else None,
         {str(key): value for key, value in config.items()} if isinstance(config, dict) else {},
         environment.content,
-        _fingerprints(storage, f"{path}/checkpoints"),
+        _read_fingerprints(storage, f"{path}/checkpoints"),
         [line.reproducible() for line in parse_metrics(_read_file(storage, path, METRICS, names))],
     )
 
 
-def _parting(one: Side, other: Side) -> tuple[int, tuple[str, ...], str, list[str]]:
+def _find_difference(one: Side, other: Side) -> tuple[int, tuple[str, ...], str, list[str]]:
     notes = [
         f"{a.path} has no {FILE} (HOOKS.ledger); only metrics are compared"
         for a in (one, other)
@@ -242,24 +250,27 @@ def _parting(one: Side, other: Side) -> tuple[int, tuple[str, ...], str, list[st
     ]
     equal = 0
     if one.ledger and other.ledger:
-        notes += _remarks(one.ledger, other.ledger)
-        first = _first(one.ledger, other.ledger)
+        notes += _list_remarks(one.ledger, other.ledger)
+        first = _find_first_update(one.ledger, other.ledger)
         if first is not None:
             updates, components = first
             return (
                 updates,
                 components,
-                _sentence(one.ledger, other.ledger, updates, components[0]),
+                _explain_difference(one.ledger, other.ledger, updates, components[0]),
                 notes,
             )
         equal = len(one.ledger.keys() & other.ledger.keys())
         if one.ledger.last != other.ledger.last:
             last, longer = sorted((one.ledger.last, other.ledger.last))
-            ends, goes_on = ("A", "B") if one.ledger.last == last else ("B", "A")
-            verdict = f"They are equal up to update {last}, where {ends} ends; {goes_on} goes on to update {longer}."
+            ends, continues = ("A", "B") if one.ledger.last == last else ("B", "A")
+            verdict = (
+                f"They are equal up to update {last}, where {ends} ends; {continues} continues to "
+                f"update {longer}."
+            )
             return last + 1, (LENGTH,), verdict, notes
     same = f"their {equal} updates are equal" if equal else "no updates were compared"
-    found = _first_metric(one.metrics, other.metrics)
+    found = _find_first_metric(one.metrics, other.metrics)
     if found is not None:
         updates, what = found
         verdict = (
@@ -271,19 +282,19 @@ def _parting(one: Side, other: Side) -> tuple[int, tuple[str, ...], str, list[st
     return 0, (), f"They do not part: {same}, and so are all measured values.", notes
 
 
-def _first(one: Ledger, other: Ledger) -> tuple[int, tuple[str, ...]] | None:
+def _find_first_update(one: Ledger, other: Ledger) -> tuple[int, tuple[str, ...]] | None:
     for updates in one:
         if updates in other and (found := list_differences(one[updates], other[updates])):
             return updates, tuple(found)
     return None
 
 
-def _sentence(one: Ledger, other: Ledger, updates: int, component: str) -> str:
+def _explain_difference(one: Ledger, other: Ledger, updates: int, component: str) -> str:
     before = max((number for number in one if number < updates and number in other), default=0)
     same = [
         f"same {name}"
         for name in COMPONENTS[: COMPONENTS.index(component)]
-        if _told(one, other, updates, name)
+        if _can_compare(one, other, updates, name)
     ]
     if before:
         since = (
@@ -295,8 +306,8 @@ def _sentence(one: Ledger, other: Ledger, updates: int, component: str) -> str:
     return f"They part at update {updates}: {beside}. {since}; {MEANINGS[component]}."
 
 
-def _told(one: Ledger, other: Ledger, updates: int, component: str) -> bool:
-    """Tell whether both records have the component and it can be compared."""
+def _can_compare(one: Ledger, other: Ledger, updates: int, component: str) -> bool:
+    """Return whether both records have the component and it was computed in the same way."""
     a = one[updates]
     b = other[updates]
     if component == "gradient norm":
@@ -306,7 +317,7 @@ def _told(one: Ledger, other: Ledger, updates: int, component: str) -> bool:
     return is_comparable(a, b, component)
 
 
-def _remarks(one: Ledger, other: Ledger) -> Iterator[str]:
+def _list_remarks(one: Ledger, other: Ledger) -> Iterator[str]:
     for name, ledger in (("A", one), ("B", other)):
         missing = ledger.last - len(ledger)
         if missing:
@@ -317,47 +328,56 @@ def _remarks(one: Ledger, other: Ledger) -> Iterator[str]:
     if any(
         not is_comparable(one[updates], other[updates], "batch content") for updates in both[:1]
     ):
-        yield "The content of batches was not compared: HOOKS.ledger.content or the number of processes differs."
+        yield (
+            "The content of batches was not compared: HOOKS.ledger.content or the number of "
+            "processes differs."
+        )
     for updates in both:
         a = one[updates]
         b = other[updates]
         if (a.phase, a.step) != (b.phase, b.step):
             yield (
-                f"From update {updates} on the plans cut phases at other places (A: phase {a.phase}, step {a.step}; "
-                f"B: phase {b.phase}, step {b.step}); the updates may be equal all the same."
+                f"From update {updates} on the plans divide phases differently (A: phase {a.phase}, "
+                f"step {a.step}; B: phase {b.phase}, step {b.step}); the updates may still be equal."
             )
             return
 
 
-def _first_metric(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> tuple[int, str] | None:
+def _find_first_metric(
+    one: list[dict[str, Any]], other: list[dict[str, Any]]
+) -> tuple[int, str] | None:
     if not one or not other:
         return None
-    common = _common(one, other)
-    for a, b in zip_longest(_of(one, common), _of(other, common)):
+    common = _list_common(one, other)
+    for a, b in zip_longest(_select_lines(one, common), _select_lines(other, common)):
         if a == b:
             continue
         if a is None or b is None:
             line, who = (b, "B") if a is None else (a, "A")
-            return int(line["updates"]), f"only {who} has {_name(line)}"
-        values = [f"{key}: {x!r} and {y!r}" for key, (x, y) in _unequal(_flat(a), _flat(b)).items()]
-        return int(a["updates"]), f"{_name(a)}, {', '.join(values[:3])}"
+            return int(line["updates"]), f"only {who} has {_name_line(line)}"
+        values = [
+            f"{key}: {x!r} and {y!r}"
+            for key, (x, y) in _compare_leaves(_flatten(a), _flatten(b)).items()
+        ]
+        return int(a["updates"]), f"{_name_line(a)}, {', '.join(values[:3])}"
     return None
 
 
-def _common(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    """Return kind and update of what both have logged: hooks and their `every_updates` may
-    differ."""
+def _list_common(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    """Return (kind, updates) of lines that both runs have logged; their hooks may differ."""
     logged = [{(line["kind"], line["updates"]) for line in side} for side in (one, other)]
     return logged[0] & logged[1]
 
 
-def _of(lines: list[dict[str, Any]], common: set[tuple[str, int]]) -> list[dict[str, Any]]:
+def _select_lines(
+    lines: list[dict[str, Any]], common: set[tuple[str, int]]
+) -> list[dict[str, Any]]:
     return [
         line for line in lines if line["kind"] in KEPT or (line["kind"], line["updates"]) in common
     ]
 
 
-def _name(line: Mapping[str, Any]) -> str:
+def _name_line(line: Mapping[str, Any]) -> str:
     if line["kind"] == "phase":
         return f"{line.get('split')} of epoch {line.get('epoch')}"
     if line["kind"] == "reload":
@@ -365,34 +385,33 @@ def _name(line: Mapping[str, Any]) -> str:
     return f"{line['kind']} of update {line['updates']}"
 
 
-def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def _flatten(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, item in value.items():
         here = f"{path}.{key}" if path else key
-        found |= _flat(item, here) if isinstance(item, dict) else {here: item}
+        found |= _flatten(item, here) if isinstance(item, dict) else {here: item}
     return found
 
 
-def _computing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an environment that may decide over bits and that both sides tell
-    of."""
+def _select_environment(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of COMPUTING that both environments have."""
     return {key: one[key] for key in COMPUTING if key in one and key in other}
 
 
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the leaves that both sides have, or only one of them, with both values."""
+def _compare_leaves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the leaves of nested mappings that differ, with both values."""
     if not one or not other:
         return {}
-    a = _flat(one)
-    b = _flat(other)
+    a = _flatten(one)
+    b = _flatten(other)
     return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
-def _rows(found: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:
+def _make_rows(found: Mapping[str, tuple[Any, Any]]) -> list[tuple[str, str, str]]:
     return [(key, str(one), str(other)) for key, (one, other) in found.items()]
 
 
-def _ledger(storage: Storage, path: str) -> Ledger:
+def _read_ledger(storage: Storage, path: str) -> Ledger:
     try:
         return parse_ledger(storage.read(path), path)
     except OSError as error:
@@ -409,7 +428,7 @@ def _read_file(storage: Storage, folder: str, name: str, names: list[str]) -> by
     return storage.read(f"{folder}/{name}") if name in names else b""
 
 
-def _fingerprints(storage: Storage, root: str) -> Mapping[str, str]:
+def _read_fingerprints(storage: Storage, root: str) -> Mapping[str, str]:
     found, _ = list_checkpoints(storage, root)
     promised = storage.read_json(f"{root}/{found[-1].name}/promised.json") if found else None
     data = promised.get("data") if isinstance(promised, dict) else None
