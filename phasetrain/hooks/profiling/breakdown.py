@@ -10,7 +10,6 @@ from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.hooks.profiling.breakdown_tables import (
-    HookCalls,
     flop_rates,
     make_tables,
     round_parts,
@@ -90,7 +89,14 @@ class Breakdown(Hook):
         if self.peak_flops is None:
             self.peak_flops = peak_flops(self._device, machine.precision)
         if self.flops:
-            self._count_flops(run)
+            self._per_sample, self._note = count_flops(run)
+            if not self._note and self.peak_flops is None:
+                self._note = (
+                    f"no MFU, because the peak FLOP/s of {self._device!r} in {machine.precision} "
+                    "is not known; set HOOKS.breakdown.peak_flops"
+                )
+            if self._note:
+                log.debug("HOOKS.breakdown: %s", self._note)
         if machine.device.type == "cuda":
             self._times.device = make_cuda_clock(machine.device)
         run.task.around(self._times.time_part)
@@ -164,32 +170,9 @@ class Breakdown(Hook):
             },
             "hooks": [
                 dict(zip(("label", "event", "calls", "seconds"), row, strict=True))
-                for row in self._slowest_hooks()
+                for row in slowest_hooks(self._times, enabled=self.hooks)
             ],
         }
-
-    def _count_flops(self, run: Run) -> None:
-        """Count the operations of a train step, or note why they cannot be counted."""
-        try:
-            self._per_sample = train_flops(run.task, run.plan)
-        except Exception as error:
-            # An error of the model appears again in the first step; an error of the counter alone
-            # must not end the run. With several ranks it must, as the others may wait for this one.
-            if not run.world.is_single_process:
-                error.add_note(
-                    "(while operations were counted; HOOKS.breakdown.flops=false turns this off)"
-                )
-                raise
-            self._note = f"operations could not be counted: {type(error).__name__}: {error}"
-            log.debug("HOOKS.breakdown: %s", self._note)
-            return
-        if self.peak_flops is None:
-            precision = run.task.parts.machine.precision
-            self._note = (
-                f"no MFU, because the peak FLOP/s of {self._device!r} in {precision} is not known; "
-                "set HOOKS.breakdown.peak_flops"
-            )
-            log.debug("HOOKS.breakdown: %s", self._note)
 
     def _record(self, run: Run, phase: Phase, step: int) -> None:
         """Append the figures since the last line of the split to metrics.jsonl."""
@@ -211,13 +194,10 @@ class Breakdown(Hook):
             if isinstance(hook, Metrics):
                 hook.record(line)
 
-    def _slowest_hooks(self) -> list[HookCalls]:
-        if not self.hooks:
-            return []
-        return slowest_hooks(self._times)
-
     def _print_summary(self) -> None:
-        for title, head, rows in make_tables(self._times, self._slowest_hooks()):
+        for title, head, rows in make_tables(
+            self._times, slowest_hooks(self._times, enabled=self.hooks)
+        ):
             log.debug(plain_table(title, head, rows))
             if self.terminal.verbosity == "normal":  # a verbose terminal shows the debug log
                 self.terminal.print_table(title, head, rows)
@@ -234,3 +214,18 @@ class Breakdown(Hook):
             )
         if self._note:
             self.terminal.print_pairs([("flops", self._note)])
+
+
+def count_flops(run: Run) -> tuple[Mapping[int, int], str]:
+    """Return the floating-point operations per sample in each stage, or why there are none."""
+    try:
+        return train_flops(run.task, run.plan), ""
+    except Exception as error:
+        # An error of the model appears again in the first step; an error of the counter alone must
+        # not end the run. With several ranks it must, because the others may wait for this one.
+        if not run.world.is_single_process:
+            error.add_note(
+                "(while operations were counted; HOOKS.breakdown.flops=false turns this off)"
+            )
+            raise
+        return {}, f"operations could not be counted: {type(error).__name__}: {error}"

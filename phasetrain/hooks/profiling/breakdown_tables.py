@@ -37,8 +37,10 @@ def summarize_steps(totals: StepTotals, peak_flops: float | None) -> dict[str, A
     return summary | flop_rates(totals, peak_flops)
 
 
-def slowest_hooks(times: StepTimes) -> list[HookCalls]:
-    """Return the calls of each hook by event, the slowest first."""
+def slowest_hooks(times: StepTimes, *, enabled: bool) -> list[HookCalls]:
+    """Return the calls of each hook by event, the slowest first; none unless enabled."""
+    if not enabled:
+        return []
     rows = [(*key, row.calls, row.seconds) for key, row in times.calls.items() if row.calls]
     return sorted(rows, key=lambda row: -row[-1])
 

@@ -1,6 +1,5 @@
 """Prints progress, a line per epoch, and the best metrics at the end (hook `console`)."""
 
-import math
 import os
 import resource
 import sys
@@ -13,10 +12,11 @@ from typing import Any
 import torch
 
 from phasetrain.engine.batch import StepOutput
-from phasetrain.engine.plan import TRAIN, Phase
+from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.progress.eta import EtaEstimator
 from phasetrain.hooks.progress.phase_lines import PhaseLines
+from phasetrain.hooks.progress.results import COLUMNS, Results
 from phasetrain.meters.base import metric_direction
 from phasetrain.runtime.format import format_bytes, format_duration, format_metric
 from phasetrain.runtime.live_view import Bar, View
@@ -27,9 +27,6 @@ ESTIMATE_AFTER = 0.5
 
 POLL_INTERVAL = 0.1
 """Seconds between two updates of the display until then."""
-
-MAX_BEST_METRICS = 6
-"""Maximum number of metrics in the last line; metrics.jsonl has all of them."""
 
 
 @HOOKS.register("console")
@@ -66,8 +63,7 @@ class ConsoleView(Hook):
         self._loss = ""
         self._lr = ""
         self._last: torch.Tensor | None = None
-        self._latest: dict[tuple[str, str], tuple[float, int]] = {}
-        self._best: dict[tuple[str, str], tuple[float, int]] = {}
+        self._results = Results()
 
     def on_start(self, run: Run) -> None:
         """Start the clock, and the live view on a terminal."""
@@ -96,7 +92,9 @@ class ConsoleView(Hook):
             return
         if self._starts_split:
             self._starts_split = False
-            self._start_timing(run)
+            assert self._eta is not None
+            self._eta.begin(run.state.step)
+            self._waited = run.clock.seconds()["data"]
         interval = self._interval
         if not self._estimate_printed:
             interval = min(POLL_INTERVAL, interval)
@@ -111,11 +109,8 @@ class ConsoleView(Hook):
         assert self._eta is not None
         self._eta.leave()
         for name, value in metrics.items():
-            found = value, run.state.updates
-            self._latest[phase.split, name] = found
-            best = self._best.get((phase.split, name))
-            if best is None or _is_better(run, name, value, best[0]):
-                self._best[phase.split, name] = found
+            direction = metric_direction(name, run.task.meters)
+            self._results.add(phase.split, name, (value, run.state.updates), direction)
         if phase.is_train and run.state.phase < len(run.plan.phases):
             self._print_estimate(run, 0.0)
         if not metrics and phase.is_train and self._last is not None:
@@ -125,21 +120,11 @@ class ConsoleView(Hook):
     def on_end(self, run: Run) -> None:
         """Print the best metrics, of test splits if there are any."""
         self._end_live_view()
-        self.terminal.print_pairs(self._summarize_best(), always=True)
-        if self._latest and self.terminal.verbosity == "verbose":
-            ordered = sorted(self._latest.items(), key=lambda item: item[0][0] == TRAIN)
-            rows = [
-                (
-                    f"{split}/{name}",
-                    format_metric(value),
-                    str(at),
-                    *(map(_format_cell, self._best[split, name])),
-                )
-                for (split, name), (value, at) in ordered
-            ]
-            self.terminal.print_table(
-                "results", ("metric", "last", "at update", "best", "at update"), rows
-            )
+        if not self._results:
+            return
+        self.terminal.print_pairs([("best", self._results.summarize_best())], always=True)
+        if self.terminal.verbosity == "verbose":
+            self.terminal.print_table("results", COLUMNS, self._results.make_rows())
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Remove the live view, so that nothing overwrites the error."""
@@ -151,25 +136,15 @@ class ConsoleView(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the latest and the best value of every metric, for the last lines of the run."""
-        return {
-            "results": [[*key, *found] for key, found in self._latest.items()],
-            "best": [[*key, *found] for key, found in self._best.items()],
-        }
+        return self._results.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values."""
-        self._latest = {(split, name): (value, at) for split, name, value, at in state["results"]}
-        best = {(split, name): (value, at) for split, name, value, at in state.get("best", ())}
-        self._best = self._latest | best
+        self._results.load_state_dict(state)
 
     def _end_live_view(self) -> None:
         self.terminal.stop_live()
         self._lines.end()
-
-    def _start_timing(self, run: Run) -> None:
-        assert self._eta is not None
-        self._eta.begin(run.state.step)
-        self._waited = run.clock.seconds()["data"]
 
     def _print_estimate(self, run: Run, min_seconds: float) -> None:
         """Print the remaining time once, after `min_seconds` of training were timed."""
@@ -201,7 +176,7 @@ class ConsoleView(Hook):
             self._last_line = time.perf_counter()
             epoch = f"epoch {phase.epoch + 1}/{run.plan.epochs}"
             facts = "  ".join((epoch, *self._format_facts(run, phase)))
-            left = self._format_remaining(run)[1]
+            left = format_remaining(self._eta, run.state.step)[1]
             SHOWN.info("update %d/%d  %s", run.state.updates, run.plan.updates, facts)
             self.terminal.print_line(
                 f"update {run.state.updates}/{run.plan.updates}  {facts}{left and f'  {left} left'}"
@@ -218,13 +193,6 @@ class ConsoleView(Hook):
             facts.append(f"data {100 * min(1.0, waited / elapsed):.0f} %")
         return (*facts, format_memory(run.task.parts.machine.device))
 
-    def _format_remaining(self, run: Run) -> tuple[str, str]:
-        """Return the remaining time of the phase and of the run as text."""
-        found = None if self._eta is None else self._eta.estimate_remaining(run.state.step)
-        if found is None:
-            return ("", "")
-        return (format_duration(found[0]), format_duration(found[1]))
-
     def _make_view(self, run: Run) -> View:
         state = run.state
         phases = run.plan.phases
@@ -232,7 +200,7 @@ class ConsoleView(Hook):
         if phase is None:
             return View()
         step = state.step if state.phase < len(phases) else phase.steps
-        phase_left, run_left = self._format_remaining(run)
+        phase_left, run_left = format_remaining(self._eta, run.state.step)
         label = f"epoch {phase.epoch + 1}/{run.plan.epochs} {phase.split}"
         bars = (
             Bar(label, step, phase.steps, phase_left),
@@ -240,18 +208,13 @@ class ConsoleView(Hook):
         )
         return View(bars, self._format_facts(run, phase), self._lines.pending())
 
-    def _summarize_best(self) -> list[tuple[str, str]]:
-        """Return the row with the best metrics."""
-        keys = [key for key in self._best if key[0] != TRAIN] or list(self._best)
-        parts = []
-        for split, name in keys[:MAX_BEST_METRICS]:
-            value, update = self._best[split, name]
-            parts.append(f"{split}/{name} {format_metric(value)} (update {update})")
-        if len(keys) > MAX_BEST_METRICS:
-            parts.append(f"{len(keys) - MAX_BEST_METRICS} more in metrics.jsonl")
-        if parts:
-            return [("best", ", ".join(parts))]
-        return []
+
+def format_remaining(eta: EtaEstimator | None, step: int) -> tuple[str, str]:
+    """Return the remaining time of the phase and of the run as text, empty if not known yet."""
+    remaining = None if eta is None else eta.estimate_remaining(step)
+    if remaining is None:
+        return ("", "")
+    return (format_duration(remaining[0]), format_duration(remaining[1]))
 
 
 def format_memory(device: torch.device) -> str:
@@ -264,17 +227,3 @@ def format_memory(device: torch.device) -> str:
     # No /proc: macOS, where only the peak is known, and in bytes instead of KiB.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f"{format_bytes(peak * (1 if sys.platform == 'darwin' else 2**10))} at most"
-
-
-def _is_better(run: Run, name: str, value: float, than: float) -> bool:
-    """Return whether a value is better; without a declared direction the later one counts."""
-    direction = metric_direction(name, run.task.meters)
-    if direction is None or math.isnan(than):
-        return True
-    return direction.is_better(value, than)
-
-
-def _format_cell(value: float | int) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return format_metric(value)
