@@ -87,9 +87,9 @@ class _DatalessBuilder(Builder):
         """Return the recorded facts, and the facts of this machine."""
         return {
             **self.recorded,
-            "world": self.world.size,
-            "device": self.machine.device,
-            "precision": self.machine.precision,
+            "world": self.context.world.size,
+            "device": self.context.machine.device,
+            "precision": self.context.machine.precision,
         }
 
 

@@ -17,6 +17,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks, Run
 from phasetrain.runs.folder import RunFolder
+from phasetrain.tasks.build.data_builder import list_splits
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     loaded = choose_checkpoint(setup, folder)
     builder = setup.builder()
     data = builder.data()
-    tests = [split for name, split in builder.splits(data).items() if name != TRAIN]
+    tests = [split for name, split in list_splits(builder.context, data).items() if name != TRAIN]
     if not tests:
         raise ConfigError(
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."

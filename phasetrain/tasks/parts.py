@@ -76,6 +76,7 @@ class Parts:
         averages: averages of the model's weights by name.
         other_updaters: label in OPTIMIZER.others -> its updater, for a task with
             `separate_updaters`.
+        known_facts: values that parts may ask for by name.
     """
 
     model: nn.Module
@@ -99,6 +100,7 @@ class Parts:
     holds: Holds | None = None
     averages: Mapping[str, Average] = field(default_factory=dict)
     other_updaters: Mapping[str, Updater] = field(default_factory=dict)
+    known_facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def updaters(self) -> dict[str, Updater]:

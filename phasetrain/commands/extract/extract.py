@@ -27,7 +27,10 @@ from phasetrain.errors import ChangedError, ConfigError, did_you_mean
 from phasetrain.models.layers import Layers
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
-from phasetrain.tasks import Builder, SplitData
+from phasetrain.tasks import SplitData
+from phasetrain.tasks.build.builder import build_model, load_weights
+from phasetrain.tasks.build.data_builder import build_loader
+from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 log = logging.getLogger(__name__)
@@ -117,8 +120,10 @@ class _Extraction:
 
     def _make_shards(self, missing: list[int]) -> Iterator[tuple[int, Shard]]:
         phases = [self._phase_of_shard(index, number) for index, number in enumerate(missing)]
-        loader = Builder(self.setup.config, self.setup.machine, World()).build_loader(
-            self.split, Plan(tuple(phases))
+        loader = build_loader(
+            BuildContext(self.setup.config, self.setup.machine, World()),
+            self.split,
+            Plan(tuple(phases)),
         )
         try:
             for number, phase in zip(missing, phases, strict=True):
@@ -289,9 +294,9 @@ def _build_model(
     initialized from the seed."""
     builder = setup.builder()
     which = setup.config.EXTRACT.weights
-    model = builder.build_model(builder.facts(data, Plan(())))
+    model = build_model(builder.context, builder.facts(data, Plan(())))
     if loaded is None:
-        builder.load_weights(model)
+        load_weights(builder.context, model)
         return model.to(setup.machine.device).eval()
     learned = loaded.state["task"]
     if which not in learned:

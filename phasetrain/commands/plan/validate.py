@@ -20,8 +20,12 @@ from phasetrain.meters import METERS, Meter
 from phasetrain.optim.groups import weights_of
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder, Parts, SplitData, Task
+from phasetrain.tasks.build.builder import build_loss, build_model, load_weights
+from phasetrain.tasks.build.data_builder import build_split
+from phasetrain.tasks.build.optimizer_builder import build_updaters
 from phasetrain.tasks.build.optimizer_factory import shares_of
 from phasetrain.tasks.build.sections import METER_KEYS, rest
+from phasetrain.tasks.build.weights_builder import freeze_parameters
 from phasetrain.tasks.inspection import checkpoint_bytes
 
 log = logging.getLogger(__name__)
@@ -222,18 +226,19 @@ class _Survey:
         data = self._build_data()
         plan = None if data is None else self._try(lambda: self.builder.plan(data))
         facts = {} if data is None or plan is None else self.builder.facts(data, plan)
+        context = self.builder.context
         meters = self._build_meters(facts)
         if plan is not None:
             self._try(partial(check_monitors, self.setup, plan, meters))
-        loss = self._try(lambda: self.builder.build_loss(facts))
-        model = self._try(lambda: self.builder.build_model(facts))
+        loss = self._try(lambda: build_loss(context, facts))
+        model = self._try(lambda: build_model(context, facts))
         if model is not None:
-            self._try(lambda: self.builder.load_weights(model))
+            self._try(lambda: load_weights(context, model))
         if model is not None and loss is not None:
-            self._try(lambda: self.builder.freeze(model, loss))
+            self._try(lambda: freeze_parameters(context, model, loss))
             if trained := weights_of(model, loss):
                 self._try(lambda: shares_of(self.setup.config.OPTIMIZER, trained))
-                self._try(lambda: self.builder.build_updaters(model, loss, facts))
+                self._try(lambda: build_updaters(context, model, loss, facts))
         self._build_hooks()
         if data is None or plan is None or self.found:
             return
@@ -245,7 +250,7 @@ class _Survey:
         known: dict[str, Any] = {}
         for key in ("TRAIN", *(key for key in self.setup.config.DATA if key != "TRAIN")):
             make = partial(
-                self.builder.build_split, key.lower(), self.setup.config.DATA[key], known
+                build_split, self.builder.context, key.lower(), self.setup.config.DATA[key], known
             )
             split = self._try(make)
             if key == "TRAIN" and split is not None:

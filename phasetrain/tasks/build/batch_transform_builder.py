@@ -9,47 +9,47 @@ from torch import nn
 
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairPipeline
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.sections import Sections
+from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 WHERE = "DATA.TRAIN.batch_transforms"
 
 
-class PairBuilder(Sections):
-    """Makes the transforms of input and target together."""
+def build_batch_transforms(
+    context: BuildContext, losses: Sequence[nn.Module], facts: Mapping[str, Any]
+) -> tuple[PairPipeline, ...]:
+    """Return the transforms of each stage of PHASES.stages; nothing where no stage has any.
 
-    def build_batch_transforms(
-        self, losses: Sequence[nn.Module], facts: Mapping[str, Any]
-    ) -> tuple[PairPipeline, ...]:
-        """Return the transforms of each stage of PHASES.stages; nothing where no stage has any.
+    Args:
+        losses: of each stage, or the one of all.
+        facts: what parts may ask for by name.
 
-        Args:
-            losses: of each stage, or the one of all.
-            facts: what parts may ask for by name.
+    Raises:
+        ConfigError: one cannot be made, or the loss does not take the targets that they make of
+            classes.
+    """
+    configs = context.stage_configs
+    found = tuple(
+        _build_pipeline(context, config.DATA.TRAIN.batch_transforms, facts) for config in configs
+    )
+    if (classes := facts.get("classes")) is not None:
+        for stage, pipeline in enumerate(found):
+            if pipeline.transforms:
+                check_takes_soft(
+                    losses[stage if len(losses) > 1 else 0], classes, context.machine.device
+                )
+    if any(pipeline.transforms for pipeline in found):
+        return found
+    return ()
 
-        Raises:
-            ConfigError: one cannot be made, or the loss does not take the targets that they make of
-                classes.
-        """
-        configs = self.stage_configs or (self.config,)
-        found = tuple(
-            self._pipeline(config.DATA.TRAIN.batch_transforms, facts) for config in configs
-        )
-        if (classes := facts.get("classes")) is not None:
-            for stage, pipeline in enumerate(found):
-                if pipeline.transforms:
-                    check_takes_soft(
-                        losses[stage if len(losses) > 1 else 0], classes, self.machine.device
-                    )
-        if any(pipeline.transforms for pipeline in found):
-            return found
-        return ()
 
-    def _pipeline(self, items: Sequence[Any], facts: Mapping[str, Any]) -> PairPipeline:
-        named = enumerate(items)
-        return PairPipeline(
-            [self.named(BATCH_TRANSFORMS, item, f"{WHERE}[{at}]", facts) for at, item in named]
-        )
+def _build_pipeline(
+    context: BuildContext, items: Sequence[Any], facts: Mapping[str, Any]
+) -> PairPipeline:
+    named = enumerate(items)
+    return PairPipeline(
+        [context.named(BATCH_TRANSFORMS, item, f"{WHERE}[{at}]", facts) for at, item in named]
+    )
 
 
 def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> None:

@@ -30,8 +30,15 @@ from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import settings_of
 from phasetrain.optim.schedules.durations import UNITS
 from phasetrain.runtime.machine import reseed_all, seed_of
-from phasetrain.tasks.build.reading_builder import ReadingBuilder, workers_of
-from phasetrain.tasks.build.sections import DATA_KEYS, rest
+from phasetrain.tasks.build.reading_builder import (
+    build_collate,
+    build_order,
+    build_own_loader,
+    build_selection,
+    build_source,
+    workers_of,
+)
+from phasetrain.tasks.build.sections import DATA_KEYS, BuildContext, rest
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
@@ -79,218 +86,236 @@ class SplitData:
         return f"{self.section.dataset}:{len(self.reader.dataset)}"
 
 
-class DataBuilder(ReadingBuilder):
-    """Makes the data of every split."""
+def build_data(context: BuildContext) -> dict[str, SplitData]:
+    """Return the data of every split, `train` first; opens data sets, reads no sample."""
+    sections = context.config.DATA
+    found = {TRAIN: build_split(context, TRAIN, sections.TRAIN, {})}
+    names = {
+        key: found[TRAIN].facts[key]
+        for key in ("classes", "class_names")
+        if key in found[TRAIN].facts
+    }
+    found |= {
+        key.lower(): build_split(context, key.lower(), sections[key], names)
+        for key in sections
+        if key != "TRAIN"
+    }
+    found = _align_windows(context, found)
+    return {name: _add_stages(context, name, split, names) for name, split in found.items()}
 
-    def data(self) -> dict[str, SplitData]:
-        """Return the data of every split, `train` first; opens data sets, reads no sample."""
-        sections = self.config.DATA
-        found = {TRAIN: self.build_split(TRAIN, sections.TRAIN, {})}
-        names = {
-            key: found[TRAIN].facts[key]
-            for key in ("classes", "class_names")
-            if key in found[TRAIN].facts
-        }
-        found |= {
-            key.lower(): self.build_split(key.lower(), sections[key], names)
-            for key in sections
-            if key != "TRAIN"
-        }
-        found = self._in_pairs(found)
-        return {name: self._staged(name, split, names) for name, split in found.items()}
 
-    def plan(self, data: Mapping[str, SplitData]) -> Plan:
-        """Return every phase of a run from its beginning."""
-        return interleave(self.stages(data))
+def build_plan(context: BuildContext, data: Mapping[str, SplitData]) -> Plan:
+    """Return every phase of a run from its beginning."""
+    return interleave(build_stages(context, data))
 
-    def stages(self, data: Mapping[str, SplitData]) -> tuple[Stage, ...]:
-        """Return what the plan needs to know of each stage; of the only one where PHASES has no
-        stages.
 
-        Raises:
-            ConfigError: a length in epochs, of a sampler whose passes have no end.
-        """
-        names = [
-            stage.get("name") or f"stage {number}"
-            for number, stage in enumerate(self.config.PHASES.stages, 1)
-        ]
-        configs = self.stage_configs or (self.config,)
-        lengths = {
-            unit: length for unit in UNITS if (length := self.config.PHASES.get(unit)) is not None
-        }
-        averages = settings_of(self.config.MODEL).items()
-        averaged = {name: one.share(lengths) for name, one in averages if one.test}
-        for number, config in enumerate(configs):
-            _check_end(
-                data[TRAIN].at(number), config, f"PHASES.stages[{number}]" if names else "PHASES"
-            )
-        return tuple(
-            Stage(
-                self.splits(data, number), replace(phase_settings(config), averaged=averaged), name
-            )
-            for number, (config, name) in enumerate(zip(configs, names or [""], strict=True))
+def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[Stage, ...]:
+    """Return what the plan needs to know of each stage; of the only one where PHASES has no
+    stages.
+
+    Raises:
+        ConfigError: a length in epochs, of a sampler whose passes have no end.
+    """
+    names = [
+        stage.get("name") or f"stage {number}"
+        for number, stage in enumerate(context.config.PHASES.stages, 1)
+    ]
+    configs = context.stage_configs
+    lengths = {
+        unit: length for unit in UNITS if (length := context.config.PHASES.get(unit)) is not None
+    }
+    averages = settings_of(context.config.MODEL).items()
+    averaged = {name: one.share(lengths) for name, one in averages if one.test}
+    for number, config in enumerate(configs):
+        _check_end(
+            data[TRAIN].at(number), config, f"PHASES.stages[{number}]" if names else "PHASES"
         )
-
-    def splits(self, data: Mapping[str, SplitData], stage: int = 0) -> dict[str, Split]:
-        """Return what the plan needs to know of each split in a stage."""
-        return {
-            name: Split(name, at.length, at.section.batch_size, at.section.drop_last, at.windows)
-            for name, at in ((name, split.at(stage)) for name, split in data.items())
-        }
-
-    def _in_pairs(self, found: dict[str, SplitData]) -> dict[str, SplitData]:
-        """Return splits in windows with as many as the one that has the fewest, and as
-        PHASES.limit.windows says."""
-        limit = self.config.PHASES.limit.windows
-        counts = [len(split.windows) for split in found.values() if split.windows]
-        if limit is not None and not counts:
-            raise ConfigError(
-                f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it "
-                "out"
-            )
-        count = min([*counts, *([limit] if limit is not None else [])], default=0)
-        return {
-            name: replace(split, windows=split.windows[:count], length=sum(split.windows[:count]))
-            if split.windows
-            else split
-            for name, split in found.items()
-        }
-
-    def _staged(self, name: str, split: SplitData, facts: Mapping[str, Any]) -> SplitData:
-        """Return a split that knows what it is in each stage; the data set is opened once."""
-        key = name.upper()
-        found: list[SplitData] = []
-        for config in self.stage_configs:
-            section = config.DATA[key]
-            same = next((one for one in found if one.section == config.DATA[key]), None)
-            made = same or (
-                split
-                if section == self.config.DATA[key]
-                else self.build_split(
-                    name, section, facts if name != TRAIN else {}, split.reader.dataset
-                )
-            )
-            found.append(replace(made, windows=split.windows))
-        return replace(split, stages=tuple(found))
-
-    def build_split(
-        self, name: str, section: AttrDict, facts: Mapping[str, Any], dataset: Samples | None = None
-    ) -> SplitData:
-        """Return the data of one split; `dataset` is one that is open already.
-
-        Raises:
-            ConfigError: the data set, a transform, the sampler or the collate function cannot be
-                made.
-        """
-        where = f"DATA.{name.upper()}"
-        # The same numbers for all splits, so that random ones complete each other.
-        reseed_all(seed_of(self.seed, "init", "data"))
-        if dataset is None:
-            dataset = self._opened(name, section, facts)
-        transforms = [
-            self.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
-            for i, item in enumerate(section.transforms)
-        ]
-        pipeline = Pipeline(transforms)
-        source = self.build_source(where, section, dataset)
-        reader = Reader(
-            dataset,
-            pipeline,
-            self.build_collate(where, section.collate),
-            seed=self.seed,
-            on_bad_sample=section.on_bad_sample,
-            selection=self.build_selection(where, section),
-            chosen=source.chosen,
+    return tuple(
+        Stage(
+            list_splits(context, data, number),
+            replace(phase_settings(config), averaged=averaged),
+            name,
         )
-        order = self.build_order(where, section, source)
-        if name == TRAIN and self.config.PHASES.overfit is not None:
-            order = self._overfit(order, section.batch_size, pass_length(order, len(dataset)))
-        known = _facts(dataset, where)
-        if "input_shape" in known:
-            shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
-            known |= {} if shape is None else {"input_shape": shape}
-        windows = tuple(dataset.window_lengths) if isinstance(dataset, WindowedDataset) else ()
-        if windows and isinstance(order, OwnLength):
-            raise ConfigError(
-                f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one "
-                "pass: take a sampler "
-                "that draws each sample once, such as shuffled, and neither subset nor "
-                "PHASES.overfit"
+        for number, (config, name) in enumerate(zip(configs, names or [""], strict=True))
+    )
+
+
+def list_splits(
+    context: BuildContext, data: Mapping[str, SplitData], stage: int = 0
+) -> dict[str, Split]:
+    """Return what the plan needs to know of each split in a stage."""
+    return {
+        name: Split(name, at.length, at.section.batch_size, at.section.drop_last, at.windows)
+        for name, at in ((name, split.at(stage)) for name, split in data.items())
+    }
+
+
+def _align_windows(context: BuildContext, found: dict[str, SplitData]) -> dict[str, SplitData]:
+    """Return splits in windows with as many as the one that has the fewest, and as
+    PHASES.limit.windows says."""
+    limit = context.config.PHASES.limit.windows
+    counts = [len(split.windows) for split in found.values() if split.windows]
+    if limit is not None and not counts:
+        raise ConfigError(
+            f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it out"
+        )
+    count = min([*counts, *([limit] if limit is not None else [])], default=0)
+    return {
+        name: replace(split, windows=split.windows[:count], length=sum(split.windows[:count]))
+        if split.windows
+        else split
+        for name, split in found.items()
+    }
+
+
+def _add_stages(
+    context: BuildContext, name: str, split: SplitData, facts: Mapping[str, Any]
+) -> SplitData:
+    """Return a split that knows what it is in each stage; the data set is opened once."""
+    key = name.upper()
+    found: list[SplitData] = []
+    for config in context.stages:
+        section = config.DATA[key]
+        same = next((one for one in found if one.section == config.DATA[key]), None)
+        made = same or (
+            split
+            if section == context.config.DATA[key]
+            else build_split(
+                context, name, section, facts if name != TRAIN else {}, split.reader.dataset
             )
-        own = self.build_own_loader(where, section, source)
-        length = pass_length(order, len(dataset)) if own is None else own.pass_samples
-        if length >= ENDLESS and name != TRAIN:
-            raise ConfigError(
-                f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes "
-                "over one pass; take "
-                "sequential, or give it `samples`"
-            )
-        return SplitData(
-            section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own
         )
+        found.append(replace(made, windows=split.windows))
+    return replace(split, stages=tuple(found))
 
-    def _opened(self, name: str, section: AttrDict, facts: Mapping[str, Any]) -> Samples:
-        part = Role(
-            "train" if name == TRAIN else "test"
-        )  # data that has both gives the one that fits, unless told
-        return DATASETS.build(
-            section.dataset,
-            rest(section, DATA_KEYS),
-            where=f"DATA.{name.upper()}",
-            facts={**facts, "split": part, "part": part},
-            used=self.used,
+
+def build_split(
+    context: BuildContext,
+    name: str,
+    section: AttrDict,
+    facts: Mapping[str, Any],
+    dataset: Samples | None = None,
+) -> SplitData:
+    """Return the data of one split; `dataset` is one that is open already.
+
+    Raises:
+        ConfigError: the data set, a transform, the sampler or the collate function cannot be
+            made.
+    """
+    where = f"DATA.{name.upper()}"
+    # The same numbers for all splits, so that random ones complete each other.
+    reseed_all(seed_of(context.seed, "init", "data"))
+    if dataset is None:
+        dataset = _open_dataset(context, name, section, facts)
+    transforms = [
+        context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
+        for i, item in enumerate(section.transforms)
+    ]
+    pipeline = Pipeline(transforms)
+    source = build_source(context, where, section, dataset)
+    reader = Reader(
+        dataset,
+        pipeline,
+        build_collate(context, where, section.collate),
+        seed=context.seed,
+        on_bad_sample=section.on_bad_sample,
+        selection=build_selection(context, where, section),
+        chosen=source.chosen,
+    )
+    order = build_order(context, where, section, source)
+    if name == TRAIN and context.config.PHASES.overfit is not None:
+        order = _overfit_order(context, order, section.batch_size, pass_length(order, len(dataset)))
+    known = _facts(dataset, where)
+    if "input_shape" in known:
+        shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
+        known |= {} if shape is None else {"input_shape": shape}
+    windows = tuple(dataset.window_lengths) if isinstance(dataset, WindowedDataset) else ()
+    if windows and isinstance(order, OwnLength):
+        raise ConfigError(
+            f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one "
+            "pass: take a sampler "
+            "that draws each sample once, such as shuffled, and neither subset nor "
+            "PHASES.overfit"
         )
-
-    def _overfit(self, order: Order, batch_size: int, samples: int) -> Overfit:
-        batches: int = self.config.PHASES.overfit
-        if batches * batch_size > samples:
-            raise ConfigError(
-                f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} "
-                "whole batches of "
-                f"{batch_size}"
-            )
-        return Overfit(order, batches * batch_size, seed_of(self.seed, "order", TRAIN, 0))
-
-    def build_loader(self, split: SplitData, plan: Plan) -> PhaseLoader:
-        """Return the batches of one split."""
-        section = split.section
-        samplers = [self._sampler(one) for one in split.stages or (split,)]
-        readers = split.stages
-        sampler = StagedSampler(samplers) if len(samplers) > 1 else samplers[0]
-        reader: Reader | StagedReader
-        if len(readers) > 1:
-            reader = StagedReader([one.reader for one in readers])
-        else:
-            reader = split.at(0).reader
-        folder = self.config.RUN.dir
-        settings = LoaderSettings(
-            workers=workers_of(section.workers, split.reader),
-            prefetch=section.prefetch,
-            start_method=section.start_method,
-            timeout_seconds=section.timeout_seconds,
-            pin_memory=section.pin_memory,
-            bad_sample_budget=section.bad_sample_budget,
-            stacks=None if "://" in folder else f"{folder}/stacks.txt",
-            device=self.machine.device
-            if section.prefetch_to_device and self.machine.device.type == "cuda"
-            else None,
+    own = build_own_loader(context, where, section, source)
+    length = pass_length(order, len(dataset)) if own is None else own.pass_samples
+    if length >= ENDLESS and name != TRAIN:
+        raise ConfigError(
+            f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes "
+            "over one pass; take "
+            "sequential, or give it `samples`"
         )
-        if split.own is not None:
-            selection = split.reader.selection
-            known = (split.reader, self._sampler(split), plan, settings)
-            return OwnLoader(split.own, selection, self.seed, *known)
-        return PhaseLoader(reader, sampler, plan, settings)
+    return SplitData(
+        section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own
+    )
 
-    def _sampler(self, split: SplitData) -> PhaseSampler:
-        return PhaseSampler(
-            split.order,
-            len(split.reader.dataset),
-            seed=self.seed,
-            micro_batch_size=split.section.micro_batch_size or split.section.batch_size,
-            world=self.world,
-            fixed=split.train and self.config.DISTRIBUTED.reduction == "ordered",
-            windows=split.windows,
+
+def _open_dataset(
+    context: BuildContext, name: str, section: AttrDict, facts: Mapping[str, Any]
+) -> Samples:
+    part = Role(
+        "train" if name == TRAIN else "test"
+    )  # data that has both gives the one that fits, unless told
+    return DATASETS.build(
+        section.dataset,
+        rest(section, DATA_KEYS),
+        where=f"DATA.{name.upper()}",
+        facts={**facts, "split": part, "part": part},
+        used=context.used,
+    )
+
+
+def _overfit_order(context: BuildContext, order: Order, batch_size: int, samples: int) -> Overfit:
+    batches: int = context.config.PHASES.overfit
+    if batches * batch_size > samples:
+        raise ConfigError(
+            f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} "
+            "whole batches of "
+            f"{batch_size}"
         )
+    return Overfit(order, batches * batch_size, seed_of(context.seed, "order", TRAIN, 0))
+
+
+def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLoader:
+    """Return the batches of one split."""
+    section = split.section
+    samplers = [_build_sampler(context, one) for one in split.stages or (split,)]
+    readers = split.stages
+    sampler = StagedSampler(samplers) if len(samplers) > 1 else samplers[0]
+    reader: Reader | StagedReader
+    if len(readers) > 1:
+        reader = StagedReader([one.reader for one in readers])
+    else:
+        reader = split.at(0).reader
+    folder = context.config.RUN.dir
+    settings = LoaderSettings(
+        workers=workers_of(section.workers, split.reader),
+        prefetch=section.prefetch,
+        start_method=section.start_method,
+        timeout_seconds=section.timeout_seconds,
+        pin_memory=section.pin_memory,
+        bad_sample_budget=section.bad_sample_budget,
+        stacks=None if "://" in folder else f"{folder}/stacks.txt",
+        device=context.machine.device
+        if section.prefetch_to_device and context.machine.device.type == "cuda"
+        else None,
+    )
+    if split.own is not None:
+        selection = split.reader.selection
+        known = (split.reader, _build_sampler(context, split), plan, settings)
+        return OwnLoader(split.own, selection, context.seed, *known)
+    return PhaseLoader(reader, sampler, plan, settings)
+
+
+def _build_sampler(context: BuildContext, split: SplitData) -> PhaseSampler:
+    return PhaseSampler(
+        split.order,
+        len(split.reader.dataset),
+        seed=context.seed,
+        micro_batch_size=split.section.micro_batch_size or split.section.batch_size,
+        world=context.world,
+        fixed=split.train and context.config.DISTRIBUTED.reduction == "ordered",
+        windows=split.windows,
+    )
 
 
 def phase_settings(config: AttrDict) -> PhaseSettings:

@@ -26,148 +26,149 @@ from phasetrain.data.samplers.phase_sampler import BatchOrder, Order
 from phasetrain.data.samplers.source import Chosen, ChosenBatches, chosen_of
 from phasetrain.data.samplers.torch_sampler import as_order
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.sections import Sections, rest
+from phasetrain.tasks.build.sections import BuildContext, rest
 
 MOST_WORKERS = 8
 """Loader workers of a process that `auto` starts at most."""
 
 
-class ReadingBuilder(Sections):
-    """Makes what stands between a data set and its batches."""
+def build_source(context: BuildContext, where: str, section: AttrDict, dataset: Any) -> Source:
+    """Return the samples that take part, which `subset` may choose from those of the data set.
 
-    def build_source(self, where: str, section: AttrDict, dataset: Any) -> Source:
-        """Return the samples that take part, which `subset` may choose from those of the data set.
-
-        Raises:
-            ConfigError: there are not so many samples, or they cannot be chosen so.
-        """
-        try:
-            chosen = chosen_of(Source(dataset), **section.subset)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{where}.subset: {error}") from error
-        if chosen is not None and isinstance(dataset, WindowedDataset):
-            raise ConfigError(
-                f"{where}.subset: data that comes in windows is taken whole; set "
-                "PHASES.limit.windows"
-            )
-        return Source(dataset, chosen)
-
-    def build_order(self, where: str, section: AttrDict, source: Source) -> Order:
-        """Return the order of the samples that take part, as indices of the data set.
-
-        Raises:
-            ConfigError: the sampler cannot be made, or does not go with the data set.
-        """
-        name = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
-        where = f"{where}.sampler"
-        factory = SAMPLERS.find(name, where)
-        if isinstance(factory, type) and issubclass(factory, DistributedSampler):
-            raise ConfigError(
-                f"{where} = {name!r}: it gives each process a share of the samples, and phasetrain "
-                "shares out each "
-                "batch itself; take shuffled or sequential"
-            )
-        takes = parameters(factory).keys()
-        facts: dict[str, Any] = {"batch_size": section.batch_size, "source": source}
-        if isinstance(source.dataset, ShardedDataset):
-            if source.chosen is not None and "shard_lengths" in takes:
-                raise ConfigError(
-                    f"{where} = {name!r} reads whole shards, and {where[:-8]}.subset takes part of "
-                    "them"
-                )
-            facts["shard_lengths"] = source.dataset.shard_lengths
-        if takes & {"data_source", "dataset"}:
-            facts |= {"data_source": source.view, "dataset": source.view}
-        order = as_order(self.named(SAMPLERS, section.sampler, where, facts), where)
-        if isinstance(source.dataset, WindowedDataset) and "source" in takes:
-            raise ConfigError(
-                f"{where} = {name!r} orders the data set as a whole, which comes in windows; take "
-                "shuffled or "
-                "sequential"
-            )
-        if source.chosen is None:
-            return order
-        if isinstance(order, BatchOrder):
-            return ChosenBatches(order, source.chosen, order.batch_size)
-        return Chosen(order, source.chosen)
-
-    def build_own_loader(self, where: str, section: AttrDict, source: Source) -> Own | None:
-        """Return the user's own loader of a split; None where there is none.
-
-        Raises:
-            ConfigError: it cannot be made, or does not go with what else the section says.
-        """
-        if section.loader is None:
-            return None
-        name = section.loader if isinstance(section.loader, str) else section.loader["name"]
-        takes = parameters(LOADERS.find(name, f"{where}.loader")).keys()
-        if "dataset" not in takes or not (self.world.is_single_process or "rank" in takes):
-            raise ConfigError(
-                f"{where}.loader = {name!r}: it is called with the data set (`dataset`), "
-                "`batch_size`, `seed`, "
-                "`processes` and `rank` as far as it asks for them; let it take `dataset`, and "
-                "`rank` where there "
-                "are several processes, which each get batches of their own"
-            )
-        ours = {
-            f"{where}.transforms": bool(section.transforms),
-            "PHASES.stages": bool(self.stage_configs),
-            "DISTRIBUTED.reduction=ordered": self.config.DISTRIBUTED.reduction == "ordered",
-        }
-        if set_ones := " and ".join(key for key, is_set in ours.items() if is_set):
-            raise ConfigError(
-                f"{where}.loader = {name!r}: {set_ones} changes what phasetrain's loader does, and "
-                "nothing of "
-                f"another one; leave it out ({where}.transforms=[])"
-            )
-        share = section.batch_size // self.world.size
-        samples = min(section.micro_batch_size or share, share)
-        if section.batch_size % (samples * self.world.size):
-            raise ConfigError(
-                f"{where}.batch_size = {section.batch_size} and {where}.loader: each of "
-                f"{self.world.size} processes "
-                f"takes the same number of batches of {samples}; take a multiple of "
-                f"{samples * self.world.size}"
-            )
-        facts: dict[str, Any] = {"dataset": source.samples, "batch_size": samples}
-        facts |= {"rank": self.world.rank, "processes": self.world.size}
-        return Own(
-            lambda seed: self.named(
-                LOADERS, section.loader, f"{where}.loader", facts | {"seed": seed}
-            ),
-            where,
-            samples=samples,
-            batches=share // samples,
-            processes=self.world.size,
-            fast_forward=section.fast_forward,
+    Raises:
+        ConfigError: there are not so many samples, or they cannot be chosen so.
+    """
+    try:
+        chosen = chosen_of(Source(dataset), **section.subset)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}.subset: {error}") from error
+    if chosen is not None and isinstance(dataset, WindowedDataset):
+        raise ConfigError(
+            f"{where}.subset: data that comes in windows is taken whole; set PHASES.limit.windows"
         )
+    return Source(dataset, chosen)
 
-    def build_selection(self, where: str, section: AttrDict) -> Selection:
-        """Return which values of a sample are input and target."""
-        return Selection(section.inputs, section.targets, section.label_type, where)
 
-    def build_collate(self, where: str, item: str | Mapping[str, Any]) -> Collate:
-        """Return the collate function; a dotted path may name it, or what makes it of parameters.
+def build_order(context: BuildContext, where: str, section: AttrDict, source: Source) -> Order:
+    """Return the order of the samples that take part, as indices of the data set.
 
-        Raises:
-            ConfigError: it cannot be made.
-        """
-        where = f"{where}.collate"
-        name, given = (item, {}) if isinstance(item, str) else (item["name"], rest(item, {"name"}))
-        factory = COLLATES.find(name, where)
-        first = next(iter(parameters(factory).values()), None)
-        if (
-            name in COLLATES
-            or isinstance(factory, type)
-            or first is None
-            or first.default is not Parameter.empty
-        ):
-            return COLLATES.build(name, given, where=where)
-        if first.name in given:
-            return COLLATES.build(name, given, where=where)
-        if given:
-            return partial(factory, **given)
-        return factory
+    Raises:
+        ConfigError: the sampler cannot be made, or does not go with the data set.
+    """
+    name = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
+    where = f"{where}.sampler"
+    factory = SAMPLERS.find(name, where)
+    if isinstance(factory, type) and issubclass(factory, DistributedSampler):
+        raise ConfigError(
+            f"{where} = {name!r}: it gives each process a share of the samples, and phasetrain "
+            "shares out each "
+            "batch itself; take shuffled or sequential"
+        )
+    takes = parameters(factory).keys()
+    facts: dict[str, Any] = {"batch_size": section.batch_size, "source": source}
+    if isinstance(source.dataset, ShardedDataset):
+        if source.chosen is not None and "shard_lengths" in takes:
+            raise ConfigError(
+                f"{where} = {name!r} reads whole shards, and {where[:-8]}.subset takes part of them"
+            )
+        facts["shard_lengths"] = source.dataset.shard_lengths
+    if takes & {"data_source", "dataset"}:
+        facts |= {"data_source": source.view, "dataset": source.view}
+    order = as_order(context.named(SAMPLERS, section.sampler, where, facts), where)
+    if isinstance(source.dataset, WindowedDataset) and "source" in takes:
+        raise ConfigError(
+            f"{where} = {name!r} orders the data set as a whole, which comes in windows; take "
+            "shuffled or "
+            "sequential"
+        )
+    if source.chosen is None:
+        return order
+    if isinstance(order, BatchOrder):
+        return ChosenBatches(order, source.chosen, order.batch_size)
+    return Chosen(order, source.chosen)
+
+
+def build_own_loader(
+    context: BuildContext, where: str, section: AttrDict, source: Source
+) -> Own | None:
+    """Return the user's own loader of a split; None where there is none.
+
+    Raises:
+        ConfigError: it cannot be made, or does not go with what else the section says.
+    """
+    if section.loader is None:
+        return None
+    name = section.loader if isinstance(section.loader, str) else section.loader["name"]
+    takes = parameters(LOADERS.find(name, f"{where}.loader")).keys()
+    if "dataset" not in takes or not (context.world.is_single_process or "rank" in takes):
+        raise ConfigError(
+            f"{where}.loader = {name!r}: it is called with the data set (`dataset`), "
+            "`batch_size`, `seed`, "
+            "`processes` and `rank` as far as it asks for them; let it take `dataset`, and "
+            "`rank` where there "
+            "are several processes, which each get batches of their own"
+        )
+    ours = {
+        f"{where}.transforms": bool(section.transforms),
+        "PHASES.stages": bool(context.stages),
+        "DISTRIBUTED.reduction=ordered": context.config.DISTRIBUTED.reduction == "ordered",
+    }
+    if set_ones := " and ".join(key for key, is_set in ours.items() if is_set):
+        raise ConfigError(
+            f"{where}.loader = {name!r}: {set_ones} changes what phasetrain's loader does, and "
+            "nothing of "
+            f"another one; leave it out ({where}.transforms=[])"
+        )
+    share = section.batch_size // context.world.size
+    samples = min(section.micro_batch_size or share, share)
+    if section.batch_size % (samples * context.world.size):
+        raise ConfigError(
+            f"{where}.batch_size = {section.batch_size} and {where}.loader: each of "
+            f"{context.world.size} processes "
+            f"takes the same number of batches of {samples}; take a multiple of "
+            f"{samples * context.world.size}"
+        )
+    facts: dict[str, Any] = {"dataset": source.samples, "batch_size": samples}
+    facts |= {"rank": context.world.rank, "processes": context.world.size}
+    return Own(
+        lambda seed: context.named(
+            LOADERS, section.loader, f"{where}.loader", facts | {"seed": seed}
+        ),
+        where,
+        samples=samples,
+        batches=share // samples,
+        processes=context.world.size,
+        fast_forward=section.fast_forward,
+    )
+
+
+def build_selection(context: BuildContext, where: str, section: AttrDict) -> Selection:
+    """Return which values of a sample are input and target."""
+    return Selection(section.inputs, section.targets, section.label_type, where)
+
+
+def build_collate(context: BuildContext, where: str, item: str | Mapping[str, Any]) -> Collate:
+    """Return the collate function; a dotted path may name it, or what makes it of parameters.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    where = f"{where}.collate"
+    name, given = (item, {}) if isinstance(item, str) else (item["name"], rest(item, {"name"}))
+    factory = COLLATES.find(name, where)
+    first = next(iter(parameters(factory).values()), None)
+    if (
+        name in COLLATES
+        or isinstance(factory, type)
+        or first is None
+        or first.default is not Parameter.empty
+    ):
+        return COLLATES.build(name, given, where=where)
+    if first.name in given:
+        return COLLATES.build(name, given, where=where)
+    if given:
+        return partial(factory, **given)
+    return factory
 
 
 def workers_of(asked: int | str, reader: Reader) -> int:

@@ -1,6 +1,7 @@
-"""What the makers of parts have in common: the config, and how a section names a part."""
+"""The context of build functions, and how a section names a part."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from phasetrain.config.attrdict import AttrDict
@@ -32,28 +33,34 @@ OPTIMIZER_KEYS = own_keys(OptimizerSection)
 """Keys of OPTIMIZER that are not parameters of the optimizer."""
 
 
-class Sections:
-    """Makes parts from sections of the config.
-
-    Args:
-        config: the checked config.
-        machine: where the run computes.
-        world: its processes.
-        stages: the config as it is in each stage of PHASES.stages.
+@dataclass(frozen=True)
+class BuildContext:
+    """Everything that a build function needs besides its arguments.
 
     Attributes:
-        used: facts that were passed to parts, by the config key that each stands for.
+        config: the validated config.
+        machine: device and precision.
+        world: ranks of the run.
+        stages: the config in each stage of PHASES.stages; empty without stages.
+        used: facts that were passed to parts, by the config key that each fills in.
     """
 
-    def __init__(
-        self, config: AttrDict, machine: Machine, world: World, stages: Sequence[AttrDict] = ()
-    ) -> None:
-        self.config = config
-        self.stage_configs = tuple(stages)
-        self.machine = machine
-        self.world = world
-        self.seed: int = config.RUN.seed
-        self.used: dict[str, Any] = {}
+    config: AttrDict
+    machine: Machine
+    world: World
+    stages: Sequence[AttrDict] = ()
+    used: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        seed: int = self.config.RUN.seed
+        return seed
+
+    @property
+    def stage_configs(self) -> Sequence[AttrDict]:
+        """The config in each stage; the whole config is the only stage if there are no others."""
+        return self.stages or (self.config,)
 
     def named(
         self, registry: Registry[Any], item: Any, where: str, facts: Mapping[str, Any] | None = None

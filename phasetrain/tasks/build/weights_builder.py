@@ -15,133 +15,142 @@ from phasetrain.optim.averaging.averages import EMA, SWA, Average, copy_of
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.runtime.format import join_first
-from phasetrain.tasks.build.sections import Sections
+from phasetrain.tasks.build.sections import BuildContext
 
 
-class WeightsBuilder(Sections):
-    """Freezes weights and makes their averages."""
+def find_frozen(context: BuildContext, model: nn.Module) -> list[Frozen]:
+    """Return what is frozen in each stage of PHASES.stages; in the only one where there are
+    none.
 
-    def frozen(self, model: nn.Module) -> list[Frozen]:
-        """Return what is frozen in each stage of PHASES.stages; in the only one where there are
-        none.
+    Raises:
+        ConfigError: a pattern that chooses nothing.
+    """
+    configs = context.stage_configs
+    where = [f"PHASES.stages[{number}].MODEL.freeze" for number in range(len(context.stages))]
+    return [
+        frozen_names(model, config.MODEL.freeze, name)
+        if config.MODEL.freeze != context.config.MODEL.freeze
+        else frozen_names(model, config.MODEL.freeze)
+        for config, name in zip(configs, where or [""], strict=True)
+    ]
 
-        Raises:
-            ConfigError: a pattern that chooses nothing.
-        """
-        configs = self.stage_configs or (self.config,)
-        where = [
-            f"PHASES.stages[{number}].MODEL.freeze" for number in range(len(self.stage_configs))
-        ]
-        return [
-            frozen_names(model, config.MODEL.freeze, name)
-            if config.MODEL.freeze != self.config.MODEL.freeze
-            else frozen_names(model, config.MODEL.freeze)
-            for config, name in zip(configs, where or [""], strict=True)
-        ]
 
-    def freeze(self, model: nn.Module, loss: nn.Module) -> None:
-        """Let the parameters that are frozen in all stages require no gradient, so that the
-        optimizer has none of them.
+def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) -> None:
+    """Let the parameters that are frozen in all stages require no gradient, so that the
+    optimizer has none of them.
 
-        Raises:
-            ConfigError: nothing would be left to train.
-        """
-        freeze(model, of_all(self.frozen(model)))
-        if self.config.MODEL.freeze and not any(
-            p.requires_grad for part in (model, loss) for p in part.parameters()
-        ):
+    Raises:
+        ConfigError: nothing would be left to train.
+    """
+    freeze(model, of_all(find_frozen(context, model)))
+    if context.config.MODEL.freeze and not any(
+        p.requires_grad for part in (model, loss) for p in part.parameters()
+    ):
+        raise ConfigError(
+            f"MODEL.freeze = {list(context.config.MODEL.freeze)} freezes all parameters, and "
+            "nothing is left to "
+            "train; leave some out, or test the model with RUN.engine=test"
+        )
+
+
+def build_holds(
+    context: BuildContext,
+    model: nn.Module,
+    loss: nn.Module,
+    strategy: Strategy,
+    facts: Mapping[str, Any],
+) -> Holds | None:
+    """Return which weights are held in which update; None where none ever are.
+
+    Raises:
+        ConfigError: a pattern that chooses nothing that trains, no duration, or updates in
+            which all are held.
+    """
+    stages = find_frozen(context, model)
+    until = find_temporary_freezes(context, model, facts)
+    if not until and not any(one.parameters for one in stages):
+        return None
+    trained = [one for part in (model, loss) for one in part.parameters() if one.requires_grad]
+    tensors = {id(one): strategy.optimizer_parameter(one) for one in trained}
+    return Holds(model, stages, until, tensors)
+
+
+def find_temporary_freezes(
+    context: BuildContext, model: nn.Module, facts: Mapping[str, Any]
+) -> list[tuple[Frozen, int]]:
+    """Return what is frozen for the first updates only, and for how many.
+
+    Raises:
+        ConfigError: a pattern that chooses nothing that trains, or no duration.
+    """
+    always = of_all(find_frozen(context, model))
+    run = _length(facts)
+    until = []
+    for number, rule in enumerate(context.config.MODEL.freeze_updates):
+        where = f"{UPDATES}[{number}]"
+        match, duration = _rule(rule, where)
+        found = frozen_names(model, match, f"{where}.match")
+        if found.parameters <= always.parameters:
             raise ConfigError(
-                f"MODEL.freeze = {list(self.config.MODEL.freeze)} freezes all parameters, and "
-                "nothing is left to "
-                "train; leave some out, or test the model with RUN.engine=test"
+                f"{where}.match = {match}: MODEL.freeze freezes all of it for good; drop one "
+                "of the two"
             )
+        until.append((found, _updates(f"{where}.for", duration, run)))
+    return [(found, end) for found, end in until if end]
 
-    def build_holds(
-        self, model: nn.Module, loss: nn.Module, strategy: Strategy, facts: Mapping[str, Any]
-    ) -> Holds | None:
-        """Return which weights are held in which update; None where none ever are.
 
-        Raises:
-            ConfigError: a pattern that chooses nothing that trains, no duration, or updates in
-                which all are held.
-        """
-        stages = self.frozen(model)
-        until = self.held(model, facts)
-        if not until and not any(one.parameters for one in stages):
-            return None
-        trained = [one for part in (model, loss) for one in part.parameters() if one.requires_grad]
-        tensors = {id(one): strategy.optimizer_parameter(one) for one in trained}
-        return Holds(model, stages, until, tensors)
+def describe_freezes(
+    context: BuildContext, model: nn.Module, facts: Mapping[str, Any]
+) -> dict[int, str]:
+    """Return when weights that train are frozen nevertheless, in words, by id of the
+    parameter."""
+    stages = find_frozen(context, model)
+    until = find_temporary_freezes(context, model, facts)
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        numbers = [
+            str(number) for number, frozen in enumerate(stages, 1) if name in frozen.parameters
+        ]
+        end = max((end for frozen, end in until if name in frozen.parameters), default=0)
+        told = [f"frozen for {end} updates"] if end else []
+        told += [f"frozen in stages {', '.join(numbers)}"] if numbers else []
+        if told and parameter.requires_grad:
+            found[id(parameter)] = ", ".join(told)
+    return found
 
-    def held(self, model: nn.Module, facts: Mapping[str, Any]) -> list[tuple[Frozen, int]]:
-        """Return what is frozen for the first updates only, and for how many.
 
-        Raises:
-            ConfigError: a pattern that chooses nothing that trains, or no duration.
-        """
-        always = of_all(self.frozen(model))
-        run = _length(facts)
-        until = []
-        for number, rule in enumerate(self.config.MODEL.freeze_updates):
-            where = f"{UPDATES}[{number}]"
-            match, duration = _rule(rule, where)
-            found = frozen_names(model, match, f"{where}.match")
-            if found.parameters <= always.parameters:
-                raise ConfigError(
-                    f"{where}.match = {match}: MODEL.freeze freezes all of it for good; drop one "
-                    "of the two"
-                )
-            until.append((found, _updates(f"{where}.for", duration, run)))
-        return [(found, end) for found, end in until if end]
+def copy_for_averages(context: BuildContext, model: nn.Module) -> dict[str, nn.Module]:
+    """Return a copy of the model for each average, made before a strategy divides it.
 
-    def spells(self, model: nn.Module, facts: Mapping[str, Any]) -> dict[int, str]:
-        """Return when weights that train are frozen nevertheless, in words, by id of the
-        parameter."""
-        stages = self.frozen(model)
-        until = self.held(model, facts)
-        found = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            numbers = [
-                str(number) for number, frozen in enumerate(stages, 1) if name in frozen.parameters
-            ]
-            end = max((end for frozen, end in until if name in frozen.parameters), default=0)
-            told = [f"frozen for {end} updates"] if end else []
-            told += [f"frozen in stages {', '.join(numbers)}"] if numbers else []
-            if told and parameter.requires_grad:
-                found[id(parameter)] = ", ".join(told)
-        return found
+    Raises:
+        ConfigError: the model cannot be copied.
+    """
+    return {name: copy_of(model, name) for name in settings_of(context.config.MODEL)}
 
-    def copies(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return a copy of the model for each average, made before a strategy divides it.
 
-        Raises:
-            ConfigError: the model cannot be copied.
-        """
-        return {name: copy_of(model, name) for name in settings_of(self.config.MODEL)}
+def build_averages(
+    context: BuildContext,
+    model: nn.Module,
+    copies: Mapping[str, nn.Module],
+    strategy: Strategy,
+    facts: Mapping[str, Any],
+) -> dict[str, Average]:
+    """Return averages of the model's weights by name, divided as these are.
 
-    def build_averages(
-        self,
-        model: nn.Module,
-        copies: Mapping[str, nn.Module],
-        strategy: Strategy,
-        facts: Mapping[str, Any],
-    ) -> dict[str, Average]:
-        """Return averages of the model's weights by name, divided as these are.
-
-        Raises:
-            ConfigError: an average of these weights cannot be made.
-        """
-        wanted = settings_of(self.config.MODEL)
-        still = of_all(self.frozen(model)).modules if wanted else NOTHING.modules
-        found: dict[str, Average] = {}
-        for name, settings in wanted.items():
-            if strategy.shards_weights:
-                strategy.prepare(copies[name], nn.Identity())
-            if isinstance(settings, EMASettings):
-                found[name] = EMA(model, copies[name], settings)
-            else:
-                found[name] = SWA(model, copies[name], settings, _length(facts), still)
-        return found
+    Raises:
+        ConfigError: an average of these weights cannot be made.
+    """
+    wanted = settings_of(context.config.MODEL)
+    still = of_all(find_frozen(context, model)).modules if wanted else NOTHING.modules
+    found: dict[str, Average] = {}
+    for name, settings in wanted.items():
+        if strategy.shards_weights:
+            strategy.prepare(copies[name], nn.Identity())
+        if isinstance(settings, EMASettings):
+            found[name] = EMA(model, copies[name], settings)
+        else:
+            found[name] = SWA(model, copies[name], settings, _length(facts), still)
+    return found
 
 
 def still(model: nn.Module) -> list[tuple[str, str, str, str]]:

@@ -22,6 +22,7 @@ from phasetrain.models import SmallCNN
 from phasetrain.models.prepare import Compiled
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, Parts, SplitData, Supervised
+from phasetrain.tasks.build.data_builder import list_splits
 from phasetrain.testing.build import build_run as built_whole
 
 WORDS = ("DATA.TRAIN.batch_size=64", "PHASES.epochs=2", "MODEL.name=mlp")
@@ -76,7 +77,7 @@ class TestData:
             "test": 355,
             "valid": 355,
         }
-        assert made.splits(data) == {
+        assert list_splits(made.context, data) == {
             "train": Split("train", 1442, 64, drop_last=True),
             "test": Split("test", 355, 256, drop_last=True),
             "valid": Split("valid", 355, 10, drop_last=False),
@@ -94,7 +95,9 @@ class TestData:
 
     def test_a_data_set_that_cannot_tell_has_name_and_length_for_a_fingerprint(self) -> None:
         reader = Reader([0] * 7, Pipeline(), COLLATES["stack"](), seed=0)
-        split = SplitData(builder().config.DATA.TRAIN, reader, SAMPLERS["sequential"](), 7, {})
+        split = SplitData(
+            builder().context.config.DATA.TRAIN, reader, SAMPLERS["sequential"](), 7, {}
+        )
         assert split.fingerprint() == "digits:7"
 
     @pytest.mark.parametrize(
