@@ -89,7 +89,6 @@ def build_updaters(
             steps all optimizers.
     """
     strategy = strategy or Strategy(context.world)
-    section = context.config.OPTIMIZER
     trained = weights_of(model, loss)
     if not trained:
         raise ConfigError(f"MODEL.name = {context.config.MODEL.name!r} has no parameter to train")
