@@ -84,8 +84,7 @@ def merge_hooks(first: Mapping[str, Hook], others: Mapping[str, Hook]) -> dict[s
     for label in first.keys() & others.keys():
         raise ConfigError(
             f"HOOKS.{label}: this run already has a hook with this label; choose another label, "
-            "such "
-            f"as my_{label}",
+            f"such as my_{label}",
             code="config.conflict",
         )
     return {**first, **others}

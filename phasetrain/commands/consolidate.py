@@ -40,6 +40,7 @@ def consolidate(checkpoint: str, out: str, *, everything: bool = False) -> tuple
     state: Any = loaded.state if everything else loaded.state["task"]["model"]
     tensors: list[tuple[str, Tensor]] = flatten_state(state)[1]
     content = Snapshot().copy_tensors(tensors)
+    # replace() writes a temporary file first, so that a full disk leaves no torn file behind
     try:
         open_storage(out).replace(out, content)
     except OSError as error:

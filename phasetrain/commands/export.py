@@ -153,6 +153,7 @@ def build_model(
     Raises:
         ConfigError: the weights are of another model, or its input is not a single tensor.
     """
+    # on the CPU, so that the file does not hold CUDA devices
     words = [*overrides, "MACHINE.device=cpu"]
     setup = resolve_config(
         words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False)
@@ -166,8 +167,7 @@ def build_model(
     except RuntimeError as error:
         raise ConfigError(
             f"{weights.loaded.path} is of another model than the overrides describe, or tensors "
-            "were "
-            f"excluded; give the overrides of its run, which are in overrides.yaml: {error}",
+            f"were excluded; give the overrides of its run, which are in overrides.yaml: {error}",
             code="checkpoint.other_model",
         ) from error
     phase = plan.phases[0]
@@ -176,8 +176,7 @@ def build_model(
     if not isinstance(example, Tensor):
         raise ConfigError(
             f"the model takes a {type(example).__name__}, and only models of a single tensor can "
-            "be "
-            "exported with their computation; use the format safetensors or huggingface",
+            "be exported with their computation; use the format safetensors or huggingface",
             code="export.unsupported_model",
         )
     return parts.model.eval(), example
@@ -189,6 +188,7 @@ def _export_program(form: str, model: nn.Module, example: Tensor) -> bytes:
         content, call = WRITERS[form](model, example)
         if call is None:
             return content
+        # a second batch size reveals a program in which the size was traced as a constant
         for batch in (example, example[: max(1, len(example) // 2)]):
             expected = model(batch)
             found = call(batch)
@@ -203,8 +203,7 @@ def _export_program(form: str, model: nn.Module, example: Tensor) -> bytes:
                 raise ConfigError(
                     f"the outputs of the exported model differ from those of the model by up to "
                     f"{difference:.3g}; does it branch on its input, or draw random numbers in "
-                    "test "
-                    "mode?",
+                    "test mode?",
                     code="export.other_outputs",
                 )
     return content

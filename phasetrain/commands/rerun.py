@@ -4,7 +4,7 @@
 import io
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -136,8 +136,7 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
     if not isinstance(given, list) or not whole:
         raise ConfigError(
             f"--from {folder}: expected overrides.yaml with a list and config.yaml with every "
-            "section; "
-            "give the folder of a run",
+            "section; give the folder of a run",
             code="rerun.no_run",
         )
     files = RunFiles(path, storage)
@@ -146,15 +145,13 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
     if config_dir is None and not isinstance(recorded, str | None):
         raise ConfigError(
             f"--from {folder}: config_dir in its environment.json is {recorded!r}, expected a "
-            "text or "
-            "null; give the folder with --config-dir",
+            "text or null; give the folder with --config-dir",
             code="rerun.no_config_dir",
         )
     if config_dir is None and recorded is not None and not Path(recorded).is_dir():
         raise ConfigError(
             f"--from {folder}: it was started with --config-dir {recorded}, which does not exist; "
-            "give "
-            "the folder with --config-dir",
+            "give the folder with --config-dir",
             code="rerun.no_config_dir",
         )
     return Original(
@@ -191,23 +188,15 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     if setup.config.RUN.engine != "train":
         raise ConfigError(
             f"--from {original.folder} and RUN.engine = {setup.config.RUN.engine!r}: only a "
-            "training "
-            "can be repeated; remove RUN.engine",
+            "training can be repeated; remove RUN.engine",
             code="cli.conflict",
         )
     if "RUN.dir" in new:
         _check_folder(original.folder, setup.config.RUN.dir)
     for change in _list_changes(original, setup):
-        # a default hook of a newer release, which did not exist then
-        newer = change.old is ABSENT and change.path.startswith("HOOKS.")
-        given = any(_covers(key, change.path) for key in new)
-        if given or change.path.startswith(NOT_COPIED) or change.path == "MACHINE.threads" or newer:
-            continue
         word = _restore_word(change, original.config)
-        if word.startswith("~") and not any(
-            _covers(word[1:], path) for path in setup.composed.origins
-        ):
-            continue  # derived from other values, which are restored
+        if _is_kept(change, word, new, setup):
+            continue
         if word not in words:
             words.append(word)
         log.info(
@@ -227,6 +216,26 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     if "RUN.dir" not in new:
         words.append(f"RUN.dir={literal(_find_free_folder(original.folder), 'RUN.dir')}")
     return [*words, *overrides]
+
+
+def _is_kept(change: Change, word: str, given: Set[str], setup: Setup) -> bool:
+    """Return whether a value that has changed since the original stays as it is now.
+
+    Args:
+        change: of the value.
+        word: override that would restore it.
+        given: keys of the overrides of the repetition.
+        setup: config of the repetition.
+    """
+    if any(_covers(key, change.path) for key in given):
+        return True
+    if change.path.startswith(NOT_COPIED) or change.path == "MACHINE.threads":
+        return True
+    if change.old is ABSENT and change.path.startswith("HOOKS."):
+        return True  # a default hook of a newer release, which did not exist then
+    # A removal of a path that no layer sets: it is derived from other values, which are restored.
+    is_set = any(_covers(word[1:], path) for path in setup.composed.origins)
+    return word.startswith("~") and not is_set
 
 
 def compare_bits(original: Original, result: RunResult) -> Verdict:
@@ -253,8 +262,7 @@ def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | No
     if before is not None and before != result.digest:
         return (
             f"NOT bit-identical to {folder}: {updates} updates and all measured values are equal, "
-            "but "
-            f"the final weights differ: sha256 {before} there, {result.digest} in {other}"
+            f"but the final weights differ: sha256 {before} there, {result.digest} in {other}"
             f"{_explain_deviations(original)}",
             False,
         )
@@ -301,9 +309,8 @@ def _check_comparable(original: Original) -> None:
     if found is None or not (found.ledger or found.metrics):
         raise ConfigError(
             f"--from {original.folder}: it has not finished, and there is no update in its {FILE} "
-            "and "
-            f"no line in its metrics.jsonl to compare with{reason}; resume it first: phasetrain "
-            f"RUN.dir={original.folder}, with the words in its overrides.yaml",
+            f"and no line in its metrics.jsonl to compare with{reason}; resume it first: "
+            f"phasetrain RUN.dir={original.folder}, with the words in its overrides.yaml",
             code="rerun.nothing_to_compare",
         )
 
@@ -319,8 +326,7 @@ def _check_folder(original: str, chosen: str) -> None:
         why = "is the folder of the original" if same else "holds a run that has finished"
         raise ConfigError(
             f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
-            "repeated; "
-            f"give another folder, or remove RUN.dir for {_find_free_folder(original)}",
+            f"repeated; give another folder, or remove RUN.dir for {_find_free_folder(original)}",
             code="rerun.same_folder",
         )
 

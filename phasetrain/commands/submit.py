@@ -58,8 +58,7 @@ def submit(setup: "Setup") -> str:
     if section.folder is None and "://" in run_folder:
         raise ConfigError(
             f"LAUNCH.folder = null and RUN.dir = {run_folder!r}: the logs of the job need a "
-            "folder of "
-            "a file system that all machines share, as in LAUNCH.folder=logs"
+            "folder of a file system that all machines share, as in LAUNCH.folder=logs"
         )
     folder = Path(section.folder or f"{run_folder}/launch").absolute()
     executor = _make_executor(section, setup.config.RUN.name, folder)

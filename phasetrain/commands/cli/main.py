@@ -48,6 +48,7 @@ def main(
     redirection: AbstractContextManager[None] = stdout_to_stderr() if is_json else nullcontext()
     with redirection:
         ended = _execute(words, clock, owns_process=owns_process)
+    # printed after the redirection, so that it is the only text on standard output
     outcome = ended.outcome
     if not is_json:
         write_text(outcome.text)

@@ -310,8 +310,7 @@ def _build_model(
     except RuntimeError as error:
         raise ChangedError(
             f"{loaded.path} is of another MODEL than the config describes; give the overrides of "
-            "its "
-            f"run, which are in overrides.yaml: {error}",
+            f"its run, which are in overrides.yaml: {error}",
             code="checkpoint.other_model",
         ) from error
     return model.to(setup.machine.device).eval()

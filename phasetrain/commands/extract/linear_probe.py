@@ -296,8 +296,7 @@ def _read_features(path: str, layer: str) -> tuple[Tensor, Tensor]:
     if target.ndim != 1 or target.is_floating_point():
         raise ConfigError(
             f"{path!r}: the targets are {target.dtype} of shape {tuple(target.shape)}, expected "
-            "one "
-            "class per sample"
+            "one class per sample"
         )
     counts = target >= 0
     if not counts.any():
@@ -325,6 +324,5 @@ def _check_settings(settings: ProbeSettings, samples: int) -> None:
     if not 0 < settings.held_out < 1 or samples < 2:
         raise ConfigError(
             f"held_out = {settings.held_out} of {samples} samples: expected a share between 0 and "
-            "1, "
-            "of at least 2 samples"
+            "1, of at least 2 samples"
         )

@@ -112,8 +112,7 @@ def find_lr(setup: Setup) -> RunResult:
     if len(watch.losses) < 3:
         raise ConfigError(
             f"FIND.lr_from = {section.lr_from:g}: the loss was not finite after "
-            f"{len(watch.losses)} "
-            "updates; expected a smaller value",
+            f"{len(watch.losses)} updates; expected a smaller value",
             code="numerics.nonfinite",
         )
     lrs = lrs[: len(watch.losses)]

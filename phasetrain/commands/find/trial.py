@@ -34,11 +34,12 @@ def trial_config(config: AttrDict, *, updates: int, batch_size: int | None = Non
     }
     plain["DATA"] = {"TRAIN": plain["DATA"]["TRAIN"]}
     plain["METERS"] = {}
-    plain["MODEL"] |= {"ema": None, "swa": None}
+    plain["MODEL"] |= {"ema": None, "swa": None}  # a copy of the weights would distort the memory
     plain["OPTIMIZER"] |= {"SCHEDULES": {}, "on_nonfinite": "ignore"}
     for other in plain["OPTIMIZER"]["others"].values():
         other["SCHEDULES"] = {}
     if batch_size is not None:
+        # no accumulation and no short last batch: every step then holds the whole batch in memory
         plain["DATA"]["TRAIN"] |= {
             "batch_size": batch_size,
             "micro_batch_size": batch_size,

@@ -298,9 +298,8 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
     if parts.updater is not None and parts.updater.stepper.waits:
         yield (
             f"OPTIMIZER.name: {type(parts.updater.optimizer).__name__} cannot skip an update on "
-            "the "
-            "device, so each update waits until the device has checked that it is finite; a fused "
-            "optimizer, or OPTIMIZER.on_nonfinite=ignore, does not wait"
+            "the device, so each update waits until the device has checked that it is finite; a "
+            "fused optimizer, or OPTIMIZER.on_nonfinite=ignore, does not wait"
         )
 
 

@@ -304,8 +304,7 @@ def _run_step(task: Task, phase: Phase, batches: list[Batch], at: Position) -> N
         if not at.stage and not at.updates:
             raise NumericsError(
                 f"{report}, with the initial weights of the run; check these samples, LOSS and "
-                "MODEL, "
-                "or skip such updates with OPTIMIZER.on_nonfinite=skip"
+                "MODEL, or skip such updates with OPTIMIZER.on_nonfinite=skip"
             ) from error
         # A warning only: by then the weights will have changed.
         log.warning("rehearsal of %s: %s", phase.split, report)
@@ -339,8 +338,7 @@ def _name_step(name: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise ConfigError(
                 f"DATA.TRAIN.micro_batch_size: {name} does not fit into memory: {error}. Use "
-                "smaller "
-                "micro-batches (`phasetrain find-batch-size` finds the largest), "
+                "smaller micro-batches (`phasetrain find-batch-size` finds the largest), "
                 f"MACHINE.activation_checkpointing, or a smaller model {note}",
                 code="machine.out_of_memory",
             ) from error

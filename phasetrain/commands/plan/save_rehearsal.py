@@ -103,8 +103,7 @@ def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
     for name in (name for name in now if not _is_equal(now[name], saved.get(name))):
         log.warning(
             "rehearsal: the state of %r differs after a save and a restore, so a resume will not "
-            "be "
-            "exact: its load_state_dict does not restore the result of state_dict",
+            "be exact: its load_state_dict does not restore the result of state_dict",
             name,
         )
 

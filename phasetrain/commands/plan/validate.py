@@ -192,8 +192,7 @@ def check_same_data(world: World, data: Mapping[str, SplitData]) -> None:
                 raise ConfigError(
                     f"DATA.{name.upper()}: rank 0 has {found[0][0]} samples (fingerprint "
                     f"{found[0][1]}), rank {rank} has {other[0]} ({other[1]}); expected the same "
-                    "on "
-                    "all ranks; copy the same files to all machines",
+                    "on all ranks; copy the same files to all machines",
                     code="data.differs_between_ranks",
                 )
 

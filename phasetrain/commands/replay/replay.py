@@ -260,8 +260,7 @@ class _Replay:
             return COMPONENTS
         log.warning(
             "the update is of world size %d, the replay of 1: sums have other last bits, so only "
-            "%s "
-            "are compared",
+            "%s are compared",
             made_by,
             " and ".join(SHARED),
         )

@@ -65,10 +65,9 @@ class Attempt:
         if give_up_after is not None and idle >= give_up_after:
             raise NoProgressError(
                 f"RUN.give_up_after = {give_up_after}: the last {idle} attempts ended without a "
-                "new "
-                f"checkpoint in {folder.path!r} (the last one: {last}), so another one would not "
-                "get further. Fix the cause, save more often (CHECKPOINT.every_updates), or start "
-                "once with RUN.give_up_after=null"
+                f"new checkpoint in {folder.path!r} (the last one: {last}), so another one would "
+                "not get further. Fix the cause, save more often (CHECKPOINT.every_updates), or "
+                "start once with RUN.give_up_after=null"
             )
 
     def facts(self, state: RunState) -> dict[str, Any]:

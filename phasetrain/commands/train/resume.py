@@ -298,8 +298,7 @@ def match_machine(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list
         lines.append(
             "equal bits are promised for an equal number of processes with an equal strategy only, "
             "or with DISTRIBUTED.reduction=ordered; the samples of each update stay the same; "
-            "since "
-            f"the checkpoint: {', '.join(sharding)}"
+            f"since the checkpoint: {', '.join(sharding)}"
         )
     return machine, lines
 

@@ -63,6 +63,7 @@ def train(
         done = world.run_on_main(lambda: _open_run(setup, folder, checkpointer, data))
         if done is not None:
             return done
+        # only rank 0 has read status.json, and every rank logs the number of the attempt
         folder.status_file.attempt = world.broadcast(folder.attempt)
         try:
             with ExitStack() as stack:
@@ -124,6 +125,7 @@ def _finished_result(
     loaded = checkpointer.load_newest()
     if loaded is None or not loaded.manifest.state["finished"]:
         return None
+    # Both raise on a change that is not allowed: a finished run does not hide a mistake.
     data_changes = check_data_changes(setup, loaded, data)
     if check_config_changes(setup, loaded) or (
         data_changes and any(split.windows for split in data.values())

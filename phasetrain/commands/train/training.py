@@ -108,6 +108,7 @@ class Training:
             loaded,
         )
         latest = _Latest()
+        # The checkpoint hook comes first: a failure in a later hook then loses no checkpoint.
         hooks = merge_hooks(merge_hooks({"checkpoint": save, "latest": latest}, own), extra)
         engine = PhaseEngine(
             task,
@@ -119,6 +120,8 @@ class Training:
             clock=self.clock,
         )
         if world.is_single_process:
+            # A single process leaves a wait for slow data at once; several ranks agree on the stop
+            # after the step instead (phasetrain.distributed.Consensus).
             for loader in parts.loaders.values():
                 loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
         self._run_loop(run_plan, engine, loop, save)
@@ -168,6 +171,7 @@ class Training:
                 raise nothing_to_resume(self.folder)
             return ""
 
+        # Every rank verifies its own shards before rank 0 chooses, so that all reading is parallel.
         checkpointer.verify_shards(world)
         path = world.run_on_main(choose)
         if world.is_main or not path:
