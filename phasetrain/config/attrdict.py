@@ -17,6 +17,7 @@ from phasetrain.config.sections import (
     PhasesSection,
     TaskSection,
 )
+from phasetrain.config.sections.keys import join_path
 from phasetrain.config.sections.machine import DerivedMachineSection
 from phasetrain.config.sections.run import DerivedRunSection
 from phasetrain.errors import did_you_mean
@@ -37,8 +38,9 @@ class AttrDict(dict[str, Any]):
     _path: str
 
     def __init__(self, content: Mapping[str, Any] | None = None, *, path: str = "") -> None:
-        below = f"{path}." if path else ""
-        super().__init__({str(k): _frozen(v, f"{below}{k}") for k, v in (content or {}).items()})
+        items = (content or {}).items()
+        super().__init__({str(k): _frozen(v, join_path(path, str(k))) for k, v in items})
+        # Not an ordinary assignment, which __setattr__ rejects.
         object.__setattr__(self, "_path", path)
 
     def __getattr__(self, name: str) -> Any:
@@ -60,6 +62,7 @@ class AttrDict(dict[str, Any]):
     __setitem__ = __delitem__ = __setattr__ = __delattr__ = _refuse
     clear = pop = popitem = setdefault = update = __ior__ = _refuse
 
+    # The default protocol would restore the items one by one, which __setitem__ rejects.
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (dict(self), self._path)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from phasetrain.config.compose.merge import leaves
 from phasetrain.config.schema import PARTS, WORDS, Schema, part_pattern
 from phasetrain.config.sections import Resume
+from phasetrain.config.sections.keys import join_path
 
 
 class _Absent(Enum):
@@ -57,6 +58,7 @@ def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
     The order of keys does not matter, and 1.0 is 1. Keys at their default are left out, so that a
     key added by a newer version does not move a run to another folder; names of parts always count.
     """
+    # `collate: stack` and `collate: {name: stack}` are the same run.
     words = {
         path
         for path, value in leaves(config).items()
@@ -75,7 +77,7 @@ def _compare(
     old: Mapping[str, Any], new: Mapping[str, Any], path: str, schema: Schema
 ) -> Iterator[Change]:
     for name in {**old, **new}:
-        here = f"{path}.{name}" if path else name
+        here = join_path(path, name)
         before, after = (_value_or_default(side, name, here, schema) for side in (old, new))
         if part_pattern(here) not in LABELS and isinstance(before, Mapping) != isinstance(
             after, Mapping
@@ -120,6 +122,7 @@ def _canonical(value: Any) -> Any:
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
+    # YAML reads 1 and 1.0 as different types; as the value of a parameter they are equal.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

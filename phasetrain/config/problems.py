@@ -34,9 +34,10 @@ def raise_all(problems: Iterable[str | Problem]) -> None:
 def combine(problems: Sequence[str | Problem]) -> ConfigError:
     """Return one error with all problems, at least one; duplicates are dropped."""
     found = [
-        Problem.from_message(one, ConfigError.default_code) if isinstance(one, str) else one
+        one if isinstance(one, Problem) else Problem.from_message(one, ConfigError.default_code)
         for one in problems
     ]
+    # Two checks may find the same mistake, with different codes.
     unique = list({one.message: one for one in found}.values())
     if len(unique) == 1:
         message = unique[0].message

@@ -19,7 +19,7 @@ from phasetrain.config.problems import shown
 from phasetrain.config.schema import part_pattern
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection
-from phasetrain.config.sections.keys import Key, define_key, key_name, section_keys
+from phasetrain.config.sections.keys import Key, define_key, join_path, key_name, section_keys
 
 HEADER = """# Reference
 
@@ -75,7 +75,7 @@ def json_schema() -> dict[str, Any]:
 def _list_sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield (path, dataclass) of each section, group, and mapping with known keys."""
     for definition in fields(section):
-        here = f"{path}.{key_name(definition)}" if path else key_name(definition)
+        here = join_path(path, key_name(definition))
         below = definition.metadata.get("group") or definition.metadata["fields"]
         if below is not None:
             yield here, below
@@ -101,9 +101,8 @@ def _keys_to_list(section: Any, path: str) -> list[Key]:
 
 def _own_keys(section: Any, path: str) -> list[Key]:
     """Return the keys directly below a section, without its groups."""
-    below = f"{path}." if path else ""
     return [
-        define_key(definition, f"{below}{key_name(definition)}")
+        define_key(definition, join_path(path, key_name(definition)))
         for definition in fields(section)
         if "group" not in definition.metadata
     ]
@@ -130,7 +129,7 @@ def _yaml_lines(section: Any, path: str, depth: int) -> Iterator[str]:
     indent = "  " * depth
     for definition in fields(section):
         name = key_name(definition)
-        here = f"{path}.{name}" if path else name
+        here = join_path(path, name)
         below = definition.metadata.get("group")
         if not depth:
             yield ""
@@ -149,7 +148,7 @@ def _json_object(section: Any, path: str, *, closed: bool) -> dict[str, Any]:
     properties = {}
     for definition in fields(section):
         name = key_name(definition)
-        here = f"{path}.{name}" if path else name
+        here = join_path(path, name)
         below = definition.metadata.get("group")
         if below is not None:
             # Sections that name a part also have its parameters, and DATA has any number of splits.

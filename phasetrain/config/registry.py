@@ -79,6 +79,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         self.section = section
         self._own: dict[str, Factory[T]] = {}
         self._bridges: dict[str, Bridge[T]] = {}
+        # Called on first use, since listing the classes of a library imports it.
         self._library = lru_cache(maxsize=1)(library or dict)
 
     def register(self, name: str) -> Callable[[Factory[T]], Factory[T]]:
@@ -101,6 +102,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                     f"{source_of(self._own[name])} and "
                     f"{source_of(factory)}; rename one of them"
                 )
+            # A misspelt parameter of a registered part must not be accepted silently.
             if free_parameters(factory):
                 raise ConfigError(
                     f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a mistyped "
@@ -302,7 +304,8 @@ def _signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     except (TypeError, ValueError):  # some callables written in C have none
         return {}, True
     if inspect.isclass(factory) and "__init__" not in vars(factory) and _only_stars(found):
-        return {}, False  # it inherits an __init__ for subclasses to extend, as torch.nn.Module's
+        # It inherits an __init__ for subclasses, such as torch.nn.Module's: no parameters.
+        return {}, False
     stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {name: p for name, p in found.items() if p.kind not in stars}
     return named, any(p.kind is p.VAR_KEYWORD for p in found.values())

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.sections import Config
-from phasetrain.config.sections.keys import Key, Resume, define_key, key_name
+from phasetrain.config.sections.keys import Key, Resume, define_key, join_path, key_name
 
 DEFAULTS = "defaults.yaml"
 """Name of the lowest layer: the defaults of all keys."""
@@ -111,6 +111,7 @@ class Schema:
         section = path.partition(".")[0]
         if path in ROUNDING or any(path == one or path.startswith(f"{one}.") for one in STEERING):
             return "adjustable"
+        # A path below a key, such as OPTIMIZER.SCHEDULES.lr.end, has the class of the key.
         while path and section != "HOOKS":
             key = self.key(path)
             if key is not None:
@@ -152,6 +153,7 @@ def is_split(name: str) -> bool:
 
 def _as_known(path: str) -> str:
     names = path.split(".")
+    # The defaults have two splits; any further test split has the keys of DATA.TEST.
     if names[0] == "DATA" and len(names) > 1 and names[1] != "TRAIN" and is_split(names[1]):
         names[1] = "TEST"
     return ".".join(names)
@@ -159,7 +161,7 @@ def _as_known(path: str) -> str:
 
 def _keys(section: Any, path: str) -> Iterator[Key]:
     for definition in fields(section):
-        here = f"{path}.{key_name(definition)}" if path else key_name(definition)
+        here = join_path(path, key_name(definition))
         below = definition.metadata.get("group")
         if below is None:
             yield define_key(definition, here)

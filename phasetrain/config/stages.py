@@ -76,6 +76,7 @@ def _compose_stage(
     config |= {"RUN": deepcopy(derived["RUN"]), "MACHINE": deepcopy(derived["MACHINE"])}
     length = {key: stage.get(key) for key in LENGTHS}
     config["PHASES"] |= {**length, "stages": []}
+    # Merged like a layer, so that a stage with another part drops the parameters of the old one.
     merged = Merged(schema)
     merged.values = config
     merged.origins = dict(composed.origins)

@@ -43,6 +43,7 @@ class KnownPaths:
         self._by_name: dict[str, str] = {}
         self._tree: dict[str, Any] = {}
         for path in paths:
+            # The first path wins: DATA.TRAIN comes before other splits.
             self._by_name.setdefault(plain(path.rpartition(".")[2]), path)
             node = self._tree
             for name in path.split("."):
@@ -51,6 +52,8 @@ class KnownPaths:
     def near(self, path: str) -> str | None:
         """Return the known path that was probably meant, or None."""
         last = plain(path.rpartition(".")[2])
+        # Precise rules come first: a very similar name in the same place is a misspelling, while
+        # names elsewhere may be similar by accident.
         return (
             self._walk(path, likeness=0.8)
             or self._longer(path)

@@ -18,7 +18,7 @@ from phasetrain.config.schema import (
     part_pattern,
 )
 from phasetrain.config.sections import ENTRIES
-from phasetrain.config.sections.keys import Key, section_keys
+from phasetrain.config.sections.keys import Key, join_path, section_keys
 from phasetrain.config.sections.value_types import describe_type, fits
 from phasetrain.config.suggestions import KnownPaths
 from phasetrain.errors import ConfigError, Problem, nearest
@@ -102,12 +102,14 @@ def check(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
             and a suggestion.
     """
     report = _Report(composed)
+    # Parts are found first, since unknown keys anywhere may be suggested to be their parameters.
     finder = _PartFinder(composed.config, schema, report)
     parts = [part for slot in slots for part in finder.find_parts(slot)]
     _KeyChecker(composed, schema, report).check()
     for part in parts:
         _check_parameters(part, schema, report)
     _check_schedule_options(composed.config, parts, report)
+    # Last, since the suggestions need the parameters of all parts.
     report.add_unknown(_known_paths(schema, parts))
     raise_all([*composed.problems, *report.problems])
 
@@ -156,7 +158,7 @@ class _KeyChecker:
 
     def _check_section(self, values: Mapping[str, Any], path: str) -> None:
         for name, value in values.items():
-            here = f"{path}.{name}" if path else name
+            here = join_path(path, name)
             key = self._schema.key(here)
             if key is not None:
                 self._check_key(key, here, value)
@@ -220,6 +222,7 @@ class _KeyChecker:
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:
         below = leaves(value, path) if isinstance(value, Mapping) else {}
+        # The override `MODLE.name=x` is a mapping with one leaf; the suggestion is for the leaf.
         if len(below) == 1:
             path, value = next(iter(below.items()))
         word = "keys" if parent else "sections"
@@ -293,6 +296,7 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
     for key, value in part.given.items():
         here = f"{part.path}.{key}"
         is_own = schema.key(here) is not None or bool(schema.children(here))
+        # Keys with a dot are problems of the composition.
         if key == part.slot.key or is_own or "." in key:
             continue  # checked with the keys of the section
         if key in own:
@@ -326,7 +330,8 @@ def _check_schedule_options(
     schedules = lookup(config, "OPTIMIZER.SCHEDULES")
     if optimizer is None or optimizer.is_free or not isinstance(schedules, Mapping):
         return
-    options = list(dict.fromkeys(["lr", *optimizer.takes]))  # every optimizer has a learning rate
+    # The learning rate is passed by the program, so it is not among the parameters.
+    options = list(dict.fromkeys(["lr", *optimizer.takes]))
     for option in schedules:
         if option in options:
             continue
@@ -367,7 +372,7 @@ def _expand(node: Any, path: str, names: Sequence[str]) -> Iterator[tuple[str, A
         wanted = [name for name in node if path != "DATA" or is_split(name)]
     for name in wanted:
         if name in node:
-            yield from _expand(node[name], f"{path}.{name}" if path else name, names[1:])
+            yield from _expand(node[name], join_path(path, name), names[1:])
 
 
 def _describe_expected(slot: Slot, path: str, value: Any) -> str:

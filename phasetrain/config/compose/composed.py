@@ -64,6 +64,7 @@ def compose(
     merged = Merged(schema)
     for layer in layers:
         merged.apply(layer)
+    # Removals come before the values of the command line, so that `~A.b A.c=1` keeps A.c.
     problems = [
         *files.problems,
         *line.problems,
@@ -86,7 +87,9 @@ def compose(
 
 def _select_layers(files: ConfigFiles, line: CommandLine) -> list[Layer]:
     replaced = tuple(line.groups)
-    layers = files.select(EXPERIMENT, line.experiment, replaced=replaced) if line.experiment else []
+    layers = []
+    if line.experiment:
+        layers = files.select(EXPERIMENT, line.experiment, replaced=replaced)
     for group, options in line.groups.items():
         for option in options:
             layers += files.select(group, option, replaced=replaced)
@@ -147,6 +150,7 @@ def _resolve(merged: Merged) -> list[Problem]:
         if value == "???"
     ]
     wanted = [path for path, value in leaves(merged.values).items() if "${" in str(value)]
+    # Most configs have no interpolation, and need not pay for building OmegaConf's tree.
     if not wanted:
         return problems
     tree = OmegaConf.create(merged.values)

@@ -15,6 +15,7 @@ from phasetrain.config.schema import (
     matches,
     part_pattern,
 )
+from phasetrain.config.sections.keys import join_path
 
 IMPORTS = "RUN.imports"
 """The only list that is not replaced by higher layers but extended, since parts that a lower layer
@@ -70,6 +71,7 @@ class Merged:
             return False
         del parent[names[-1]]
         self._forget(path)
+        # Labels and test splits may be absent; all other keys of a config always have a value.
         if not (is_label(path) or matches(path, "DATA.*")) or path == "DATA.TRAIN":
             self._restore(path, default)
         return True
@@ -83,6 +85,7 @@ class Merged:
                 parent, _, label = path.rpartition(".")
                 del lookup(self.values, parent)[label]
                 self._forget(path)
+        # An empty mapping is a leaf, and every leaf has an origin.
         for path in LABELLED:
             if self.get(path) == {}:
                 self.origins.setdefault(path, default.name)
@@ -98,8 +101,9 @@ class Merged:
         self, target: dict[str, Any], source: Mapping[Any, Any], path: str, layer: str
     ) -> None:
         for key, new in source.items():
-            here = f"{path}.{key}" if path else str(key)
+            here = join_path(path, str(key))
             pattern = part_pattern(here)
+            # Before _rename, which compares names inside of mappings only.
             if pattern in WORDS:
                 new = self._as_mapping(target, str(key), here, new)
             if (
@@ -125,6 +129,7 @@ class Merged:
                 self.origins.setdefault(here, layer)
             self._merge(target[key], new, here, layer)
             return
+        # Parts that a lower layer names may be registered by the modules that it imports.
         if here == IMPORTS and isinstance(new, list) and isinstance(old, list):
             if not new:
                 return
@@ -203,7 +208,7 @@ def leaves(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return dotted path -> value of each leaf, in order; lists and empty mappings are leaves."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        here = f"{path}.{key}" if path else key
+        here = join_path(path, key)
         if isinstance(value, Mapping) and value:
             found |= leaves(value, here)
         else:

@@ -40,6 +40,7 @@ def read_overrides(overrides: Sequence[str], files: ConfigFiles, schema: Schema)
     line = CommandLine()
     parser = OverridesParser.create()
     for text in overrides:
+        # One by one, since the parser stops at the first mistake of a list.
         try:
             override = parser.parse_override(text)
         except HydraException as error:

@@ -121,6 +121,7 @@ class ConfigFiles:
     def _order_files(
         self, repository: "_Repository", group: str, option: str
     ) -> Iterator[tuple[str, str]]:
+        # Hydra stops at the first missing file; the loop finds all of them.
         while True:
             try:
                 found = create_defaults_list(
@@ -147,13 +148,16 @@ class ConfigFiles:
 
     def _layer(self, repository: "_Repository", path: str, package: str) -> Layer:
         loaded = repository.load_config(path)
-        values = OmegaConf.to_container(loaded.config, resolve=False) if loaded is not None else {}
+        values: Any = {}
+        if loaded is not None:
+            # Interpolations may name keys of other layers, so they are resolved after the merge.
+            values = OmegaConf.to_container(loaded.config, resolve=False)
         if not isinstance(values, dict):
             self._add_problem(self._label(path), "expected a mapping of keys, found a list")
             values = {}
         for name in reversed(package.split(".") if package else []):
             values = {name: values}
-        return Layer(self._label(path), values)  # type: ignore[arg-type]
+        return Layer(self._label(path), values)
 
     def _sources(self) -> list[ConfigSource]:
         if self._user is not None:

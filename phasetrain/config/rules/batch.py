@@ -85,6 +85,7 @@ def share_batch(draft: ConfigDraft, world_size: int) -> None:
 def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> None:
     """Derive batch_size = micro_batch_size x virtual_shards, with as many shards on each rank."""
     batch = draft.config["DATA"]["TRAIN"]["batch_size"]
+    # The sum over shards is a balanced binary tree, of which each rank computes a complete part.
     if shards & (shards - 1):
         near = 1 << (shards.bit_length() - 1)
         draft.reject(

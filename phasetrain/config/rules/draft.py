@@ -21,6 +21,7 @@ class ConfigDraft:
     """
 
     def __init__(self, composed: Composed) -> None:
+        # A copy, since rules also look at the values as they were given.
         self.config: dict[str, Any] = deepcopy(composed.config)
         self.lines: list[str] = []
         self.problems: list[Problem] = []

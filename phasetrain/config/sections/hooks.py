@@ -12,6 +12,7 @@ class HooksSection(Section):
     """Label -> parameters of a hook. `name` defaults to the label; null removes a hook. Hooks are
     called in the order of the keys."""
 
+    # In the order in which the hooks are called.
     console: Mapping[str, Any] = key(
         {}, "shows live progress on a terminal, and plain lines elsewhere", resume="free"
     )

@@ -90,6 +90,8 @@ def key(
         "fields": fields,
         "bounds": bounds,
     }
+    # A complete config has tuples for lists, and dataclasses reject mutable defaults; the metadata
+    # keeps the default as YAML has it, for the layers.
     if isinstance(default, list):
         return field(default=tuple(default), metadata=metadata)
     if isinstance(default, dict):
@@ -106,6 +108,13 @@ def group(kind: type[S]) -> S:
 def key_name(definition: "Field[Any]") -> str:
     """Return the name of a key in YAML: that of its field (`from_` for the Python keyword)."""
     return definition.name.removesuffix("_")
+
+
+def join_path(path: str, name: str) -> str:
+    """Return the dotted path of a key below `path`, which is empty for the root."""
+    if path:
+        return f"{path}.{name}"
+    return name
 
 
 def own_keys(section: type) -> frozenset[str]:
@@ -146,8 +155,11 @@ def read_section(kind: type[S], values: Mapping[str, Any]) -> S:
         name = key_name(definition)
         if name not in values:
             continue
+        value = values[name]
         below = definition.metadata.get("group")
-        read[definition.name] = values[name] if below is None else read_section(below, values[name])
+        if below is not None:
+            value = read_section(below, value)
+        read[definition.name] = value
     return kind(**read)
 
 

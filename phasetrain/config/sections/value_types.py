@@ -40,6 +40,7 @@ class ValueType:
 
     def fits(self, value: Any) -> bool:
         """Whether `value` is of the type and finite; an int is a float, a bool is not a number."""
+        # NaN passes no comparison with a bound, but a key without bounds would accept it.
         if isinstance(value, float) and not isfinite(value):
             return False
         return fits(value, self.annotation, self.bounds)
@@ -62,6 +63,7 @@ def fits(value: Any, annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -
     if origin in (Union, types.UnionType):
         return any(fits(value, choice, bounds) for choice in args)
     if origin is Literal:
+        # Types are compared too, since True == 1 == 1.0.
         return any(type(value) is type(choice) and value == choice for choice in args)
     plain = origin or annotation
     if plain in (int, float):
@@ -85,13 +87,15 @@ def describe_type(annotation: Any, bounds: Mapping[str, float] = NO_BOUNDS) -> s
         return " or ".join(repr(choice) for choice in args)
     plain = origin or annotation
     if plain in _MAPPINGS:
-        return (
-            "mapping" if len(args) < 2 or args[1] is Any else f"mapping to {describe_type(args[1])}"
-        )
+        if len(args) < 2 or args[1] is Any:
+            return "mapping"
+        return f"mapping to {describe_type(args[1])}"
     if plain is tuple and args and args[-1] is not Ellipsis:
         return f"list of {len(args)}: {', '.join(describe_type(item) for item in args)}"
     if plain in _LISTS:
-        return "list" if not args or args[0] is Any else f"list of {describe_type(args[0])}"
+        if not args or args[0] is Any:
+            return "list"
+        return f"list of {describe_type(args[0])}"
     return _describe_plain(plain, bounds)
 
 
@@ -114,12 +118,13 @@ def _fits_plain(value: Any, plain: Any) -> bool:
     if plain in (bool, str):
         return isinstance(value, plain)
     if plain is Path:
-        return isinstance(value, str)
+        return isinstance(value, str)  # YAML has no paths
     return not _is_tensor(plain) or _is_tensor_data(value)
 
 
 def _is_number_within(value: Any, kind: type, bounds: Mapping[str, float]) -> bool:
     allowed = int if kind is int else int | float
+    # bool is a subclass of int, but `workers: true` is a mistake.
     if isinstance(value, bool) or not isinstance(value, allowed):
         return False
     return all(_COMPARE[name][1](value, bound) for name, bound in bounds.items())
