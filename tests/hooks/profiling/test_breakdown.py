@@ -201,18 +201,20 @@ class TestWhereTimeGoes:
         assert max(found.values()) < 1e6 * 24 * 0.001
 
 
-def test_what_a_task_does_beside_its_events_can_be_watched() -> None:
+def test_transfer_and_meters_can_be_wrapped() -> None:
     one, seen = build_run(SMALL), list[str]()
 
     def wrap(part: str, call: Any) -> Any:
         return lambda *args: seen.append(part) or call(*args)  # type: ignore[func-returns-value]
 
     one.task.around(wrap)
-    one.task._moves = True  # as on a device
     phase = one.plan.phases[1]
     one.task.begin(phase, fresh=True)
-    batches = next(iter(one.task.batches(phase, 0)))
+    one.task._device = torch.device("meta")  # a device to which batches can be copied here
+    next(iter(one.task.batches(phase, 0)))
     assert seen == ["transfer"]
+    one.task._device = torch.device("cpu")
+    batches = next(iter(one.task.batches(phase, 0)))
     one.task.test_step(batches, Position(phase.split, 0, phase.first, 0.0), Silent())
     assert seen == ["transfer", "meters"]
 
