@@ -265,6 +265,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Call `before_close`, close the logs, and release the lock."""
+        # The lock is held until all files are complete: a process that waits for it reads them.
         while self.before_close:
             call = self.before_close.pop()
             if not self.lost:
@@ -295,6 +296,7 @@ class RunFolder:
     def _renew_lease(self) -> None:
         while not self._closing.wait(LEASE_SECONDS):
             with self._guard:
+                # `close` may have released the lock while this thread waited for the guard.
                 if self._closing.is_set():
                     return
                 try:

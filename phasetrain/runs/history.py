@@ -180,23 +180,19 @@ class History(Sequence[dict[str, Any]]):
         """Return which values of a metric are better: as recorded, else guessed from its name."""
         return self.directions.get(metric) or guess_direction(metric)
 
-    def best(self, monitor: str | None = None) -> Best | None:
-        """Return the best value of a metric; None if it was never measured.
+    def best(self, monitor: str | None = None, direction: Direction | None = None) -> Best | None:
+        """Return the best finite value of a metric, the first one of equals; None if it was never
+        measured.
 
         Args:
-            monitor: such as `test/accuracy`, or `-test/loss` if smaller is better; without a minus
-                sign the direction recorded in the run decides. By default the first metric of a
-                test, else of training.
+            monitor: such as `test/accuracy`, or `-test/loss` if smaller is better. By default the
+                first metric of a test, else of training.
+            direction: which values are better; by default the minus sign decides, then the
+                direction recorded in the run.
         """
-        if monitor:
-            objective = resolve_objective(monitor, self.directions)
-        else:
-            objective = self.default_objective()
-        return self.best_of(objective.metric, objective.direction)
-
-    def best_of(self, metric: str, direction: Direction) -> Best | None:
-        """Return the best finite value of a metric in a direction, the first one of equals; None if
-        there is none."""
+        objective = self._find_objective(monitor)
+        metric = objective.metric
+        direction = direction or objective.direction
         measured = [
             row
             for row in self
@@ -214,12 +210,9 @@ class History(Sequence[dict[str, Any]]):
             direction=direction,
         )
 
-    def default_objective(self) -> Objective:
-        """Return the metric that runs are compared by if the config names none.
-
-        It is the first metric of a test, else of training; the name is empty if nothing was
-        measured.
-        """
+    def _find_objective(self, monitor: str | None) -> Objective:
+        if monitor:
+            return resolve_objective(monitor, self.directions)
         names = list(self.last)
         tested = [name for name in names if not name.startswith("train/")]
         metric = next(iter([*tested, *names]), "")

@@ -247,7 +247,7 @@ def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:
         best_cells = [f"  best of {name}"]
         for history in (one, other):
             last = history.last.get(name)
-            best = history.best_of(name, recorded or history.direction_of(name))
+            best = history.best(name, recorded or history.direction_of(name))
             cells.append("-" if last is None else f"{last:.6g}")
             best_cells.append(f"{best.value:.6g} at {best.updates}" if best else "-")
         rows += [tuple(cells), tuple(best_cells)]

@@ -136,7 +136,7 @@ def _draw_line(number: int, line: Line, scales: _Scales) -> str:
     path = []
     pen = "M"
     for here, across, down in zip(has.tolist(), x.tolist(), y.tolist(), strict=True):
-        if not here:  # a value that is not finite breaks the line
+        if not here:  # a gap shows where values were not finite
             pen = "M"
             continue
         path.append(f"{pen}{across:.1f} {down:.1f}")
