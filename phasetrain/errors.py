@@ -80,15 +80,14 @@ class PhasetrainError(Exception):
 
 
 class ConfigError(PhasetrainError, ValueError):
-    """The config, a part named by it, or the command line cannot be used (exit code 2)."""
+    """The config, a part it refers to, or the command line is invalid (exit code 2)."""
 
     exit_code = 2
     default_code = "config.invalid"
 
 
 class ChangedError(PhasetrainError):
-    """Data, plan or a forbidden key is no longer what the checkpoint was made with
-    (exit code 3)."""
+    """The data, the plan or a forbidden key differs from the checkpoint (exit code 3)."""
 
     exit_code = 3
     default_code = "resume.changed"
@@ -102,7 +101,7 @@ class FolderInUseError(PhasetrainError):
 
 
 class NoValidCheckpointError(PhasetrainError):
-    """Checkpoints exist and not one of them can be read (exit code 5)."""
+    """Checkpoints exist, and none of them is valid (exit code 5)."""
 
     exit_code = 5
     default_code = "checkpoint.none_valid"
@@ -116,33 +115,32 @@ class NoProgressError(PhasetrainError):
 
 
 class SaveError(PhasetrainError):
-    """A checkpoint could not be written; those before it are untouched (exit code 1)."""
+    """A checkpoint could not be written; earlier ones are not touched (exit code 1)."""
 
     default_code = "checkpoint.save_failed"
 
 
 class InvalidCheckpointError(PhasetrainError):
-    """One checkpoint is torn, altered or of an unknown format; the one before it may still serve
+    """A checkpoint is truncated, altered or of an unknown format; an earlier one may be valid
     (exit code 1)."""
 
     default_code = "checkpoint.invalid"
 
 
 class NumericsError(PhasetrainError):
-    """A loss or a gradient is not finite, and the run must not go on with it (exit code 1)."""
+    """A loss or a gradient is not finite, and the config does not allow skipping (exit code 1)."""
 
     default_code = "numerics.nonfinite"
 
 
 class OrderError(PhasetrainError):
-    """The processes of a run do not make the same collective calls in the same order
-    (exit code 1)."""
+    """The ranks of a run do not make the same collective calls in the same order (exit code 1)."""
 
     default_code = "distributed.collective_order"
 
 
 class LaunchError(PhasetrainError):
-    """The cluster did not take the job (exit code 1)."""
+    """The cluster did not accept the job (exit code 1)."""
 
     default_code = "launch.failed"
 
