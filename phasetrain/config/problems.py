@@ -16,7 +16,7 @@ def make_problem(
         key: dotted path.
         value: value of the key.
         layer: layer that set it.
-        sentence: what is expected, and what to do.
+        sentence: the expected value, and a remedy.
         suggestion: the key or value that was probably meant.
     """
     given = shown(value)

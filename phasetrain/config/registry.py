@@ -107,7 +107,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 raise ConfigError(
                     f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a mistyped "
                     "parameter would "
-                    "pass unseen; name its parameters, and take what is free as one mapping "
+                    "pass unseen; name its parameters, and take all others as one mapping "
                     "`params`"
                 )
             self._own[name] = factory

@@ -57,7 +57,7 @@ class Slot:
 
     @property
     def takes_bare_name(self) -> bool:
-        """Whether a plain name stands for a mapping with the name."""
+        """Whether a plain name is short for a mapping with the name."""
         return self.path in WORDS or self.path.endswith("[]")
 
 

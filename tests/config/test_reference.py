@@ -55,7 +55,7 @@ def test_json_schema_has_types_bounds_and_defaults() -> None:
 
 @pytest.mark.parametrize(
     ("words", "start"),
-    [([], "# Reference\n"), (["yaml"], "# What to do"), (["json"], '{\n  "$schema"')],
+    [([], "# Reference\n"), (["yaml"], "# Engine, run folder"), (["json"], '{\n  "$schema"')],
 )
 def test_command_prints_each_form(
     words: list[str], start: str, capsys: pytest.CaptureFixture[str]

@@ -52,10 +52,10 @@ def derive(
     Args:
         composed: the config.
         schema: the keys.
-        device: device that `MACHINE.device: auto` stands for on this machine.
+        device: value that replaces `MACHINE.device: auto` on this machine.
         processes: world size of the run; the name of the folder does not depend on it.
-        monitor: returns the metric that CHECKPOINT.best.monitor = auto stands for; called only if
-            it is needed.
+        monitor: returns the metric that replaces CHECKPOINT.best.monitor = auto; called only if it
+            is needed.
 
     Raises:
         ConfigError: lists every rule that is violated: the length of training, micro-batches that

@@ -8,7 +8,7 @@ from phasetrain.config.sections.keys import Section, key
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractSection(Section):
-    """What RUN.engine=extract writes."""
+    """Output of RUN.engine=extract."""
 
     layers: tuple[str, ...] = key(
         [], "names of modules of the model whose outputs are written", resume="free"
@@ -50,7 +50,7 @@ class ExtractSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class FindSection(Section):
-    """What RUN.engine=find_lr and find_batch_size try."""
+    """Candidates of RUN.engine=find_lr and find_batch_size."""
 
     lr_from: float = key(1.0e-6, "first learning rate", resume="free", gt=0)
     lr_to: float = key(10.0, "last learning rate", resume="free", gt=0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 from phasetrain.config.sections.value_types import ValueType
 
 Resume = Literal["forbidden", "adjustable", "free"]
-"""What happens if the value differs from the one in the checkpoint that a run resumes from.
+"""Effect of a value that differs from the one in the checkpoint that a run resumes from.
 
 forbidden: the resume is rejected, since it would not be the same run;
 adjustable: the resume needs RUN.allow=[KEY], and the change is printed and recorded;
@@ -52,7 +52,7 @@ class Key:
     Attributes:
         path: dotted path, such as `DATA.TRAIN.batch_size`.
         type: type and bounds of its values.
-        resume: what happens on resume if its value has changed.
+        resume: effect of a changed value on resume.
         meaning: one sentence with the unit.
         default: default value, made of plain lists and dicts.
         fields: dataclass of the keys below it if the value is a mapping with known keys.
@@ -79,7 +79,7 @@ def key(
     Args:
         default: value unless the config gives one.
         meaning: one sentence with the unit, for the reference and `--help`.
-        resume: what happens on resume if the value has changed.
+        resume: effect of a changed value on resume.
         fields: dataclass of the keys below if the value is a mapping with known keys.
         bounds: bounds of numbers (`ge=1`).
     """

@@ -9,7 +9,7 @@ from phasetrain.config.sections.keys import Section, key
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSection(Section):
-    """What is learned."""
+    """The task, which computes losses and metrics."""
 
     name: str = key(
         "supervised",

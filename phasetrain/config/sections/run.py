@@ -1,4 +1,4 @@
-"""Section RUN: what to do, where, and whether to resume."""
+"""Section RUN: engine, run folder, seed and resuming."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ Engine = Literal["train", "test", "extract", "plan", "replay", "find_lr", "find_
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection(Section):
-    """What to do, where, and whether to resume."""
+    """Engine, run folder, seed and resuming."""
 
     name: str | None = key(
         None,
