@@ -54,7 +54,7 @@ def compose(
     Args:
         overrides: overrides such as `LOSS=focal` or `OPTIMIZER.lr=0.1`.
         config_dir: a folder with more options, laid out as `configs/`.
-        schema: the keys and their defaults; by default those of the package.
+        schema: the keys and their defaults; by default all keys of phasetrain.
     """
     schema = schema or default_schema()
     files = ConfigFiles(config_dir)

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[\w.+-]+")
 
 
 def derive_length(draft: ConfigDraft) -> None:
-    """Keep one of PHASES.epochs, updates, samples and stages: that of the highest layer."""
+    """Keep one of PHASES.epochs, updates, samples and stages, as set in the highest layer."""
     phases = draft.config["PHASES"]
     given = {
         key: draft.rank_of(f"PHASES.{key}")

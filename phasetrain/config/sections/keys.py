@@ -74,7 +74,7 @@ def key(
     fields: type | None = None,
     **bounds: Unpack[Bounds],
 ) -> Any:
-    """Return the dataclass field of a key; its name and type are those of the field.
+    """Return the dataclass field of a key; the field gives its name and type.
 
     Args:
         default: value unless the config gives one.
@@ -106,7 +106,7 @@ def group(kind: type[S]) -> S:
 
 
 def key_name(definition: "Field[Any]") -> str:
-    """Return the name of a key in YAML: that of its field (`from_` for the Python keyword)."""
+    """Return the name of a key in YAML: the name of its field, or `from` for `from_`."""
     return definition.name.removesuffix("_")
 
 
