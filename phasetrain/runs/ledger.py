@@ -53,7 +53,7 @@ COMPONENTS = ("samples", "batch content", "lr", "loss", "gradient norm", "weight
 
 
 class InvalidLedgerError(ValueError):
-    """The bytes are not those of a ledger."""
+    """The bytes do not begin with the header of a ledger."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def list_differences(one: LedgerRecord, other: LedgerRecord) -> list[str]:
 def is_comparable(one: LedgerRecord, other: LedgerRecord, component: str) -> bool:
     """Return whether a component of two records was computed in the same way.
 
-    The digest of the content depends on the world size, and so does that of sharded weights.
+    The digest of the content depends on the world size, and so does the digest of sharded weights.
     """
     kinds = SAMPLED | FULL
     has_equal_size = one.processes == other.processes
@@ -188,10 +188,11 @@ def parse_ledger(data: bytes, path: str = FILE) -> Ledger:
     """Parse the content of a ledger.
 
     Raises:
-        InvalidLedgerError: the header is not that of this version.
+        InvalidLedgerError: the file has no header of this version.
     """
     table = parse_rows(data, path)
     body = data[len(HEADER) :]
+    # zlib.crc32 takes one buffer at a time, so the checks cannot be vectorized
     checks = [
         crc32(body[at : at + _RECORD.size])
         for at in range(0, len(table) * RECORD_BYTES, RECORD_BYTES)
@@ -207,7 +208,7 @@ def parse_rows(data: bytes, path: str = FILE) -> Any:
     verifying checksums.
 
     Raises:
-        InvalidLedgerError: the header is not that of this version.
+        InvalidLedgerError: the file has no header of this version.
     """
     begin = data[: len(HEADER)]
     if begin != HEADER:

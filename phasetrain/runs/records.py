@@ -44,6 +44,7 @@ STEP_PREFIX = b'{"kind": "step"'
 
 def parse_number(value: Any) -> float:
     """Return a value as float, NaN if it is none; JSON holds non-finite numbers as text."""
+    # float(True) is 1.0, which no writer of these files means
     if isinstance(value, bool):
         return math.nan
     try:
@@ -206,7 +207,7 @@ class PlanRecord:
     Attributes:
         updates: planned updates; 0 if unknown.
         differs: key, value and source of each setting that is not the default.
-        facts: name -> value of what parts were built with.
+        facts: name -> value of the facts about the data that parts were built with.
         directions: metric, without its split -> which values are better.
         content: the whole JSON object.
     """
@@ -490,7 +491,7 @@ class RunFiles:
 
     def attempts(self, status: StatusRecord) -> list[StatusRecord]:
         """Return one record per attempt, in their order: earlier ones from attempts.jsonl, the last
-        one is that of status.json."""
+        one from status.json."""
         earlier = (_load_line(line) for line in self.read_bytes(ATTEMPTS).splitlines())
         records = [*(StatusRecord.from_json(content) for content in earlier), status]
         by_number = {record.attempt: record for record in records if record.attempt}
@@ -510,7 +511,7 @@ class RunFiles:
             stride = -(-data.count(STEP_PREFIX) // most_steps) or 1
         steps = damaged = 0
         for line in data.splitlines():
-            # Skipping lines before parsing them reads a file of a million steps in a second.
+            # Lines are skipped before they are parsed, which takes most of the time.
             if line.startswith(STEP_PREFIX):
                 steps += 1
                 if steps % stride:

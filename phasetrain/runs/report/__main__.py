@@ -12,7 +12,7 @@ from phasetrain.runs.report.write import write_report
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Read the command line, write, print what was written, and return the exit code."""
+    """Read the command line, write the report, print its path, and return the exit code."""
     parser = argparse.ArgumentParser(prog="report", description=__doc__)
     parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help="of runs, finished or not")
     parser.add_argument(

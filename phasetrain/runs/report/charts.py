@@ -132,6 +132,7 @@ def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
         return curve
     stretches = points // 2 - 1
     size = -(-count // stretches)
+    # padded with NaN, so that the curve can be reshaped to one row per stretch
     padded = np.full(stretches * size, np.nan)
     padded[:count] = curve.y
     table = padded.reshape(stretches, size)
@@ -145,6 +146,7 @@ def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
 
 def smooth_curve(curve: Curve, width: int) -> Curve:
     """Return the mean over `width` neighbours, fewer at the ends; non-finite values are ignored."""
+    # cumulative sums make the mean of any width one pass
     has = np.isfinite(curve.y)
     total = np.concatenate([[0.0], np.cumsum(np.where(has, curve.y, 0.0))])
     count = np.concatenate([[0], np.cumsum(has)])

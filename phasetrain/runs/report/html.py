@@ -40,5 +40,6 @@ def table(head: Sequence[str], rows: Rows, cls: str = "") -> str:
 def script_data(content: Any) -> str:
     """Return a script element with a value as JSON, which cannot close the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    # escaped within JSON strings, where </script> would end the element
     text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return f'<script type="application/json">{text}</script>'

@@ -22,7 +22,7 @@ def normalize_pixels(image: Array, largest: int = 64) -> Array | None:
     """Return an image as uint8 `(H, W)` or `(H, W, 3)`; None if the array is no image.
 
     The lowest value becomes black and the highest white: inputs of models are normalized, so their
-    values are not those of a picture.
+    values are not pixel values.
 
     Args:
         image: numbers of shape `(H, W)`, `(1, H, W)`, `(3, H, W)` or `(H, W, 3)`.

@@ -78,7 +78,7 @@ def render_page(
         problems: sentences for the reader.
         has_links: whether there are links to the sections.
     """
-    # Imported here: 0.1 s that the start of a training, which registers the report hook, need not
+    # Imported here: 0.2 s that the start of a training, which registers the report hook, need not
     # spend.
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup

@@ -41,7 +41,7 @@ def write_png(runs: Sequence[RunReport], folder: str) -> list[str]:
 
 
 def write_charts(charts: Sequence[Chart], folder: str) -> list[str]:
-    """Write a PNG file for each chart and return their paths; raises what `write_png` raises."""
+    """Write a PNG file for each chart and return their paths; raises ConfigError as `write_png` does."""
     return [
         _save_figure(figure, f"{folder.rstrip('/')}/{name}.png")
         for name, figure in _draw_charts(charts).items()

@@ -144,6 +144,7 @@ def _draw_sample(one: Mapping[str, Any]) -> str:
     right = one["label"] == one["prediction"]
     image = str(one.get("image") or "")
     hint = f"sample {one.get('index', '?')}"
+    # only data URLs: an address in a damaged file must not be loaded
     picture = element("span", "no image", cls="none")
     if image.startswith(PREFIX):
         picture = f'<img src="{escape_text(image)}" alt="{escape_text(hint)}">'

@@ -1,4 +1,4 @@
-"""Draws a chart as SVG, with its values beside it for the script that shows them under the
+"""Draws a chart as SVG, with its values as JSON for the script that shows them under the
 pointer."""
 
 import math
@@ -179,6 +179,7 @@ def place_ticks(low: float, high: float, wanted: int) -> Sequence[float]:
     if not math.isfinite(raw) or raw <= 0:
         return []
     power = 10.0 ** math.floor(math.log10(raw))
+    # 1e-9 of slack: 0.3 / 0.1 is 2.9999999999999996
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     return [
