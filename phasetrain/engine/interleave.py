@@ -36,7 +36,9 @@ def interleave(stages: Sequence[Stage]) -> Plan:
     first = stages[0]
     tests = _tests(first, _Position()) if first.settings.test_first else ()
     return Plan(
-        tuple(_numbered(_due([*tests, *_few(_coming(stages, _Position(), tested=True))], stages)))
+        tuple(
+            _number_phases(_due([*tests, *_few(_coming(stages, _Position(), tested=True))], stages))
+        )
     )
 
 
@@ -71,7 +73,7 @@ def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
         plan.where_at(last),
         plan.within(min(at.stage, len(plan.stages) - 1), last),
     )
-    return Plan(tuple(_numbered([*done, *_due(_few(coming), stages, state.updates)])), anchor)
+    return Plan(tuple(_number_phases([*done, *_due(_few(coming), stages, state.updates)])), anchor)
 
 
 @dataclass
@@ -148,7 +150,7 @@ class _Position:
 def _coming(stages: Sequence[Stage], at: _Position, *, tested: bool) -> Iterator[Phase]:
     """Yield the phases from `at` on; `tested` tells whether tests have followed the last update."""
     while True:
-        yield from _cut(stages[at.stage], at, tested=tested)
+        yield from _divide_stage(stages[at.stage], at, tested=tested)
         if at.stage + 1 == len(stages):
             return
         at.next_stage()
@@ -168,7 +170,7 @@ def _few(phases: Iterator[Phase]) -> list[Phase]:
     return found
 
 
-def _cut(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phase]:
+def _divide_stage(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phase]:
     """Yield the phases of a stage from `at` on."""
     train = stage.splits[TRAIN]
     settings = stage.settings
@@ -276,7 +278,7 @@ def _due(phases: list[Phase], stages: Sequence[Stage], updates: int = 0) -> list
     return found
 
 
-def _numbered(phases: Iterator[Phase] | list[Phase]) -> Iterator[Phase]:
+def _number_phases(phases: Iterator[Phase] | list[Phase]) -> Iterator[Phase]:
     return (replace(phase, index=index) for index, phase in enumerate(phases))
 
 

@@ -194,10 +194,10 @@ def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
     if "t_initial" in takes:
         takes["t_initial"] = takes["t_initial"].replace(default=None)
     merged = {name: one.replace(kind=one.KEYWORD_ONLY) for name, one in {**takes, **own}.items()}
-    return _signed(build, kind, merged)
+    return _with_signature(build, kind, merged)
 
 
-def _signed(
+def _with_signature(
     build: Callable[..., ParamScheduler], kind: type, takes: Mapping[str, inspect.Parameter]
 ) -> Factory[ParamScheduler]:
     """Return a function with the signature and the name of the class that it calls."""

@@ -88,10 +88,10 @@ def train_flops(task: Task, plan: Plan) -> dict[int, int]:
         if phase.is_train and phase.steps:
             first.setdefault(phase.stage, phase)
     with preserve_generators():
-        return {stage: _counted(task, phase) for stage, phase in first.items()}
+        return {stage: _count_flops(task, phase) for stage, phase in first.items()}
 
 
-def _counted(task: Task, phase: Phase) -> int:
+def _count_flops(task: Task, phase: Phase) -> int:
     loader = task.parts.loaders[phase.data]
     batch = loader.read(next(iter(loader.sampler.steps(phase, 0)))[0])
     if not all(task.parts.world.all_gather(batch.size)):

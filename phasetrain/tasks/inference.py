@@ -37,16 +37,20 @@ class Predictor:
         tensors = _tensors(inputs)
         size = _samples(tensors)
         each = max(1, size if batch_size is None else batch_size)
-        with torch.no_grad(), _tested(self.parts.model), self.parts.machine.autocast(train=False):
+        with (
+            torch.no_grad(),
+            _eval_mode(self.parts.model),
+            self.parts.machine.autocast(train=False),
+        ):
             found = [
-                self._predicted(tensors, slice(at, at + each))
+                self._predict_slice(tensors, slice(at, at + each))
                 for at in range(0, max(1, size), each)
             ]
         if len(found) == 1:
             return found[0]
-        return _joined(found)
+        return _concatenate(found)
 
-    def _predicted(self, tensors: Any, part: slice) -> Any:
+    def _predict_slice(self, tensors: Any, part: slice) -> Any:
         model = self.parts.model
         device = self.parts.machine.device
         try:
@@ -59,7 +63,7 @@ class Predictor:
 
 
 @contextmanager
-def _tested(model: nn.Module) -> Iterator[None]:
+def _eval_mode(model: nn.Module) -> Iterator[None]:
     """Have a model in test mode for a while."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -102,15 +106,15 @@ def _samples(value: Any) -> int:
     return _samples(first)
 
 
-def _joined(parts: list[Any]) -> Any:
+def _concatenate(parts: list[Any]) -> Any:
     """Return the outputs of successive batches as one output."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts)
     if isinstance(first, Mapping):
-        return {key: _joined([part[key] for part in parts]) for key in first}
+        return {key: _concatenate([part[key] for part in parts]) for key in first}
     if isinstance(first, list | tuple):
-        return type(first)(_joined(list(items)) for items in zip(*parts, strict=True))
+        return type(first)(_concatenate(list(items)) for items in zip(*parts, strict=True))
     raise ConfigError(
         f"the model returns {type(first).__name__}, which cannot be joined; leave out batch_size"
     )

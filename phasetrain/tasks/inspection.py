@@ -69,7 +69,7 @@ class Inspection:
 def modules_of(model: nn.Module) -> list[ModuleRow]:
     """Return a row for each module, without the figures that need a batch."""
     return [
-        ModuleRow(name, type(module).__name__, *_counted(module))
+        ModuleRow(name, type(module).__name__, *_count_parameters(module))
         for name, module in model.named_modules()
         if not name
         or type(module).forward is not nn.Module.forward
@@ -210,7 +210,7 @@ class _Notes:
         """Return a row with the records of its module."""
         if row.name not in self.shapes:
             return row
-        shape = _told(self.shapes[row.name], samples)
+        shape = _format_shape(self.shapes[row.name], samples)
         counted = self.flops[row.name] // samples
         known = (row.name, row.kind, row.parameters, row.trained)
         return ModuleRow(*known, shape, self.bytes_of[row.name], counted)
@@ -231,7 +231,7 @@ class _Notes:
         return hook
 
 
-def _counted(module: nn.Module) -> tuple[int, int]:
+def _count_parameters(module: nn.Module) -> tuple[int, int]:
     parameters = list(module.parameters())
     return sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
 
@@ -246,7 +246,7 @@ def _depth(row: ModuleRow) -> int:
     return 0
 
 
-def _told(shape: Sequence[int], samples: int) -> str:
+def _format_shape(shape: Sequence[int], samples: int) -> str:
     words = [
         "N" if not place and size == samples else str(size) for place, size in enumerate(shape)
     ]

@@ -116,7 +116,7 @@ class TaskState(ABC):
 
         Args:
             saved: state to load.
-            what: `learned` restores all but updaters and parts that are `PerRank`.
+            what: `learned` leaves updaters and `PerRank` parts alone.
 
         Raises:
             ChangedError: the task has a part that the checkpoint lacks, or that has another shape.

@@ -69,7 +69,7 @@ class Supervised(Task):
         except MISFITS as error:
             raise_unless_misfit(error)
             raise ConfigError(
-                f"MODEL: {_described(self.parts.model)} does not take the input "
+                f"MODEL: {_type_name(self.parts.model)} does not take the input "
                 f"{_shape(batch.input)} of samples "
                 f"{_first(batch)}: {error}"
             ) from error
@@ -99,7 +99,7 @@ class Supervised(Task):
         where = f"DATA.{split.upper()}"
         meters = [name for name, one in self.meters.items() if one.needs_target]
         if self._needs_target:
-            needing = f"LOSS ({_described(self.parts.loss)})"
+            needing = f"LOSS ({_type_name(self.parts.loss)})"
         elif meters:
             needing = f"METERS.{meters[0]}"
         else:
@@ -146,9 +146,9 @@ class Supervised(Task):
                 "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"
             )
         return (
-            f"LOSS: {_described(self.parts.loss)} does not fit the output {_shape(output)} of the "
+            f"LOSS: {_type_name(self.parts.loss)} does not fit the output {_shape(output)} of the "
             "model "
-            f"{_described(self.parts.model)} and the target {_shape(target)}: {error}{advice}"
+            f"{_type_name(self.parts.model)} and the target {_shape(target)}: {error}{advice}"
         )
 
     def _label_outside(self, label: int, sample: int, classes: int) -> str:
@@ -160,7 +160,7 @@ class Supervised(Task):
         )
 
 
-def _described(module: torch.nn.Module) -> str:
+def _type_name(module: torch.nn.Module) -> str:
     return type(module).__name__
 
 

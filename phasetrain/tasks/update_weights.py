@@ -10,7 +10,7 @@ from phasetrain.tasks.parts import Parts
 
 
 class UpdateWeights:
-    """Weighs micro-batches so that their gradients add up to that of the whole step.
+    """Weighs micro-batches so that their gradients add up to the gradient of the whole step.
 
     Args:
         parts: parts of the task.

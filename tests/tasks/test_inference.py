@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import Machine
-from phasetrain.tasks.inference import Predicts
+from phasetrain.tasks.inference import Predictor
 
 
 class Doubled(nn.Module):
@@ -34,8 +34,8 @@ class Held:
     machine: Machine
 
 
-def asked(model: nn.Module, precision: Any = "fp32") -> Predicts:
-    task = Predicts()
+def asked(model: nn.Module, precision: Any = "fp32") -> Predictor:
+    task = Predictor()
     task.__dict__["parts"] = Held(model, Machine(torch.device("cpu"), precision))
     return task
 

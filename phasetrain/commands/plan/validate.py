@@ -24,7 +24,7 @@ from phasetrain.tasks.build.builder import build_loss, build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_split
 from phasetrain.tasks.build.optimizer_builder import build_updaters
 from phasetrain.tasks.build.optimizer_factory import shares_of
-from phasetrain.tasks.build.sections import METER_KEYS, rest
+from phasetrain.tasks.build.sections import METER_KEYS, parameters_of
 from phasetrain.tasks.build.weights_builder import freeze_parameters
 from phasetrain.tasks.inspection import checkpoint_bytes
 
@@ -266,7 +266,7 @@ class _Survey:
         found: dict[str, Meter] = {}
         for label, section in self.setup.config.METERS.items():
             name = section.get("name", label)
-            params = rest(section, {"name", *METER_KEYS})
+            params = parameters_of(section, {"name", *METER_KEYS})
             meter = self._try(
                 partial(METERS.build, name, params, where=f"METERS.{label}", facts=facts)
             )

@@ -17,7 +17,7 @@ DURATION = re.compile(
 
 @dataclass(frozen=True)
 class RunLength:
-    """What durations are measured against: a run, a stage of one, or a part of a schedule.
+    """The length of a run, of a stage or of a part of a schedule, to convert durations.
 
     Args:
         updates: updates of it.
@@ -43,7 +43,7 @@ class RunLength:
                 epochs or samples where the stages of the run have passes or batches of different
                 sizes.
         """
-        number, unit = _parsed(key, duration)
+        number, unit = _parse_duration(key, duration)
         if not 0 <= number < math.inf:
             raise ValueError(f"{key} = {duration!r}: expected a duration of at least 0")
         if unit == "" and number > 1:
@@ -81,11 +81,11 @@ class RunLength:
         """Return `main` with a warm-up in front.
 
         Args:
-            main: what follows.
+            main: schedule after the warm-up.
             warmup: duration of the straight line from `warmup_start` to the first value of `main`.
             warmup_start: first multiplier, at least 0.
-            rescaled: `main` runs over what the warm-up leaves; otherwise it goes by the run,
-                warm-up included.
+            rescaled: `main` runs over the rest of the run; otherwise over the whole run,
+                including the warm-up.
 
         Raises:
             ValueError: a warm-up that leaves nothing of the run, or a negative start.
@@ -140,7 +140,7 @@ def check_positive(**values: float) -> None:
             raise ValueError(f"{name} = {value}: expected a number above 0")
 
 
-def _parsed(key: str, duration: float | str) -> tuple[float, str]:
+def _parse_duration(key: str, duration: float | str) -> tuple[float, str]:
     if not isinstance(duration, str):
         return float(duration), ""
     found = DURATION.fullmatch(duration)

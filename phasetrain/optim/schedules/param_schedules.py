@@ -142,7 +142,7 @@ def _shared_options(
 
 
 def _own_options(groups: ParamGroups, schedules: Schedules) -> Iterator[_ScheduledOption]:
-    """Yield the options of groups with schedules of their own."""
+    """Yield the options of groups with their own schedules."""
     for number, own in schedules.groups.items():
         for option, schedule in own.items():
             base = _base_value(groups[number], option, None)

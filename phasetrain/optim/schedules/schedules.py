@@ -1,11 +1,10 @@
-"""Schedules: what an optimizer's option is multiplied by, as a function of the progress of
-training.
+"""Schedules: factors of an optimizer's option as a function of the progress of training.
 
 Every schedule is a `ParamScheduler` of fvcore: a pure function of `where`, updates done / updates
 planned, in [0, 1). It returns a multiplier of the option's configured value, so `OPTIMIZER.lr`
 stays the peak of a learning rate under `cosine`. Updates done are those attempted: one that was
-skipped because it was not finite counts, so a schedule never depends on what a gradient scaler has
-found.
+skipped because it was not finite counts, so a schedule never depends on a gradient
+scaler.
 
 **Durations** (`warmup`, `every`, `milestones`, ...) are a fraction of the run (`0.05`) or a text
 with a unit: `"5 %"`, `"5 epochs"`, `"500 updates"`, `"10000 samples"`.
@@ -215,7 +214,7 @@ def one_cycle(
     """Return a way from `start` to `peak` in the duration `rise`, and on to `end` (Smith and Topin,
     arXiv:1708.07120).
 
-    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults are those of
+    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults are taken from
     torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
     """
     check_not_negative(start=start, peak=peak, end=end)
@@ -294,8 +293,8 @@ def composite(
 ) -> ParamScheduler:
     """Return schedules one after the other.
 
-    Each of `parts` has the `name` of a schedule, its `length` (a duration; the last part may leave
-    it out and takes what is left), its parameters, and `scaling`: `rescaled` (the default; it runs
+    Each of `parts` has the `name` of a schedule, its `length` (a duration; the last part may omit it
+    and takes the rest), its parameters, and `scaling`: `rescaled` (the default; it runs
     from its start to its end within its part, and durations below it are measured against the part)
     or `fixed` (it goes by the whole run, so it is joined in its middle).
     """

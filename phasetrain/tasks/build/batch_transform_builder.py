@@ -1,4 +1,4 @@
-"""From DATA.TRAIN.batch_transforms to what changes input and target of micro-batches."""
+"""Builds the transforms of micro-batches (DATA.TRAIN.batch_transforms)."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -21,8 +21,8 @@ def build_batch_transforms(
     """Return the transforms of each stage of PHASES.stages; nothing where no stage has any.
 
     Args:
-        losses: of each stage, or the one of all.
-        facts: what parts may ask for by name.
+        losses: loss of each stage, or a single one for all stages.
+        facts: values that parts may ask for by name.
 
     Raises:
         ConfigError: one cannot be made, or the loss does not take the targets that they make of
@@ -53,13 +53,13 @@ def _build_pipeline(
 
 
 def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> None:
-    """Refuse a loss that takes scores `(N, classes)` with classes `(N,)` as targets, but not with
+    """Reject a loss that takes scores `(N, classes)` with classes `(N,)` as targets, but not with
     probabilities.
 
-    A loss of which this cannot be told, because it takes other outputs, is left to the first step.
+    A loss that takes other outputs cannot be checked here; the first step does.
 
     Raises:
-        ConfigError: it names the loss and what it says.
+        ConfigError: the loss is named with its error.
     """
     labels = torch.arange(2, device=device) % classes
     scores = torch.zeros(2, classes, device=device)
@@ -74,7 +74,7 @@ def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> Non
 
 
 def _refusal(loss: nn.Module, scores: torch.Tensor, target: torch.Tensor) -> str:
-    """Return what the loss says against such a target, nothing where it gives a scalar."""
+    """Return the error of the loss for such a target, or empty if it returns a scalar."""
     try:
         found = deepcopy(loss)(scores, target)
     except MISFITS as error:

@@ -1,5 +1,4 @@
-"""From sections to parts: the one place that reads DATA, MODEL, LOSS, METERS, OPTIMIZER and
-TASK."""
+"""Builds all parts of a run from the sections DATA, MODEL, LOSS, METERS, OPTIMIZER and TASK."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -43,7 +42,7 @@ from phasetrain.tasks.build.data_builder import (
     build_stages,
 )
 from phasetrain.tasks.build.optimizer_builder import build_strategy, build_updaters, tabulate_groups
-from phasetrain.tasks.build.sections import METER_KEYS, MODEL_KEYS, BuildContext, rest
+from phasetrain.tasks.build.sections import METER_KEYS, MODEL_KEYS, BuildContext, parameters_of
 from phasetrain.tasks.build.weights_builder import (
     build_averages,
     build_holds,
@@ -116,7 +115,7 @@ class Builder:
         section = self.context.config.TASK
         model_factory = partial(make_model, self.context, facts=parts.known_facts)
         facts = {"parts": parts, "make_model": model_factory}
-        return TASKS.build(section.name, rest(section, {"name"}), facts=facts)
+        return TASKS.build(section.name, parameters_of(section, {"name"}), facts=facts)
 
 
 def build_parts(
@@ -203,7 +202,7 @@ def build_parts(
 def collect_facts(
     context: BuildContext, data: Mapping[str, SplitData], plan: Plan
 ) -> dict[str, Any]:
-    """Return what parts may ask for by name, known only now that the data and the plan are."""
+    """Return the values that parts may ask for by name; they depend on the data and the plan."""
     train = data[TRAIN]
     tests = [split for name, split in data.items() if name != TRAIN]
     batch_size = train.section.batch_size
@@ -225,7 +224,7 @@ def collect_facts(
 
 
 def collect_stage_facts(context: BuildContext, plan: Plan) -> list[dict[str, Any]]:
-    """Return what schedules of a stage's own may ask for by name, for each stage."""
+    """Return for each stage the values that its schedules may ask for by name."""
     return [
         {
             "batch_size": config.DATA.TRAIN.batch_size,
@@ -244,8 +243,7 @@ def build_stage_losses(
     """Return the loss in each stage; none where it is one for the whole run.
 
     Raises:
-        ConfigError: a stage has another loss, and that one learns or keeps a state, which would
-            be lost.
+        ConfigError: a stage has another loss, and one of the losses has state, which would be lost.
     """
     if all(config.LOSS == context.config.LOSS for config in context.stages):
         return []
@@ -292,8 +290,7 @@ def prepare_modules(
 def compile_network(
     context: BuildContext, network: nn.Module, model: nn.Module, forgetting: list[str]
 ) -> nn.Module:
-    """Return what is called in training: the network as the strategy wraps it, compiled where
-    that is asked for."""
+    """Return the module to call in training, compiled if MACHINE.compile asks for it."""
     section = context.config.MACHINE.compile
     if section is None:
         return network
@@ -306,7 +303,7 @@ def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
     """Return the model, its weights drawn from the run's seed."""
     reseed_all(seed_of(context.seed, "init", "model"))
     return make_model(
-        context, rest(context.config.MODEL, MODEL_KEYS - {"name"}), "MODEL", facts=facts
+        context, parameters_of(context.config.MODEL, MODEL_KEYS - {"name"}), "MODEL", facts=facts
     )
 
 
@@ -324,8 +321,8 @@ def make_model(
     Args:
         section: its name and parameters.
         where: config path, for messages.
-        own: what it may ask for by name, in place of the facts of the run.
-        facts: of the run.
+        own: values that it may ask for by name instead of the facts of the run.
+        facts: facts of the run.
 
     Raises:
         ConfigError: there is no such model, it cannot be made, or its state is more than
@@ -339,7 +336,9 @@ def make_model(
     given = {**facts, **own, "make_model": partial(make_model, context, facts=facts)}
     name = section["name"]
     used = dict[str, Any]()
-    model = MODELS.build(name, rest(section, {"name"}), where=where, facts=given, used=used)
+    model = MODELS.build(
+        name, parameters_of(section, {"name"}), where=where, facts=given, used=used
+    )
     context.used.update(
         {key: value for key, value in used.items() if not key.endswith(".make_model")}
     )
@@ -386,7 +385,7 @@ def make_loss(
     context: BuildContext, section: Mapping[str, Any], where: str, facts: Mapping[str, Any]
 ) -> nn.Module:
     """Return the loss that a section of the config describes, see `make_model`."""
-    params = rest(section, {"name"})
+    params = parameters_of(section, {"name"})
     name = section["name"]
     used = dict[str, Any]()
     factory = LOSSES.find(name, f"{where}.name")
@@ -421,7 +420,7 @@ def build_meters(context: BuildContext, facts: Mapping[str, Any]) -> dict[str, M
 
     def build(label: str, section: AttrDict) -> Meter:
         name = section.get("name", label)
-        params = rest(section, {"name", *METER_KEYS})
+        params = parameters_of(section, {"name", *METER_KEYS})
         return METERS.build(name, params, where=f"METERS.{label}", facts=facts, used=context.used)
 
     return {label: build(label, section) for label, section in context.config.METERS.items()}

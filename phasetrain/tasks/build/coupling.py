@@ -1,4 +1,4 @@
-"""What a loss over samples that depend on each other does not go with."""
+"""Checks for losses that compare samples of a batch with each other."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ from phasetrain.losses import CoupledLoss, has_nested_target_counter
 
 
 def is_coupled(loss: nn.Module) -> bool:
-    """Tell whether a loss, or a part of it, says that its samples depend on each other, see
+    """Return whether a loss, or a part of it, says that its samples depend on each other, see
     `CoupledLoss`."""
     return any(isinstance(part, CoupledLoss) and part.coupled for part in loss.modules())
 
 
 def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
-    """Refuse what cuts a batch into parts of which a coupled loss would see one at a time.
+    """Reject settings that split a batch, because a coupled loss has to see all of it.
 
     Args:
-        loss: of the run.
+        loss: loss of the run.
         configs: the config in each stage.
-        world: the processes; they exchange rows, so each must have as many.
+        world: ranks of the run; they exchange rows, so all need the same number.
 
     Raises:
         ConfigError: accumulation, ordered reduction, or shares of a batch that are not equally
@@ -61,8 +61,7 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
 
 
 def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
-    """Refuse to cut a batch into parts where a part of the loss takes its mean over something else
-    than samples.
+    """Reject a split batch if a part of the loss averages over something other than samples.
 
     Raises:
         ConfigError: accumulation or several processes, with such a loss inside another one.

@@ -1,4 +1,4 @@
-"""From section DATA to data sets, readers and loaders."""
+"""Builds datasets, readers and loaders (section DATA)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ from phasetrain.tasks.build.reading_builder import (
     build_source,
     workers_of,
 )
-from phasetrain.tasks.build.sections import DATA_KEYS, BuildContext, rest
+from phasetrain.tasks.build.sections import DATA_KEYS, BuildContext, parameters_of
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
@@ -54,7 +54,7 @@ class SplitData:
         reader: makes batches.
         order: order of the samples within a pass.
         length: samples of a pass.
-        facts: what the data set knows of itself, the shape of an input taken after the transforms.
+        facts: properties of the dataset; the shape of an input is measured after the transforms.
         train: whether it is the split that is learned from.
         windows: samples of successive passes, where the data set comes in windows; see
             `phasetrain.engine.plan.Split`.
@@ -110,8 +110,7 @@ def build_plan(context: BuildContext, data: Mapping[str, SplitData]) -> Plan:
 
 
 def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[Stage, ...]:
-    """Return what the plan needs to know of each stage; of the only one where PHASES has no
-    stages.
+    """Return the stages of the plan; a single one if PHASES has no stages.
 
     Raises:
         ConfigError: a length in epochs, of a sampler whose passes have no end.
@@ -143,7 +142,7 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
 def list_splits(
     context: BuildContext, data: Mapping[str, SplitData], stage: int = 0
 ) -> dict[str, Split]:
-    """Return what the plan needs to know of each split in a stage."""
+    """Return the splits of a stage, as the plan sees them."""
     return {
         name: Split(name, at.length, at.section.batch_size, at.section.drop_last, at.windows)
         for name, at in ((name, split.at(stage)) for name, split in data.items())
@@ -171,7 +170,7 @@ def _align_windows(context: BuildContext, found: dict[str, SplitData]) -> dict[s
 def _add_stages(
     context: BuildContext, name: str, split: SplitData, facts: Mapping[str, Any]
 ) -> SplitData:
-    """Return a split that knows what it is in each stage; the data set is opened once."""
+    """Return a split with its variant in each stage; the dataset is opened once."""
     key = name.upper()
     found: list[SplitData] = []
     for config in context.stages:
@@ -257,7 +256,7 @@ def _open_dataset(
     )  # data that has both gives the one that fits, unless told
     return DATASETS.build(
         section.dataset,
-        rest(section, DATA_KEYS),
+        parameters_of(section, DATA_KEYS),
         where=f"DATA.{name.upper()}",
         facts={**facts, "split": part, "part": part},
         used=context.used,

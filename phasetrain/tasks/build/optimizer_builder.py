@@ -1,4 +1,4 @@
-"""From sections OPTIMIZER and DISTRIBUTED to what makes an update."""
+"""Builds strategy and updaters (sections DISTRIBUTED and OPTIMIZER)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import sam_settings
 from phasetrain.optim.update.sparse import find_sparse_weights
 from phasetrain.tasks.build.optimizer_factory import Share, maker, rows, shares_of
-from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, rest
+from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, parameters_of
 from phasetrain.tasks.build.weights_builder import describe_freezes, still
 
 WHOLE = (
@@ -50,7 +50,7 @@ def build_strategy(context: BuildContext) -> Strategy:
         return Ordered(context.world, section.virtual_shards)
     if context.world.control is None:
         return Strategy(context.world)
-    params = rest(section, DISTRIBUTED_KEYS)
+    params = parameters_of(section, DISTRIBUTED_KEYS)
     facts = {
         "world": context.world,
         "communication": section.communication,
@@ -193,9 +193,9 @@ def build_schedules(
 
     Args:
         section: option -> schedule.
-        where: config path of what holds the section.
-        facts: of the run.
-        values: of the options, which schedules of other libraries work on.
+        where: config path of the section's parent.
+        facts: facts of the run.
+        values: value of each option, for schedules of other libraries.
     """
     return {
         option: context.named(
@@ -211,8 +211,7 @@ def build_schedules(
 def build_group_schedules(
     context: BuildContext, shares: Sequence[Share], made: Optimizer, facts: Mapping[str, Any]
 ) -> GroupSchedules:
-    """Return the schedules of their own that other optimizers than the main one have, by number
-    of group."""
+    """Return the schedules of OPTIMIZER.others by number of group."""
     found = dict[int, Mapping[str, Any]]()
     first = 0
     for share in shares:
@@ -227,8 +226,7 @@ def build_group_schedules(
 def check_conflicts(
     context: BuildContext, strategy: Strategy, shares: Sequence[Share], sparse: Sequence[Tensor]
 ) -> None:
-    """Refuse what does not go together with gradients or weights in pieces, or with sparse
-    gradients."""
+    """Reject settings that do not work with sharded gradients or weights, or with sparse gradients."""
     section = context.config.OPTIMIZER
     distributed = context.config.DISTRIBUTED
     rows = "an embedding with sparse=True"
@@ -270,12 +268,12 @@ def check_conflicts(
 def build_stage_options(
     context: BuildContext, config: AttrDict, facts: Mapping[str, Any], stage: int
 ) -> StageOptions:
-    """Return what a stage changes of the optimizer's options.
+    """Return the changes that a stage makes to the optimizer's options.
 
     Args:
-        config: as it is in the stage.
-        facts: of the stage.
-        stage: its number.
+        config: config of the stage.
+        facts: facts of the stage.
+        stage: number of the stage.
     """
     whole = context.config.OPTIMIZER
     section = config.OPTIMIZER

@@ -1,4 +1,4 @@
-"""Which optimizer has which weights: OPTIMIZER, and OPTIMIZER.others beside it."""
+"""Assigns weights to the optimizers of OPTIMIZER and OPTIMIZER.others."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,7 +12,7 @@ from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
 from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, group_weights, table
 from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closures
 from phasetrain.optim.update.sparse import check_sparse
-from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, rest
+from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, parameters_of
 
 OTHER_KEYS = frozenset({"name", "lr", "groups", "SCHEDULES", *SELECTORS})
 """Keys of an entry of OPTIMIZER.others that are its own; all others are parameters of the
@@ -26,11 +26,11 @@ class Share:
     Attributes:
         label: under OPTIMIZER.others; empty for the main one.
         where: config path.
-        name: of the optimizer.
+        name: name of the optimizer.
         lr: learning rate.
-        params: of the optimizer.
+        params: parameters of the optimizer.
         groups: its weights.
-        schedules: option -> schedule, those of its own.
+        schedules: option -> schedule, as set for this optimizer.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Share:
 
 
 def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Share]:
-    """Return what each optimizer of a section trains, the main one first.
+    """Return the share of each optimizer of a section, the main one first.
 
     Raises:
         ConfigError: a rule that chooses nothing, or a weight that two choose; see `group_weights` and
@@ -54,7 +54,7 @@ def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Sha
     groups = group_weights(
         weights[MAIN], section["groups"], lr=section["lr"], layer_decay=section["layer_decay"]
     )
-    params = rest(section, OPTIMIZER_KEYS)
+    params = parameters_of(section, OPTIMIZER_KEYS)
     found = [Share(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups, {})]
     for label, other in others.items():
         where = f"OPTIMIZER.others.{label}"
@@ -62,7 +62,7 @@ def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Sha
         groups = group_weights(
             weights[label], other.get("groups", ()), lr=lr, where=f"{where}.groups"
         )
-        params = rest(other, OTHER_KEYS)
+        params = parameters_of(other, OTHER_KEYS)
         schedules = other.get("SCHEDULES") or {}
         found.append(Share(label, where, other["name"], lr, params, groups, schedules))
     return found
@@ -76,10 +76,10 @@ def maker(
     sparse: AbstractSet[int],
     used: dict[str, Any],
 ) -> Callable[[list[dict[str, Any]]], Optimizer]:
-    """Return what makes the optimizer over groups of parameters.
+    """Return a factory of the optimizer over groups of parameters.
 
     Args:
-        shares: who trains what; with several, the groups are theirs, one after the other.
+        shares: weights of each optimizer, in the order of the groups.
         facts: of the run.
         scaled: whether a gradient scaler is in use.
         sparse: identities of parameters whose gradients are sparse.

@@ -1,4 +1,4 @@
-"""From a split's section to what samples are drawn, in which order, and how they become a batch."""
+"""Builds the sampler, the collate function and the custom loader of a split."""
 
 import os
 from collections.abc import Mapping
@@ -26,17 +26,17 @@ from phasetrain.data.samplers.phase_sampler import BatchOrder, Order
 from phasetrain.data.samplers.source import Chosen, ChosenBatches, chosen_of
 from phasetrain.data.samplers.torch_sampler import as_order
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.sections import BuildContext, rest
+from phasetrain.tasks.build.sections import BuildContext, parameters_of
 
 MOST_WORKERS = 8
 """Loader workers of a process that `auto` starts at most."""
 
 
 def build_source(context: BuildContext, where: str, section: AttrDict, dataset: Any) -> Source:
-    """Return the samples that take part, which `subset` may choose from those of the data set.
+    """Return the samples of a split, a subset of the dataset if `subset` is set.
 
     Raises:
-        ConfigError: there are not so many samples, or they cannot be chosen so.
+        ConfigError: there are too few samples, or `subset` does not fit the dataset.
     """
     try:
         chosen = chosen_of(Source(dataset), **section.subset)
@@ -94,7 +94,7 @@ def build_own_loader(
     """Return the user's own loader of a split; None where there is none.
 
     Raises:
-        ConfigError: it cannot be made, or does not go with what else the section says.
+        ConfigError: it cannot be built, or conflicts with other keys of the section.
     """
     if section.loader is None:
         return None
@@ -148,13 +148,15 @@ def build_selection(context: BuildContext, where: str, section: AttrDict) -> Sel
 
 
 def build_collate(context: BuildContext, where: str, item: str | Mapping[str, Any]) -> Collate:
-    """Return the collate function; a dotted path may name it, or what makes it of parameters.
+    """Return the collate function; a dotted path may name the function or its factory.
 
     Raises:
         ConfigError: it cannot be made.
     """
     where = f"{where}.collate"
-    name, given = (item, {}) if isinstance(item, str) else (item["name"], rest(item, {"name"}))
+    name, given = (
+        (item, {}) if isinstance(item, str) else (item["name"], parameters_of(item, {"name"}))
+    )
     factory = COLLATES.find(name, where)
     first = next(iter(parameters(factory).values()), None)
     if (
@@ -176,9 +178,9 @@ def workers_of(asked: int | str, reader: Reader) -> int:
 
     Args:
         asked: their number, or `auto`: none for data in memory that is gathered by whole batches,
-            else one for each core that this process has beside its own, at most 8; under torchrun,
-            processes of a machine share them.
-        reader: what they would read.
+            else one for each core of this process except its own, at most 8; under torchrun the
+            processes of a machine share the cores.
+        reader: reader that the workers run.
     """
     if isinstance(asked, int):
         return asked

@@ -65,12 +65,12 @@ class BuildContext:
     def named(
         self, registry: Registry[Any], item: Any, where: str, facts: Mapping[str, Any] | None = None
     ) -> Any:
-        """Build what is written as a bare name or as a mapping with `name` and parameters."""
+        """Build a part that is given as a name or as a mapping with `name` and parameters."""
         if isinstance(item, str):
             return registry.build(item, {}, where=where, facts=facts)
-        return registry.build(item["name"], rest(item, {"name"}), where=where, facts=facts)
+        return registry.build(item["name"], parameters_of(item, {"name"}), where=where, facts=facts)
 
 
-def rest(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[str, Any]:
-    """Return what a section says beside its own keys: the parameters of the part that it names."""
+def parameters_of(section: Mapping[str, Any], own: frozenset[str] | set[str]) -> dict[str, Any]:
+    """Return the parameters of the part that a section names: all but the section's keys."""
     return {key: value for key, value in section.items() if key not in own}

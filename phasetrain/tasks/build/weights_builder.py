@@ -1,5 +1,4 @@
-"""From MODEL.freeze, MODEL.freeze_updates, MODEL.ema and MODEL.swa to which weights stand still,
-and their averages."""
+"""Freezes weights and builds averages (MODEL.freeze, freeze_updates, ema and swa)."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -19,8 +18,7 @@ from phasetrain.tasks.build.sections import BuildContext
 
 
 def find_frozen(context: BuildContext, model: nn.Module) -> list[Frozen]:
-    """Return what is frozen in each stage of PHASES.stages; in the only one where there are
-    none.
+    """Return the frozen weights of each stage of PHASES.stages, or of the single stage.
 
     Raises:
         ConfigError: a pattern that chooses nothing.
@@ -78,7 +76,7 @@ def build_holds(
 def find_temporary_freezes(
     context: BuildContext, model: nn.Module, facts: Mapping[str, Any]
 ) -> list[tuple[Frozen, int]]:
-    """Return what is frozen for the first updates only, and for how many.
+    """Return the weights that are frozen at first, and for how many updates.
 
     Raises:
         ConfigError: a pattern that chooses nothing that trains, or no duration.
