@@ -173,7 +173,7 @@ VALUES: Sequence[Row] = (
     ("MODEL.ema={decay: 2.0}", "decay"),
     ("LAUNCH.lead_seconds=7200", "LAUNCH.lead_seconds below 3600"),
     ("PHASES.test_every.updates=0", "expected int >= 1"),
-    ("OPTIMIZER.sam={rho: -1}", "rho = -1: expected a distance above 0"),
+    ("OPTIMIZER.sam={rho: -1}", "rho = -1 (command line): expected float > 0"),
 )
 
 SHAPES: Sequence[Row] = (
@@ -293,7 +293,7 @@ SUMS: Sequence[Row] = (
     ),
     (
         ("PHASES.epochs=null", "PHASES.stages=[{epochs: 1, MODEL: {width: 8}}]"),
-        "this is one for the whole run",
+        "this is the same for the whole run",
     ),
     ("DATA.TRAIN.subset.samples=5000", "1442"),
     (("DATA.TRAIN.subset.samples=20", "DATA.TRAIN.batch_size=64"), "to 20 or less"),
