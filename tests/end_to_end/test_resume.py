@@ -20,7 +20,7 @@ from harness import (
 
 from phasetrain.data import PhaseSampler
 from phasetrain.runtime.machine import reseed
-from phasetrain.tasks import base
+from phasetrain.tasks import Task, passes
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +314,7 @@ class TestNegativeControls:
     def test_dropout_seeded_once_per_attempt_is_detected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(base, "reseed", lambda seed: None)
+        monkeypatch.setattr(passes, "reseed", lambda seed: None)
         reseed(0)
         train(tmp_path / "unbroken")
         reseed(0)
@@ -343,9 +343,9 @@ class TestNegativeControls:
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         die(tmp_path, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
-        begin = base.Task.begin
+        begin = Task.begin
         monkeypatch.setattr(
-            base.Task, "begin", lambda self, phase, *, fresh: begin(self, phase, fresh=True)
+            Task, "begin", lambda self, phase, *, fresh: begin(self, phase, fresh=True)
         )
         train(tmp_path)
         assert any("metrics.accuracy" in path for path in parted(unbroken, tmp_path))
