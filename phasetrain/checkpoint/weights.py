@@ -8,8 +8,8 @@ from phasetrain.checkpoint.contents import LoadedCheckpoint
 from phasetrain.checkpoint.reader import PROMISED, CheckpointReader
 from phasetrain.checkpoint.retention import Retention
 from phasetrain.errors import ConfigError, InvalidCheckpointError, NoValidCheckpointError
-from phasetrain.models.sources import FORMATS, Content, Source
-from phasetrain.models.sources.files import flat
+from phasetrain.models.sources import FORMATS, SourceContent, WeightSource
+from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 
@@ -20,7 +20,7 @@ FOLDER = "checkpoints"
 
 
 @FORMATS.register("phasetrain")
-def read_checkpoint(source: Source, storage: Storage) -> Content:
+def read_checkpoint(source: WeightSource, storage: Storage) -> SourceContent:
     """Return the weights of the model in a checkpoint, or in the newest or best one of a run.
 
     The files are verified first, as before a resume.
@@ -31,15 +31,15 @@ def read_checkpoint(source: Source, storage: Storage) -> Content:
     loaded = find_checkpoint(source, storage)
     learned = loaded.state["task"]
     if source.which not in learned:
-        raise source.refused(
+        raise source.make_error(
             f"{loaded.path} was made without averaged weights; set {source.where}.which=model"
         )
     state = learned[source.which]
     digest = sha256(loaded.manifest.encode()).hexdigest()
-    return Content(flat(state), "phasetrain", digest, loaded.path)
+    return SourceContent(flatten_tensors(state), "phasetrain", digest, loaded.path)
 
 
-def find_checkpoint(source: Source, storage: Storage) -> LoadedCheckpoint:
+def find_checkpoint(source: WeightSource, storage: Storage) -> LoadedCheckpoint:
     """Return the checkpoint that a source refers to.
 
     Raises:
@@ -51,7 +51,7 @@ def find_checkpoint(source: Source, storage: Storage) -> LoadedCheckpoint:
         try:
             return CheckpointReader(path, storage).load(path)
         except ConfigError as error:
-            raise source.refused(
+            raise source.make_error(
                 f"it is no checkpoint that can be used: {error.__cause__ or error}"
             ) from error
     root = f"{path}/{FOLDER}" if FOLDER in names else path
@@ -62,9 +62,9 @@ def find_checkpoint(source: Source, storage: Storage) -> LoadedCheckpoint:
         else:
             loaded = reader.load_newest()
     except (InvalidCheckpointError, NoValidCheckpointError) as error:
-        raise source.refused(f"none of its checkpoints can be used: {error}") from error
+        raise source.make_error(f"none of its checkpoints can be used: {error}") from error
     if loaded is None:
-        raise source.refused(
+        raise source.make_error(
             f"the folder holds no checkpoint; it holds {join_first(names, 10, empty='nothing')}"
         )
     return loaded
@@ -80,7 +80,7 @@ def checkpoint_root(storage: Storage, folder: str) -> str | None:
     return None
 
 
-def _load_best(source: Source, reader: CheckpointReader) -> LoadedCheckpoint | None:
+def _load_best(source: WeightSource, reader: CheckpointReader) -> LoadedCheckpoint | None:
     """Return the best checkpoint by the monitor in the config of the run that saved it."""
     checkpoints = reader.list_checkpoints()
     if not checkpoints:
@@ -91,7 +91,7 @@ def _load_best(source: Source, reader: CheckpointReader) -> LoadedCheckpoint | N
     monitor = config.get("CHECKPOINT", {}).get("best", {}).get("monitor")
     if monitor is None:
         key = f"{source.where}.checkpoint".lstrip(".")
-        raise source.refused(
+        raise source.make_error(
             f"{key} = 'best', and this run had no CHECKPOINT.best.monitor; take {key}='latest', "
             "or name one of its checkpoints"
         )

@@ -24,8 +24,8 @@ from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, did_you_mean
-from phasetrain.models.sources import Source
-from phasetrain.models.sources.files import flat
+from phasetrain.models.sources import WeightSource
+from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
@@ -100,7 +100,7 @@ def export(
         raise ConfigError(
             f"{out!r} exists; name a file or folder that does not", code="file.exists"
         )
-    weights = read_weights(Source(path, **source, where="export"))
+    weights = read_weights(WeightSource(path, **source, where="export"))
     if form == "safetensors":
         storage.replace(out, _encode_safetensors(weights))
         return len(weights.tensors)
@@ -117,20 +117,20 @@ def _encode_safetensors(weights: Weights) -> bytes:
     return save(_without_tied(weights.tensors), dict(weights.facts))
 
 
-def read_weights(source: Source) -> Weights:
+def read_weights(source: WeightSource) -> Weights:
     """Return the weights of a checkpoint with their metadata.
 
     Raises:
         ConfigError: there is no such checkpoint, or a pattern matches nothing.
     """
-    storage = source.storage()
+    storage = source.get_storage()
     if not storage.exists(source.path):
-        raise source.refused("there is no such folder")
+        raise source.make_error("there is no such folder")
     loaded = find_checkpoint(source, storage)
     learned = loaded.state["task"]
     if source.which not in learned:
-        raise source.refused(f"{loaded.path} has no averaged weights; expected which=model")
-    taken = _select_tensors(source, flat(learned[source.which]))
+        raise source.make_error(f"{loaded.path} has no averaged weights; expected which=model")
+    taken = _select_tensors(source, flatten_tensors(learned[source.which]))
     config = loaded.promised["config"]
     manifest = loaded.manifest
     facts = {
@@ -286,7 +286,7 @@ def _write_folder(out: str, weights: Weights) -> None:
         raise
 
 
-def _select_tensors(source: Source, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _select_tensors(source: WeightSource, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = dict(tensors)
     for key, patterns in (("include", source.include), ("exclude", source.exclude)):
         for pattern in patterns:

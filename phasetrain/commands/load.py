@@ -14,7 +14,7 @@ from phasetrain.config.compose.override_text import removals, words_of
 from phasetrain.config.schema import default_schema
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.models.sources import Source
+from phasetrain.models.sources import WeightSource
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
@@ -132,7 +132,7 @@ def _load_checkpoint(folder: str, checkpoint: str) -> LoadedCheckpoint:
         )
     if checkpoint in ("latest", "best"):
         which: Literal["latest", "best"] = "best" if checkpoint == "best" else "latest"
-        return find_checkpoint(Source(folder, checkpoint=which, where=""), storage)
+        return find_checkpoint(WeightSource(folder, checkpoint=which, where=""), storage)
     reader = Checkpointer(f"{folder}/checkpoints", storage)
     listed = reader.list_checkpoints()
     name = next(

@@ -23,7 +23,7 @@ from phasetrain.hooks.monitor import first_metric
 from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS
-from phasetrain.models.sources import sources_of
+from phasetrain.models.sources import parse_sources
 from phasetrain.optim import OPTIMIZERS, SCALERS, SCHEDULES
 from phasetrain.runtime.machine import Machine, check_threads, resolve_device
 from phasetrain.runtime.terminal import Terminal
@@ -172,7 +172,7 @@ def resolve_config(
         collect_problems(
             *(partial(check, stage, SLOTS, schema) for stage in stages),
             lambda: check_allow(config.RUN.allow, schema),
-            lambda: sources_of(config.MODEL.weights),
+            lambda: parse_sources(config.MODEL.weights),
             lambda: check_threads(config.MACHINE.threads),
         )
     )

@@ -10,7 +10,7 @@ from phasetrain.commands.choose import choose_checkpoint, restore
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.digest import hash_model
-from phasetrain.data.loading.seed_check import first_target
+from phasetrain.data.loading.seed_check import read_first_target
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, Plan, one_test
 from phasetrain.engine.position import RunState
@@ -56,7 +56,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     found = _Collected()
     restore(task, loaded)
     for split in tests:
-        task.check_targets(split.name, first_target(data[split.name].reader))
+        task.check_targets(split.name, read_first_target(data[split.name].reader))
     called = Hooks({"collected": found, **(hooks or {})}, setup.world)
     engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
     with setup.machine.apply_settings():

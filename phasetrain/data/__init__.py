@@ -4,16 +4,17 @@ from phasetrain.data.bad_samples import BadSamples, OnBadSample, SampleError
 from phasetrain.data.datasets import DATASETS
 from phasetrain.data.datasets.streams import Stream, StreamDataset
 from phasetrain.data.loading.collate import COLLATES, Collate
-from phasetrain.data.loading.custom_loader import LOADERS, OwnLoader
-from phasetrain.data.loading.loader import LoaderSettings, PhaseLoader
-from phasetrain.data.loading.per_stage import StagedReader, StagedSampler
-from phasetrain.data.loading.reader import Reader
-from phasetrain.data.mixture import Mixed
+from phasetrain.data.loading.custom_loader import LOADERS, CustomLoader
+from phasetrain.data.loading.loader import PhaseLoader
+from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
+from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.settings import LoaderSettings
+from phasetrain.data.mixture import MixedDataset
 from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
-from phasetrain.data.samplers.lanes import Lanes
-from phasetrain.data.samplers.named import Drawn
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, Order, PhaseSampler
-from phasetrain.data.samplers.source import Source
+from phasetrain.data.samplers.lanes import LaneOrder
+from phasetrain.data.samplers.named import DrawOrder
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
+from phasetrain.data.samplers.source import SampleSource
 from phasetrain.data.transforms import TRANSFORMS
 
 __all__ = [
@@ -24,23 +25,23 @@ __all__ = [
     "TRANSFORMS",
     "BadSamples",
     "Collate",
+    "CustomLoader",
     "Draw",
-    "Drawn",
+    "DrawOrder",
     "GrowingDataset",
-    "Lanes",
+    "LaneOrder",
     "LoaderSettings",
-    "Mixed",
+    "MixedDataset",
     "OnBadSample",
-    "Order",
-    "OwnLoader",
+    "PerStageReader",
+    "PerStageSampler",
     "PhaseLoader",
     "PhaseSampler",
-    "Reader",
     "SampleError",
+    "SampleOrder",
+    "SampleReader",
+    "SampleSource",
     "ShardedDataset",
-    "Source",
-    "StagedReader",
-    "StagedSampler",
     "Stream",
     "StreamDataset",
     "WindowedDataset",

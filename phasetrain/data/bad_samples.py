@@ -1,5 +1,4 @@
-"""Samples that cannot be read: what stands for one, and how many of a split a run has put up
-with."""
+"""Samples that cannot be read: their placeholder, and the count of them per split."""
 
 import logging
 import re
@@ -12,14 +11,14 @@ from phasetrain.errors import PhasetrainError
 log = logging.getLogger(__name__)
 
 OnBadSample = Literal["raise", "substitute", "drop"]
-"""What is done with a sample that cannot be read."""
+"""Policy for a sample that cannot be read."""
 
 BadPairs = tuple[tuple[int, str], ...]
 """Index and reason of each."""
 
-DONE = {"substitute": "another one takes its place", "drop": "it is left out"}
+DONE = {"substitute": "it is replaced by another one", "drop": "it is skipped"}
 LONGEST_REASON = 300  # characters; some libraries put a whole file into the message
-SHOWN = 3  # samples named in an error
+SHOWN = 3  # maximum number of samples in an error
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 
@@ -30,13 +29,13 @@ class SampleError(PhasetrainError):
 
 
 class MissingValueError(PhasetrainError, ValueError):
-    """A sample has no value of a name in the config, such as `target_key`, which begins the message
+    """A sample lacks a value named in the config, such as `target_key`, which begins the message
     (exit code 1)."""
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Stands for a sample that cannot be read.
+    """Placeholder for a sample that cannot be read.
 
     Attributes:
         reason: why, in one line.
@@ -45,19 +44,19 @@ class Unreadable:
     reason: str
 
     @classmethod
-    def by(cls, error: Exception) -> "Unreadable":
-        """Return it with an error's type and words; addresses in memory, which no two processes
-        share, are left out."""
+    def from_error(cls, error: Exception) -> "Unreadable":
+        """Return a placeholder with the type and message of an error."""
+        # Memory addresses differ between processes, and the reason is part of the run state.
         words = " ".join(f"{type(error).__name__}: {error}".split())
         return cls(_ADDRESS.sub("0x...", words)[:LONGEST_REASON])
 
 
 class BadSamples:
-    """The different bad samples of one split that a run has met in the batches it has used.
+    """The distinct bad samples of one split in the batches that a run has used.
 
     Args:
         policy: what is done with them, for the warnings.
-        budget: how many different ones are put up with.
+        budget: maximum number of distinct bad samples before the run fails.
     """
 
     # A run may be the first to tolerate bad samples when it resumes.
@@ -72,11 +71,11 @@ class BadSamples:
         return len(self._reasons)
 
     def add(self, split: str, met: Iterable[tuple[int, str]]) -> None:
-        """Count what was met in a batch that is about to be used, and warn of each index that is
-        new.
+        """Count the bad samples of a batch that is about to be used, and log a warning for each new
+        index.
 
         Raises:
-            SampleError: they are more than the budget; nothing of the batch is counted then.
+            SampleError: the budget is exceeded; then nothing of the batch is counted.
         """
         reasons = dict(met)
         if not reasons:
@@ -85,8 +84,10 @@ class BadSamples:
         if len(together) > self.budget:
             latest = {**self._reasons, **reasons}
             raise SampleError(
-                f"DATA.{split.upper()}.bad_sample_budget = {self.budget}: {len(together)} different samples cannot be "
-                f"read, the last of them {named(list(latest.items())[-SHOWN:])}; mend the data, or raise the budget"
+                f"DATA.{split.upper()}.bad_sample_budget = {self.budget}: {len(together)} distinct "
+                f"samples cannot be read, the last ones {format_samples(list(latest.items())[-SHOWN:])}; "
+                "fix the data, or raise the budget",
+                code="data.bad_sample_budget",
             )
         for index, reason in reasons.items():
             if index not in self._reasons:
@@ -100,11 +101,11 @@ class BadSamples:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return index and reason of each, in the order of the indices."""
+        """Return index and reason of each, ordered by index."""
         return {"samples": [[index, reason] for index, reason in sorted(self._reasons.items())]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting from what `state_dict` returned."""
+        """Continue counting from the result of `state_dict`."""
         self._reasons = {int(index): str(reason) for index, reason in state["samples"]}
 
     def rank_state(self) -> dict[str, Any]:
@@ -122,6 +123,6 @@ class BadSamples:
             self.load_state_dict({"samples": sorted(met.items())})
 
 
-def named(samples: Iterable[tuple[int, str]]) -> str:
+def format_samples(samples: Iterable[tuple[int, str]]) -> str:
     """Return `7 (OSError: unreadable), 8 (...)`."""
     return ", ".join(f"{index} ({reason})" for index, reason in samples)

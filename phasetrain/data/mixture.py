@@ -1,4 +1,4 @@
-"""Several data sets as one, drawn from in given proportions."""
+"""Several datasets combined into one, sampled in given proportions."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -13,42 +13,41 @@ from torch.utils.data import Dataset
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.protocols import Described, Labelled, Mixture, Samples
-from phasetrain.data.samplers.epoch_stream import Computed, Passes, at_least
+from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream, check_at_least
 from phasetrain.data.samplers.permutation import Indices
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, Order, Pass
-from phasetrain.data.samplers.source import Source
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder
+from phasetrain.data.samplers.source import SampleSource
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import shorten
 from phasetrain.runtime.machine import seed_of
 
 PERIOD = 10_000
-"""Draws after which the sources repeat their turns, at most; shares are rounded to multiples of 1 /
-PERIOD."""
+"""Maximum number of draws after which the turns repeat; shares are multiples of 1 / PERIOD."""
 
 
-class Mixed(Dataset[Any]):
-    """Several data sets one after the other, under one count of indices.
+class MixedDataset(Dataset[Any]):
+    """Several datasets one after the other under common indices.
 
     Args:
-        sources: label -> data set.
+        sources: label -> dataset.
 
     Attributes:
         source_lengths: label -> number of samples.
 
     Raises:
-        ValueError: no data sets; on access, a sample that cannot be read, with its source and its
+        ValueError: there are no datasets; on access, an unreadable sample, with its source and its
             index there.
-        IndexError: on access, an index outside of all of them.
+        IndexError: on access, an index outside the dataset.
 
     Example:
-        >>> mixed = Mixed({"clean": clean, "noisy": noisy})
-        >>> mixed.place(len(clean))
+        >>> mixture = MixedDataset({"clean": clean, "noisy": noisy})
+        >>> mixture.locate(len(clean))
         ('noisy', 0)
     """
 
     def __init__(self, sources: Mapping[str, Samples]) -> None:
         if not sources:
-            raise ValueError("datasets = {}: expected at least one data set to mix")
+            raise ValueError("datasets = {}: expected at least one dataset")
         self.sources = dict(sources)
         self.source_lengths: Mapping[str, int] = {
             label: len(one) for label, one in self.sources.items()
@@ -60,7 +59,7 @@ class Mixed(Dataset[Any]):
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Any:
-        label, at = self.place(index)
+        label, at = self.locate(index)
         try:
             return self.sources[label][at]
         except MissingValueError as error:
@@ -70,8 +69,8 @@ class Mixed(Dataset[Any]):
                 f"sample {at} of {label!r}: {type(error).__name__}: {error}"
             ) from error
 
-    def place(self, index: int) -> tuple[str, int]:
-        """Return the source of an index, and the index there."""
+    def locate(self, index: int) -> tuple[str, int]:
+        """Return the source of an index, and the index in that source."""
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} samples")
         source = int(np.searchsorted(self._ends, index, side="right"))
@@ -82,20 +81,19 @@ class Mixed(Dataset[Any]):
         """Return the class of each sample, int64 `(N,)`.
 
         Raises:
-            TypeError: a source does not tell them.
+            TypeError: a source does not provide them.
         """
         found = []
         for label, one in self.sources.items():
             if not isinstance(one, Labelled):
                 raise TypeError(
-                    f"the data set {label!r} ({type(one).__name__}) does not tell the class of each sample"
+                    f"the dataset {label!r} ({type(one).__name__}) does not provide `labels()`"
                 )
             found.append(one.labels())
         return np.concatenate(found)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts in which all sources agree; `classes` and `class_names` have to be among
-        them.
+        """Return the facts that all sources share; they must agree on `classes` and `class_names`.
 
         Raises:
             ValueError: sources have different classes.
@@ -112,8 +110,9 @@ class Mixed(Dataset[Any]):
             for key in ("classes", "class_names"):
                 if facts.get(key) != first.get(key):
                     raise ValueError(
-                        f"{key} of {label!r} are {shorten(str(facts.get(key)), 60)}, and those of {self._labels[0]!r} are "
-                        f"{shorten(str(first.get(key)), 60)}; mixed data sets number the same classes"
+                        f"{key} of {label!r} are {shorten(str(facts.get(key)), 60)}, and "
+                        f"{shorten(str(first.get(key)), 60)} in {self._labels[0]!r}; mixed datasets "
+                        "need the same classes"
                     )
         return {
             key: value
@@ -122,33 +121,33 @@ class Mixed(Dataset[Any]):
         }
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over labels and fingerprints of the sources, or lengths where they
+        """Return the SHA-256 over labels and fingerprints of the sources, or their lengths if they
         have none."""
         digest = sha256()
         for label, one in self.sources.items():
-            told = one.fingerprint() if isinstance(one, Described) else str(len(one))
-            digest.update(f"{label}\0{told}\n".encode())
+            content = one.fingerprint() if isinstance(one, Described) else str(len(one))
+            digest.update(f"{label}\0{content}\n".encode())
         return digest.hexdigest()
 
 
 @DATASETS.register("mixed")
-def mixed(
+def make_mixed(
     datasets: Mapping[str, Mapping[str, Any]],
     *,
     split: str | None = None,
     part: str | None = None,
     classes: int | None = None,
     class_names: Sequence[str] | None = None,
-) -> Mixed:
-    """Return several data sets as one; the sampler `proportional` draws from them in given
+) -> MixedDataset:
+    """Combine several datasets into one; the sampler `proportional` draws from them in given
     proportions.
 
     Args:
         datasets: label -> `dataset`, a name or a dotted path, and its parameters.
-        split, part, classes, class_names: facts, handed on to data sets that ask for them.
+        split, part, classes, class_names: facts, passed on to datasets that request them.
 
     Raises:
-        ValueError: no data sets, a mapping without `dataset`, or a data set that cannot be made.
+        ValueError: there are no datasets, a mapping lacks `dataset`, or a dataset cannot be built.
     """
     given = {"split": split, "part": part, "classes": classes, "class_names": class_names}
     facts = {key: value for key, value in given.items() if value is not None}
@@ -156,7 +155,8 @@ def mixed(
     for label, section in datasets.items():
         if not isinstance(section, Mapping) or "dataset" not in section:
             raise ValueError(
-                f"datasets.{label}: expected a mapping with `dataset` and its parameters, not {section!r}"
+                f"datasets.{label} = {section!r}: expected a mapping with `dataset` and its "
+                "parameters"
             )
         params = {key: value for key, value in section.items() if key != "dataset"}
         try:
@@ -164,56 +164,55 @@ def mixed(
                 section["dataset"], params, where=f"datasets.{label}", facts=facts
             )
         except ConfigError as error:
-            raise ValueError(str(error)) from error  # who asks for this data set knows the split
-    return Mixed(found)
+            # The registry that builds this dataset adds the split to the message.
+            raise ValueError(str(error)) from error
+    return MixedDataset(found)
 
 
 @SAMPLERS.register("proportional")
-def proportional(
-    source: Source, proportions: Mapping[str, float], *, samples: int | None = None
-) -> Order:
-    """Return draws from the sources of a mixed data set in given proportions.
+def make_proportional(
+    source: SampleSource, proportions: Mapping[str, float], *, samples: int | None = None
+) -> SampleOrder:
+    """Draw from the sources of a mixed dataset in given proportions.
 
-    A source has its share of any run of draws, to within less than two samples (Tijdeman 1980, The
-    chairman assignment problem, doi:10.1016/0012-365X(80)90269-1), and goes through shuffled passes
-    of its own. Which one is drawn from is a function of the place alone.
+    In any run of draws a source has its share to within less than two samples (Tijdeman 1980, The
+    chairman assignment problem, doi:10.1016/0012-365X(80)90269-1), and is shuffled independently.
+    The source of a draw is a function of its position alone.
 
     Args:
-        source: the samples, of a data set such as `mixed`.
-        proportions: label of each source that is drawn from -> its share; shares need not sum to 1,
-            and are rounded to 1/10,000 of their sum where they are no multiples of it.
-        samples: draws per pass; None takes as many as there are samples.
+        source: the samples, of a dataset such as `mixed`.
+        proportions: label of each source to draw from -> its share; shares need not sum to 1, and
+            are rounded to multiples of 1/10,000 of their sum if necessary.
+        samples: draws per epoch; None: the number of samples.
 
     Raises:
-        ValueError: the data set has no sources or none of such a label, or a share is no positive
-            number or smaller than 1/10,000.
+        ValueError: the dataset has no sources or none with such a label, or a share is not positive
+            or below 1/10,000.
     """
-    at_least("samples", samples)
+    check_at_least("samples", samples)
     if not isinstance(source.dataset, Mixture) or source.chosen is not None:
         raise ValueError(
-            "it draws from the sources of a data set that has some (`source_lengths`), such as mixed, as a whole, "
-            "without `subset`"
+            "the sampler needs a dataset with sources (`source_lengths`), such as mixed, without "
+            "`subset`"
         )
     lengths = source.dataset.source_lengths
     for label in proportions:
         if label not in lengths:
             known = ", ".join(lengths)
             near = did_you_mean(label, list(lengths)) or ";"
-            raise ValueError(
-                f"proportions.{label}: no data set has this label{near} known: {known}"
-            )
+            raise ValueError(f"proportions.{label}: no dataset has this label{near} known: {known}")
     begins = dict(zip(lengths, np.cumsum([0, *lengths.values()]).tolist(), strict=False))
     parts = [(begins[label], lengths[label]) for label in proportions]
-    return Proportional(parts, turns_of(shares_of(proportions)), samples)
+    return ProportionalOrder(parts, schedule_turns(round_shares(proportions)), samples)
 
 
-class Proportional:
-    """See `proportional`.
+class ProportionalOrder:
+    """The order of `make_proportional`.
 
     Args:
         parts: first index and length of each source.
-        turns: number of the source that each draw of a period comes from, `(P,)`.
-        samples: draws per pass; None takes as many as the data set has samples.
+        turns: number of the source of each draw of a period, `(P,)`.
+        samples: draws per epoch; None: the number of samples of the dataset.
     """
 
     def __init__(
@@ -222,53 +221,52 @@ class Proportional:
         self._parts = tuple(parts)
         self._turns = turns
         self._samples = samples
-        # How often each source has had its turn before a place of the period, (P + 1, S).
+        # Number of turns of each source before a position of the period, (P + 1, S).
         had = np.cumsum(turns[:, None] == np.arange(len(parts)), axis=0)
         self._before = np.concatenate([np.zeros((1, len(parts)), dtype=np.int64), had])
 
     def samples(self, length: int) -> int:
-        """Return the number of draws of a pass."""
+        """Return the number of draws per epoch."""
         if self._samples is None:
             return length
         return self._samples
 
     def __call__(self, length: int, seed: int) -> Pass:
-        """Return the indices of one pass, made where they are asked for."""
+        """Return the indices of one epoch, computed on access."""
         passes = [
-            Passes(count, seed_of(seed, "source", number))
+            EpochStream(count, seed_of(seed, "source", number))
             for number, (_, count) in enumerate(self._parts)
         ]
-        shift = seed_of(seed, "turn") % len(
-            self._turns
-        )  # a pass shorter than a period begins anywhere in it
+        # An epoch shorter than a period begins at a random position in it, otherwise the sources at
+        # the end of the period would never be drawn.
+        shift = seed_of(seed, "turn") % len(self._turns)
 
-        def drawn(begin: int, end: int) -> Indices:
+        def draw_indices(begin: int, end: int) -> Indices:
             places = np.arange(begin + shift, end + shift) % len(self._turns)
             turns = self._turns[places]
             found = np.empty(end - begin, dtype=np.int64)
             for number, (first, _) in enumerate(self._parts):
                 here = turns == number
-                at = self._had(number, begin + shift) - self._had(number, shift)
+                at = self._count_turns(number, begin + shift) - self._count_turns(number, shift)
                 found[here] = first + passes[number][at : at + int(here.sum())]
             return found
 
-        return Computed(self.samples(length), drawn)
+        return ChunkedPass(self.samples(length), draw_indices)
 
-    def _had(self, number: int, place: int) -> int:
-        """Return how many of the first `place` turns a source has."""
-        periods, rest = divmod(place, len(self._turns))
+    def _count_turns(self, number: int, locate: int) -> int:
+        """Return the number of turns of a source among the first `place` turns."""
+        periods, rest = divmod(locate, len(self._turns))
         return int(periods * self._before[-1, number] + self._before[rest, number])
 
 
-def shares_of(proportions: Mapping[str, float]) -> list[int]:
-    """Return whole numbers in the given proportions, with a sum of at most `PERIOD`.
+def round_shares(proportions: Mapping[str, float]) -> list[int]:
+    """Return integers in the given proportions, with a sum of at most `PERIOD`.
 
     Raises:
-        ValueError: no proportions, one that is not positive, or one so small that it is rounded to
-            nothing.
+        ValueError: there are no proportions, one is not positive, or is rounded to 0.
 
     Example:
-        >>> shares_of({"a": 0.7, "b": 0.3})
+        >>> round_shares({"a": 0.7, "b": 0.3})
         [7, 3]
     """
     for label, share in proportions.items():
@@ -280,6 +278,7 @@ def shares_of(proportions: Mapping[str, float]) -> list[int]:
             raise ValueError(f"proportions.{label} = {share!r}: expected a positive number")
     if not proportions:
         raise ValueError("proportions = {}: expected a share for each source that is drawn from")
+    # Through str, because 0.1 as a float is not the fraction 1/10.
     exact = [Fraction(str(share)) for share in proportions.values()]
     whole = [int(share * lcm(*(one.denominator for one in exact))) for share in exact]
     whole = [share // gcd(*whole) for share in whole]
@@ -295,27 +294,28 @@ def shares_of(proportions: Mapping[str, float]) -> list[int]:
     for label, share in zip(proportions, rounded, strict=True):
         if not share:
             raise ValueError(
-                f"proportions.{label} = {proportions[label]}: less than 1/{PERIOD} of all; leave it out or give it more"
+                f"proportions.{label} = {proportions[label]}: less than 1/{PERIOD} of the sum; "
+                "omit it or raise it"
             )
     return rounded
 
 
-def turns_of(shares: Sequence[int]) -> Indices:
-    """Return which source each draw of a period comes from, so that all are near their shares at
-    any place.
+def schedule_turns(shares: Sequence[int]) -> Indices:
+    """Return the source of each draw of a period, so that all sources are near their shares at any
+    position.
 
-    After m draws, a source with the share p has had p m turns to within less than one: of those
-    that are not ahead, the one that would soonest fall behind comes next (Tijdeman 1980, The
-    chairman assignment problem).
+    After m draws, a source with share p has had p m turns to within less than one: of the sources
+    that are not ahead, the one that would fall behind first is next (Tijdeman 1980, The chairman
+    assignment problem).
 
     Args:
         shares: turns of each source in a period.
 
     Returns:
-        numbers of sources, int64 `(sum of shares,)`.
+        Numbers of sources, int64 `(sum of shares,)`.
 
     Example:
-        >>> turns_of([2, 1]).tolist()
+        >>> schedule_turns([2, 1]).tolist()
         [0, 1, 0]
     """
     period = sum(shares)
@@ -325,9 +325,11 @@ def turns_of(shares: Sequence[int]) -> Indices:
     share = np.array(shares, dtype=np.int64)
     had = np.zeros(count, dtype=np.int64)
     turns = []
-    room = 2 * count - 2  # all is counted in 1 / (room * period) of a turn
-    for place in range(1, period + 1):
-        due = (share * place - had * period) * room
+    # Integers only, in units of 1 / (room * period) of a turn, so that the order is the same on
+    # every machine.
+    room = 2 * count - 2
+    for locate in range(1, period + 1):
+        due = (share * locate - had * period) * room
         left = np.where(due >= period, ((room - 1) * period - due) / share, np.inf)
         turns.append(int(np.argmin(left)))
         had[turns[-1]] += 1

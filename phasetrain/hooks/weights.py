@@ -17,8 +17,8 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import Metrics
-from phasetrain.models.sources import Source, read, sources_of
-from phasetrain.models.weights import Matching, Report, model_tensors, sent
+from phasetrain.models.sources import WeightSource, parse_sources, read_source
+from phasetrain.models.weights import LoadReport, WeightMatcher, broadcast_tensors, model_tensors
 from phasetrain.runtime.storage import TEMPORARY
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 FILE = "reloads.json"
 """File in the run folder with all loads; unlike a log, a resume does not truncate it."""
 
-LoadedFile = tuple[str, str, Report]
+LoadedFile = tuple[str, str, LoadReport]
 """Name of a loaded file, its digest, and the report on its tensors."""
 
 
@@ -79,7 +79,7 @@ class ReloadWeights(Hook):
         self.every_phases = every_phases
         self.folder = folder.rstrip("/")
         self.pattern = pattern
-        [self._source] = sources_of(
+        [self._source] = parse_sources(
             {**(source or {}), "path": folder}, "HOOKS.reload_weights.source"
         )
         self._last = ""
@@ -88,7 +88,7 @@ class ReloadWeights(Hook):
     def on_start(self, run: Run) -> None:
         """Log a warning if the folder does not exist yet."""
         assert run.folder is not None, "reload_weights needs a run folder"
-        if run.world.is_main and not self._source.storage().exists(self.folder):
+        if run.world.is_main and not self._source.get_storage().exists(self.folder):
             log.warning(
                 "HOOKS.reload_weights.folder = %r: there is no such folder yet", self.folder
             )
@@ -131,7 +131,7 @@ class ReloadWeights(Hook):
         if loaded is None:
             return
         self._last, digest, report = loaded
-        new = dict(sent(report, own, values, run.world))
+        new = dict(broadcast_tensors(report, own, values, run.world))
         strategy = run.task.parts.strategy or Strategy(run.world)
         strategy.state.load_model_state(model, {**strategy.state.model_state(model), **new})
         if not run.world.is_main:
@@ -223,7 +223,7 @@ class ReloadWeights(Hook):
         return None
 
     def _list_names(self) -> list[str]:
-        storage = self._source.storage()
+        storage = self._source.get_storage()
         root = checkpoint_root(storage, self.folder)
         names = storage.list_names(root or self.folder)
         if root is not None:
@@ -234,12 +234,12 @@ class ReloadWeights(Hook):
     def _read_file(
         self, name: str, own: Mapping[str, Tensor], values: dict[str, Tensor]
     ) -> LoadedFile:
-        root = checkpoint_root(self._source.storage(), self.folder) or self.folder
-        source: Source = replace(self._source, path=f"{root}/{name}")
-        matching = Matching(own, [source])
-        content = read(source)
-        matching.add(0, source, content)
-        matching.finish()
+        root = checkpoint_root(self._source.get_storage(), self.folder) or self.folder
+        source: WeightSource = replace(self._source, path=f"{root}/{name}")
+        matching = WeightMatcher(own, [source])
+        content = read_source(source)
+        matching.add_source(0, source, content)
+        matching.check_complete()
         values.clear()
         values.update(matching.values)
         return name, content.digest, matching.report

@@ -1,7 +1,11 @@
 """Models by name (section MODEL)."""
 
 from phasetrain.models.base import MODELS
-from phasetrain.models.bridges import timm_model, torchvision_model, transformers_model
+from phasetrain.models.bridges import (
+    find_timm_model,
+    find_torchvision_model,
+    find_transformers_model,
+)
 from phasetrain.models.heads import HEADS, Embedding, TrunkHead
 from phasetrain.models.mlp import MLP
 from phasetrain.models.resnet_cifar import ResNetCifar
@@ -19,7 +23,7 @@ __all__ = [
     "Transformer",
     "TrunkHead",
     "TrunkHeads",
-    "timm_model",
-    "torchvision_model",
-    "transformers_model",
+    "find_timm_model",
+    "find_torchvision_model",
+    "find_transformers_model",
 ]

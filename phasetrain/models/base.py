@@ -8,15 +8,13 @@ MODELS: Registry[nn.Module] = Registry("model", "MODEL")
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raise ValueError for the first of the named sizes (classes, channels, ...) that is below
-    1."""
+    """Raise ValueError for the first of the named sizes (classes, channels, ...) below 1."""
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} = {size}: expected a whole number of at least 1")
+            raise ValueError(f"{name} = {size}: expected an integer of at least 1")
 
 
 def check_dropout(dropout: float) -> None:
-    """Raise ValueError unless `dropout`, the probability that an activation is set to zero, lies in
-    [0, 1)."""
+    """Raise ValueError unless `dropout`, the probability of zeroing an activation, is in [0, 1)."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout = {dropout}: expected a probability in [0, 1)")

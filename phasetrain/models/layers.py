@@ -1,4 +1,4 @@
-"""What the modules of a model return while it runs, by their names."""
+"""Intermediate outputs of a model, by the names of its modules."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,30 +10,27 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import join_first
 
 Pool = Literal["none", "mean", "first"]
-"""What is kept of an output with more than one place: all of it, the mean over places, or the first
+"""Reduction of an output with several positions: none, the mean over positions, or the first
 token."""
 
 
-class Layers:
-    """Takes the outputs of named modules; a context that puts hooks on the model and takes them
-    away again.
-
-    What is taken is a copy: a later layer may change an output in place.
+class LayerOutputs:
+    """Collects the outputs of named modules with forward hooks, while used as a context manager.
 
     Args:
-        model: called inside of the context.
-        names: of modules, as in `model.named_modules()`.
-        pool: `mean` makes `(N, C)` of `(N, C, H, W)` and `(N, D)` of tokens `(N, T, D)`, `first`
-            takes the first token.
-        where: the key that gave the names, for messages.
+        model: the model, called inside the context.
+        names: names of modules, as in `model.named_modules()`.
+        pool: `mean` turns `(N, C, H, W)` into `(N, C)` and tokens `(N, T, D)` into `(N, D)`,
+            `first` selects the first token.
+        where: the config key with the names, for messages.
 
     Raises:
-        ConfigError: there is no such module; near misses are named.
+        ConfigError: there is no such module; a suggestion is given.
 
     Example:
-        >>> with Layers(model, ["features"], "mean") as layers:
+        >>> with LayerOutputs(model, ["features"], "mean") as layers:
         ...     scores = model(images)
-        ...     features = layers.taken()["features"]
+        ...     features = layers.pop_outputs()["features"]
     """
 
     def __init__(
@@ -49,65 +46,75 @@ class Layers:
         for number, name in enumerate(names):
             if name not in self._modules or not name:
                 known = [known for known in self._modules if known]
+                near = did_you_mean(name, known) or "."
                 raise ConfigError(
-                    f"{where}[{number}] = {name!r}: the model has no such module{did_you_mean(name, known) or '.'} It "
-                    f"has {join_first(known, 12)}"
+                    f"{where}[{number}] = {name!r}: the model has no such module{near} It has "
+                    f"{join_first(known, 12)}",
+                    code="config.no_match",
                 )
         self.names = tuple(dict.fromkeys(names))
         self._handles: list[RemovableHandle] = []
-        self._taken: dict[str, Tensor] = {}
+        self._outputs: dict[str, Tensor] = {}
 
-    def __enter__(self) -> "Layers":
+    def __enter__(self) -> "LayerOutputs":
         for name in self.names:
-            self._handles.append(self._modules[name].register_forward_hook(self._hook(name)))
+            self._handles.append(self._modules[name].register_forward_hook(self._make_hook(name)))
         return self
 
     def __exit__(self, *error: object) -> None:
         while self._handles:
             self._handles.pop().remove()
 
-    def taken(self) -> dict[str, Tensor]:
-        """Return what the modules have returned since the last call, by name, and forget it.
+    def pop_outputs(self) -> dict[str, Tensor]:
+        """Return the outputs since the last call by module name, and clear them.
 
         Raises:
             ConfigError: a module was not called.
         """
-        found, self._taken = self._taken, {}
+        found = self._outputs
+        self._outputs = {}
         for name in self.names:
             if name not in found:
                 raise ConfigError(
-                    f"{self._where}: {name!r} is not called when the model runs; name another module"
+                    f"{self._where}: {name!r} is not called in the forward pass; name another module",
+                    code="config.module_not_called",
                 )
         return {name: found[name] for name in self.names}
 
-    def _hook(self, name: str) -> Any:
-        def take(module: nn.Module, inputs: Any, output: Any) -> None:
-            if name in self._taken:
+    def _make_hook(self, name: str) -> Any:
+        def keep_output(module: nn.Module, inputs: Any, output: Any) -> None:
+            if name in self._outputs:
                 raise ConfigError(
-                    f"{self._where}: {name!r} is called more than once when the model runs; name a module that is "
-                    "called once"
+                    f"{self._where}: {name!r} is called more than once in the forward pass; name a "
+                    "module that is called once",
+                    code="config.module_called_twice",
                 )
             if not isinstance(output, Tensor):
                 raise ConfigError(
-                    f"{self._where}: {name!r} ({type(module).__name__}) returns {type(output).__name__}, not a "
-                    "tensor; name a module inside of it"
+                    f"{self._where}: {name!r} ({type(module).__name__}) returns "
+                    f"{type(output).__name__}, not a tensor; name a module inside it",
+                    code="config.module_output",
                 )
-            self._taken[name] = pooled(output.detach(), self._pool, f"{self._where}: {name!r}")
+            # A copy (see pool_output), because a later layer may change the output in place.
+            self._outputs[name] = pool_output(
+                output.detach(), self._pool, f"{self._where}: {name!r}"
+            )
 
-        return take
+        return keep_output
 
 
-def pooled(output: Tensor, pool: Pool, what: str) -> Tensor:
-    """Return a copy of what is kept of an output, its first dimension N.
+def pool_output(output: Tensor, pool: Pool, what: str) -> Tensor:
+    """Return a copy of an output after pooling, first dimension N.
 
     Raises:
-        ConfigError: it has no tokens of which one would be the first.
+        ConfigError: the first token is requested, and the output has no tokens.
     """
     if pool == "first":
         if output.ndim != 3:
             raise ConfigError(
-                f"{what} returns {tuple(output.shape)}, and EXTRACT.pool = 'first' takes the first of tokens "
-                "(N, T, D); set EXTRACT.pool to mean or none"
+                f"{what} returns {tuple(output.shape)}, and EXTRACT.pool = 'first' needs tokens "
+                "(N, T, D); set EXTRACT.pool to mean or none",
+                code="config.module_output",
             )
         return output[:, 0].clone()
     if pool == "none" or output.ndim < 3:

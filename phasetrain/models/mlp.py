@@ -10,17 +10,17 @@ from phasetrain.models.base import MODELS, check_dropout, check_sizes
 
 @MODELS.register("mlp")
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them: input `(N, *input_shape)`, output scores
-    `(N, classes)`.
+    """Fully connected layers with ReLU between them: input `(N, *input_shape)`, output logits `(N,
+    classes)`.
 
     Args:
-        classes: number of scores.
+        classes: number of outputs.
         input_shape: shape of one sample, which is flattened first.
-        hidden: width of each hidden layer; empty makes it linear.
-        dropout: probability that an activation of a hidden layer is set to zero in training.
+        hidden: width of each hidden layer; empty makes the model linear.
+        dropout: dropout probability of hidden activations.
 
     Raises:
-        ValueError: a size below 1, or a dropout outside [0, 1).
+        ValueError: a size is below 1, or dropout is outside [0, 1).
     """
 
     def __init__(
@@ -42,6 +42,6 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, classes))
 
     def forward(self, batch: Tensor) -> Tensor:
-        """Return scores `(N, classes)`."""
+        """Return logits `(N, classes)`."""
         scores: Tensor = self.layers(batch)
         return scores

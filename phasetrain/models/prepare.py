@@ -1,5 +1,4 @@
-"""What is done to a model on its way into training: SyncBatchNorm, activation checkpointing,
-compilation."""
+"""Preparation of a model for training: SyncBatchNorm, activation checkpointing, compilation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,18 +18,18 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import join_first
 
 SHOWN = 12
-"""Modules that an error lists."""
+"""Maximum number of modules in an error."""
 
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """How torch.compile makes a model faster.
+    """Settings of torch.compile.
 
     Attributes:
-        backend: name of what makes kernels: `inductor`, or for tests `eager` and `aot_eager`.
-        mode: of inductor, such as `reduce-overhead`.
-        fullgraph: raise where the model cannot be compiled in one piece.
-        options: of the backend.
+        backend: name of the backend: `inductor`, or for tests `eager` and `aot_eager`.
+        mode: mode of inductor, such as `reduce-overhead`.
+        fullgraph: raise if the model cannot be compiled as a single graph.
+        options: options of the backend.
     """
 
     backend: str = "inductor"
@@ -39,121 +38,123 @@ class CompileSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def synchronized(module: nn.Module, group: Any = None) -> nn.Module:
-    """Return a module whose batch norms take their statistics over the batches of several
-    processes.
+def convert_sync_batchnorm(module: nn.Module, group: Any = None) -> nn.Module:
+    """Return a module whose batch norms compute their statistics over the batches of several ranks.
 
-    Parameters and buffers stay the same objects, under the same names.
+    Parameters and buffers stay the same objects under the same names.
 
     Args:
-        module: holds the batch norms.
-        group: torch's group of the processes; None takes all.
+        module: the module with the batch norms.
+        group: process group; None: all ranks.
     """
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)  # type: ignore[no-untyped-call]
     return converted
 
 
 def checkpoint_activations(model: nn.Module, rules: Sequence[str]) -> list[str]:
-    """Let the modules that rules choose forget their activations, and compute them again in the
-    backward pass.
+    """Recompute the activations of the modules that rules select, instead of storing them.
 
-    The model changes in place; names of parameters and buffers stay. Of modules inside one another
-    the outermost is taken. Dropout draws the same numbers again, and buffers such as running
-    statistics are updated once.
+    The model is changed in place; names of parameters and buffers stay. Of nested modules the
+    outermost is used. Dropout draws the same numbers again, and buffers such as running statistics
+    are updated once.
 
     Args:
-        model: holds the modules; it is not chosen itself.
+        model: contains the modules; it cannot be selected itself.
         rules: patterns (`*`, `?`, `[...]`) over names or classes of modules.
 
     Returns:
-        the names of the chosen modules.
+        The names of the selected modules.
 
     Raises:
-        ConfigError: a rule that chooses nothing, or a module that changes its input in place.
+        ConfigError: a rule matches nothing, or a module changes its input in place.
     """
-    modules = {name: module for name, module in model.named_modules() if name and _computes(module)}
+    modules = {
+        name: module for name, module in model.named_modules() if name and _has_forward(module)
+    }
     chosen: list[str] = []
     for number, rule in enumerate(rules):
-        found = [name for name, module in modules.items() if _fits(rule, name, module)]
+        found = [name for name, module in modules.items() if _matches_rule(rule, name, module)]
         if not found:
-            raise ConfigError(
-                _no_module(f"MACHINE.activation_checkpointing[{number}] = {rule!r}", rule, modules)
-            )
+            where = f"MACHINE.activation_checkpointing[{number}] = {rule!r}"
+            raise ConfigError(_describe_no_match(where, rule, modules), code="config.no_match")
         chosen += found
-    outermost = [name for name in modules if name in chosen and not _inside(name, chosen)]
+    outermost = [name for name in modules if name in chosen and not _is_inside(name, chosen)]
     for name in outermost:
         module = modules[name]
         if vars(module).get("inplace"):
             raise ConfigError(
-                f"MACHINE.activation_checkpointing chooses {name} ({type(module).__name__}), which changes its input "
-                "in place, so that nothing is left to compute it from again; choose the module around it"
+                f"MACHINE.activation_checkpointing: {name} ({type(module).__name__}) changes its "
+                "input in place, so its output cannot be recomputed; select the module around it",
+                code="config.conflict",
             )
-        module.forward = partial(_forgetting, module.forward)
+        # Only forward is replaced: wrapping the module would change the names in the state dict.
+        module.forward = partial(_run_checkpointed, module.forward)
     return outermost
 
 
 def check_compilable(
-    model: nn.Module, forgetting: Sequence[str], settings: CompileSettings
+    model: nn.Module, checkpointed: Sequence[str], settings: CompileSettings
 ) -> None:
-    """Refuse a compiled model whose modules cannot compute their activations again as they were.
+    """Reject a compiled model with modules that cannot recompute their activations exactly.
 
     Raises:
-        ConfigError: one of them has running statistics, which a compiled graph could update twice,
-            or the backend is one of those that run a graph as it is, without the random numbers of
-            its first pass.
+        ConfigError: a module has running statistics, which a compiled graph could update twice, or
+            the backend runs a graph as it is, without the random numbers of its first pass.
     """
-    if forgetting and "eager" in settings.backend and not settings.backend.startswith("aot_"):
+    if checkpointed and "eager" in settings.backend and not settings.backend.startswith("aot_"):
         raise ConfigError(
-            f"MACHINE.compile.backend = {settings.backend!r} and MACHINE.activation_checkpointing: this backend draws "
-            "other random numbers when it computes activations again; take aot_eager or inductor"
+            f"MACHINE.compile.backend = {settings.backend!r} with MACHINE.activation_checkpointing: "
+            "this backend draws different random numbers in the recomputation; use aot_eager or "
+            "inductor",
+            code="config.conflict",
         )
-    for name in forgetting:
+    for name in checkpointed:
         for inner, module in model.get_submodule(name).named_modules(prefix=name):
             if isinstance(module, _BatchNorm) and module.track_running_stats:
                 raise ConfigError(
-                    f"MACHINE.compile and MACHINE.activation_checkpointing: {inner} ({type(module).__name__}) is among "
-                    "the modules that are computed again, and compiled it could count its running statistics twice; "
-                    "take a rule without it, or leave one of the two keys out"
+                    f"MACHINE.compile with MACHINE.activation_checkpointing: {inner} "
+                    f"({type(module).__name__}) is recomputed, and compiled it could update its "
+                    "running statistics twice; use a rule without it, or omit one of the two keys",
+                    code="config.conflict",
                 )
 
 
-class Compiled(nn.Module):
-    """Calls a network through torch.compile; the network and its state stay as they are.
-
-    Kernels are made for the very shapes that are met (`dynamic=False`): kernels for shapes in
-    general would be made once a second shape has come, and from then on bits would depend on what
-    came before. For the same reason a network that was given too many shapes is not left uncompiled
-    in silence.
+class CompiledModel(nn.Module):
+    """Calls a network through torch.compile; the network and its state are unchanged.
 
     Args:
-        network: what is called.
+        network: the network to call.
         settings: how it is compiled.
 
     Raises:
-        ConfigError: no backend has this name, or it has no such mode or option; from `forward`,
-            where the network cannot be compiled.
+        ConfigError: there is no such backend, mode or option; from `forward`: the network cannot be
+            compiled.
     """
 
     def __init__(self, network: nn.Module, settings: CompileSettings) -> None:
         super().__init__()
-        import torch._dynamo  # takes seconds
+        import torch._dynamo  # takes seconds, so only if a run compiles
 
         if settings.backend not in (known := torch._dynamo.list_backends(exclude_tags=())):
             near = did_you_mean(settings.backend, known)
             raise ConfigError(
-                f"MACHINE.compile.backend = {settings.backend!r}: torch has no backend of this name{near or '.'} "
-                f"Known: {', '.join(known)}"
+                f"MACHINE.compile.backend = {settings.backend!r}: torch has no such backend"
+                f"{near or '.'} Known: {', '.join(known)}",
+                code="config.unknown_value",
             )
-        # graphs of earlier runs of this process would count among those that torch allows
+        # Graphs of earlier runs in this process would count towards torch's recompile limit.
         torch.compiler.reset()
         self.network = network
         self._backend = settings.backend
         self._error = torch._dynamo.exc.TorchDynamoException
         self._limit = torch._dynamo.exc.FailOnRecompileLimitHit
+        # Past the limit torch would silently run uncompiled, and from then on with other bits.
         self._strict = partial(torch._dynamo.config.patch, fail_on_recompile_limit_hit=True)
         try:
             self._compiled: Callable[..., Any] = torch.compile(
                 network.__call__,
+                # Kernels for exact shapes. With dynamic shapes torch switches to general kernels
+                # at the second shape, so bits would depend on the batches that came before.
                 dynamic=False,
                 fullgraph=settings.fullgraph,
                 backend=settings.backend,
@@ -162,55 +163,59 @@ class Compiled(nn.Module):
             )
         except (RuntimeError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"MACHINE.compile: torch.compile refuses {settings}: {error}"
+                f"MACHINE.compile: torch.compile rejects {settings}: {error}"
             ) from error
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the network returns."""
+        """Return the output of the network."""
         try:
             with self._strict():
                 return self._compiled(*args, **kwargs)
         except self._limit as error:
             raise ConfigError(
-                f"MACHINE.compile: the model has been compiled for {torch._dynamo.config.recompile_limit} shapes of "
-                "batches, as many as torch allows, and was given another one; give all batches one shape, or set "
-                "MACHINE.compile=null"
+                "MACHINE.compile: the model has been compiled for "
+                f"{torch._dynamo.config.recompile_limit} batch shapes, torch's limit, and got "
+                "another one; use batches of one shape, or set MACHINE.compile=null",
+                code="config.compile_limit",
             ) from error
         except self._error as error:
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ConfigError(
-                f"MACHINE.compile (backend {self._backend!r}): the model cannot be compiled for the batch that it was "
-                f"given ({type(error).__name__}: {first}); MACHINE.compile=null shows whether it runs without"
+                f"MACHINE.compile (backend {self._backend!r}): the model cannot be compiled for "
+                f"this batch ({type(error).__name__}: {first}); try MACHINE.compile=null",
+                code="config.compile_failed",
             ) from error
 
 
-def _forgetting(forward: MethodType, *args: Any, **kwargs: Any) -> Any:
-    """Call a module's forward, keeping its inputs instead of its activations."""
+def _run_checkpointed(forward: MethodType, *args: Any, **kwargs: Any) -> Any:
+    """Call a module's forward, storing its inputs instead of its activations."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    if torch.compiler.is_compiling():  # which takes no contexts; see `check_compilable`
+    # torch.compile does not support context_fn; `check_compilable` rejects modules that need it.
+    if torch.compiler.is_compiling():
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     module = forward.__self__
     assert isinstance(module, nn.Module)
     return checkpoint(
-        forward, *args, use_reentrant=False, context_fn=partial(_passes, module), **kwargs
+        forward, *args, use_reentrant=False, context_fn=partial(_make_contexts, module), **kwargs
     )
 
 
-def _passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a pass and of its repetition, which begins with the same buffers and
-    leaves none changed.
+def _make_contexts(
+    module: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of the forward pass and of its recomputation, which starts from the same
+    buffers and leaves them unchanged.
 
-    Without them batch norm would count each batch twice, and a module that reads what it has
-    updated would differ.
+    Without them batch norm would count each batch twice, and a module that reads a buffer it has
+    updated would compute something else.
     """
-    changed: list[_Change] = []
-    return _noting(module, changed), _rewound(changed)
+    changed: list[_BufferChange] = []
+    return _record_changes(module, changed), _rewind_buffers(changed)
 
 
-class _Change(NamedTuple):
-    """A buffer that a pass has changed, or has put another tensor in the place of: `content` is
-    None there."""
+class _BufferChange(NamedTuple):
+    """A buffer that a pass has changed in place, or replaced by another tensor (`content` is None)."""
 
     buffers: dict[str, Tensor | None]
     name: str
@@ -219,7 +224,7 @@ class _Change(NamedTuple):
 
 
 @contextmanager
-def _noting(module: nn.Module, changed: list[_Change]) -> Iterator[None]:
+def _record_changes(module: nn.Module, changed: list[_BufferChange]) -> Iterator[None]:
     before = [
         (buffers, name, tensor, tensor._version, tensor.detach().clone())
         for buffers, name in find_buffers(module)
@@ -227,29 +232,29 @@ def _noting(module: nn.Module, changed: list[_Change]) -> Iterator[None]:
     ]
     yield
     for buffers, name, tensor, version, content in before:
-        # Torch's batch norm updates running statistics, which are vectors, without counting a
-        # version of them.
+        # `_version` is private, but the only cheap sign of an in-place change. Torch's batch norm
+        # updates its running statistics, which are vectors, without increasing it.
         if tensor._version != version or (tensor.ndim == 1 and buffers[name] is tensor):
-            changed.append(_Change(buffers, name, tensor, content))
+            changed.append(_BufferChange(buffers, name, tensor, content))
         elif buffers[name] is not tensor:
-            changed.append(_Change(buffers, name, tensor, None))
+            changed.append(_BufferChange(buffers, name, tensor, None))
 
 
 @contextmanager
-def _rewound(changed: list[_Change]) -> Iterator[None]:
+def _rewind_buffers(changed: list[_BufferChange]) -> Iterator[None]:
     after = [
-        _Change(buffers, name, now, now.detach().clone())
+        _BufferChange(buffers, name, now, now.detach().clone())
         for buffers, name, _, _ in changed
         if (now := buffers[name]) is not None
     ]
-    _fill(changed)
+    _write_buffers(changed)
     try:
         yield
     finally:
-        _fill(after)
+        _write_buffers(after)
 
 
-def _fill(values: Sequence[_Change]) -> None:
+def _write_buffers(values: Sequence[_BufferChange]) -> None:
     with torch.no_grad():
         for buffers, name, tensor, content in values:
             buffers[name] = tensor
@@ -257,24 +262,24 @@ def _fill(values: Sequence[_Change]) -> None:
                 tensor.copy_(content)
 
 
-def _computes(module: nn.Module) -> bool:
-    """Tell whether a module has a forward of its own; lists of modules have none."""
+def _has_forward(module: nn.Module) -> bool:
+    """Return whether a module implements forward; containers such as ModuleList do not."""
     return type(module).forward is not nn.Module.forward
 
 
-def _fits(rule: str, name: str, module: nn.Module) -> bool:
+def _matches_rule(rule: str, name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, rule) or fnmatchcase(type(module).__name__, rule)
 
 
-def _inside(name: str, chosen: Sequence[str]) -> bool:
+def _is_inside(name: str, chosen: Sequence[str]) -> bool:
     parts = name.split(".")
     return any(".".join(parts[:end]) in chosen for end in range(1, len(parts)))
 
 
-def _no_module(what: str, rule: str, modules: Mapping[str, nn.Module]) -> str:
+def _describe_no_match(what: str, rule: str, modules: Mapping[str, nn.Module]) -> str:
     classes = list(dict.fromkeys(type(module).__name__ for module in modules.values()))
     near = did_you_mean(rule, [*modules, *classes])
     return (
-        f"{what}: no module of the model has such a name or class{near or '.'} Names: "
+        f"{what}: it matches no name or class of a module{near or '.'} Names: "
         f"{join_first(modules, SHOWN)}; classes: {', '.join(classes)}"
     )

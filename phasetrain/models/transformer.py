@@ -1,4 +1,4 @@
-"""A small transformer that tells the next token."""
+"""A small transformer for next-token prediction."""
 
 import torch
 from torch import Tensor, nn
@@ -9,26 +9,25 @@ from phasetrain.models.base import MODELS, check_dropout, check_sizes
 
 @MODELS.register("transformer")
 class Transformer(nn.Module):
-    """A causal transformer (Vaswani et al. 2017, arXiv:1706.03762): tokens `(N, T)` to scores
-    `(N, T, vocabulary)`.
+    """A causal transformer (Vaswani et al. 2017, arXiv:1706.03762): tokens `(N, T)` to logits `(N,
+    T, vocabulary)`.
 
-    Layer norm stands before attention and the feed-forward layers (Radford et al. 2019, GPT-2),
-    positions are learned, and the scores are products with the embeddings of the tokens (Press and
-    Wolf 2016, arXiv:1608.05859). The score at a place depends on the tokens up to it, not on later
-    ones.
+    Pre-norm (Radford et al. 2019, GPT-2), learned positions, and input and output embeddings are
+    tied (Press and Wolf 2016, arXiv:1608.05859). The logits at a position depend only on the tokens
+    up to it.
 
     Args:
         vocabulary: number of different tokens.
-        context: longest input, in tokens.
-        width: numbers in the embedding of a token.
-        depth: blocks of attention and feed-forward layers.
-        heads: of the attention; they share the width evenly.
-        dropout: probability that an attention weight, or an activation on its way into the sum of a
-            block, is set to zero in training.
+        context: maximum input length, in tokens.
+        width: size of a token embedding.
+        depth: number of blocks.
+        heads: number of attention heads; must divide the width.
+        dropout: dropout probability of attention weights, and of activations added to the residual
+            stream.
 
     Raises:
-        ValueError: a size below 1, a width that the heads cannot share, or a dropout outside [0,
-            1); on a call: an input longer than the context.
+        ValueError: a size is below 1, heads does not divide width, or dropout is outside [0, 1); on
+            a call: the input is longer than the context.
     """
 
     def __init__(
@@ -44,31 +43,29 @@ class Transformer(nn.Module):
         check_sizes(vocabulary=vocabulary, context=context, width=width, depth=depth, heads=heads)
         check_dropout(dropout)
         if width % heads:
-            raise ValueError(
-                f"width = {width} and heads = {heads}: expected a width that heads divides"
-            )
+            raise ValueError(f"width = {width} and heads = {heads}: heads must divide width")
         self.context = context
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, dropout) for _ in range(depth))
+        )
         self.norm = nn.LayerNorm(width)
-        self._initialise(depth)
+        self._init_weights(depth)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return scores before softmax for the token behind each place."""
+        """Return logits for the token after each position."""
         length = tokens.shape[1]
         if length > self.context:
-            raise ValueError(
-                f"the input has {length} tokens, and MODEL.context = {self.context} is the longest"
-            )
+            raise ValueError(f"MODEL.context = {self.context}: the input has {length} tokens")
         places = torch.arange(length, device=tokens.device)
         found = self.norm(self.blocks(self.dropout(self.tokens(tokens) + self.positions(places))))
         return functional.linear(found, self.tokens.weight)
 
-    def _initialise(self, depth: int) -> None:
-        """Draw weights as GPT-2 does: what is added to the residual stream is the smaller, the more
-        is added."""
+    def _init_weights(self, depth: int) -> None:
+        """Initialise weights as GPT-2 does: projections into the residual stream are scaled down
+        with depth."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 scale = (2 * depth) ** -0.5 if name.endswith("out.weight") else 1.0
@@ -77,9 +74,9 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
 
-class Block(nn.Module):
-    """Attention and two feed-forward layers, each added to its input: `(N, T, width)` to the same
-    shape.
+class TransformerBlock(nn.Module):
+    """Attention and a feed-forward network, each with a residual connection: `(N, T, width)` to the
+    same shape.
 
     Args:
         width, heads, dropout: see `Transformer`.
@@ -93,14 +90,14 @@ class Block(nn.Module):
         self.norm_feed_forward = nn.LayerNorm(width)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """Return the stream with what both have to add."""
+        """Return the residual stream with both outputs added."""
         stream = stream + self.attention(self.norm_attention(stream))
         summed: Tensor = stream + self.feed_forward(self.norm_feed_forward(stream))
         return summed
 
 
 class Attention(nn.Module):
-    """Causal attention of several heads: `(N, T, width)` to the same shape.
+    """Causal multi-head attention: `(N, T, width)` to the same shape.
 
     Args:
         width, heads, dropout: see `Transformer`.
@@ -115,7 +112,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """Return for each place a mean over the values of the places up to it."""
+        """Return the output of the attention for each position."""
         queries, keys, values = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.projections(stream).chunk(3, dim=2)
@@ -143,6 +140,6 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """Return what is added to the stream."""
+        """Return the output of the feed-forward network."""
         found: Tensor = self.dropout(self.out(functional.gelu(self.inner(stream))))
         return found

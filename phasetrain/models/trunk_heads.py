@@ -14,19 +14,18 @@ from phasetrain.errors import did_you_mean, is_out_of_memory
 from phasetrain.models.base import MODELS
 
 MakeModel = Callable[[Mapping[str, Any], str, Mapping[str, Any]], nn.Module]
-"""Makes a model of its name and parameters, of where in the config they stand, and of facts beside
-those of the run."""
+"""Builds a model from its section, the config path of the section, and additional facts."""
 
 
 @dataclass(frozen=True)
-class Wiring:
-    """What a head gets.
+class HeadInput:
+    """The input of a head.
 
     Attributes:
-        layer: name of the module of the trunk whose output it takes; None takes that of the trunk.
-        input: entry of the batch's inputs that the trunk is given; None gives it all of the input.
-        pool: height and width to which its images are averaged; None leaves them.
-        detach: its loss does not change the trunk.
+        layer: name of the trunk module whose output it takes; None takes the output of the trunk.
+        input: entry of the batch input that is passed to the trunk; None passes everything.
+        pool: height and width to which images are average-pooled; None does not pool.
+        detach: whether the loss of the head does not affect the trunk.
     """
 
     layer: str | None = None
@@ -35,12 +34,12 @@ class Wiring:
     detach: bool = False
 
 
-class Tap:
-    """Keeps the output of a module of the trunk for the heads that take it.
+class OutputTap:
+    """A forward hook that keeps the output of a trunk module for the heads.
 
     Args:
         layer: name of the module.
-        taken: name -> output, filled in each pass.
+        taken: name -> output, filled in each forward pass.
     """
 
     def __init__(self, layer: str, taken: dict[str, Tensor]) -> None:
@@ -48,28 +47,28 @@ class Tap:
         self.taken = taken
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        """Keep an output; a forward hook of torch."""
+        """Keep the output."""
         self.taken[self.layer] = output
 
 
 @MODELS.register("trunk_heads")
 class TrunkHeads(nn.Module):
-    """A trunk and heads on its output or on outputs of its layers: an input to a mapping of labels
-    to outputs.
+    """A trunk and heads on its output or on outputs of its layers; returns a mapping of labels to
+    outputs.
 
     Args:
-        trunk: `name` of a model, its parameters, and `cut`: name of a module of it, such as its
-            last layer, that is taken out.
-        heads: label -> `name` of a model and its parameters; `from`: name of the module of the
-            trunk whose output it takes; `input`: which entry of a mapping of inputs goes through
-            the trunk for it; `pool`: images are averaged to so many rows and columns first;
-            `detach`: whether its loss leaves the trunk alone (a probe).
+        trunk: `name` of a model, its parameters, and `cut`: name of a module, such as the last
+            layer, that is replaced by an identity.
+        heads: label -> `name` of a model and its parameters; `from`: name of the trunk module whose
+            output it takes; `input`: entry of a mapping of inputs that goes through the trunk for
+            it; `pool`: rows and columns to which images are average-pooled first; `detach`: whether
+            its loss does not affect the trunk (a probe).
         input_shape: shape of one sample, or of one entry of its inputs.
-        make_model: fact; makes the models.
+        make_model: fact; builds the models.
 
     Raises:
-        ValueError: no heads, a module that the trunk does not have, or an output of it that no head
-            can take; on a call: an entry that the input does not have.
+        ValueError: there are no heads, the trunk lacks a module, or a head cannot take an output;
+            on a call: the input lacks an entry.
     """
 
     def __init__(
@@ -82,23 +81,22 @@ class TrunkHeads(nn.Module):
         super().__init__()
         if not heads:
             raise ValueError(
-                "heads: expected at least one, such as heads: {digit: {name: mlp, hidden: []}}"
+                "heads = {}: expected at least one, such as heads: {digit: {name: mlp, hidden: []}}"
             )
         cut = trunk.get("cut")
         self.trunk = make_model(
             {key: one for key, one in trunk.items() if key != "cut"}, "MODEL.trunk", {}
         )
         if cut is not None:
-            _check_layer(self.trunk, cut, "trunk.cut")
-            self.trunk.set_submodule(cut, nn.Identity())
-        self._wiring = {label: _wiring(section) for label, section in heads.items()}
+            cut_module(self.trunk, cut, "trunk.cut")
+        self._inputs = {label: _read_head_input(section) for label, section in heads.items()}
         self._taken: dict[str, Tensor] = {}
-        for label, one in self._wiring.items():
+        for label, one in self._inputs.items():
             if one.layer is not None:
-                _check_layer(self.trunk, one.layer, f"heads.{label}.from")
-        for layer in sorted({one.layer for one in self._wiring.values() if one.layer is not None}):
-            self.trunk.get_submodule(layer).register_forward_hook(Tap(layer, self._taken))
-        shapes = self._shapes(input_shape)
+                check_layer(self.trunk, one.layer, f"heads.{label}.from")
+        for layer in sorted({one.layer for one in self._inputs.values() if one.layer is not None}):
+            self.trunk.get_submodule(layer).register_forward_hook(OutputTap(layer, self._taken))
+        shapes = self._measure_shapes(input_shape)
         self.heads = nn.ModuleDict()
         for label, section in heads.items():
             own = part_parameters(HeadSection, section)
@@ -107,58 +105,64 @@ class TrunkHeads(nn.Module):
             self.heads[label] = make_model(own, f"MODEL.heads.{label}", facts)
 
     def forward(self, batch: Any) -> dict[str, Any]:
-        """Return label -> output of each head; the trunk runs once for each entry of the input that
-        a head asks for."""
+        """Return label -> output of each head; the trunk runs once per requested entry of the
+        input."""
         outputs: dict[str, Any] = {}
-        for key in dict.fromkeys(one.input for one in self._wiring.values()):
-            labels = [label for label, one in self._wiring.items() if one.input == key]
-            features = self._features(entry(batch, key, f"MODEL.heads.{labels[0]}.input"), labels)
+        for key in dict.fromkeys(one.input for one in self._inputs.values()):
+            labels = [label for label, one in self._inputs.items() if one.input == key]
+            features = self._compute_features(
+                entry(batch, key, f"MODEL.heads.{labels[0]}.input"), labels
+            )
             outputs |= {label: self.heads[label](features[label]) for label in labels}
-        return {label: outputs[label] for label in self._wiring}
+        return {label: outputs[label] for label in self._inputs}
 
-    def _features(self, value: Any, labels: Sequence[str]) -> dict[str, Tensor]:
-        """Return what each of some heads gets of one input."""
+    def _compute_features(self, value: Any, labels: Sequence[str]) -> dict[str, Tensor]:
+        """Return the inputs of some heads for one input of the trunk."""
         if isinstance(value, Mapping):
             raise ValueError(  # noqa: TRY004 - the config is at fault
-                f"the input has entries {', '.join(map(str, value))}; say with MODEL.heads.{labels[0]}.input which one "
-                "goes through the trunk"
+                f"the input has entries {', '.join(map(str, value))}; set "
+                f"MODEL.heads.{labels[0]}.input to the entry for the trunk"
             )
         try:
             last = self.trunk(value)
-            return {label: _fed(self._wiring[label], last, self._taken) for label in labels}
+            return {
+                label: _select_input(self._inputs[label], last, self._taken) for label in labels
+            }
         finally:
+            # Outputs hold the graph of the step; keeping them would keep its memory.
             self._taken.clear()
 
-    def _shapes(self, input_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Return the shape of what each head gets of one sample, found by a pass of zeros through
+    def _measure_shapes(self, input_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of one sample of the input of each head, from a pass of zeros through
         the trunk."""
         was = self.trunk.training
         self.trunk.eval()
         try:
             with torch.no_grad():
-                features = self._features(torch.zeros(2, *input_shape), list(self._wiring))
+                features = self._compute_features(torch.zeros(2, *input_shape), list(self._inputs))
         except (RuntimeError, IndexError, TypeError, KeyError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise
             raise ValueError(
-                f"the trunk, after trunk.cut, does not take images of shape {tuple(input_shape)}: {error}"
+                f"the trunk, after trunk.cut, rejects samples of shape {tuple(input_shape)}: {error}"
             ) from error
         self.trunk.train(was)
         return {label: tuple(one.shape[1:]) for label, one in features.items()}
 
 
-def _wiring(section: Mapping[str, Any]) -> Wiring:
-    return Wiring(
+def _read_head_input(section: Mapping[str, Any]) -> HeadInput:
+    return HeadInput(
         section.get("from"), section.get("input"), section.get("pool"), section.get("detach", False)
     )
 
 
-def _fed(wiring: Wiring, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
+def _select_input(wiring: HeadInput, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
     value = last if wiring.layer is None else taken[wiring.layer]
     if not isinstance(value, Tensor):
         what = "the trunk" if wiring.layer is None else f"its module {wiring.layer}"
         raise TypeError(
-            f"{what} gives a {type(value).__name__}, and a head takes a tensor; choose another by `from`"
+            f"{what} returns a {type(value).__name__}, and a head takes a tensor; choose another "
+            "module with `from`"
         )
     if wiring.detach:
         value = value.detach()
@@ -167,10 +171,17 @@ def _fed(wiring: Wiring, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
     return functional.adaptive_avg_pool2d(value, wiring.pool)
 
 
-def _check_layer(trunk: nn.Module, layer: str, where: str) -> None:
+def check_layer(trunk: nn.Module, layer: str, where: str) -> None:
+    """Raise ValueError unless the trunk has a module of this name."""
     names = [name for name, _ in trunk.named_modules() if name]
     if layer not in names:
-        near = did_you_mean(layer, names)
+        near = did_you_mean(layer, names) or "."
         raise ValueError(
-            f"{where} = {layer!r}: the trunk has no module of this name{near or '.'} It has: {names}"
+            f"{where} = {layer!r}: the trunk has no module of this name{near} It has: {names}"
         )
+
+
+def cut_module(trunk: nn.Module, layer: str, where: str) -> None:
+    """Replace a module of the trunk by an identity."""
+    check_layer(trunk, layer, where)
+    trunk.set_submodule(layer, nn.Identity())

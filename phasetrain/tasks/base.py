@@ -74,7 +74,7 @@ class Task(Passes, TaskState, Predictor):
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
         if phase.is_train and parts.holds is not None:
-            parts.holds.begin(phase.stage)
+            parts.holds.begin_stage(phase.stage)
         if phase.weights:
             average = parts.averages[phase.weights]
             refresh_batch_norm(average, phase, parts.loaders[TRAIN], self._world, self.run_forward)
@@ -98,7 +98,7 @@ class Task(Passes, TaskState, Predictor):
         """Set the scheduled options of the optimizers, and the weights that are frozen."""
         held = None
         if self.parts.holds is not None:
-            held = self.parts.holds.at(at.updates, at.stage)
+            held = self.parts.holds.frozen_tensors(at.updates, at.stage)
         for updater in self.updaters.values():
             updater.schedule(at.where, at.stage, at.within)
             if held is not None:

@@ -11,8 +11,8 @@ from phasetrain.distributed.dtensors import full_tensor
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import SoftTargets
-from phasetrain.models.sources import sources_of
-from phasetrain.models.weights import start_from
+from phasetrain.models.sources import parse_sources
+from phasetrain.models.weights import load_pretrained
 from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
@@ -94,7 +94,7 @@ class Distillation(Supervised):
             raise ConfigError(f"TASK.soft_share = {soft_share}: expected a share in [0, 1]")
         self.soft_share = soft_share
         self.soft = SoftTargets(temperature)
-        sources = sources_of(teacher.get("weights"), f"{TEACHER}.weights")
+        sources = parse_sources(teacher.get("weights"), f"{TEACHER}.weights")
         if not sources:
             raise ConfigError(
                 f"{TEACHER}.weights: a teacher has to have learned; set it to a file, a run or a "
@@ -105,7 +105,7 @@ class Distillation(Supervised):
             model = make_model(
                 {key: one for key, one in teacher.items() if key != "weights"}, TEACHER
             )
-            start_from(model, sources, parts.world)
+            load_pretrained(model, sources, parts.world)
             self.teacher = Teacher(model.to(parts.machine.device))
 
     def forward(self, batch: Batch) -> StepOutput:

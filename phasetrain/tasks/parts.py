@@ -12,7 +12,7 @@ from phasetrain.distributed import Strategy, World
 from phasetrain.engine.batch import Batch, StepOutput, entry
 from phasetrain.engine.plan import Phase
 from phasetrain.meters import Meter
-from phasetrain.models.freeze import Holds
+from phasetrain.models.freeze import FreezeSchedule
 from phasetrain.optim import NonFinite, Updater
 from phasetrain.optim.averaging.averages import Average
 from phasetrain.runtime.machine import Machine
@@ -97,7 +97,7 @@ class Parts:
     losses: Sequence[nn.Module] = ()
     weights: Mapping[str, Any] | None = None
     batch_transforms: Sequence[PairPipeline] = ()
-    holds: Holds | None = None
+    holds: FreezeSchedule | None = None
     averages: Mapping[str, Average] = field(default_factory=dict)
     other_updaters: Mapping[str, Updater] = field(default_factory=dict)
     known_facts: Mapping[str, Any] = field(default_factory=dict)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from phasetrain.data import Reader
-from phasetrain.data.loading.per_stage import StagedReader
+from phasetrain.data import SampleReader
+from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.data.transforms import MultiCrop, MultiCropOfSamples
 from phasetrain.distributed import Ordered
 from phasetrain.engine.batch import Batch, StepOutput, mapped
@@ -228,7 +228,7 @@ class SelfSupervised(Task):
         for split, loader in self.parts.loaders.items():
             for reader in (
                 loader.reader.readers
-                if isinstance(loader.reader, StagedReader)
+                if isinstance(loader.reader, PerStageReader)
                 else (loader.reader,)
             ):
                 _check_views(split, reader, 1 if self._momentum is None else self._teacher_views)
@@ -252,7 +252,7 @@ def spread(embeddings: Tensor) -> Tensor:
     return embeddings.new_full((), float("nan"))
 
 
-def _check_views(split: str, reader: Reader, teacher_views: int) -> None:
+def _check_views(split: str, reader: SampleReader, teacher_views: int) -> None:
     """Reject a split that makes one view of a sample; with custom code the first batch shows it."""
     transforms = reader.pipeline.transforms
     last = transforms[-1] if transforms else None

@@ -10,7 +10,7 @@ from raising import raises
 from phasetrain.checkpoint import Checkpointer, Facts
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.models.sources import Source, read
+from phasetrain.models.sources import WeightSource, read_source
 from phasetrain.runtime.storage import Storage
 
 
@@ -25,7 +25,7 @@ def save(folder: Path, step: int, monitor: str | None = "test/accuracy", **facts
 
 
 def weight(path: str | Path, **options: Any) -> float:
-    content = read(Source(str(path), **options))
+    content = read_source(WeightSource(str(path), **options))
     assert (content.format, list(content.tensors)) == ("phasetrain", ["layer.weight"])
     return float(content.tensors["layer.weight"][0])
 
@@ -45,7 +45,7 @@ def test_what_is_damaged_is_passed_over_or_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     assert weight(tmp_path) == 1.0
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(path.parent)))
+        read_source(WeightSource(str(path.parent)))
 
 
 def test_weights_that_are_no_numbers_are_passed_over(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_weights_that_are_no_numbers_are_passed_over(tmp_path: Path) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(tmp_path), which="ema"))
+        read_source(WeightSource(str(tmp_path), which="ema"))
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(tmp_path), checkpoint="best"))
+        read_source(WeightSource(str(tmp_path), checkpoint="best"))
     save(tmp_path / "plain", 1, monitor=None)
     for where, told in (
         ("MODEL.weights", "MODEL.weights.checkpoint='latest'"),
@@ -70,7 +70,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
             ConfigError,
             match=rf"^{path}'.*plain': .* had no CHECKPOINT.best.monitor; take {told}, or",
         ):
-            read(Source(str(tmp_path / "plain"), checkpoint="best", where=where))
+            read_source(WeightSource(str(tmp_path / "plain"), checkpoint="best", where=where))
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(tmp_path / "empty")))
+        read_source(WeightSource(str(tmp_path / "empty")))

@@ -18,8 +18,8 @@ from phasetrain.distributed import World
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.models import SmallCNN
-from phasetrain.models.sources import sources_of
-from phasetrain.models.weights import start_from
+from phasetrain.models.sources import parse_sources
+from phasetrain.models.weights import load_pretrained
 from phasetrain.runtime.storage import Storage
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def scores(state: dict[str, Tensor] | None = None, weights: Any = None) -> Tenso
     if state is not None:
         model.load_state_dict(state)
     else:
-        start_from(model, sources_of(weights), World())
+        load_pretrained(model, parse_sources(weights), World())
     with torch.no_grad():
         found: Tensor = model.eval()(BATCH)
     return found
@@ -146,7 +146,7 @@ def test_tied_weights_are_written_once_and_tied_again(tmp_path: Path) -> None:
     assert export(str(tmp_path), str(tmp_path / "a.safetensors")) == 2
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert list(file.keys()) == ["embed.weight"]
-    start_from(model, sources_of(str(tmp_path / "a.safetensors")), World())
+    load_pretrained(model, parse_sources(str(tmp_path / "a.safetensors")), World())
     assert torch.equal(model.head.weight, trained.head.weight)
 
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from raising import raises
 
-from phasetrain.data.bad_samples import BadSamples, SampleError, Unreadable, named
+from phasetrain.data.bad_samples import BadSamples, SampleError, Unreadable, format_samples
 
 
 def test_each_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -17,8 +17,8 @@ def test_each_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
         bad.add("train", [])
         bad.add("train", [(2, "ValueError: x"), (7, "OSError: again")])
     assert [record.getMessage() for record in caplog.records] == [
-        "DATA.TRAIN: sample 7 cannot be read (OSError: unreadable); another one takes its place",
-        "DATA.TRAIN: sample 2 cannot be read (ValueError: x); another one takes its place",
+        "DATA.TRAIN: sample 7 cannot be read (OSError: unreadable); it is replaced by another one",
+        "DATA.TRAIN: sample 2 cannot be read (ValueError: x); it is replaced by another one",
     ]
     assert len(bad) == 2
 
@@ -26,7 +26,7 @@ def test_each_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_was_done_stands_in_the_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="phasetrain"):
         BadSamples("drop", 3).add("valid", [(7, "OSError: x")])
-    assert caplog.messages == ["DATA.VALID: sample 7 cannot be read (OSError: x); it is left out"]
+    assert caplog.messages == ["DATA.VALID: sample 7 cannot be read (OSError: x); it is skipped"]
 
 
 def test_more_than_the_budget_end_the_run() -> None:
@@ -34,10 +34,9 @@ def test_more_than_the_budget_end_the_run() -> None:
     bad.add("train", [(9, "a"), (1, "b"), (9, "a")])
     with pytest.raises(SampleError) as caught:
         bad.add("train", [(5, "c"), (1, "b"), (4, "d")])
-    assert str(caught.value) == (
-        "DATA.TRAIN.bad_sample_budget = 2: 4 different samples cannot be read, the last of them 1 (b), 5 (c), 4 (d); "
-        "mend the data, or raise the budget"
-    )
+    assert caught.value.code == "data.bad_sample_budget"
+    assert caught.value.key == "DATA.TRAIN.bad_sample_budget"
+    assert "1 (b), 5 (c), 4 (d)" in str(caught.value)
     assert caught.value.exit_code == 1
     assert bad.state_dict() == {"samples": [[1, "b"], [9, "a"]]}  # the batch was not used
 
@@ -92,11 +91,11 @@ def test_the_order_in_which_they_were_met_does_not_matter() -> None:
     ],
 )
 def test_a_reason_is_one_line_that_is_equal_in_all_processes(error: Exception, reason: str) -> None:
-    assert Unreadable.by(error).reason == reason
+    assert Unreadable.from_error(error).reason == reason
 
 
 def test_names_with_reasons() -> None:
-    assert named([(7, "a"), (3, "b")]) == "7 (a), 3 (b)"
+    assert format_samples([(7, "a"), (3, "b")]) == "7 (a), 3 (b)"
 
 
 def test_the_error_travels_from_workers() -> None:

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phasetrain.data.datasets import DATASETS, digits, synthetic
-from phasetrain.data.mixture import Mixed, Proportional, mixed, proportional, shares_of, turns_of
-from phasetrain.data.samplers.source import Source
+from phasetrain.data.datasets import DATASETS, load_digits, make_synthetic
+from phasetrain.data.mixture import (
+    MixedDataset,
+    ProportionalOrder,
+    make_mixed,
+    make_proportional,
+    round_shares,
+    schedule_turns,
+)
+from phasetrain.data.samplers.source import SampleSource
 from phasetrain.errors import ConfigError
 from phasetrain.testing.build import build_run
 
@@ -25,12 +32,12 @@ class Faulty:
 
 class TestMixed:
     def test_indices_count_through_the_sources(self) -> None:
-        data = Mixed({"a": ["a0", "a1"], "b": ["b0"], "c": ["c0", "c1"]})
+        data = MixedDataset({"a": ["a0", "a1"], "b": ["b0"], "c": ["c0", "c1"]})
         assert (len(data), [data[index] for index in range(5)]) == (
             5,
             ["a0", "a1", "b0", "c0", "c1"],
         )
-        assert [data.place(index) for index in range(5)] == [
+        assert [data.locate(index) for index in range(5)] == [
             ("a", 0),
             ("a", 1),
             ("b", 0),
@@ -42,50 +49,47 @@ class TestMixed:
 
     def test_a_sample_that_cannot_be_read_is_named_by_its_source(self) -> None:
         with pytest.raises(ValueError, match=r"^sample 1 of 'bad': OSError: gone$"):
-            Mixed({"good": [1, 2], "bad": Faulty()})[3]
+            MixedDataset({"good": [1, 2], "bad": Faulty()})[3]
 
     def test_labels_facts_and_fingerprint(self) -> None:
-        train, test = digits("train"), digits("test")
-        data = Mixed({"a": train, "b": test})
+        train, test = load_digits("train"), load_digits("test")
+        data = MixedDataset({"a": train, "b": test})
         assert data.labels().tolist() == [*train.targets.tolist(), *test.targets.tolist()]
         assert data.facts() == train.facts()
-        assert data.fingerprint() != Mixed({"b": train, "a": test}).fingerprint()
-        assert Mixed({"a": train, "b": [1, 2]}).facts() == {}
+        assert data.fingerprint() != MixedDataset({"b": train, "a": test}).fingerprint()
+        assert MixedDataset({"a": train, "b": [1, 2]}).facts() == {}
 
     def test_facts_in_which_sources_differ_are_left_out_but_for_classes(self) -> None:
-        one = synthetic(input_shape=[4], classes=3)
+        one = make_synthetic(input_shape=[4], classes=3)
         assert (
             "input_shape"
-            not in Mixed({"a": one, "b": synthetic(input_shape=[5], classes=3)}).facts()
+            not in MixedDataset({"a": one, "b": make_synthetic(input_shape=[5], classes=3)}).facts()
         )
         with pytest.raises(
             ValueError,
-            match=r"^classes of 'b' are 4, and those of 'a' are 3; mixed data sets number",
+            match=r"^classes of 'b' are 4, and 3 in 'a'",
         ):
-            Mixed({"a": one, "b": synthetic(input_shape=[4], classes=4)}).facts()
+            MixedDataset({"a": one, "b": make_synthetic(input_shape=[4], classes=4)}).facts()
 
     def test_what_does_not_tell_its_labels_is_named(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"^the data set 'b' \(list\) does not tell the class of each sample$"
-        ):
-            Mixed({"a": digits(), "b": [1]}).labels()
+        with pytest.raises(TypeError, match=r"'b' \(list\)"):
+            MixedDataset({"a": load_digits(), "b": [1]}).labels()
 
     def test_by_name(self) -> None:
         sections = {"a": {"dataset": "digits"}, "b": {"dataset": "digits", "split": "test"}}
-        assert mixed(sections, split="train").source_lengths == {"a": 1442, "b": 355}
+        assert make_mixed(sections, split="train").source_lengths == {"a": 1442, "b": 355}
 
     @pytest.mark.parametrize(
         ("sections", "message"),
         [
-            ({}, "DATA.* (data set 'mixed'): datasets = {}: expected at least one data set to mix"),
+            ({}, "DATA.* (dataset 'mixed'): datasets = {}: expected at least one"),
             (
                 {"a": {"split": "test"}},
-                "DATA.* (data set 'mixed'): datasets.a: expected a mapping with `dataset` and its parameters, not "
-                "{'split': 'test'}",
+                "DATA.* (dataset 'mixed'): datasets.a = {'split': 'test'}: expected a mapping",
             ),
             (
                 {"a": {"dataset": "digit"}},
-                "DATA.* (data set 'mixed'): datasets.a.name = 'digit': no data set has this name",
+                "DATA.* (dataset 'mixed'): datasets.a.name = 'digit': no dataset has this name",
             ),
         ],
     )
@@ -103,18 +107,18 @@ MIXED_DIGITS = "{dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: %
     [
         (
             [f"DATA.TEST={MIXED_DIGITS % 'synthetic, input_shape: [1, 8, 8], classes: 3'}"],
-            "DATA.TEST: classes of 'b' are 3, and those of 'a' are 10; mixed data sets number the same classes",
+            "DATA.TEST: classes of 'b' are 3, and 10 in 'a'",
         ),
         (
             [f"DATA.TEST={MIXED_DIGITS % 'digit'}"],
-            "DATA.TEST (data set 'mixed'): datasets.b.name = 'digit': no data set has this name; did you mean 'digits'",
+            "DATA.TEST (dataset 'mixed'): datasets.b.name = 'digit': no dataset has this name; did you mean 'digits'",
         ),
         (
             [
                 f"DATA.TRAIN={MIXED_DIGITS % 'digits'}",
                 "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}",
             ],
-            "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c: no data set has this label; known: a, b",
+            "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c: no dataset has this label; known: a, b",
         ),
     ],
 )
@@ -137,7 +141,7 @@ class TestShares:
         ],
     )
     def test_whole_numbers(self, proportions: dict[str, float], shares: list[int]) -> None:
-        assert shares_of(proportions) == shares
+        assert round_shares(proportions) == shares
 
     @pytest.mark.parametrize(
         ("proportions", "message"),
@@ -148,18 +152,18 @@ class TestShares:
             ({"a": float("inf")}, "proportions.a = inf"),
             ({"a": "much"}, "proportions.a = 'much'"),
             ({"a": True}, "proportions.a = True"),
-            ({"a": 1e-6, "b": 1}, "proportions.a = 1e-06: less than 1/10000 of all"),
+            ({"a": 1e-6, "b": 1}, "proportions.a = 1e-06: less than 1/10000"),
         ],
     )
     def test_what_is_no_share(self, proportions: Any, message: str) -> None:
         with pytest.raises(ValueError) as caught:
-            shares_of(proportions)
+            round_shares(proportions)
         assert message in str(caught.value)
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=7))
 def test_turns_are_near_their_shares_at_every_place(shares: list[int]) -> None:
-    turns, period = turns_of(shares), sum(shares)
+    turns, period = schedule_turns(shares), sum(shares)
     assert np.bincount(turns, minlength=len(shares)).tolist() == shares
     had = np.cumsum(turns[:, None] == np.arange(len(shares)), axis=0)
     due = np.arange(1, period + 1)[:, None] * np.array(shares) / period
@@ -167,16 +171,16 @@ def test_turns_are_near_their_shares_at_every_place(shares: list[int]) -> None:
 
 
 def test_literal_turns() -> None:
-    assert turns_of([7, 3]).tolist() == [0, 1, 0, 0, 0, 1, 0, 0, 1, 0]
-    assert turns_of([1]).tolist() == [0]
+    assert schedule_turns([7, 3]).tolist() == [0, 1, 0, 0, 0, 1, 0, 0, 1, 0]
+    assert schedule_turns([1]).tolist() == [0]
 
 
 class TestProportional:
-    SOURCE = Source(Mixed({"a": range(70), "b": range(20), "c": range(10)}))
+    SOURCE = SampleSource(MixedDataset({"a": range(70), "b": range(20), "c": range(10)}))
     LABEL = np.repeat([0, 1, 2], [70, 20, 10])
 
     def order(self, **proportions: float) -> Any:
-        return proportional(self.SOURCE, proportions, samples=1000)
+        return make_proportional(self.SOURCE, proportions, samples=1000)
 
     @pytest.mark.parametrize("width", [7, 10, 64, 500])
     def test_every_window_has_its_shares_to_within_two_samples(self, width: int) -> None:
@@ -202,7 +206,7 @@ class TestProportional:
         assert (np.bincount(self.LABEL[one])[0], np.bincount(self.LABEL[other])[0]) == (900, 100)
 
     def test_a_far_place_is_reached_at_once(self) -> None:
-        order = Proportional([(0, 10**9), (10**9, 3)], turns_of([9, 1]), 10**12)
+        order = ProportionalOrder([(0, 10**9), (10**9, 3)], schedule_turns([9, 1]), 10**12)
         found = order(10**9 + 3, 0)[10**11 : 10**11 + 1000]
         assert (found >= 10**9).sum() == 100
         assert len(set(found[found < 10**9].tolist())) == 900
@@ -214,25 +218,25 @@ class TestProportional:
                 SOURCE,
                 {"a": 1, "d": 1},
                 ValueError,
-                "proportions.d: no data set has this label; known: a, b, c",
+                "proportions.d: no dataset has this label; known: a, b, c",
             ),
             (
-                Source(range(5)),
+                SampleSource(range(5)),
                 {"a": 1},
                 ValueError,
-                "it draws from the sources of a data set that has some",
+                "the sampler needs a dataset with sources",
             ),
             (
-                Source(SOURCE.dataset, np.arange(3)),
+                SampleSource(SOURCE.dataset, np.arange(3)),
                 {"a": 1},
                 ValueError,
-                "as a whole, without `subset`",
+                "without `subset`",
             ),
         ],
     )
     def test_what_cannot_be_drawn_from(
-        self, source: Source, proportions: Any, kind: type, message: str
+        self, source: SampleSource, proportions: Any, kind: type, message: str
     ) -> None:
         with pytest.raises(kind) as caught:
-            proportional(source, proportions)
+            make_proportional(source, proportions)
         assert message in str(caught.value)

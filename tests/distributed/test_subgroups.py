@@ -9,7 +9,7 @@ from torch import nn
 from phasetrain.distributed import World
 from phasetrain.distributed.subgroups import partition, subgroup
 from phasetrain.errors import ConfigError
-from phasetrain.models.prepare import synchronized
+from phasetrain.models.prepare import convert_sync_batchnorm
 
 WHERE = "DISTRIBUTED.sync_batch_norm"
 
@@ -37,7 +37,7 @@ def test_batch_norms_get_the_group_of_their_process() -> None:
         found = []
         for over in ("node", 2):
             group = subgroup(world, partition(world, over, WHERE))
-            norm = synchronized(nn.Sequential(nn.BatchNorm1d(2)), group)[0]
+            norm = convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), group)[0]
             assert isinstance(norm, nn.SyncBatchNorm)
             found.append(dist.get_process_group_ranks(norm.process_group))
         return found

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.models import MODELS, SmallCNN
 
 SECONDS = 0.03
@@ -45,7 +45,7 @@ class SlowDigits:
     """Digits, each of which takes a while to be read."""
 
     def __init__(self, split: str, seconds: float = 0.001) -> None:
-        self.inner, self.seconds = digits(split=split), seconds  # type: ignore[arg-type]
+        self.inner, self.seconds = load_digits(split=split), seconds  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.inner)

@@ -16,7 +16,7 @@ from typing import Any
 from faulty import limit_files
 
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import HOOKS, Hook, Run
 
@@ -136,7 +136,7 @@ class Troubled:
     """Digits, one by one, of which one may be fatal."""
 
     def __init__(self, split: str) -> None:
-        self.inner = digits(split=split)
+        self.inner = load_digits(split=split)
         what, number = trouble()
         if what == "signal":
             os.kill(os.getpid(), number)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
@@ -128,7 +128,7 @@ class Uneven:
     """
 
     def __init__(self, split: str) -> None:
-        self.inner, (self.what, self.number) = digits(split=split), trouble()
+        self.inner, (self.what, self.number) = load_digits(split=split), trouble()
         if self.what == "refuse":
             raise ConfigError("DATA.TRAIN: the files are not here")
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler, default_collate
 
-from phasetrain.data.datasets import digits
+from phasetrain.data.datasets import load_digits
 
 
 class Named:
     """Digits as mappings, with lengths."""
 
     def __init__(self, split: str = "train") -> None:
-        self.samples = digits("train" if split == "train" else "test")
+        self.samples = load_digits("train" if split == "train" else "test")
 
     def __len__(self) -> int:
         return len(self.samples)

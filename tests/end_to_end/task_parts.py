@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets import IGNORED, TensorSamples
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.engine.batch import Batch
 from phasetrain.models import MODELS, Transformer
 from phasetrain.tasks import TASKS, LanguageModel
@@ -46,7 +46,7 @@ class Marked:
     """Digits with two targets: the digit, and whether it is odd."""
 
     def __init__(self, split: str = "train") -> None:
-        self.inner = digits(split)
+        self.inner = load_digits(split)
 
     def __len__(self) -> int:
         return len(self.inner)

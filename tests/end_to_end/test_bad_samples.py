@@ -109,7 +109,7 @@ def test_all_four_kinds_of_bad_samples_are_reported_once(unbroken: Path) -> None
     assert text.count("DATA.TRAIN: sample ") == 4
     assert text.count("DATA.TEST: sample ") == 2
     assert (
-        "DATA.TEST: sample 1 cannot be read (OSError: digit 1 is gone, 0x...); it is left out"
+        "DATA.TEST: sample 1 cannot be read (OSError: digit 1 is gone, 0x...); it is skipped"
         in text
     )
 
@@ -216,10 +216,10 @@ class TestBudget:
         )
         error = capsys.readouterr().err
         assert (
-            "DATA.TRAIN.bad_sample_budget = 3: 4 different samples cannot be read, the last of them "
+            "DATA.TRAIN.bad_sample_budget = 3: 4 distinct samples cannot be read, the last ones "
             in error
         )
-        assert "; mend the data, or raise the budget" in error
+        assert "; fix the data, or raise the budget" in error
         status = json.loads((tmp_path / "status.json").read_text("utf-8"))
         assert (status["state"], status["exit_code"]) == ("failed", 1)
 
@@ -233,10 +233,10 @@ class TestBudget:
         with pytest.raises(SampleError) as resumed:
             train(tmp_path / "killed", *words, "DATA.TRAIN.bad_sample_budget=3")
         assert str(resumed.value).startswith(
-            "DATA.TRAIN.bad_sample_budget = 3: 4 different samples cannot be read"
+            "DATA.TRAIN.bad_sample_budget = 3: 4 distinct samples cannot be read"
         )
         assert str(unbroken.value).startswith(
-            "DATA.TRAIN.bad_sample_budget = 3: 4 different samples cannot be read"
+            "DATA.TRAIN.bad_sample_budget = 3: 4 distinct samples cannot be read"
         )
 
     def test_run_over_its_budget_resumes_with_a_larger_one(self, tmp_path: Path) -> None:

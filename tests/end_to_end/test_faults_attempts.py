@@ -13,7 +13,7 @@ from faulty import ONE, Fault, Starter
 from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, records, train
 
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError
@@ -43,7 +43,7 @@ class Picked:
     """Digits at some indices, in some order."""
 
     def __init__(self, indices: list[int]) -> None:
-        self.inner, self.indices = digits(split="train"), indices
+        self.inner, self.indices = load_digits(split="train"), indices
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -13,7 +13,7 @@ STALLING = """
 import os, time
 from pathlib import Path
 from phasetrain.data import DATASETS
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 
 
 class Stalling:
@@ -38,7 +38,7 @@ class Stalling:
 
 @DATASETS.register("stalling")
 def stalling(split: str):
-    return Stalling(digits(split=split))
+    return Stalling(load_digits(split=split))
 """
 
 

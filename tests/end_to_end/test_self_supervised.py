@@ -11,7 +11,7 @@ from processes import Launcher
 from self_supervised_parts import ROWS
 
 from phasetrain.commands.api import run
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import build_run
@@ -146,7 +146,7 @@ def test_half_precision_resumes_exactly() -> None:
 def nearest_accuracy(trunk: torch.nn.Module) -> float:
     """Return the share of test digits whose five nearest training digits, by the angle of features,
     vote rightly."""
-    train, test = digits("train"), digits("test")
+    train, test = load_digits("train"), load_digits("test")
     with torch.no_grad():
         known, asked = (
             torch.nn.functional.normalize(trunk.eval()(one.inputs), dim=1) for one in (train, test)

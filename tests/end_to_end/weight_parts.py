@@ -6,15 +6,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from phasetrain.hooks import HOOKS, Hook, Run
-from phasetrain.models.sources import FORMATS, Content, Source, read
+from phasetrain.models.sources import FORMATS, SourceContent, WeightSource, read_source
 from phasetrain.runtime.storage import Storage
 
 
 @FORMATS.register("on_main")
-def read_on_main(source: Source, storage: Storage) -> Content:
+def read_on_main(source: WeightSource, storage: Storage) -> SourceContent:
     """Return what is in a file, which other machines than that of the main process do not have."""
     assert os.environ["RANK"] == "0"
-    return read(Source(source.path))
+    return read_source(WeightSource(source.path))
 
 
 @HOOKS.register("note_weights")

@@ -29,7 +29,7 @@ def test_a_mistyped_model_gets_the_near_miss():
 def test_sizes_and_dropout():
     check_sizes(classes=1)
     check_dropout(0.5)
-    with pytest.raises(ValueError, match="width = 0: expected a whole number"):
+    with pytest.raises(ValueError, match="width = 0: expected an integer"):
         check_sizes(classes=1, width=0)
     with pytest.raises(ValueError, match=r"dropout = 1.0: expected a probability in \[0, 1\)"):
         check_dropout(1.0)

@@ -6,7 +6,14 @@ from raising import raises
 from torch import nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.models.freeze import NOTHING, Frozen, Holds, freeze, frozen_names, of_all
+from phasetrain.models.freeze import (
+    NOTHING,
+    FreezeSchedule,
+    FrozenNames,
+    disable_gradients,
+    intersect_frozen,
+    match_frozen,
+)
 
 
 def net() -> nn.ModuleDict:
@@ -20,7 +27,7 @@ def tensors(made: nn.Module) -> dict[int, torch.Tensor]:
 
 class TestNames:
     def test_a_module_with_all_that_is_inside(self) -> None:
-        found = frozen_names(net(), ["trunk"])
+        found = match_frozen(net(), ["trunk"])
         assert sorted(found.parameters) == [
             "trunk.0.bias",
             "trunk.0.weight",
@@ -29,17 +36,17 @@ class TestNames:
         ]
         assert sorted(found.modules) == ["trunk", "trunk.0", "trunk.1", "trunk.2"]
         assert found.outermost == ["trunk"]
-        assert found == frozen_names(net(), ["trunk.*"])
+        assert found == match_frozen(net(), ["trunk.*"])
 
     def test_a_parameter_leaves_its_module_in_training_mode(self) -> None:
-        assert frozen_names(net(), ["*.0.weight"]) == Frozen(
+        assert match_frozen(net(), ["*.0.weight"]) == FrozenNames(
             frozenset({"trunk.0.weight"}), frozenset()
         )
 
     def test_a_module_whose_parameters_are_all_named_is_frozen_as_a_whole(self) -> None:
-        found = frozen_names(net(), ["trunk.1.weight", "trunk.1.bias"])
+        found = match_frozen(net(), ["trunk.1.weight", "trunk.1.bias"])
         assert found.modules == {"trunk.1"}
-        assert frozen_names(net(), ["trunk.[01].*"]).modules == {
+        assert match_frozen(net(), ["trunk.[01].*"]).modules == {
             "trunk",
             "trunk.0",
             "trunk.1",
@@ -47,8 +54,8 @@ class TestNames:
         }
 
     def test_a_module_without_parameters_is_frozen_with_what_is_around_it_alone(self) -> None:
-        assert "trunk.2" in frozen_names(net(), ["trunk"]).modules
-        assert "trunk.2" not in frozen_names(net(), ["trunk.0", "trunk.1.weight"]).modules
+        assert "trunk.2" in match_frozen(net(), ["trunk"]).modules
+        assert "trunk.2" not in match_frozen(net(), ["trunk.0", "trunk.1.weight"]).modules
 
     @pytest.mark.parametrize(
         ("pattern", "problem"),
@@ -65,19 +72,19 @@ class TestNames:
         self, pattern: str, problem: dict[str, str]
     ) -> None:
         with raises(ConfigError, **problem):
-            frozen_names(net(), [pattern])
+            match_frozen(net(), [pattern])
 
     def test_of_stages_what_all_have(self) -> None:
-        one, other = frozen_names(net(), ["trunk"]), frozen_names(net(), ["trunk.0", "head"])
-        assert of_all([one, other]) == frozen_names(net(), ["trunk.0"])
-        assert of_all([one]) == one
-        assert of_all([one, NOTHING]) == NOTHING
-        assert of_all([]) == NOTHING
+        one, other = match_frozen(net(), ["trunk"]), match_frozen(net(), ["trunk.0", "head"])
+        assert intersect_frozen([one, other]) == match_frozen(net(), ["trunk.0"])
+        assert intersect_frozen([one]) == one
+        assert intersect_frozen([one, NOTHING]) == NOTHING
+        assert intersect_frozen([]) == NOTHING
 
 
 def test_frozen_parameters_require_no_gradient() -> None:
     made = net()
-    freeze(made, frozen_names(made, ["trunk.0", "*.bias"]))
+    disable_gradients(made, match_frozen(made, ["trunk.0", "*.bias"]))
     left = [name for name, one in made.named_parameters() if one.requires_grad]
     assert left == ["trunk.1.weight", "head.weight"]
 
@@ -85,60 +92,60 @@ def test_frozen_parameters_require_no_gradient() -> None:
 class TestHolds:
     def test_what_is_held_in_which_update(self) -> None:
         made = net()
-        until = [(frozen_names(made, ["trunk.0"]), 2), (frozen_names(made, ["trunk.1.weight"]), 4)]
-        holds = Holds(made, [NOTHING], until, tensors(made))
+        until = [(match_frozen(made, ["trunk.0"]), 2), (match_frozen(made, ["trunk.1.weight"]), 4)]
+        holds = FreezeSchedule(made, [NOTHING], until, tensors(made))
         names = {id(one): name for name, one in made.named_parameters()}
-        found = [sorted(names[id(one)] for one in holds.at(updates)) for updates in range(5)]
+        found = [
+            sorted(names[id(one)] for one in holds.frozen_tensors(updates)) for updates in range(5)
+        ]
         both = ["trunk.0.bias", "trunk.0.weight", "trunk.1.weight"]
         assert found == [both, both, ["trunk.1.weight"], ["trunk.1.weight"], []]
-        assert [names[id(one)] for one in holds.at(3)] == [
+        assert [names[id(one)] for one in holds.frozen_tensors(3)] == [
             "trunk.1.weight"
         ]  # asked again, as after a resume
 
     def test_modules_are_in_test_mode_while_they_are_held(self) -> None:
         made = net()
-        holds = Holds(made, [NOTHING], [(frozen_names(made, ["trunk"]), 2)], tensors(made))
+        holds = FreezeSchedule(made, [NOTHING], [(match_frozen(made, ["trunk"]), 2)], tensors(made))
         made.train()
-        holds.begin()
-        holds.at(1)
+        holds.begin_stage()
+        holds.frozen_tensors(1)
         assert [made["trunk"][1].training, made["head"].training] == [False, True]
-        holds.at(2)
+        holds.frozen_tensors(2)
         assert all(module.training for module in made.modules())
 
     def test_what_is_frozen_for_good_is_in_test_mode_from_the_beginning(self) -> None:
         made = net()
-        frozen = frozen_names(made, ["trunk"])
-        freeze(made, frozen)
-        holds = Holds(made, [frozen], (), tensors(made))
+        frozen = match_frozen(made, ["trunk"])
+        disable_gradients(made, frozen)
+        holds = FreezeSchedule(made, [frozen], (), tensors(made))
         made.train()
-        holds.begin()
+        holds.begin_stage()
         before = made["trunk"][1].running_mean.clone()
         made["trunk"](torch.randn(8, 3))
         assert torch.equal(made["trunk"][1].running_mean, before)
-        assert holds.at(0) == []
+        assert holds.frozen_tensors(0) == []
         made["trunk"].train()  # the control: batch norm in training mode would move
         made["trunk"](torch.randn(8, 3))
         assert not torch.equal(made["trunk"][1].running_mean, before)
 
     def test_each_stage_has_its_own(self) -> None:
         made = net()
-        stages = [frozen_names(made, ["trunk"]), NOTHING]
-        holds = Holds(made, stages, (), tensors(made))
+        stages = [match_frozen(made, ["trunk"]), NOTHING]
+        holds = FreezeSchedule(made, stages, (), tensors(made))
         made.train()
-        holds.begin(0)
-        assert len(holds.at(0, 0)) == 4
+        holds.begin_stage(0)
+        assert len(holds.frozen_tensors(0, 0)) == 4
         assert not made["trunk"].training
         made.train()
-        holds.begin(1)
-        assert holds.at(1, 1) == []
+        holds.begin_stage(1)
+        assert holds.frozen_tensors(1, 1) == []
         assert made["trunk"].training
-        assert len(holds.at(1, 0)) == 4
+        assert len(holds.frozen_tensors(1, 0)) == 4
 
     def test_updates_in_which_nothing_would_learn_are_refused(self) -> None:
         made = net()
-        with pytest.raises(
-            ConfigError, match=r"leaves nothing to train for the first 3 updates: all 6 trained"
-        ):
-            Holds(made, [NOTHING], [(frozen_names(made, ["*"]), 3)], tensors(made))
+        with pytest.raises(ConfigError, match=r"for the first 3 updates: all 6"):
+            FreezeSchedule(made, [NOTHING], [(match_frozen(made, ["*"]), 3)], tensors(made))
         with pytest.raises(ConfigError, match=r"^MODEL.freeze leaves nothing to train: all 6"):
-            Holds(made, [NOTHING, frozen_names(made, ["*"])], (), tensors(made))
+            FreezeSchedule(made, [NOTHING, match_frozen(made, ["*"])], (), tensors(made))

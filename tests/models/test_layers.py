@@ -4,7 +4,7 @@ from raising import raises
 from torch import Tensor, nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.models.layers import Layers, pooled
+from phasetrain.models.layers import LayerOutputs, pool_output
 
 
 class Net(nn.Module):
@@ -26,9 +26,9 @@ class Net(nn.Module):
 
 def test_outputs_are_taken_as_they_were_and_hooks_go_away() -> None:
     net, batch = Net(), torch.tensor([[-1.0, 2.0], [3.0, -4.0]])
-    with Layers(net, ["second", "first", "second"]) as layers:
+    with LayerOutputs(net, ["second", "first", "second"]) as layers:
         net(batch.clone())
-        found = layers.taken()
+        found = layers.pop_outputs()
         assert list(found) == ["second", "first"]
         assert found["first"].tolist() == [
             [-1, 2],
@@ -36,17 +36,17 @@ def test_outputs_are_taken_as_they_were_and_hooks_go_away() -> None:
         ]  # before the second layer changed it in place
         assert found["second"].tolist() == [[0, 2], [3, 0]]
         net(torch.zeros(1, 2))
-        assert len(layers.taken()["first"]) == 1
+        assert len(layers.pop_outputs()["first"]) == 1
     assert not any(module._forward_hooks for module in net.modules())
     net(batch)
     with raises(ConfigError, key="EXTRACT.layers"):
-        layers.taken()
+        layers.pop_outputs()
 
 
 def take(net: Net, name: str) -> None:
-    with Layers(net, [name]) as layers:
+    with LayerOutputs(net, [name]) as layers:
         net(torch.zeros(1, 2))
-        layers.taken()
+        layers.pop_outputs()
 
 
 def test_without_a_copy_the_layer_after_would_show() -> None:
@@ -89,17 +89,17 @@ def test_what_cannot_be_taken(name: str, problem: dict[str, str]) -> None:
     ],
 )
 def test_pools(shape: tuple[int, ...], pool: str, expected: tuple[int, ...]) -> None:
-    assert pooled(torch.zeros(shape), pool, "x").shape == expected  # type: ignore[arg-type]
+    assert pool_output(torch.zeros(shape), pool, "x").shape == expected  # type: ignore[arg-type]
 
 
 def test_pooled_values() -> None:
     images = torch.arange(8.0).view(1, 2, 2, 2)
-    assert pooled(images, "mean", "x").tolist() == [[1.5, 5.5]]
+    assert pool_output(images, "mean", "x").tolist() == [[1.5, 5.5]]
     tokens = torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])
-    assert pooled(tokens, "mean", "x").tolist() == [[2, 4]]
-    assert pooled(tokens, "first", "x").tolist() == [[1, 2]]
+    assert pool_output(tokens, "mean", "x").tolist() == [[2, 4]]
+    assert pool_output(tokens, "first", "x").tolist() == [[1, 2]]
     with pytest.raises(
         ConfigError,
-        match=r"x returns \(1, 2, 2, 2\), and EXTRACT.pool = 'first' takes the first of to",
+        match=r"x returns \(1, 2, 2, 2\), and EXTRACT.pool = 'first' ",
     ):
-        pooled(images, "first", "x")
+        pool_output(images, "first", "x")

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from phasetrain.errors import ConfigError
 from phasetrain.models import MLP, SmallCNN
 from phasetrain.models.prepare import (
-    Compiled,
+    CompiledModel,
     CompileSettings,
     check_compilable,
     checkpoint_activations,
-    synchronized,
+    convert_sync_batchnorm,
 )
 
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -176,7 +176,7 @@ class TestCheckpointing:
         with pytest.raises(ConfigError) as caught:
             checkpoint_activations(cnn(), ["head", "featurs"])
         assert str(caught.value).startswith(
-            "MACHINE.activation_checkpointing[1] = 'featurs': no module of the model has such a name or class; did you "
+            "MACHINE.activation_checkpointing[1] = 'featurs': it matches no name or class of a module; did you "
             "mean 'features'? Names: features, features.0, features.1,"
         )
         assert str(caught.value).endswith(
@@ -184,9 +184,7 @@ class TestCheckpointing:
         )
 
     def test_a_module_that_changes_its_input(self) -> None:
-        with pytest.raises(
-            ConfigError, match=r"chooses features\.2 \(ReLU\), which changes its input in place"
-        ):
+        with pytest.raises(ConfigError, match=r"features\.2 \(ReLU\)"):
             checkpoint_activations(cnn(), ["features.*"])
 
 
@@ -196,14 +194,14 @@ class TestSynchronized:
         model.get_submodule("features.1").requires_grad_(False)
         before = {name: (id(p), p.requires_grad) for name, p in model.named_parameters()}
         keys = list(model.state_dict())
-        found = synchronized(model)
+        found = convert_sync_batchnorm(model)
         assert {name: (id(p), p.requires_grad) for name, p in found.named_parameters()} == before
         assert list(found.state_dict()) == keys
         kinds = [type(module) for module in found.modules()]
         assert (kinds.count(nn.SyncBatchNorm), kinds.count(nn.BatchNorm2d)) == (3, 0)
 
     def test_a_single_process_computes_what_batch_norm_does(self) -> None:
-        plain, found = cnn(), synchronized(cnn())
+        plain, found = cnn(), convert_sync_batchnorm(cnn())
         assert equal(step(plain, plain)[0], step(found, found)[0])
 
 
@@ -211,7 +209,7 @@ class TestCompiled:
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
     def test_state_and_bits_are_those_of_the_network(self, backend: str) -> None:
         plain, network = cnn(), cnn()
-        compiled = Compiled(network, CompileSettings(backend, fullgraph=True))
+        compiled = CompiledModel(network, CompileSettings(backend, fullgraph=True))
         assert equal(step(plain, plain)[0], step(compiled, network)[0])
         assert list(network.state_dict()) == list(plain.state_dict())
         assert compiled.train(False).training is network.training is False
@@ -219,22 +217,20 @@ class TestCompiled:
     def test_with_activations_computed_again(self) -> None:
         plain, network = mlp(), mlp()
         checkpoint_activations(network, ["Linear", "Dropout"])
-        compiled = Compiled(network, CompileSettings("aot_eager", fullgraph=True))
+        compiled = CompiledModel(network, CompileSettings("aot_eager", fullgraph=True))
         for seed in (1, 2):
             assert equal(step(plain, plain, seed)[0], step(compiled, network, seed)[0])
 
     def test_many_shapes_are_refused_rather_than_left_uncompiled(self) -> None:
-        compiled = Compiled(mlp(), CompileSettings("eager"))
+        compiled = CompiledModel(mlp(), CompileSettings("eager"))
         for size in range(2, 10):
             compiled(IMAGES[:1].expand(size, 1, 8, 8))
-        with pytest.raises(
-            ConfigError, match=r"^MACHINE\.compile: the model has been compiled for 8 shapes"
-        ):
+        with pytest.raises(ConfigError, match=r"^MACHINE\.compile: .* 8 batch shapes"):
             compiled(IMAGES[:1].expand(10, 1, 8, 8))
 
     def test_several_runs_of_one_process_do_not_use_up_the_shapes(self) -> None:
         for size in range(2, 11):
-            assert Compiled(mlp(), CompileSettings("eager"))(
+            assert CompiledModel(mlp(), CompileSettings("eager"))(
                 IMAGES[:1].expand(size, 1, 8, 8)
             ).shape == (size, 10)
 
@@ -244,26 +240,24 @@ class TestCompiled:
                 torch._dynamo.graph_break()
                 return batch + 1
 
-        compiled = Compiled(Breaks(), CompileSettings("eager", fullgraph=True))
+        compiled = CompiledModel(Breaks(), CompileSettings("eager", fullgraph=True))
         with raises(ConfigError, key="MACHINE.compile"):
             compiled(IMAGES)
 
     def test_a_backend_that_is_none(self) -> None:
         with pytest.raises(ConfigError) as caught:
-            Compiled(mlp(), CompileSettings("inductr"))
+            CompiledModel(mlp(), CompileSettings("inductr"))
         assert str(caught.value).startswith(
-            "MACHINE.compile.backend = 'inductr': torch has no backend of this name; did you mean 'inductor'? Known:"
+            "MACHINE.compile.backend = 'inductr': torch has no such backend; did you mean 'inductor'? Known:"
         )
 
     @pytest.mark.parametrize("wrong", [{"mode": "quick"}, {"options": {"no_such_option": 1}}])
     def test_modes_and_options_that_there_are_not(self, wrong: dict[str, Any]) -> None:
         with raises(ConfigError, key="MACHINE.compile"):
-            Compiled(mlp(), CompileSettings(**wrong))
+            CompiledModel(mlp(), CompileSettings(**wrong))
 
     def test_running_statistics_are_not_computed_again_in_a_compiled_graph(self) -> None:
-        with pytest.raises(
-            ConfigError, match=r"features\.1 \(BatchNorm2d\) is among the modules that are computed"
-        ):
+        with pytest.raises(ConfigError, match=r"features\.1 \(BatchNorm2d\)"):
             check_compilable(cnn(), ["features"], CompileSettings("aot_eager"))
         check_compilable(cnn(), ["head"], CompileSettings("aot_eager"))
 

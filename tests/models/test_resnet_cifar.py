@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from phasetrain.models import ResNetCifar
-from phasetrain.models.resnet_cifar import Block
+from phasetrain.models.resnet_cifar import ResidualBlock
 
 
 @pytest.mark.parametrize(("depth", "count"), [(20, 269722), (32, 464154), (56, 853018)])
@@ -27,7 +27,7 @@ def test_scores_and_size_of_the_last_features():
 
 
 def test_the_shortcut_takes_every_second_pixel_and_fills_with_zeros():
-    block = Block(2, 4, stride=2).eval()
+    block = ResidualBlock(2, 4, stride=2).eval()
     torch.nn.init.zeros_(block.second.weight)  # the residual is zero
     features = torch.arange(1.0, 33.0).view(1, 2, 4, 4)
     out = block(features)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from phasetrain.data.datasets import digits
+from phasetrain.data.datasets import load_digits
 from phasetrain.models import SmallCNN
 
 
@@ -34,7 +34,7 @@ def test_bad_parameters_are_refused(given):
 @pytest.mark.slow
 def test_it_learns_the_digits_in_four_epochs():
     torch.manual_seed(0)
-    train, test = digits("train"), digits("test")
+    train, test = load_digits("train"), load_digits("test")
     model = SmallCNN(10, width=16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(4):

@@ -88,12 +88,12 @@ def test_the_seed_gives_the_weights() -> None:
 
 
 def test_an_input_longer_than_the_context() -> None:
-    with pytest.raises(ValueError, match=r"7 tokens, and MODEL\.context = 6"):
+    with pytest.raises(ValueError, match=r"MODEL\.context = 6: .* 7 tokens"):
         made()(torch.zeros(1, 7, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("params", [{"width": 9}, {"heads": 0}, {"dropout": 1.0}, {"context": 0}])
 def test_sizes_that_do_not_fit(params: dict[str, int]) -> None:
     given = {"vocabulary": 11, "context": 6, "width": 8, "depth": 1, "heads": 2} | params
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="|".join(params)):
         MODELS["transformer"](**given)

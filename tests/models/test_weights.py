@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.models import MLP, SmallCNN
-from phasetrain.models.sources import sources_of
-from phasetrain.models.weights import Report, start_from
+from phasetrain.models.sources import parse_sources
+from phasetrain.models.weights import LoadReport, load_pretrained
 
 NAMES = ["layers.1.weight", "layers.1.bias", "layers.3.weight", "layers.3.bias"]
 
@@ -23,8 +23,8 @@ def mlp(seed: int, classes: int = 3) -> MLP:
     return MLP(classes, (4,), hidden=(5,))
 
 
-def start(model: nn.Module, weights: Any) -> Report:
-    return start_from(model, sources_of(weights), World())
+def start(model: nn.Module, weights: Any) -> LoadReport:
+    return load_pretrained(model, parse_sources(weights), World())
 
 
 def refused(model: nn.Module, weights: Any) -> str:
@@ -300,7 +300,7 @@ class TestState:
 
 def test_the_report_is_plain_data_and_a_table(path: str) -> None:
     report = start(mlp(2, classes=7), {"path": path, "skip_mismatched": True})
-    [source] = report.plain()["sources"]
+    [source] = report.to_dict()["sources"]
     assert source == {
         "path": path,
         "read": path,
@@ -308,11 +308,11 @@ def test_the_report_is_plain_data_and_a_table(path: str) -> None:
         "digest": source["digest"],
         "tensors": 4,
     }
-    assert report.plain()["loaded"] == {name: {"source": 0, "name": name} for name in NAMES[:2]}
-    assert report.rows()[:1] == [
+    assert report.to_dict()["loaded"] == {name: {"source": 0, "name": name} for name in NAMES[:2]}
+    assert report.to_rows()[:1] == [
         ("layers.3.weight", "(7, 5) float32", "mismatched: the source has (3, 5) float32")
     ]
-    assert report.rows()[2:] == [
+    assert report.to_rows()[2:] == [
         ("layers.1.weight", "(5, 4) float32", "loaded from source 0: layers.1.weight"),
         ("layers.1.bias", "(5) float32", "loaded from source 0: layers.1.bias"),
     ]

@@ -18,13 +18,13 @@ from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shar
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.digest import hash_model
-from phasetrain.data.samplers.phase_sampler import Order, sequential
-from phasetrain.data.samplers.source import Chosen
+from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
+from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError, did_you_mean
-from phasetrain.models.layers import Layers
+from phasetrain.models.layers import LayerOutputs
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
 from phasetrain.tasks import SplitData
@@ -65,7 +65,10 @@ def extract(setup: Setup) -> RunResult:
     model = _build_model(setup, data, loaded)
     rows = []
     root = (section.dir or f"{setup.config.RUN.dir}/extract/{_name_origin(loaded)}").rstrip("/")
-    with setup.machine.apply_settings(), Layers(model, section.layers, section.pool) as layers:
+    with (
+        setup.machine.apply_settings(),
+        LayerOutputs(model, section.layers, section.pool) as layers,
+    ):
         for name in names:
             done = _Extraction(setup, name, data[name], model, layers, f"{root}/{name}").run()
             rows.append((name, *map(str, done)))
@@ -86,7 +89,13 @@ class _Extraction:
     with the r-th."""
 
     def __init__(
-        self, setup: Setup, name: str, split: SplitData, model: nn.Module, layers: Layers, path: str
+        self,
+        setup: Setup,
+        name: str,
+        split: SplitData,
+        model: nn.Module,
+        layers: LayerOutputs,
+        path: str,
     ) -> None:
         self.setup = setup
         self.name = name
@@ -163,7 +172,7 @@ class _Extraction:
         columns = {"id": batch.ids, **flatten_outputs("target", batch.target)}
         if self.section.predictions:
             columns |= self._make_predictions(output)
-        columns |= {f"{LAYER}{name}": value for name, value in self.layers.taken().items()}
+        columns |= {f"{LAYER}{name}": value for name, value in self.layers.pop_outputs().items()}
         for name, value in columns.items():
             if not value.ndim or len(value) != len(batch.ids):
                 raise ConfigError(
@@ -254,10 +263,10 @@ def _read_in_order(split: SplitData) -> SplitData:
     reader = copy(split.reader)
     if reader.on_bad_sample == "substitute":
         reader.on_bad_sample = "drop"
-    order: Order = sequential()
+    order: SampleOrder = make_sequential()
     length = len(reader.dataset)
     if reader.chosen is not None:
-        order, length = Chosen(order, reader.chosen), len(reader.chosen)
+        order, length = SubsetOrder(order, reader.chosen), len(reader.chosen)
     return replace(
         split,
         reader=reader,

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from phasetrain.data import OwnLoader
+from phasetrain.data import CustomLoader
 from phasetrain.engine.plan import TRAIN, Phase, Plan
 from phasetrain.tasks import Parts, SplitData, Task
 
@@ -49,7 +49,7 @@ def list_step_kinds(plan: Plan, task: Task) -> list[StepKind]:
         found.setdefault((phase.split, phase.stage, False), StepKind(phase, 0, 1 + twice, name))
         last = phase.samples_in(phase.steps - 1)
         # a custom loader only iterates from the start, so its last batch is out of reach
-        is_custom = isinstance(task.parts.loaders[phase.data], OwnLoader)
+        is_custom = isinstance(task.parts.loaders[phase.data], CustomLoader)
         if phase.steps > 1 and last < phase.batch_size and not is_custom:
             short = StepKind(
                 phase, phase.steps - 1, 1, f"{name}, last batch of {last}", is_short=True

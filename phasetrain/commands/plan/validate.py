@@ -10,8 +10,8 @@ from phasetrain.commands.build_hooks import build_hook
 from phasetrain.commands.setup import Setup
 from phasetrain.config.problems import collect_problems, combine, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
-from phasetrain.data import OwnLoader
-from phasetrain.data.loading.seed_check import check_pure, first_target
+from phasetrain.data import CustomLoader
+from phasetrain.data.loading.seed_check import check_seeded, read_first_target
 from phasetrain.distributed import World
 from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
@@ -95,9 +95,9 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
     """
     ours = {name: split for name, split in data.items() if split.own is None}
     for name, split in ours.items():
-        task.check_targets(name, first_target(split.reader))
+        task.check_targets(name, read_first_target(split.reader))
         for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
-            check_pure(reader, split.section.dataset)
+            check_seeded(reader, split.section.dataset)
 
 
 def check_orders(task: Task, plan: Plan) -> None:
@@ -114,7 +114,7 @@ def check_orders(task: Task, plan: Plan) -> None:
     seen = set[tuple[str, int]]()
     for phase in plan.phases:
         loader = task.parts.loaders[phase.data]
-        if (phase.data, phase.stage) not in seen and not isinstance(loader, OwnLoader):
+        if (phase.data, phase.stage) not in seen and not isinstance(loader, CustomLoader):
             next(loader.sampler.steps(phase), None)
         seen.add((phase.data, phase.stage))
 

@@ -14,7 +14,7 @@ from phasetrain.commands.train.attempt import log_to_folder, write_error
 from phasetrain.commands.train.digest import hash_state
 from phasetrain.commands.train.resume import check_config_changes, check_data_changes
 from phasetrain.commands.train.training import Loop, Training, nothing_to_resume
-from phasetrain.data.loading.reader import reads_here
+from phasetrain.data.loading.reader import is_reading_here
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, PhasetrainError
 from phasetrain.hooks import Hook
@@ -54,7 +54,7 @@ def train(
         if world.is_single_process:
             # A signal interrupts a wait for data. Several ranks must not: one that leaves the wait
             # alone would hang the others in the next collective.
-            signals.reads = lambda frame: clock.kind == "data" and reads_here(frame)
+            signals.reads = lambda frame: clock.kind == "data" and is_reading_here(frame)
         builder = setup.builder()
         with report_all_problems(setup):
             data = builder.data()

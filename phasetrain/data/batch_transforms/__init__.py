@@ -5,20 +5,20 @@ from phasetrain.data.batch_transforms.base import (
     BATCH_TRANSFORMS,
     PairPipeline,
     PairTransform,
-    soft_target,
+    make_soft_target,
 )
 from phasetrain.data.batch_transforms.cutmix import CutMix
-from phasetrain.data.batch_transforms.mixing import Mixing
+from phasetrain.data.batch_transforms.mixing import PairMixing
 from phasetrain.data.batch_transforms.mixup import Mixup
 from phasetrain.data.batch_transforms.one_of import OneOf
 
 __all__ = [
     "BATCH_TRANSFORMS",
     "CutMix",
-    "Mixing",
     "Mixup",
     "OneOf",
+    "PairMixing",
     "PairPipeline",
     "PairTransform",
-    "soft_target",
+    "make_soft_target",
 ]

@@ -1,5 +1,4 @@
-"""What a transform of input and target together is, several of them in a row, and their
-registry."""
+"""Transforms of input and target together, pipelines of them, and their registry."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,9 +19,9 @@ class PairTransform(ABC):
     """Changes input and target of a micro-batch on its device, between `on_batch` and the model, in
     training only.
 
-    It may let samples of the micro-batch take part in one another, those that count (`Batch.mask`)
-    among themselves. Its randomness is the generator that it is given, which is on the CPU and
-    seeded for the micro-batch.
+    It may mix the samples of the micro-batch, but only samples that count (`Batch.mask`). Its
+    randomness comes from the generator it is given, which is on the CPU and seeded for the
+    micro-batch.
 
     Example:
         >>> @BATCH_TRANSFORMS.register("negate")
@@ -33,7 +32,7 @@ class PairTransform(ABC):
 
     @abstractmethod
     def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
-        """Return the changed micro-batch, of the same samples, without changing `batch` or its
+        """Return the changed micro-batch with the same samples, without changing `batch` or its
         tensors in place."""
 
 
@@ -46,7 +45,7 @@ class PairPipeline:
     """Transforms of input and target, in order.
 
     Args:
-        transforms: of a micro-batch; the one at position i draws from a stream of its own.
+        transforms: transforms of a micro-batch; each draws from its own random stream.
     """
 
     def __init__(self, transforms: Sequence[PairTransform]) -> None:
@@ -56,7 +55,7 @@ class PairPipeline:
         """Return the changed micro-batch, a pure function of the batch and of a 64-bit seed.
 
         Raises:
-            ConfigError: a transform does not take such a batch.
+            ConfigError: a transform rejects the batch.
         """
         for number, transform in enumerate(self.transforms):
             random = np.random.Generator(np.random.Philox(key=mix_seed(seed, number)))
@@ -72,13 +71,13 @@ class PairPipeline:
         return batch
 
 
-def soft_target(batch: Batch, classes: int | None) -> Tensor:
-    """Return the target as what can be mixed: classes `(N,)` as probabilities `(N, classes)`,
-    float32; floats as such.
+def make_soft_target(batch: Batch, classes: int | None) -> Tensor:
+    """Return the target in a form that can be mixed: classes `(N,)` as probabilities `(N,
+    classes)`, float32; floats unchanged.
 
     Raises:
-        ValueError, TypeError: a target of another kind, classes whose number is not known, or one
-            outside of them.
+        ValueError, TypeError: a target of another kind, an unknown number of classes, or a class
+            outside.
     """
     target = batch.target
     if not isinstance(target, Tensor):
@@ -87,12 +86,14 @@ def soft_target(batch: Batch, classes: int | None) -> Tensor:
         return target
     if target.ndim != 1:
         raise ValueError(
-            f"takes classes (N,) or floats as target, not {target.dtype} of shape {tuple(target.shape)}"
+            f"takes classes (N,) or floats as target, not {target.dtype} of shape "
+            f"{tuple(target.shape)}"
         )
     if classes is None:
         raise ValueError(
-            "the target is a class, and the data set does not tell how many there are; set `classes`"
+            "the target is a class, and the dataset does not provide their number; set `classes`"
         )
+    # On a GPU the check would wait for the device in every step.
     if target.device.type == "cpu":
         _check_classes(batch, target, classes)
     probabilities = torch.zeros(len(target), classes, device=target.device)
@@ -105,8 +106,8 @@ def _check_classes(batch: Batch, target: Tensor, classes: int) -> None:
         if wrong[0] < len(batch.ids):
             sample = str(int(batch.ids[wrong[0]]))
         else:
-            sample = "beside those that count"
+            sample = "of the padding"
         raise ValueError(
-            f"sample {sample} has label {int(target[wrong[0]])}, and there are {classes} classes, so labels go from 0 "
-            f"to {classes - 1}; mend the labels, or set `classes`"
+            f"sample {sample} has label {int(target[wrong[0]])}, expected 0 to {classes - 1} for "
+            f"{classes} classes; fix the labels, or set `classes`"
         )

@@ -1,4 +1,4 @@
-"""Cutmix: a rectangle of another image in each image."""
+"""CutMix: paste a rectangle of another image into each image."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS
-from phasetrain.data.batch_transforms.mixing import Mixing, Per
+from phasetrain.data.batch_transforms.mixing import PairMixing, Per
 
 
 @BATCH_TRANSFORMS.register("cutmix")
-class CutMix(Mixing):
-    """Replaces a rectangle of each image `(N, C, H, W)` by that of another one, and mixes targets
-    by their areas.
+class CutMix(PairMixing):
+    """Replaces a rectangle of each image `(N, C, H, W)` by the same part of another image, and
+    mixes targets by area.
 
-    Yun et al. 2019, arXiv:1905.04899: sides are sqrt(1 - s) of those of the image with s from
-    Beta(alpha, alpha), the centre is anywhere in it, and what would lie outside is cut off; the
-    target's share is what is left of the image.
+    Yun et al. 2019, arXiv:1905.04899: the sides are sqrt(1 - s) of the image with s from
+    Beta(alpha, alpha), the centre is uniform, and parts outside the image are clipped; the target's
+    share is the remaining area.
 
     Args:
-        alpha: 1, a uniform s, is what the paper takes.
-        classes, probability, per: see `Mixing`.
+        alpha: parameter of Beta; the paper uses 1, a uniform s.
+        classes, probability, per: see `PairMixing`.
     """
 
     def __init__(
@@ -37,26 +37,26 @@ class CutMix(Mixing):
     def mix(
         self, value: Any, partners: Tensor, shares: NDArray[np.float64], random: np.random.Generator
     ) -> tuple[Any, NDArray[np.float64]]:
-        """Return images with rectangles, and the shares of their areas that are left.
+        """Return images with rectangles, and the shares of the remaining areas.
 
         Raises:
-            ValueError: the input is not one tensor `(N, C, H, W)`.
+            ValueError: the input is not a tensor `(N, C, H, W)`.
         """
         if not isinstance(value, Tensor) or value.ndim != 4:
             given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"takes images (N, C, H, W), and the input is {given}")
         height, width = value.shape[2:]
-        rows = _stretch(height, shares, random)
-        columns = _stretch(width, shares, random)
+        rows = _draw_spans(height, shares, random)
+        columns = _draw_spans(width, shares, random)
         inside = torch.from_numpy(rows[:, None, :, None] & columns[:, None, None, :])
         mixed = torch.where(inside.to(value.device, non_blocking=True), value[partners], value)
         return mixed, 1.0 - rows.sum(1) * columns.sum(1) / (height * width)
 
 
-def _stretch(
+def _draw_spans(
     length: int, shares: NDArray[np.float64], random: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Return which places lie in a stretch of sqrt(1 - share) of them around a random one,
+    """Return which positions are in a span of sqrt(1 - share) of the length around a random one,
     `(n, length)`."""
     sizes = (length * np.sqrt(1.0 - shares)).astype(np.int64)
     begins = random.integers(0, length, size=len(shares)) - sizes // 2

@@ -1,4 +1,4 @@
-"""What mixup and cutmix have in common: partners, shares and soft targets."""
+"""Common base of mixup and CutMix: partners, shares and soft targets."""
 
 from abc import abstractmethod
 from dataclasses import replace
@@ -9,29 +9,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phasetrain.data.batch_transforms.base import PairTransform, soft_target
+from phasetrain.data.batch_transforms.base import PairTransform, make_soft_target
 from phasetrain.engine.batch import Batch
 
 Per = Literal["batch", "sample"]
 
 
-class Mixing(PairTransform):
-    """Mixes each sample of a micro-batch with another one of it, drawn by a random permutation of
-    those that count.
+class PairMixing(PairTransform):
+    """Mixes each sample of a micro-batch with another one, by a random permutation of the samples
+    that count.
 
-    The target becomes what is mixed too: of classes `(N,)`, probabilities `(N, classes)`, also
-    where nothing is mixed.
+    Classes `(N,)` become probabilities `(N, classes)`, even if nothing is mixed.
 
     Args:
         alpha: shares are drawn from Beta(alpha, alpha).
-        classes: number of classes; not needed where targets are floats, such as `(N, C)` labels or
+        classes: number of classes; not needed if targets are floats, such as `(N, C)` labels or
             values.
-        probability: of a micro-batch to be mixed.
-        per: one share for the whole micro-batch, as in the reference implementations, or one for
-            each sample.
+        probability: probability that a micro-batch is mixed.
+        per: `batch` draws one share per micro-batch, as reference implementations do, `sample` one
+            per sample.
 
     Raises:
-        ValueError: an alpha that is not above 0, a probability outside [0, 1], or fewer than one
+        ValueError: alpha is not positive, probability is outside [0, 1], or there is less than one
             class.
     """
 
@@ -43,7 +42,7 @@ class Mixing(PairTransform):
         per: Per = "batch",
     ) -> None:
         if not alpha > 0:
-            raise ValueError(f"alpha = {alpha}: expected a number above 0")
+            raise ValueError(f"alpha = {alpha}: expected a positive number")
         if not 0 <= probability <= 1:
             raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
         if classes is not None and classes < 1:
@@ -64,14 +63,14 @@ class Mixing(PairTransform):
         Args:
             value: the input, first dimension N.
             partners: index of the other sample, int64 `(N,)`, on the device.
-            shares: drawn for the sample itself, in [0, 1], `(1,)` or `(N,)`.
-            random: for what else is drawn.
+            shares: shares drawn for the sample itself, in [0, 1], `(1,)` or `(N,)`.
+            random: generator for further draws.
         """
 
     def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
         """Return the mixed micro-batch."""
-        target = soft_target(batch, self.classes)
-        counting = _counting(batch, len(target))
+        target = make_soft_target(batch, self.classes)
+        counting = _list_counted(batch, len(target))
         if random.random() >= self.probability or len(counting) < 2:
             return replace(batch, target=target)
         order = np.arange(len(target))
@@ -81,27 +80,25 @@ class Mixing(PairTransform):
             self.alpha, self.alpha, size=len(target) if self.per == "sample" else 1
         )
         value, shares = self.mix(batch.input, partners, shares, random)
-        return replace(batch, input=value, target=blended(target, partners, shares))
+        return replace(batch, input=value, target=blend_pairs(target, partners, shares))
 
 
-def blended(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> Tensor:
+def blend_pairs(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> Tensor:
     """Return `share * one + (1 - share) * one[partners]`, same shape and type.
 
     Raises:
-        ValueError: the tensor is not one of floats.
+        ValueError: the tensor is not of floats.
     """
     if not one.is_floating_point():
         kind = str(one.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"mixes floats, and the input is {kind}; let a transform make floats of it"
-        )
+        raise ValueError(f"mixes floats, and the input is {kind}; convert it with a transform")
     weight = torch.from_numpy(shares).to(one.device, one.dtype, non_blocking=True)
     return torch.lerp(one[partners], one, weight.view(-1, *[1] * (one.ndim - 1)))
 
 
-def _counting(batch: Batch, rows: int) -> NDArray[np.int64]:
-    """Return the rows that count; of a mask it waits for the device, which batches in training
-    rarely have."""
+def _list_counted(batch: Batch, rows: int) -> NDArray[np.int64]:
+    """Return the rows that count."""
     if batch.mask is None or not batch.size:
         return np.arange(rows if batch.size else 0)
+    # Waits for the device, but batches in training rarely have a mask.
     return batch.mask.nonzero().flatten().cpu().numpy()

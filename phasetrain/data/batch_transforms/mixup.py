@@ -7,21 +7,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phasetrain.data.batch_transforms.base import BATCH_TRANSFORMS
-from phasetrain.data.batch_transforms.mixing import Mixing, Per, blended
+from phasetrain.data.batch_transforms.mixing import PairMixing, Per, blend_pairs
 from phasetrain.engine.batch import mapped
 
 
 @BATCH_TRANSFORMS.register("mixup")
-class Mixup(Mixing):
+class Mixup(PairMixing):
     """Replaces inputs x and targets y by `s x + (1 - s) x'` and `s y + (1 - s) y'`, with s from
     Beta(alpha, alpha).
 
     Zhang et al. 2018, arXiv:1710.09412. Inputs are floats of any shape, or nested lists, tuples and
-    dicts of such.
+    dicts of them.
 
     Args:
-        alpha: 0.2 is what the paper takes for ImageNet.
-        classes, probability, per: see `Mixing`.
+        alpha: parameter of Beta; the paper uses 0.2 for ImageNet.
+        classes, probability, per: see `PairMixing`.
     """
 
     def __init__(
@@ -36,5 +36,5 @@ class Mixup(Mixing):
     def mix(
         self, value: Any, partners: Tensor, shares: NDArray[np.float64], random: np.random.Generator
     ) -> tuple[Any, NDArray[np.float64]]:
-        """Return means of inputs, and the shares as they are."""
-        return mapped(value, lambda tensor: blended(tensor, partners, shares)), shares
+        """Return means of inputs, and the shares unchanged."""
+        return mapped(value, lambda tensor: blend_pairs(tensor, partners, shares)), shares

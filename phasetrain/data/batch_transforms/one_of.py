@@ -1,4 +1,4 @@
-"""One of several transforms for each micro-batch."""
+"""A random choice among several transforms for each micro-batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +15,12 @@ class OneOf(PairTransform):
 
     Args:
         transforms: each a mapping with `name` and parameters, or a bare name.
-        weights: how often each is taken, in proportion; None: equally often.
-        classes: handed on to those that ask for it.
+        weights: relative frequencies; None: equal.
+        classes: passed on to transforms that request it.
 
     Raises:
-        ValueError: no transform, or weights that are not one number of at least 0 for each.
+        ValueError: there are no transforms, or weights are not one nonnegative number per
+            transform.
     """
 
     def __init__(
@@ -31,25 +32,27 @@ class OneOf(PairTransform):
         given = [1.0] * len(transforms) if weights is None else list(weights)
         if len(given) != len(transforms) or min(given, default=0.0) < 0 or not sum(given):
             raise ValueError(
-                f"transforms and weights: expected one number of at least 0 for each of {len(transforms)} transforms, "
-                f"not {given}"
+                f"weights = {given}: expected one nonnegative number for each of "
+                f"{len(transforms)} transforms, not all 0"
             )
-        self.transforms = [_built(item, number, classes) for number, item in enumerate(transforms)]
+        self.transforms = [
+            _build_transform(item, number, classes) for number, item in enumerate(transforms)
+        ]
         self.weights = np.array(given) / sum(given)
 
     def __call__(self, batch: Batch, random: np.random.Generator) -> Batch:
-        """Return what the chosen transform makes of the micro-batch."""
+        """Return the result of the chosen transform."""
         return self.transforms[random.choice(len(self.transforms), p=self.weights)](batch, random)
 
 
-def _built(item: str | Mapping[str, Any], number: int, classes: int | None) -> PairTransform:
+def _build_transform(
+    item: str | Mapping[str, Any], number: int, classes: int | None
+) -> PairTransform:
     where = f"transforms[{number}]"
     facts = {} if classes is None else {"classes": classes}
     if isinstance(item, str):
         return BATCH_TRANSFORMS.build(item, {}, where=where, facts=facts)
     if "name" not in item:
-        raise ValueError(
-            f"{where}: names no batch transform; set `name` to one of {', '.join(BATCH_TRANSFORMS)}"
-        )
+        raise ValueError(f"{where}.name: required; known: {', '.join(BATCH_TRANSFORMS)}")
     params = {key: value for key, value in item.items() if key != "name"}
     return BATCH_TRANSFORMS.build(item["name"], params, where=where, facts=facts)

@@ -1,16 +1,22 @@
-"""Data sets by name (`DATA.*.dataset`)."""
+"""Datasets by name (`DATA.*.dataset`)."""
 
 from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.data.datasets.huggingface import HuggingFace
-from phasetrain.data.datasets.idx import idx, read_idx
+from phasetrain.data.datasets.idx import load_idx, read_idx
 from phasetrain.data.datasets.image_folder import ImageFolder
 from phasetrain.data.datasets.lines import Lines
-from phasetrain.data.datasets.synthetic import synthetic
-from phasetrain.data.datasets.text import IGNORED, ByteTokenizer, PackedTokens, alice, text
-from phasetrain.data.datasets.torchvision import TorchvisionSamples, torchvision_dataset
+from phasetrain.data.datasets.synthetic import make_synthetic
+from phasetrain.data.datasets.text import (
+    IGNORED,
+    ByteTokenizer,
+    PackedTokens,
+    load_alice,
+    load_text,
+)
+from phasetrain.data.datasets.torchvision import TorchvisionSamples, find_torchvision_dataset
 from phasetrain.data.datasets.webdataset import WebDataset
-from phasetrain.data.datasets.windows import Windows, windows
+from phasetrain.data.datasets.windows import Windows, make_windows
 from phasetrain.data.protocols import Described, Labelled, Samples
 
 __all__ = [
@@ -29,12 +35,12 @@ __all__ = [
     "TorchvisionSamples",
     "WebDataset",
     "Windows",
-    "alice",
-    "digits",
-    "idx",
+    "find_torchvision_dataset",
+    "load_alice",
+    "load_digits",
+    "load_idx",
+    "load_text",
+    "make_synthetic",
+    "make_windows",
     "read_idx",
-    "synthetic",
-    "text",
-    "torchvision_dataset",
-    "windows",
 ]

@@ -1,5 +1,4 @@
-"""What a data set is, the base of data sets in memory, and their registry (`dataset` in section
-DATA.*)."""
+"""The registry of datasets (`dataset` in section DATA.*), and the base class of datasets in memory."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -14,27 +13,26 @@ from torch.utils.data import Dataset
 from phasetrain.config.registry import Registry
 from phasetrain.data.protocols import Samples
 
-DATASETS: Registry[Samples] = Registry("data set", "DATA.*")
+DATASETS: Registry[Samples] = Registry("dataset", "DATA.*")
 
 
 class Role(str):
-    """What a split is for, `train` or `test`: a fact that data sets get, where the config names no
-    split of theirs."""
+    """The purpose of a split, `train` or `test`: a fact for datasets whose config names no split."""
 
     __slots__ = ()
 
 
 class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
-    """A data set in memory, gathered by whole batches; deterministic, it draws nothing at random.
+    """A dataset in memory that is indexed by whole batches; it draws no random numbers.
 
     Args:
         inputs: `(N, ...)`, any type.
         targets: class of each sample, `(N,)`.
-        classes: number of classes; None counts up to the largest target.
-        class_names: one name per class; None names them by their numbers.
+        classes: number of classes; None: one more than the largest target.
+        class_names: one name per class; None uses the numbers.
 
     Raises:
-        ValueError: no samples, or lengths that do not fit each other.
+        ValueError: there are no samples, or the lengths differ.
     """
 
     def __init__(
@@ -47,10 +45,11 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         if targets.ndim != 1 or len(inputs) != len(targets):
             raise ValueError(
-                f"{len(inputs)} inputs need targets of shape ({len(inputs)},), not {tuple(targets.shape)}"
+                f"{len(inputs)} inputs need targets of shape ({len(inputs)},), not "
+                f"{tuple(targets.shape)}"
             )
         if len(targets) == 0:
-            raise ValueError("the data set has no samples")
+            raise ValueError("the dataset has no samples")
         self.inputs = inputs
         self.targets = targets
         self.classes = int(targets.max()) + 1 if classes is None else classes
@@ -67,25 +66,26 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index], self.targets[index]
 
     def __getitems__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch `(inputs, targets)` of int64 `indices` `(B,)`: shapes `(B, ...)` and
+        """Return the batch `(inputs, targets)` at int64 `indices` `(B,)`: shapes `(B, ...)` and
         `(B,)`."""
+        # index_select is about twice as fast as indexing by a tensor.
         return self.inputs.index_select(0, indices), self.targets.index_select(0, indices)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample, int64 `(N,)`.
 
         Raises:
-            ValueError: targets are decimal numbers.
+            ValueError: the targets are floats.
         """
         if self.targets.is_floating_point():
             raise ValueError(
-                f"targets are {str(self.targets.dtype).removeprefix('torch.')}, and classes are integers"
+                f"the targets are {str(self.targets.dtype).removeprefix('torch.')}; classes are "
+                "integers"
             )
         return self.targets.numpy().astype(np.int64, copy=False)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs,
-        `channels`."""
+        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs, `channels`."""
         shape = tuple(self.inputs.shape[1:])
         found: dict[str, Any] = {
             "classes": self.classes,

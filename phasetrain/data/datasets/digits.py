@@ -13,16 +13,16 @@ from phasetrain.errors import did_you_mean
 
 SPLITS = ("train", "test", "all")
 CLASSES = 10
-TEST_EVERY = 5  # of each class, in the order of the file, every fifth sample is for testing
-LARGEST = 16  # pixels count the dark dots in a 4 x 4 block of the scan: 0..16
+TEST_EVERY = 5  # every fifth sample of each class, in file order, is a test sample
+LARGEST = 16  # a pixel counts the dark dots in a 4 x 4 block of the scan: 0..16
 
 
 @DATASETS.register("digits")
-def digits(split: Literal["train", "test", "all"] = "train") -> TensorSamples:
-    """Return 1,797 handwritten digits: 1,442 for training, 355 for testing, the same ones for ever.
+def load_digits(split: Literal["train", "test", "all"] = "train") -> TensorSamples:
+    """Load 1,797 handwritten digits: 1,442 for training and 355 for testing, a fixed split.
 
     Inputs are float32 `(1, 8, 8)` in [0, 1], targets int64 0..9. The split needs no random numbers:
-    of each class, every fifth sample in the order of the file is a test sample.
+    every fifth sample of each class, in file order, is a test sample.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
     Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0; see `digits.LICENSE.txt`.
@@ -34,18 +34,19 @@ def digits(split: Literal["train", "test", "all"] = "train") -> TensorSamples:
         raise ValueError(
             f"split = {split!r}: expected train, test or all{did_you_mean(split, SPLITS)}"
         )
-    images = _stored("images")
-    labels = _stored("labels")
+    images = _read_resource("images")
+    labels = _read_resource("labels")
     if split != "all":
         chosen = _is_test(labels) == (split == "test")
-        images, labels = images[chosen], labels[chosen]
+        images = images[chosen]
+        labels = labels[chosen]
     inputs = images[:, None].astype(np.float32) / LARGEST
     return TensorSamples(
         torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)), classes=CLASSES
     )
 
 
-def _stored(kind: str) -> NDArray[np.uint8]:
+def _read_resource(kind: str) -> NDArray[np.uint8]:
     name = f"digits-{kind}.idx.gz"
     return read_idx(files("phasetrain.data.datasets").joinpath(name).read_bytes(), name)
 

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face that were saved to a folder."""
+"""Hugging Face datasets that were saved to a folder."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from phasetrain.data.datasets.base import DATASETS, Role
-from phasetrain.data.datasets.images import Mode, pillow, pixels
+from phasetrain.data.datasets.images import Mode, import_pillow, to_tensor
 from phasetrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 @DATASETS.register("huggingface")
 class HuggingFace(Dataset[tuple[Any, Any]]):
-    """The rows of a data set that `save_to_disk` of the library datasets has written; nothing is
+    """The rows of a dataset written by `save_to_disk` of the datasets library; nothing is
     downloaded.
 
     Numbers and lists of numbers become tensors, int64 or float32; images become float32 `(C, H, W)`
-    in [0, 1]; text stays text. Rows are read from the files where they are asked for.
+    in [0, 1]; text stays text. Rows are read from the files on access.
 
     Args:
         path: the folder.
-        split: which split of a folder that has several, by default that of the part which the data
-            plays, `train` or `test`. Of a folder that has one, it has to be that one.
-        input_key: column that is the input, or several, which make a mapping by name; None takes
-            all but the target.
-        target_key: column that is the target, or several; None gives the target None.
-        mode: `RGB` or `L`, to which images are converted; None keeps what each is.
-        classes: number of classes, where the target is no `ClassLabel`, which knows.
+        split: split of a folder that has several, by default the purpose of the data, `train` or
+            `test`. If the folder has one split, its name.
+        input_key: column with the input, or several, which become a mapping; None uses all except
+            the target.
+        target_key: column with the target, or several; None sets the target to None.
+        mode: `RGB` or `L`, to which images are converted; None keeps the mode of each image.
+        classes: number of classes if the target is not a `ClassLabel`, which knows it.
 
     Raises:
         ConfigError: the library is not installed.
-        ValueError: no such folder, split or column; on access, an image that does not say which
-            number is white.
+        ValueError: there is no such folder, split or column; on access, an image whose white level
+            is unknown.
     """
 
     def __init__(
@@ -50,22 +50,23 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         mode: Mode | None = None,
         classes: int | None = None,
     ) -> None:
-        rows = _rows(path, split)
+        rows = _load_rows(path, split)
         self.path = path
         self.classes = classes
         self.target_key = target_key
-        targets = _columns(target_key)
+        targets = _list_columns(target_key)
         others = [one for one in rows.column_names if one not in targets]
         self.input_key = others if input_key is None else input_key
-        taken = list(dict.fromkeys([*_columns(self.input_key), *targets]))
+        taken = list(dict.fromkeys([*_list_columns(self.input_key), *targets]))
         for column in taken:
             if column not in rows.column_names:
+                near = did_you_mean(column, rows.column_names) or "."
                 raise ValueError(
-                    f"path = {path!r}: there is no column {column!r}{did_you_mean(column, rows.column_names) or '.'} "
+                    f"path = {path!r}: there is no column {column!r}{near} "
                     f"It has {', '.join(rows.column_names)}"
                 )
-        self._class_names = _class_names(rows, target_key)
-        rows, self._modes = _with_pillow(rows, taken, mode)
+        self._class_names = _find_class_names(rows, target_key)
+        rows, self._modes = _defer_decoding(rows, taken, mode)
         self._rows: Rows = rows.with_format(
             "torch", columns=[one for one in taken if one not in self._modes]
         )
@@ -77,28 +78,28 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         row = dict(self._rows[index])
         for name, picture in self._pictures[index].items() if self._modes else ():
-            row[name] = None if picture is None else pixels(picture, self._modes[name])
-        return _taken(row, self.input_key), _taken(row, self.target_key)
+            row[name] = None if picture is None else to_tensor(picture, self._modes[name])
+        return _select_columns(row, self.input_key), _select_columns(row, self.target_key)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample, int64 `(N,)`.
 
         Raises:
-            ValueError: the target is something else than one column of integers.
+            ValueError: the target is not a single column of integers.
         """
         if not isinstance(self.target_key, str):
-            raise ValueError(f"target_key = {self.target_key!r}: classes are those of one column")  # noqa: TRY004
+            raise ValueError(  # noqa: TRY004 - a value of the config
+                f"target_key = {self.target_key!r}: classes need a single target column"
+            )
         found = np.asarray(
             self._rows.with_format("numpy", columns=[self.target_key])[:][self.target_key]
         )
         if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise ValueError(
-                f"target_key = {self.target_key!r}: its column holds something else than integers"
-            )
+            raise ValueError(f"target_key = {self.target_key!r}: expected a column of integers")
         return found.astype(np.int64)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `classes` and `class_names` as far as they are known."""
+        """Return `classes` and `class_names` if known."""
         if self._class_names:
             return {"classes": len(self._class_names), "class_names": self._class_names}
         if self.classes is None:
@@ -106,8 +107,8 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         return {"classes": self.classes}
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over columns, number of rows, and names and sizes of the files of data
-        in order."""
+        """Return the SHA-256 over columns, number of rows, and names and sizes of the data files in
+        order."""
         digest = sha256(f"{self._rows.features} {len(self)}".encode())
         for file in sorted({one["filename"] for one in self._rows.cache_files}):
             digest.update(
@@ -116,44 +117,45 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         return digest.hexdigest()
 
 
-def _rows(path: str, split: str | None) -> "Rows":
+def _load_rows(path: str, split: str | None) -> "Rows":
     try:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            "data set 'huggingface' needs the library datasets, which is not installed; "
-            'run: pip install "phasetrain[datasets]"'
+            "the dataset 'huggingface' needs the datasets library, which is not installed; "
+            'run: pip install "phasetrain[datasets]"',
+            code="config.missing_library",
         ) from error
     if not Path(path).is_dir():
         raise ValueError(
-            f"path = {path!r}: there is no such folder; give one that `save_to_disk` has written"
+            f"path = {path!r}: there is no such folder; expected one written by `save_to_disk`"
         )
     try:
         found = datasets.load_from_disk(path)
     except FileNotFoundError as error:
         raise ValueError(
-            f"path = {path!r}: the folder is none that `save_to_disk` has written"
+            f"path = {path!r}: the folder was not written by `save_to_disk`"
         ) from error
     if isinstance(found, datasets.Dataset):
         if split is not None and not isinstance(split, Role) and split != str(found.split):
-            told = "without a name" if found.split is None else f"{str(found.split)!r}"
+            name = "without a name" if found.split is None else f"{str(found.split)!r}"
             raise ValueError(
-                f"split = {split!r}: the folder holds one split, {told}; leave `split` out, or name its own"
+                f"split = {split!r}: the folder contains one split, {name}; omit `split`, or use "
+                "that name"
             )
         return found
     if split not in found:
+        near = did_you_mean(str(split), found) or "."
         raise ValueError(
-            f"split = {split!r}: the data set has no such split{did_you_mean(str(split), found) or '.'} "
-            f"It has {', '.join(found)}"
+            f"split = {split!r}: the dataset has no such split{near} It has {', '.join(found)}"
         )
     return found[split]
 
 
-def _with_pillow(
+def _defer_decoding(
     rows: "Rows", taken: Sequence[str], mode: Mode | None
 ) -> tuple["Rows", dict[str, str | None]]:
-    """Return the rows with images as they are in the files, and the mode that those of each column
-    are to have."""
+    """Return the rows with undecoded images, and the mode to convert each image column to."""
     from datasets import Image
 
     modes: dict[str, str | None] = {
@@ -162,13 +164,14 @@ def _with_pillow(
         if isinstance(feature := rows.features[name], Image)
     }
     if modes:
-        pillow("huggingface")
+        import_pillow("huggingface")
+    # The library would convert images itself, and clip grey images of 16 bits to 255.
     for name in modes:
         rows = rows.cast_column(name, Image())
     return rows, modes
 
 
-def _class_names(rows: "Rows", target: str | Sequence[str] | None) -> tuple[str, ...]:
+def _find_class_names(rows: "Rows", target: str | Sequence[str] | None) -> tuple[str, ...]:
     from datasets import ClassLabel
 
     feature = rows.features[target] if isinstance(target, str) else None
@@ -177,7 +180,7 @@ def _class_names(rows: "Rows", target: str | Sequence[str] | None) -> tuple[str,
     return ()
 
 
-def _columns(key: str | Sequence[str] | None) -> list[str]:
+def _list_columns(key: str | Sequence[str] | None) -> list[str]:
     if key is None:
         return []
     if isinstance(key, str):
@@ -185,9 +188,9 @@ def _columns(key: str | Sequence[str] | None) -> list[str]:
     return list(key)
 
 
-def _taken(row: Mapping[str, Any], key: str | Sequence[str] | None) -> Any:
-    if key is None or isinstance(key, str):
-        if key is None:
-            return None
+def _select_columns(row: Mapping[str, Any], key: str | Sequence[str] | None) -> Any:
+    if key is None:
+        return None
+    if isinstance(key, str):
         return row[key]
     return {name: row[name] for name in key}

@@ -19,43 +19,43 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 @DATASETS.register("idx")
-def idx(images: str, labels: str, classes: int | None = None) -> TensorSamples:
-    """Return the images and labels of two IDX files, such as those of MNIST, gzipped or not.
+def load_idx(images: str, labels: str, classes: int | None = None) -> TensorSamples:
+    """Load the images and labels of two IDX files, such as the files of MNIST, gzipped or not.
 
     Inputs are float32 `(C, H, W)`: from `(N, H, W)` with C = 1, or from `(N, H, W, C)`. Unsigned
-    bytes are scaled to [0, 1]; values of other types are taken as they are. Targets are int64.
+    bytes are scaled to [0, 1]; values of other types are kept. Targets are int64.
 
     Args:
-        images: path of the file of images.
-        labels: path of the file of labels, `(N,)`.
-        classes: number of classes; None counts up to the largest label. Set it where a split may
+        images: path of the image file.
+        labels: path of the label file, `(N,)`.
+        classes: number of classes; None: one more than the largest label. Set it if a split may
             lack the last class.
 
     Raises:
-        ValueError: a missing, foreign, damaged or truncated file, files of different lengths, or a
-            label outside 0..classes-1.
+        ValueError: a file is missing, damaged, truncated or not an IDX file, the lengths differ, or
+            a label is outside 0..classes-1.
     """
-    pixels = read_idx(_content("images", images), images)
-    numbers = read_idx(_content("labels", labels), labels)
+    pixels = read_idx(_read_bytes("images", images), images)
+    numbers = read_idx(_read_bytes("labels", labels), labels)
     if pixels.ndim not in (3, 4):
         raise ValueError(
             f"images = {images!r}: expected (N, H, W) or (N, H, W, C), found shape {pixels.shape}"
         )
     if numbers.ndim != 1 or numbers.dtype.kind == "f":
         raise ValueError(
-            f"labels = {labels!r}: expected integers of shape (N,), found {numbers.dtype} {numbers.shape}; "
-            "are images and labels swapped?"
+            f"labels = {labels!r}: expected integers of shape (N,), found {numbers.dtype} "
+            f"{numbers.shape}; are images and labels swapped?"
         )
     if len(pixels) != len(numbers):
         raise ValueError(
             f"{len(pixels)} images in {images!r}, but {len(numbers)} labels in {labels!r}"
         )
     if len(numbers) == 0:
-        raise ValueError(f"images = {images!r}: the file holds no samples")
+        raise ValueError(f"images = {images!r}: the file has no samples")
     classes = int(numbers.max()) + 1 if classes is None else classes
     _check_labels(numbers, classes, labels)
     return TensorSamples(
-        torch.from_numpy(_channels_first(pixels)),
+        torch.from_numpy(_to_channels_first(pixels)),
         torch.from_numpy(numbers.astype(np.int64)),
         classes=classes,
     )
@@ -64,22 +64,23 @@ def idx(images: str, labels: str, classes: int | None = None) -> TensorSamples:
 def read_idx(content: bytes, source: str) -> NDArray[Any]:
     """Return the array in an IDX file, in the byte order of the file (big endian).
 
-    The format: two zero bytes, one for the type, one for the number of dimensions, the dimensions
-    as big-endian uint32, the values in C order (http://yann.lecun.com/exdb/mnist/).
+    The format: two zero bytes, one byte for the type, one for the number of dimensions, the
+    dimensions as big-endian uint32, the values in C order (http://yann.lecun.com/exdb/mnist/).
 
     Args:
-        content: the file, gzipped or not: its first bytes tell.
-        source: the file's name, for messages.
+        content: content of the file, gzipped or not, as its first bytes show.
+        source: name of the file, for messages.
 
     Raises:
-        ValueError: not an IDX file, damaged, truncated, or with bytes to spare.
+        ValueError: it is not an IDX file, or is damaged, truncated or too long.
     """
     if content[:2] == GZIP_MAGIC:
-        content = _unzipped(content, source)
+        content = _decompress(content, source)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
+        found = content[:4].hex(" ") or "(none)"
         raise ValueError(
-            f"{source!r} is not an IDX file: it starts with the bytes {content[:4].hex(' ') or '(none)'}, "
-            "expected 00 00, a type from 08 to 0e and the number of dimensions"
+            f"{source!r} is not an IDX file: it starts with the bytes {found}, expected 00 00, a "
+            "type from 08 to 0e and the number of dimensions"
         )
     dtype = np.dtype(IDX_TYPES[content[2]])
     header = 4 + 4 * content[3]
@@ -92,13 +93,13 @@ def read_idx(content: bytes, source: str) -> NDArray[Any]:
     if len(content) != expected:
         fault = "truncated" if len(content) < expected else "longer than its header says"
         raise ValueError(
-            f"{source!r} is {fault}: shape {shape} of {dtype.itemsize}-byte values takes {expected} bytes, "
-            f"found {len(content)}"
+            f"{source!r} is {fault}: shape {shape} of {dtype.itemsize}-byte values takes {expected} "
+            f"bytes, found {len(content)}"
         )
     return np.frombuffer(content, dtype, offset=header).reshape(shape)
 
 
-def _content(key: str, path: str) -> bytes:
+def _read_bytes(key: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -107,16 +108,16 @@ def _content(key: str, path: str) -> bytes:
         ) from error
 
 
-def _unzipped(content: bytes, source: str) -> bytes:
+def _decompress(content: bytes, source: str) -> bytes:
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(
-            f"{source!r} is a damaged gzip file ({error}); fetch or write it again"
+            f"{source!r} is a damaged gzip file ({error}); download or write it again"
         ) from error
 
 
-def _channels_first(pixels: NDArray[Any]) -> NDArray[np.float32]:
+def _to_channels_first(pixels: NDArray[Any]) -> NDArray[np.float32]:
     values = pixels.astype(np.float32)
     if pixels.dtype == np.uint8:
         values /= 255
@@ -129,6 +130,7 @@ def _check_labels(numbers: NDArray[Any], classes: int, source: str) -> None:
     outside = np.flatnonzero((numbers < 0) | (numbers >= classes))
     if len(outside):
         raise ValueError(
-            f"label {numbers[outside[0]]} of sample {outside[0]} in {source!r} is outside 0..{classes - 1} "
+            f"label {numbers[outside[0]]} of sample {outside[0]} in {source!r} is outside "
+            f"0..{classes - 1} "
             f"({len(outside)} such labels); correct the file or set classes"
         )

@@ -1,4 +1,4 @@
-"""Images from files to tensors, with Pillow."""
+"""Decoding of image files into tensors, with Pillow."""
 
 from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, Literal
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
-"""What names of image files end in."""
+"""Extensions of image files."""
 
 Mode = Literal["RGB", "L"]
 """Red, green and blue, or grey."""
@@ -22,38 +22,39 @@ CHANNELS = {"RGB": 3, "L": 1}
 """Mode -> channels of its images."""
 
 KEPT = {"1": "L", "P": "RGB"}
-"""What an image becomes whose mode is kept, where its numbers are no brightness in [0, 255]."""
+"""Conversion of images that keep their mode, but whose values are not brightness in [0, 255]."""
 
 LARGEST = 65535
-"""Number that stands for white in 16 bits."""
+"""White in 16 bits."""
 
 
-def pillow(dataset: str) -> ModuleType:
+def import_pillow(dataset: str) -> ModuleType:
     """Return Pillow's module of images.
 
     Raises:
-        ConfigError: it is not installed; the message names the data set that needs it.
+        ConfigError: it is not installed; the message names the dataset that needs it.
     """
     try:
         from PIL import Image
     except ImportError as error:
         raise ConfigError(
-            f"data set {dataset!r} reads images with Pillow, which is not installed; "
-            'run: pip install "phasetrain[image]"'
+            f"the dataset {dataset!r} reads images with Pillow, which is not installed; "
+            'run: pip install "phasetrain[image]"',
+            code="config.missing_library",
         ) from error
     return Image
 
 
 def check_mode(mode: str, size: int | None) -> None:
-    """Raise ValueError for a mode other than RGB and L, and for a size below 1."""
+    """Raise ValueError for a mode other than RGB and L, or a size below 1."""
     if mode not in CHANNELS:
         raise ValueError(f"mode = {mode!r}: expected RGB or L")
     if size is not None and size < 1:
         raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
 
 
-def decode(source: str | BinaryIO, mode: Mode, size: int | None = None) -> Tensor:
-    """Return the image in a file, see `pixels`.
+def decode_image(source: str | BinaryIO, mode: Mode, size: int | None = None) -> Tensor:
+    """Return the image in a file, see `to_tensor`.
 
     Raises:
         ValueError: it cannot be decoded; the message says why.
@@ -63,45 +64,47 @@ def decode(source: str | BinaryIO, mode: Mode, size: int | None = None) -> Tenso
     try:
         with Image.open(source) as opened:
             opened.load()
-            return pixels(opened, mode, size)
+            return to_tensor(opened, mode, size)
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot be decoded: {error}") from error
 
 
-def pixels(picture: "Image", mode: str | None, size: int | None = None) -> Tensor:
+def to_tensor(picture: "Image", mode: str | None, size: int | None = None) -> Tensor:
     """Return an image as float32 `(C, H, W)` in [0, 1].
 
     Grey images of 16 bits are divided by 65535, all others by 255.
 
     Args:
         picture: the image.
-        mode: what it is converted to, `RGB` or `L`; None keeps its channels.
+        mode: `RGB` or `L`, to which it is converted; None keeps its channels.
         size: height and width to which it is resized (bilinear, antialiased), in pixels; None keeps
             them.
 
     Raises:
-        ValueError: nobody says which number is white, as in grey images of 32 bits.
+        ValueError: the white level is unknown, as in grey images of 32 bits.
     """
     from PIL import Image
 
     if picture.mode == "F" or picture.mode.startswith("I"):
-        picture, white = _as_decimals(picture, mode), LARGEST
+        picture = _convert_16_bits(picture, mode)
+        white = LARGEST
     else:
         wanted = mode or KEPT.get(picture.mode, picture.mode)
         white = 255
-        picture = picture if picture.mode == wanted else picture.convert(wanted)
+        if picture.mode != wanted:
+            picture = picture.convert(wanted)
     if size is not None:
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-    found = torch.from_numpy(np.array(picture, dtype=np.uint8 if white == 255 else np.float32))
-    found = found[None] if found.ndim == 2 else found.permute(2, 0, 1)
+    values = torch.from_numpy(np.array(picture, dtype=np.uint8 if white == 255 else np.float32))
+    tensor = values[None] if values.ndim == 2 else values.permute(2, 0, 1)
     if white == LARGEST and mode == "RGB":
-        found = found.expand(3, -1, -1)
-    return found.contiguous().float().div_(white)
+        tensor = tensor.expand(3, -1, -1)
+    # Contiguous before the conversion: transposing bytes is cheaper than transposing floats.
+    return tensor.contiguous().float().div_(white)
 
 
-def _as_decimals(picture: "Image", mode: str | None) -> "Image":
-    """Return a grey image of more than 8 bits as one of decimal numbers; Pillow cuts them off at
-    255 otherwise."""
+def _convert_16_bits(picture: "Image", mode: str | None) -> "Image":
+    """Return a grey image of more than 8 bits as floats; Pillow would clip its values to 255."""
     from PIL import Image
 
     # Pillow 10 gives PNG files of 16 bits the mode I, and every version scales PGM files to it.
@@ -110,7 +113,7 @@ def _as_decimals(picture: "Image", mode: str | None) -> "Image":
     )
     if not in_16_bits or mode not in (None, *CHANNELS):
         raise ValueError(
-            f"its mode {picture.mode!r} (format {picture.format}) does not say which number is white; save it with 8 "
-            "or 16 bits"
+            f"its mode {picture.mode!r} (format {picture.format}) does not define white; save it "
+            "with 8 or 16 bits"
         )
     return Image.fromarray(np.asarray(picture, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Files with a sample in each line, read forward."""
+"""Text files with one sample per line, read forward."""
 
 import json
 import os
@@ -12,12 +12,12 @@ import torch
 
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
-from phasetrain.data.datasets.shards import Shard, indexed, matching
+from phasetrain.data.datasets.shards import IndexedFile, find_files, index_files
 from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.errors import did_you_mean
 
 STRIDE = 1024
-"""Lines between two places that the index knows."""
+"""Lines between two offsets in the index."""
 
 BLOCK_BYTES = 2**20
 
@@ -31,7 +31,7 @@ class LineFiles:
         shards: the files.
     """
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[IndexedFile]) -> None:
         self.shards = tuple(shards)
 
     def shard_lengths(self) -> Sequence[int]:
@@ -39,7 +39,7 @@ class LineFiles:
         return [shard.samples for shard in self.shards]
 
     def read(self, shard: int, start: int) -> Iterator[bytes]:
-        """Yield the lines of a file from the `start`-th on, their ends included."""
+        """Yield the lines of a file from line `start`, including their line ends."""
         one = self.shards[shard]
         with open(one.path, "rb") as file:
             file.seek(one.places[start // STRIDE])
@@ -50,29 +50,26 @@ class LineFiles:
 
 @DATASETS.register("lines")
 class Lines(StreamDataset):
-    """A sample in each line of files, in the order of the files' names; with `sampler: lanes` they
-    are read forward.
+    """One sample per line of files, in the order of the file names; `sampler: lanes` reads them
+    forward.
 
-    Of JSON lines, lists of numbers become tensors, decimal numbers as targets float32. A line of
-    text is the input itself, with the target None; a collate function of one's own makes tensors of
-    both.
+    In JSON lines, lists of numbers become tensors; floats as targets become float32. A line of text
+    is the input itself, with target None; a custom collate function makes tensors of both.
 
     Args:
-        files: a pattern such as `data/*.jsonl`, where `**` stands for any folders, or a list of
+        files: a pattern such as `data/*.jsonl`, in which `**` matches any folders, or a list of
             patterns.
-        form: what a line is: a JSON object, or text.
-        input_key, target_key: where a JSON object has them; a target_key of None gives the target
-            None.
-        dtype: of inputs: `float32` or `int64`.
-        classes: number of classes, for parts that ask for it.
-        index: path of a file that keeps how many lines there are, and where; it is written when it
-            is not there, and checked by size and time of each file. None counts them at each start,
-            in every process.
+        form: form of a line: a JSON object, or text.
+        input_key, target_key: keys of a JSON object; a target_key of None sets the target to None.
+        dtype: type of inputs: `float32` or `int64`.
+        classes: number of classes, for parts that request it.
+        index: path of a file with the number and offsets of lines; it is written if missing, and
+            checked by size and time of each file. None counts the lines at each start, on every
+            rank.
 
     Raises:
-        ValueError: no file of the pattern, or no lines; on access, a line that is not what it is to
-            be.
-        OSError: a file cannot be read, or the index not written.
+        ValueError: no file matches, or there are no lines; on access, an invalid line.
+        OSError: a file cannot be read, or the index cannot be written.
     """
 
     def __init__(
@@ -95,7 +92,9 @@ class Lines(StreamDataset):
         self.target_key = target_key
         self.dtype = dtype
         self.classes = classes
-        self.shards = indexed(matching(files), index, kind="lines", stride=STRIDE, places=places_of)
+        self.shards = index_files(
+            find_files(files), index, kind="lines", stride=STRIDE, places=index_lines
+        )
         super().__init__(LineFiles(self.shards))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -109,22 +108,21 @@ class Lines(StreamDataset):
         for name, key in (("input_key", self.input_key), ("target_key", self.target_key)):
             if key is not None and key not in found:
                 near = did_you_mean(key, found) or ";"
-                told = ", ".join(map(repr, found)) or "nothing"
+                known = ", ".join(map(repr, found)) or "nothing"
                 raise MissingValueError(
-                    f"{name} = {key!r}: its line has no {key!r}{near} it has {told}"
+                    f"{name} = {key!r}: its line has no {key!r}{near} it has {known}"
                 )
         value = found[self.input_key]
         if isinstance(value, list | int | float):
             value = torch.tensor(value, dtype=TYPES[self.dtype])
-        return value, None if self.target_key is None else _target(found[self.target_key])
+        return value, None if self.target_key is None else _to_target(found[self.target_key])
 
     def facts(self) -> dict[str, Any]:
-        """Return `classes` where they are set; `input_shape` and `channels` as the first line has
-        them."""
+        """Return `classes` if set, and `input_shape` and `channels` of the first line."""
         found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
         try:
             first = self[0][0]
-        except (ValueError, TypeError):  # it will be told, or put up with, where the sample is read
+        except (ValueError, TypeError):  # reported when the sample is read, by `on_bad_sample`
             return found
         if not isinstance(first, torch.Tensor):
             return found
@@ -137,30 +135,31 @@ class Lines(StreamDataset):
         root = os.path.commonpath([Path(shard.path).parent for shard in self.shards])
         digest = sha256()
         for shard in self.shards:
-            told = f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.samples}\n"
-            digest.update(told.encode(errors="surrogateescape"))
+            line = f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.samples}\n"
+            digest.update(line.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
 
-def places_of(path: str) -> tuple[int, list[int]]:
-    """Go through a file, and return its number of lines and the byte at which each `STRIDE`-th
-    begins."""
-    places = [0]
+def index_lines(path: str) -> tuple[int, list[int]]:
+    """Return the number of lines of a file and the byte at which each `STRIDE`-th begins."""
+    offsets = [0]
     lines = 0
-    offset = 0
+    read = 0
     last = b"\n"
     with open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
-            begins = (
-                np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10) + 1
-            )  # of the lines after each end
+            # NumPy finds line ends an order of magnitude faster than iterating over lines.
+            begins = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10) + 1
             first = STRIDE - 1 - lines % STRIDE
-            places += (begins[first::STRIDE] + offset).tolist()
-            lines, offset, last = lines + len(begins), offset + len(block), block[-1:]
-    return lines + (last != b"\n"), places
+            offsets += (begins[first::STRIDE] + read).tolist()
+            lines += len(begins)
+            read += len(block)
+            last = block[-1:]
+    # A last line without a line end counts too.
+    return lines + (last != b"\n"), offsets
 
 
-def _target(value: Any) -> Any:
+def _to_target(value: Any) -> Any:
     if isinstance(value, float) or (isinstance(value, list) and value):
         found = torch.tensor(value)
         if found.is_floating_point():

@@ -1,4 +1,4 @@
-"""Files that are read forward, and what an index knows of them."""
+"""Files that are read forward, and the index of offsets into them."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,19 @@ from phasetrain.errors import ConfigError
 FORMAT = 2
 
 Places = Callable[[str], tuple[int, Sequence[int]]]
-"""Goes through a file, and returns how many samples it has and at which byte each stride of them
-begins."""
+"""Scans a file, and returns its number of samples and the byte at which each stride begins."""
 
 
 @dataclass(frozen=True)
-class Shard:
-    """What is known of a file.
+class IndexedFile:
+    """The index entry of a file.
 
     Attributes:
-        path: where it is.
-        size, time: bytes, and when it was last changed, in nanoseconds.
-        samples: how many it has.
-        places: byte at which each stride of samples begins, of what is unpacked.
+        path: path of the file.
+        size: size in bytes.
+        time: time of the last change, in nanoseconds.
+        samples: number of samples.
+        places: byte at which each stride of samples begins, after decompression.
     """
 
     path: str
@@ -34,45 +34,45 @@ class Shard:
     places: tuple[int, ...]
 
 
-def matching(files: str | Sequence[str]) -> list[str]:
-    """Return the files of patterns, each once, those of a pattern in the order of their names.
+def find_files(files: str | Sequence[str]) -> list[str]:
+    """Return the files that match patterns, each once, sorted by name within a pattern.
 
     Raises:
-        ValueError: a pattern that no file has.
+        ValueError: a pattern matches no file.
     """
     found = []
     for pattern in [files] if isinstance(files, str) else files:
         paths = sorted(path for path in glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207 - `**` of any path
         if not paths:
-            raise ValueError(f"files = {pattern!r}: no file is of this name or pattern")
+            raise ValueError(f"files = {pattern!r}: no file has this name or matches this pattern")
         found += paths
     return list(dict.fromkeys(found))
 
 
-def indexed(
+def index_files(
     paths: Sequence[str], index: str | None, *, kind: str, stride: int, places: Places
-) -> tuple[Shard, ...]:
-    """Return what is known of files, from an index where it fits, and keep there what was not.
+) -> tuple[IndexedFile, ...]:
+    """Return the index entries of files, from an index file as far as it is current, and update it.
 
     Args:
-        paths: of the files.
-        index: path of the index; None keeps none.
-        kind: what the files hold, such as `lines`; an index of something else is passed over.
-        stride: samples between two places that are kept.
-        places: goes through a file that the index does not know as it is now.
+        paths: paths of the files.
+        index: path of the index file; None keeps none.
+        kind: kind of samples, such as `lines`; an index of another kind is ignored.
+        stride: samples between two offsets.
+        places: scans a file that is not in the index, or has changed.
 
     Raises:
-        ConfigError: the index is none.
-        OSError: a file cannot be read, or the index not written.
+        ConfigError: the index file is something else.
+        OSError: a file cannot be read, or the index cannot be written.
     """
-    known = _read(index, kind, stride)
+    known = _read_index(index, kind, stride)
     shards = []
     for path in paths:
         status = Path(path).stat()
         shard = known.get(path)
         if shard is None or (shard.size, shard.time) != (status.st_size, status.st_mtime_ns):
             count, begins = places(path)
-            shard = Shard(path, status.st_size, status.st_mtime_ns, count, tuple(begins))
+            shard = IndexedFile(path, status.st_size, status.st_mtime_ns, count, tuple(begins))
         shards.append(shard)
     if index is not None and any(known.get(shard.path) != shard for shard in shards):
         content = {
@@ -81,13 +81,14 @@ def indexed(
             "stride": stride,
             "files": [asdict(shard) for shard in shards],
         }
-        temporary = Path(f"{index}.tmp-{uuid4().hex[:8]}")  # several processes may be at it at once
+        # A unique name and an atomic rename, because all ranks write the index at once.
+        temporary = Path(f"{index}.tmp-{uuid4().hex[:8]}")
         temporary.write_text(json.dumps(content))
         temporary.replace(index)
     return tuple(shards)
 
 
-def _read(index: str | None, kind: str, stride: int) -> Mapping[str, Shard]:
+def _read_index(index: str | None, kind: str, stride: int) -> Mapping[str, IndexedFile]:
     if index is None or not Path(index).exists():
         return {}
     try:
@@ -95,10 +96,11 @@ def _read(index: str | None, kind: str, stride: int) -> Mapping[str, Shard]:
         if (content["format"], content.get("kind"), content["stride"]) != (FORMAT, kind, stride):
             return {}
         return {
-            one["path"]: Shard(**{**one, "places": tuple(one["places"])})
+            one["path"]: IndexedFile(**{**one, "places": tuple(one["places"])})
             for one in content["files"]
         }
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"index = {index!r} is no index of {kind} ({error}); delete it, or name another file"
+            f"index = {index!r}: not an index of {kind} ({error}); delete it, or use another file",
+            code="data.invalid_index",
         ) from error

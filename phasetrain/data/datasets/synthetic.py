@@ -1,4 +1,4 @@
-"""Gaussian clusters made on the spot, for tests and measurements of speed."""
+"""Generated Gaussian clusters, for tests and benchmarks."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ STREAMS = {"centres": 0, "train": 1, "test": 2}
 
 
 @DATASETS.register("synthetic")
-def synthetic(
+def make_synthetic(
     samples: int = 1024,
     input_shape: Sequence[int] = (16,),
     classes: int = 16,
@@ -23,11 +23,11 @@ def synthetic(
     noise: float = 1.0,
     part: Literal["train", "test"] = "train",
 ) -> TensorSamples:
-    """Return samples around one standard normal centre per class; classes take turns, so they are
+    """Return samples around one standard normal centre per class; classes alternate, so they are
     balanced.
 
-    Inputs are float32 of shape `input_shape`, targets int64 0..classes-1. Both parts of one seed
-    share their centres. NumPy's Philox generator makes them, so they are the same on every machine.
+    Inputs are float32 of shape `input_shape`, targets int64 0..classes-1. Both parts of a seed
+    share their centres. NumPy's Philox generator makes them the same on every machine.
 
     Args:
         samples: number of samples.
@@ -40,21 +40,22 @@ def synthetic(
         raise ValueError(f"part = {part!r}: expected train or test")
     if samples < 1 or classes < 1 or not input_shape or min(input_shape) < 1:
         raise ValueError(
-            f"samples = {samples}, classes = {classes} and all of input_shape = {list(input_shape)} must be at least 1"
+            f"samples = {samples}, classes = {classes} and all of input_shape = "
+            f"{list(input_shape)} must be at least 1"
         )
     if not 0 <= seed < 2**64 or noise < 0:
         raise ValueError(
-            f"seed = {seed} must lie in [0, 2**64) and noise = {noise} must not be negative"
+            f"seed = {seed} must be in [0, 2**64) and noise = {noise} must not be negative"
         )
     features = math.prod(input_shape)
-    centres = _normal(seed, "centres", (classes, features))
+    centres = _draw_normal(seed, "centres", (classes, features))
     targets = np.arange(samples) % classes
-    inputs = centres[targets] + noise * _normal(seed, part, (samples, features))
+    inputs = centres[targets] + noise * _draw_normal(seed, part, (samples, features))
     tensor = torch.from_numpy(inputs.astype(np.float32)).view(samples, *input_shape)
     return TensorSamples(tensor, torch.from_numpy(targets), classes=classes)
 
 
-def _normal(seed: int, stream: str, shape: tuple[int, int]) -> NDArray[np.float64]:
+def _draw_normal(seed: int, stream: str, shape: tuple[int, int]) -> NDArray[np.float64]:
     return np.random.Generator(
         np.random.Philox(key=seed + (STREAMS[stream] << 64))
     ).standard_normal(shape)

@@ -1,4 +1,4 @@
-"""Data sets of torchvision by name (`DATA.*.dataset=torchvision.FakeData`)."""
+"""Datasets of torchvision by name (`DATA.*.dataset=torchvision.FakeData`)."""
 
 import inspect
 from collections.abc import Mapping
@@ -10,38 +10,42 @@ from torch.utils.data import Dataset
 
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.data.datasets.base import DATASETS
-from phasetrain.data.datasets.images import Mode, check_mode, pillow, pixels
+from phasetrain.data.datasets.images import Mode, check_mode, import_pillow, to_tensor
 from phasetrain.data.protocols import Samples
 from phasetrain.errors import ConfigError
 
 LEFT_OUT = ("transform", "target_transform", "transforms")
-"""Parameters of torchvision in whose place stands DATA.*.transforms."""
+"""Parameters of torchvision that DATA.*.transforms replaces."""
 
 OURS: Mapping[str, tuple[Any, Any]] = MappingProxyType(
     {"mode": (Mode, "RGB"), "classes": (int | None, None), "part": (str, "train")}
 )
-"""Type and default of the parameters that stand beside those of torchvision's class; its own
-win."""
+"""Type and default of additional parameters; parameters of torchvision's class take precedence."""
 
 
 class TorchvisionSamples(Dataset[tuple[Any, Any]]):
-    """A data set of torchvision, its images as float32 `(C, H, W)` in [0, 1].
+    """A torchvision dataset, with images as float32 `(C, H, W)` in [0, 1].
 
     Args:
-        data: the data set.
-        mode: what images are converted to, RGB or L.
-        classes: number of classes; None takes what the data set knows.
-        described: what it was made from, for the fingerprint.
+        data: the dataset.
+        mode: mode to which images are converted, RGB or L.
+        classes: number of classes; None uses the classes of the dataset.
+        description: name and parameters, for the fingerprint.
     """
 
     def __init__(
-        self, data: Samples, *, mode: Mode = "RGB", classes: int | None = None, described: str = ""
+        self,
+        data: Samples,
+        *,
+        mode: Mode = "RGB",
+        classes: int | None = None,
+        description: str = "",
     ) -> None:
         check_mode(mode, None)
         self.data = data
         self.mode = mode
-        self.described = described
-        self._class_names = _class_names(data)
+        self.description = description
+        self._class_names = _find_class_names(data)
         self.classes = len(self._class_names) or classes
 
     def __len__(self) -> int:
@@ -51,10 +55,10 @@ class TorchvisionSamples(Dataset[tuple[Any, Any]]):
         from PIL.Image import Image
 
         value, target = self.data[index]
-        return (pixels(value, self.mode) if isinstance(value, Image) else value), target
+        return (to_tensor(value, self.mode) if isinstance(value, Image) else value), target
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `classes` and `class_names` as far as they are known."""
+        """Return `classes` and `class_names` if known."""
         named = {"class_names": self._class_names} if self._class_names else {}
         if self.classes is None:
             return named
@@ -62,19 +66,19 @@ class TorchvisionSamples(Dataset[tuple[Any, Any]]):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the name, the parameters and the number of samples."""
-        return sha256(f"{self.described} {len(self)}".encode()).hexdigest()
+        return sha256(f"{self.description} {len(self)}".encode()).hexdigest()
 
 
 @DATASETS.bridge("torchvision", "torchvision")
-def torchvision_dataset(name: str) -> Factory[Samples] | None:
-    """Return what makes torchvision's data set `name`; None for what is the path of a module of
+def find_torchvision_dataset(name: str) -> Factory[Samples] | None:
+    """Return the factory of torchvision's dataset `name`; None if `name` is a path inside
     torchvision.
 
-    It takes the parameters of torchvision's class but the transforms, and `mode` and `classes`
-    beside. One that has a parameter `train` gets it by the split. Downloads are refused.
+    It takes the parameters of torchvision's class except the transforms, and `mode` and `classes`.
+    A parameter `train` is set by the split. Downloads are rejected.
 
     Raises:
-        UnknownNameError: torchvision has no such data set.
+        UnknownNameError: torchvision has no such dataset.
     """
     from torchvision import datasets
 
@@ -86,24 +90,25 @@ def torchvision_dataset(name: str) -> Factory[Samples] | None:
     }
     if name not in kinds:
         raise UnknownNameError(name, kinds)
-    return _factory(name, kinds[name])
+    return _make_factory(name, kinds[name])
 
 
-def _factory(name: str, kind: type[Any]) -> Factory[Samples]:
+def _make_factory(name: str, kind: type[Any]) -> Factory[Samples]:
     takes = {one: p for one, p in inspect.signature(kind).parameters.items() if one not in LEFT_OUT}
     ours = {one: default for one, (_, default) in OURS.items() if one not in takes}
 
     def build(**given: Any) -> Samples:
-        pillow(f"torchvision.{name}")
+        import_pillow(f"torchvision.{name}")
         own = ours | {one: given.pop(one) for one in ours if one in given}
         if given.get("download"):
             raise ConfigError(
-                f"download = true: nothing is downloaded while a run is built; call torchvision.datasets.{name}(..., "
-                "download=True) once yourself"
+                "download = true: nothing is downloaded while a run is built; call "
+                f"torchvision.datasets.{name}(..., download=True) once yourself",
+                code="config.download",
             )
         if "train" in takes:
             given = {"train": own.get("part") == "train"} | given
-        described = (
+        description = (
             f"{name} {sorted((one, value) for one, value in given.items() if one != 'root')}"
         )
         try:
@@ -113,7 +118,7 @@ def _factory(name: str, kind: type[Any]) -> Factory[Samples]:
                 f"{error}; nothing is downloaded while a run is built, so do it once yourself"
             ) from error
         return TorchvisionSamples(
-            data, mode=own.get("mode", "RGB"), classes=own.get("classes"), described=described
+            data, mode=own.get("mode", "RGB"), classes=own.get("classes"), description=description
         )
 
     optional = inspect.Parameter.KEYWORD_ONLY
@@ -128,9 +133,9 @@ def _factory(name: str, kind: type[Any]) -> Factory[Samples]:
     return build
 
 
-def _class_names(data: Any) -> tuple[str, ...]:
-    """Return the names of the classes, where the data set has the attribute `classes` that
-    torchvision documents."""
+def _find_class_names(data: Any) -> tuple[str, ...]:
+    """Return the names of the classes, from the attribute `classes` that torchvision documents."""
+    # Not getattr: some datasets compute `classes` in a property that reads all samples.
     places = [vars(data), *(vars(kind) for kind in type(data).__mro__)]
     found = next(
         (place["classes"] for place in places if isinstance(place.get("classes"), list | tuple)), ()

@@ -17,31 +17,37 @@ import torch
 
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
-from phasetrain.data.datasets.images import CHANNELS, EXTENSIONS, Mode, check_mode, decode, pillow
-from phasetrain.data.datasets.shards import Shard, indexed, matching
+from phasetrain.data.datasets.images import (
+    CHANNELS,
+    EXTENSIONS,
+    Mode,
+    check_mode,
+    decode_image,
+    import_pillow,
+)
+from phasetrain.data.datasets.shards import IndexedFile, find_files, index_files
 from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.errors import PhasetrainError, did_you_mean
 
 STRIDE = 64
-"""Samples between two places that the index knows."""
+"""Samples between two offsets in the index."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 NAME = re.compile(r"^((?:.*/)?[^./]+)\.([^/]*)$")
-"""Key and extension in the name of a member: the key ends at the first dot of the file's name, as
-WebDataset has it."""
+"""Key and extension of a member: the key ends at the first dot of the file name, as in WebDataset."""
 
 IMAGES = tuple(one.removeprefix(".") for one in EXTENSIONS)
 DECODED = ("cls", "id", "index", "txt", "text", "json", "npy", "npz")
-"""Extensions, beside those of images, that are decoded; members of others stay bytes."""
+"""Decoded extensions other than images; members with further extensions stay bytes."""
 
 
 class TarSample:
-    """The members of one sample, read when they are asked for.
+    """The members of one sample, read on access.
 
     Args:
-        key: what their names have in common.
-        offset: byte at which the first one begins, its header included.
-        archive: where they stand; it stays open as long as a sample of it is held.
+        key: common part of their names.
+        offset: byte at which the first one begins, including its header.
+        archive: the archive; it stays open as long as one of its samples is referenced.
     """
 
     def __init__(self, key: str, offset: int, archive: tarfile.TarFile) -> None:
@@ -54,10 +60,10 @@ class TarSample:
         """Add a member.
 
         Raises:
-            ValueError: the sample has one of this extension.
+            ValueError: the sample already has one with this extension.
         """
         if extension in self._members:
-            raise ValueError(f"{member.name} is there twice in a row")
+            raise ValueError(f"{member.name} occurs twice in a row")
         self._members[extension] = member
 
     def find(self, extensions: str) -> str:
@@ -69,19 +75,18 @@ class TarSample:
         found = next((one for one in extensions.split(";") if one in self._members), None)
         if found is None:
             near = did_you_mean(extensions, self._members) or "."
-            raise MissingValueError(f"is not there{near} It has {', '.join(self._members)}")
+            raise MissingValueError(f"is missing{near} It has {', '.join(self._members)}")
         return found
 
     def read(self, extension: str) -> bytes:
         """Return the content of a member.
 
         Raises:
-            ValueError: the archive ends before.
+            ValueError: the archive is truncated.
         """
         member = self._members[extension]
-        file = cast(
-            "IO[bytes]", self._archive.extractfile(member)
-        )  # None for what is no file; those are left out
+        # extractfile returns None for members other than files, which are never added.
+        file = cast("IO[bytes]", self._archive.extractfile(member))
         content = file.read()
         if len(content) != member.size:
             raise ValueError("is cut off by the end of the archive")
@@ -95,7 +100,7 @@ class TarFiles:
         shards: the archives.
     """
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[IndexedFile]) -> None:
         self.shards = tuple(shards)
 
     def shard_lengths(self) -> Sequence[int]:
@@ -105,7 +110,7 @@ class TarFiles:
     def read(self, shard: int, start: int) -> Iterator[TarSample]:
         """Yield the samples of an archive from the `start`-th on."""
         one = self.shards[shard]
-        samples = samples_of(one.path, one.places[start // STRIDE])
+        samples = read_samples(one.path, one.places[start // STRIDE])
         for _ in range(start % STRIDE):
             next(samples)
         yield from samples
@@ -113,32 +118,32 @@ class TarFiles:
 
 @DATASETS.register("webdataset")
 class WebDataset(StreamDataset):
-    """Samples in tar archives, in the order of the archives' names; with `sampler: lanes` they are
-    read forward.
+    """Samples in tar archives, in the order of the archive names; `sampler: lanes` reads them
+    forward.
 
-    Members whose names differ in what follows the first dot only make one sample. Images become
+    Consecutive members whose names differ only after the first dot form a sample. Images become
     float32 `(C, H, W)` in [0, 1]; `cls`, `id` and `index` integers; `npy` and `npz` tensors; `txt`
-    text; `json` what it says; others are bytes.
+    text; `json` its value; others are bytes.
 
     Args:
-        files: a pattern such as `data/train-*.tar`, where `**` stands for any folders, or a list of
-            patterns. Archives may be gzipped, but a place in such a one is reached by unpacking all
-            before it.
-        input_key: extension of the member that is the input, alternatives separated by `;`, or a
-            list of such, which make a mapping by the names given.
-        target_key: the same for the target; null gives the target None.
+        files: a pattern such as `data/train-*.tar`, in which `**` matches any folders, or a list of
+            patterns. Archives may be gzipped, but then an offset is reached by decompressing
+            everything before it.
+        input_key: extension of the input, alternatives separated by `;`, or a list, which becomes a
+            mapping by these names.
+        target_key: the same for the target; null sets the target to None.
         mode: `RGB` or `L`, to which images are converted.
         size: height and width to which images are resized, in pixels; null keeps them.
-        classes: number of classes, for parts that ask for it.
-        index: path of a file that keeps how many samples there are, and where; it is written when
-            it is not there, and checked by size and time of each archive. Null goes through all
-            archives at each start, in every process.
+        classes: number of classes, for parts that request it.
+        index: path of a file with the number and offsets of samples; it is written if missing, and
+            checked by size and time of each archive. Null scans all archives at each start, on
+            every rank.
 
     Raises:
-        ConfigError: Pillow is not installed, and images are asked for.
-        ValueError: no file of the pattern, no samples, or a file that is no archive.
-        PhasetrainError: on access, a sample without such a member, or one that cannot be decoded;
-            it names archive, sample and member.
+        ConfigError: images are requested, and Pillow is not installed.
+        ValueError: no file matches, there are no samples, or a file is not an archive.
+        PhasetrainError: on access, a member is missing or cannot be decoded; names archive, sample
+            and member.
     """
 
     def __init__(
@@ -159,20 +164,19 @@ class WebDataset(StreamDataset):
         self.classes = classes
         self.images = _asks_for_images(input_key, target_key)
         if self.images:
-            pillow("webdataset")
-        self.shards = indexed(
-            matching(files), index, kind="archives", stride=STRIDE, places=places_of
+            import_pillow("webdataset")
+        self.shards = index_files(
+            find_files(files), index, kind="archives", stride=STRIDE, places=index_archive
         )
         super().__init__(TarFiles(self.shards))
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         sample: TarSample = super().__getitem__(index)
-        value = self._taken(index, sample, self.input_key, "input_key")
-        return value, self._taken(index, sample, self.target_key, "target_key")
+        value = self._read_key(index, sample, self.input_key, "input_key")
+        return value, self._read_key(index, sample, self.target_key, "target_key")
 
     def facts(self) -> dict[str, Any]:
-        """Return `classes` where they are set, and of images in the input `channels`, and
-        `input_shape` if resized."""
+        """Return `classes` if set, and for image inputs `channels`, and `input_shape` if resized."""
         found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
         if not isinstance(self.input_key, str) or not _asks_for_images(self.input_key):
             return found
@@ -187,37 +191,40 @@ class WebDataset(StreamDataset):
         """Return the SHA-256 over the archives in order: name, size, number of samples."""
         digest = sha256()
         for shard in self.shards:
-            told = f"{Path(shard.path).name}\0{shard.size}\0{shard.samples}\n"
-            digest.update(told.encode(errors="surrogateescape"))
+            line = f"{Path(shard.path).name}\0{shard.size}\0{shard.samples}\n"
+            digest.update(line.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def _taken(
+    def _read_key(
         self, index: int, sample: TarSample, key: str | Sequence[str] | None, name: str
     ) -> Any:
         if key is None:
             return None
         if not isinstance(key, str):
-            return {one: self._taken(index, sample, one, name) for one in key}
+            return {one: self._read_key(index, sample, one, name) for one in key}
         member = key
         try:
             member = sample.find(key)
-            return decoded(member, sample.read(member), self.mode, self.size)
+            return decode_member(member, sample.read(member), self.mode, self.size)
         except (ValueError, OSError, tarfile.TarError) as error:
-            told = f"sample {index} ({self.shards[self._place(index)[0]].path}: {sample.key}.{member}) {error}"
+            archive = self.shards[self._locate(index)[0]].path
+            message = f"sample {index} ({archive}: {sample.key}.{member}) {error}"
             if isinstance(error, MissingValueError):
-                raise MissingValueError(f"{name} = {key!r}: {told}") from error
-            raise PhasetrainError(f"{told}; mend the archive or leave it out") from error
+                raise MissingValueError(f"{name} = {key!r}: {message}") from error
+            raise PhasetrainError(
+                f"{message}; repair the archive or exclude it", code="data.unreadable_sample"
+            ) from error
 
 
-def decoded(extension: str, content: bytes, mode: Mode, size: int | None = None) -> Any:
-    """Return what a member says, by the last part of its extension.
+def decode_member(extension: str, content: bytes, mode: Mode, size: int | None = None) -> Any:
+    """Return the value of a member, by the last part of its extension.
 
     Raises:
         ValueError: it cannot be decoded.
     """
     kind = extension.rpartition(".")[2].lower()
     if kind in IMAGES:
-        return decode(BytesIO(content), mode, size)
+        return decode_image(BytesIO(content), mode, size)
     if kind in ("cls", "id", "index"):
         return int(content)
     if kind in ("txt", "text"):
@@ -234,11 +241,11 @@ def decoded(extension: str, content: bytes, mode: Mode, size: int | None = None)
     return content
 
 
-def samples_of(path: str, place: int = 0) -> Iterator[TarSample]:
-    """Yield the samples of an archive from a byte on at which one begins.
+def read_samples(path: str, place: int = 0) -> Iterator[TarSample]:
+    """Yield the samples of an archive from a byte at which one begins.
 
     Raises:
-        ValueError: what stands there is no archive, or two members of a sample have one extension.
+        ValueError: the file is not an archive, or two members of a sample have the same extension.
     """
     with open(path, "rb") as beginning:
         gzipped = beginning.read(2) == GZIP_MAGIC
@@ -248,36 +255,38 @@ def samples_of(path: str, place: int = 0) -> Iterator[TarSample]:
         archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         file.close()
-        raise ValueError(f"{path!r} is no tar archive ({error})") from error
-    weakref.finalize(archive, file.close)  # a sample may be read when this generator is gone
+        raise ValueError(f"{path!r} is not a tar archive ({error})") from error
+    # Not closed with this generator: a sample may be read after the generator has ended.
+    weakref.finalize(archive, file.close)
     try:
-        yield from _grouped(archive, file)
+        yield from _group_members(archive, file)
     except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
         raise ValueError(f"{path!r} is damaged: {error}") from error
 
 
-def places_of(path: str) -> tuple[int, list[int]]:
-    """Go through an archive, and return its number of samples and the byte at which each
-    `STRIDE`-th begins.
+def index_archive(path: str) -> tuple[int, list[int]]:
+    """Scan an archive, and return its number of samples and the byte at which each `STRIDE`-th
+    begins.
 
     Raises:
-        ValueError: it is no archive.
+        ValueError: it is not an archive.
     """
-    offsets = [sample.offset for sample in samples_of(path)]
+    offsets = [sample.offset for sample in read_samples(path)]
     return len(offsets), offsets[::STRIDE]
 
 
-def _grouped(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[TarSample]:
-    """Yield the members of an archive by samples; folders, links and names that begin with `__` are
-    left out.
+def _group_members(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[TarSample]:
+    """Yield the members of an archive by sample, skipping folders, links and names that begin with
+    `__`.
 
     Raises:
-        ValueError: something else than a member stands where one should, or two of a sample have
-            one extension.
+        ValueError: something other than a member follows, or two members of a sample have the same
+            extension.
     """
     sample: TarSample | None = None
     for member in archive:
-        vars(archive)["members"] = []  # it would keep all of them
+        # tarfile keeps every member it has seen; an archive may have millions.
+        vars(archive)["members"] = []
         name = NAME.match(member.name)
         if not member.isfile() or name is None or Path(member.name).name.startswith("__"):
             continue
@@ -287,7 +296,8 @@ def _grouped(archive: tarfile.TarFile, file: IO[bytes]) -> Iterator[TarSample]:
                 yield sample
             sample = TarSample(key, member.offset, archive)
         sample.add(extension.lower(), member)
-    file.seek(archive.offset)  # tarfile takes what it cannot read for the end
+    # tarfile treats unreadable data as the end; a real end consists of zeros.
+    file.seek(archive.offset)
     if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
         raise ValueError(f"no member begins at byte {archive.offset}")
     if sample is not None:

@@ -1,5 +1,4 @@
-"""Data that comes in windows, such as hours or folders: each pass of a training goes over one of
-them."""
+"""Data in windows, such as hours or folders; each epoch of a training covers one of them."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -15,23 +14,23 @@ from phasetrain.data.protocols import Described, Samples
 
 
 class Windows(Dataset[Any]):
-    """Data sets one after the other, each of which is a window.
+    """Datasets one after the other, each of which is a window.
 
     Args:
-        windows: in their order.
+        windows: the datasets in order.
 
     Attributes:
-        window_lengths: samples of each window; 0 for an empty one, which a run skips.
+        window_lengths: number of samples of each window; empty windows are skipped.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are none.
     """
 
-    def __init__(self, windows: Sequence[Samples]) -> None:
-        if not windows:
+    def __init__(self, make_windows: Sequence[Samples]) -> None:
+        if not make_windows:
             raise ValueError("no window")
-        self.windows = tuple(windows)
-        self.window_lengths = tuple(len(window) for window in windows)
+        self.windows = tuple(make_windows)
+        self.window_lengths = tuple(len(window) for window in make_windows)
         self._ends = list(accumulate(self.window_lengths))
 
     def __len__(self) -> int:
@@ -42,7 +41,7 @@ class Windows(Dataset[Any]):
         return self.windows[number][index - self._ends[number] + self.window_lengths[number]]
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts of the first window that has samples; all are taken to share them."""
+        """Return the facts of the first nonempty window; all are assumed to share them."""
         filled = [window for window in self.windows if len(window)]
         if filled and isinstance(filled[0], Described):
             return filled[0].facts()
@@ -51,19 +50,18 @@ class Windows(Dataset[Any]):
     def fingerprint(self) -> str:
         """Return the number of windows, and the SHA-256 over length and fingerprint of each, in
         order."""
-        return self._of(len(self.windows))
+        return self._digest_first(len(self.windows))
 
     def continues(self, fingerprint: str) -> bool:
-        """Tell whether the first windows are those that had this fingerprint; there may be more by
-        now."""
+        """Return whether the first windows had this fingerprint; there may be more by now."""
         count = fingerprint.partition(":")[0]
         return (
             count.isdigit()
             and int(count) <= len(self.windows)
-            and self._of(int(count)) == fingerprint
+            and self._digest_first(int(count)) == fingerprint
         )
 
-    def _of(self, count: int) -> str:
+    def _digest_first(self, count: int) -> str:
         digest = sha256()
         for window in self.windows[:count]:
             content = window.fingerprint() if isinstance(window, Described) else ""
@@ -72,21 +70,21 @@ class Windows(Dataset[Any]):
 
 
 @DATASETS.register("windows")
-def windows(pattern: str, of: Mapping[str, Any], parameter: str = "path") -> Windows:
-    """Return the data sets of all paths that fit a pattern, in the order of their names.
+def make_windows(pattern: str, of: Mapping[str, Any], parameter: str = "path") -> Windows:
+    """Return the datasets of all paths that match a pattern, in the order of their names.
 
     Args:
-        pattern: of folders or files, such as `clicks/2026-*`, as a shell has it.
-        of: data set that reads one of them: `dataset` and its parameters.
-        parameter: which of its parameters takes the path; `files` for `lines`.
+        pattern: glob pattern of folders or files, such as `clicks/2026-*`.
+        of: dataset that reads one of them: `dataset` and its parameters.
+        parameter: the parameter of that dataset for the path; `files` for `lines`.
 
     Raises:
-        ValueError: nothing fits the pattern, or `of` names no data set.
+        ValueError: nothing matches, or `of` has no dataset.
     """
     found = sorted(glob(pattern))  # noqa: PTH207 - a pattern may be absolute
     if not found:
         raise ValueError(
-            f"pattern = {pattern!r}: nothing fits it; expected folders or files, one for each window"
+            f"pattern = {pattern!r}: nothing matches; expected a folder or file for each window"
         )
     if "dataset" not in of:
         raise ValueError(f"of = {dict(of)}: expected a mapping with `dataset` and its parameters")

@@ -1,4 +1,4 @@
-"""How samples become a batch, where the data set does not give whole batches itself."""
+"""Collation of samples into a batch, if the dataset does not return whole batches itself."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,23 +14,22 @@ from torch.utils.data import default_collate
 from phasetrain.config.registry import Registry
 
 Collate = Callable[[Sequence[Any]], Any]
-"""Makes of N samples, each a pair (input, target), one pair of batches with first dimension N."""
+"""Turns N samples, each a pair (input, target), into a pair of batches with first dimension N."""
 
 COLLATES: Registry[Collate] = Registry("collate function", "DATA.*.collate")
 
 
 @COLLATES.register("stack")
-def stack() -> Collate:
-    """Return torch's `default_collate`: tensors of equal shape are stacked, numbers become a
-    tensor."""
-    return stacked
+def make_stack() -> Collate:
+    """Torch's `default_collate`: tensors of equal shape are stacked, numbers become a tensor."""
+    return stack_samples
 
 
-def stacked(samples: Sequence[Any]) -> Any:
+def stack_samples(samples: Sequence[Any]) -> Any:
     """Return the batch of samples `(input, target)`.
 
     Raises:
-        ValueError: two inputs have different shapes; both are named.
+        ValueError: two inputs differ in shape; both are named.
     """
     first = samples[0][0]
     if isinstance(first, torch.Tensor):
@@ -38,86 +37,84 @@ def stacked(samples: Sequence[Any]) -> Any:
         if odd is not None:
             raise ValueError(
                 f"sample {odd} of the batch has shape {tuple(samples[odd][0].shape)}, the first has "
-                f"{tuple(first.shape)}; bring all samples to one shape (a transform such as resize), or set another "
-                "collate"
+                f"{tuple(first.shape)}; resize samples to one shape (a transform such as resize), "
+                "or set another collate"
             )
-    return _one([sample[0] for sample in samples], "inputs"), _targets(
+    return _collate_values([sample[0] for sample in samples], "inputs"), _collate_targets(
         [sample[1] for sample in samples]
     )
 
 
 @COLLATES.register("list")
-def listed() -> Collate:
-    """Return a collate function that stacks nothing: input and target of a batch are lists, as
-    detectors take them."""
-    return _lists
+def make_list() -> Collate:
+    """Stack nothing: input and target of a batch are lists, as detection models expect."""
+    return _collect_lists
 
 
 @COLLATES.register("pad")
-def pad(value: float = 0.0, target_value: float = -100, mask: str | None = "mask") -> Collate:
-    """Return a collate function that fills sequences up to the longest one of the batch.
+def make_pad(value: float = 0.0, target_value: float = -100, mask: str | None = "mask") -> Collate:
+    """Pad sequences to the length of the longest one in the batch.
 
     Args:
-        value: what inputs are filled up with.
-        target_value: what targets that are sequences are filled up with; cross-entropy ignores
-            -100.
-        mask: key under which the model gets where inputs are real, bool `(N, L)`. An input that is
-            a tensor then becomes the mapping `{"input": ..., mask: ...}`; None leaves the mask out.
+        value: padding of inputs.
+        target_value: padding of targets that are sequences; cross entropy ignores -100.
+        mask: key of a mask of real elements, bool `(N, L)`, for the model. A tensor input then
+            becomes the mapping `{"input": ..., mask: ...}`; None omits the mask.
     """
-    return Padded(value, target_value, mask)
+    return PadCollate(value, target_value, mask)
 
 
 @dataclass(frozen=True)
-class Padded:
-    """See `pad`."""
+class PadCollate:
+    """The collate function of `make_pad`."""
 
     value: float
     target_value: float
     mask: str | None
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Return the batch of samples whose inputs are tensors `(L, ...)`, or mappings of such and
-        of numbers.
+        """Return the batch of samples whose inputs are tensors `(L, ...)`, or mappings of tensors
+        and numbers.
 
         Raises:
-            ValueError: inputs differ in another dimension than the first, or in their keys, or are
-                no tensors.
+            ValueError: inputs differ in a dimension other than the first or in their keys, or are
+                not tensors.
         """
         inputs = [sample[0] for sample in samples]
         targets = [sample[1] for sample in samples]
-        if _sequences(targets):
-            target = self._filled(targets, "targets", self.target_value)[0]
+        if _are_sequences(targets):
+            target = self._pad_tensors(targets, "targets", self.target_value)[0]
         else:
-            target = _targets(targets)
+            target = _collate_targets(targets)
         if not isinstance(inputs[0], Mapping):
-            values, mask = self._filled(inputs, "inputs", self.value)
+            values, mask = self._pad_tensors(inputs, "inputs", self.value)
             return (values if self.mask is None else {"input": values, self.mask: mask}), target
-        return self._mapping(inputs), target
+        return self._pad_mapping(inputs), target
 
-    def _mapping(self, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _pad_mapping(self, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key in inputs[0]:
             values = [one.get(key) for one in inputs]
-            if not _sequences(values):
-                found[key] = _one(values, f"inputs {key!r}")
+            if not _are_sequences(values):
+                found[key] = _collate_values(values, f"inputs {key!r}")
                 continue
-            found[key], mask = self._filled(values, f"inputs {key!r}", self.value)
+            found[key], mask = self._pad_tensors(values, f"inputs {key!r}", self.value)
             if self.mask is not None and self.mask not in inputs[0]:
                 found.setdefault(self.mask, mask)
         return found
 
-    def _filled(self, values: Sequence[Any], what: str, value: float) -> tuple[Tensor, Tensor]:
-        """Return tensors filled up to the longest, and where they are real."""
-        if not _sequences(values):
+    def _pad_tensors(self, values: Sequence[Any], what: str, value: float) -> tuple[Tensor, Tensor]:
+        """Return tensors padded to the longest, and the mask of real elements."""
+        if not _are_sequences(values):
             raise ValueError(
-                f"{what} are {form(values[0])}, expected tensors of at least one dimension"
+                f"{what} are {describe_form(values[0])}, expected tensors of at least one dimension"
             )
         first = values[0]
         odd = next((at for at, one in enumerate(values) if one.shape[1:] != first.shape[1:]), None)
         if odd is not None:
             raise ValueError(
-                f"{what}: sample {odd} of the batch has shape {tuple(values[odd].shape)}, the first has "
-                f"{tuple(first.shape)}; only the first dimension is filled up"
+                f"{what}: sample {odd} of the batch has shape {tuple(values[odd].shape)}, the "
+                f"first has {tuple(first.shape)}; only the first dimension is padded"
             )
         lengths = torch.tensor([len(one) for one in values])
         return pad_sequence(list(values), batch_first=True, padding_value=value), (
@@ -125,16 +122,16 @@ class Padded:
         )
 
 
-def _lists(samples: Sequence[Any]) -> Any:
+def _collect_lists(samples: Sequence[Any]) -> Any:
     return [sample[0] for sample in samples], [sample[1] for sample in samples]
 
 
-def _sequences(values: Sequence[Any]) -> bool:
+def _are_sequences(values: Sequence[Any]) -> bool:
     return all(isinstance(one, Tensor) and one.ndim > 0 for one in values)
 
 
-def _targets(values: Sequence[Any]) -> Any:
-    """Return the targets of a batch; None where no sample has one."""
+def _collate_targets(values: Sequence[Any]) -> Any:
+    """Return the targets of a batch; None if no sample has one."""
     without = sum(value is None for value in values)
     if 0 < without < len(values):
         raise ValueError(
@@ -142,26 +139,26 @@ def _targets(values: Sequence[Any]) -> Any:
         )
     if without:
         return None
-    return _one(values, "targets")
+    return _collate_values(values, "targets")
 
 
-def _one(values: Sequence[Any], what: str) -> Any:
+def _collate_values(values: Sequence[Any], what: str) -> Any:
     try:
         return default_collate(list(values))
     except TypeError as error:
-        kinds = ", ".join(dict.fromkeys(map(form, values)))
+        kinds = ", ".join(dict.fromkeys(map(describe_form, values)))
         raise ValueError(
-            f"{what} are {kinds}: what is stacked are tensors, arrays, numbers, text, and mappings and lists of them; "
-            "let a transform make tensors (of pictures torchvision.transforms.v2.functional.pil_to_tensor), or set "
-            "collate=list, which stacks nothing"
+            f"{what} are {kinds}: only tensors, arrays, numbers, text, and mappings and lists of "
+            "these can be stacked; use a transform that makes tensors (for pictures "
+            "torchvision.transforms.v2.functional.pil_to_tensor), or collate=list"
         ) from error
 
 
-def form(value: Any) -> str:
-    """Return in words what `stacked` needs to be equal in all samples: types, shapes and keys.
+def describe_form(value: Any) -> str:
+    """Return types, shapes and keys of a value, which must be equal for all samples of a batch.
 
     Example:
-        >>> form((torch.zeros(1, 8, 8), 3))
+        >>> describe_form((torch.zeros(1, 8, 8), 3))
         '(float32 (1, 8, 8), int)'
     """
     if isinstance(value, torch.Tensor):
@@ -169,14 +166,17 @@ def form(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"array of {value.dtype} {value.shape}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {form(value[key])}" for key in sorted(value, key=str)) + "}"
+        return (
+            "{"
+            + ", ".join(f"{key}: {describe_form(value[key])}" for key in sorted(value, key=str))
+            + "}"
+        )
     if isinstance(value, list | tuple):
-        return "(" + ", ".join(map(form, value)) + ")"
+        return "(" + ", ".join(map(describe_form, value)) + ")"
     return type(value).__name__
 
 
-def common_form(values: Iterable[Any]) -> str | None:
-    """Return the form of most values, of equally frequent ones the earliest; None where there are
-    no values."""
-    counts = Counter(map(form, values))
+def find_common_form(values: Iterable[Any]) -> str | None:
+    """Return the most frequent form, the earliest one if tied; None without values."""
+    counts = Counter(map(describe_form, values))
     return max(counts, key=counts.__getitem__, default=None)

@@ -1,5 +1,5 @@
-"""A user's own loader in the place of ours: an iterable of whole batches that knows how to save its
-place."""
+"""A custom loader instead of the built-in one: an iterable of whole batches that can save its
+position."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from phasetrain.config.registry import Registry
 from phasetrain.data.bad_samples import SampleError
-from phasetrain.data.loading.fields import Selection
-from phasetrain.data.loading.loader import LoaderSettings, PhaseLoader
-from phasetrain.data.loading.reader import Reader
+from phasetrain.data.loading.fields import FieldSelection
+from phasetrain.data.loading.loader import PhaseLoader
+from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.settings import LoaderSettings
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch, mapped
 from phasetrain.engine.plan import Phase, Plan
@@ -25,37 +26,37 @@ LOADERS: Registry[Iterable[Any]] = Registry("loader", "DATA.*.loader")
 
 
 @runtime_checkable
-class Resumable(Protocol):
-    """A loader that can go on within a pass, such as torchdata's StatefulDataLoader."""
+class ResumableLoader(Protocol):
+    """A loader that can resume within an epoch, such as torchdata's StatefulDataLoader."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the batch that was handed out last: tensors, numbers, text, lists
-        and dicts."""
+        """Return the position after the last batch that was handed out: tensors, numbers, text,
+        lists and dicts."""
         ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Let the next iteration begin after the place."""
+        """Let the next iteration begin after the position."""
         ...
 
 
-class Own:
-    """A loader and how the run uses it.
+class CustomLoaderSpec:
+    """A custom loader and how the run uses it.
 
     Args:
-        make: makes the loader of a pass, given a seed; it gives this process's batches when it is
-            iterated, and has a length.
+        make: builds the loader of an epoch for a seed; it yields the batches of this rank, and has
+            a length.
         where: the split in messages, such as `DATA.TRAIN`.
-        samples: of each batch.
-        batches: micro-batches per step of this process.
-        processes: of the run.
-        fast_forward: read and drop what comes before a place where the loader has no state.
+        samples: samples per batch.
+        batches: micro-batches per step of this rank.
+        processes: world size of the run.
+        fast_forward: read and drop the batches before a position if the loader has no state.
 
     Attributes:
-        length: batches of a pass.
-        resumable: whether the loader can go on within one.
+        length: batches per epoch.
+        resumable: whether the loader can resume within an epoch.
 
     Raises:
-        ConfigError: the loader has no length, or can neither save its place nor may be
+        ConfigError: the loader has no length, or can neither save its position nor be
             fast-forwarded.
     """
 
@@ -78,110 +79,114 @@ class Own:
         kind = type(loader).__name__
         if not isinstance(loader, Iterable) or not isinstance(loader, Sized) or not len(loader):
             raise ConfigError(
-                f"{where}.loader: {kind} is expected to be an iterable of batches with a length, the number of batches "
-                "of a pass, as torch's DataLoader is"
+                f"{where}.loader: it returned {kind}, expected an iterable of batches whose length "
+                "is the number of batches per epoch, such as torch's DataLoader",
+                code="config.invalid_loader",
             )
-        if not isinstance(loader, Resumable) and not fast_forward:
+        if not isinstance(loader, ResumableLoader) and not fast_forward:
             raise ConfigError(
-                f"{where}.loader: {kind} has no state_dict and load_state_dict, so a resume could not go on in a pass; "
-                "take one that has, such as torchdata.stateful_dataloader.StatefulDataLoader, or set "
-                f"{where}.fast_forward=true, which reads and drops what came before"
+                f"{where}.loader: {kind} has no state_dict and load_state_dict, so a run could not "
+                "resume within an epoch; use one that has, such as "
+                "torchdata.stateful_dataloader.StatefulDataLoader, or set "
+                f"{where}.fast_forward=true, which reads and drops the batches before",
+                code="config.invalid_loader",
             )
         self.length = len(loader)
-        self.resumable = isinstance(loader, Resumable)
+        self.resumable = isinstance(loader, ResumableLoader)
 
     @property
     def pass_samples(self) -> int:
-        """Samples of a pass over all processes, in whole steps."""
+        """Samples per epoch over all ranks, in whole steps."""
         return self.length // self.batches * self.batches * self.samples * self.processes
 
-    def made(self, seed: int) -> Any:
-        """Return the loader of a pass.
+    def build(self, seed: int) -> Any:
+        """Build the loader of an epoch.
 
         Raises:
-            SampleError: its length is another one than before.
+            SampleError: its length differs from earlier epochs.
         """
         loader = self._make(seed)
         if len(loader) != self.length:
             raise SampleError(
-                f"{self.where}.loader has {len(loader)} batches for a pass and had {self.length} for another; a plan "
-                "needs passes of equal length"
+                f"{self.where}.loader has {len(loader)} batches for an epoch and had {self.length} "
+                "for another; a plan needs epochs of equal length",
+                code="data.loader_length",
             )
         return loader
 
 
-class OwnLoader(PhaseLoader):
-    """The batches of a split from a user's own loader.
+class CustomLoader(PhaseLoader):
+    """The batches of a split from a custom loader.
 
-    The loader is made anew for each pass, so that nothing of one pass is left to the next. Each
-    batch is fetched with the global generators seeded for its place, and put back afterwards. What
-    the loader says of its place is saved with every checkpoint, by each process for itself.
+    The loader is built for each epoch, so that nothing carries over to the next. Each batch is
+    fetched with the global generators seeded for its position, and restored afterwards. The state
+    of the loader is saved with every checkpoint, separately on each rank.
 
     Args:
-        own: the loader.
+        spec: the loader.
         selection: which values of a batch are input and target.
-        seed: the run's seed.
-        reader, sampler, plan, settings: of the data set; see `PhaseLoader`.
+        seed: seed of the run.
+        reader, sampler, plan, settings: see `PhaseLoader`.
     """
 
     is_optional = True
 
     def __init__(
         self,
-        own: Own,
-        selection: Selection,
+        spec: CustomLoaderSpec,
+        selection: FieldSelection,
         seed: int,
-        reader: Reader,
+        reader: SampleReader,
         sampler: PhaseSampler,
         plan: Plan,
         settings: LoaderSettings,
     ) -> None:
         super().__init__(reader, sampler, plan, settings)
-        self.own = own
+        self.spec = spec
         self._selection = selection
         self._seed = seed
         self._loader: Any = None
         self._batches: Iterator[Any] | None = None
-        self._at = (-1, -1)  # epoch and batches of its pass that were handed out
+        self._at = (-1, -1)  # epoch, and number of its batches that were handed out
         self._loaded: Mapping[str, Any] | None = None
 
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step of `phase` from step `start` on.
 
         Raises:
-            SampleError: the loader ends too early, or gives batches of another size.
-            ChangedError: it does not know how to begin there.
+            SampleError: the loader ends too early, or returns batches of another size.
+            ChangedError: the checkpoint has no state for this position.
         """
-        each = self.own.batches
+        each = self.spec.batches
         for step in range(phase.first + start, phase.first + phase.steps):
             self._seek(phase, step * each)
-            yield [self._fetched(phase) for _ in range(each)]
+            yield [self._fetch_batch(phase) for _ in range(each)]
 
     def stateful(self) -> dict[str, Any]:
         """Return this loader."""
         return {".loader": self}
 
     def read(self, draw: Draw) -> Batch:
-        """Return the first batch of a pass, whatever the draw; the loader under way stays where it
-        is."""
+        """Return the first batch of an epoch, whatever the draw; the running iteration is not
+        affected."""
         with preserve_generators():
-            return self._batch(next(self._begun(draw.split, draw.epoch)[1]), 0)
+            return self._make_batch(next(self._start_epoch(draw.split, draw.epoch)[1]), 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place within a pass, and what the loader says of it."""
+        """Return the position within an epoch, and the state of the loader."""
         if self._loaded is not None:
             return dict(self._loaded)
-        within = self._batches is not None and isinstance(self._loader, Resumable)
+        within = self._batches is not None and isinstance(self._loader, ResumableLoader)
         return {
             "epoch": self._at[0],
             "batches": self._at[1],
-            "processes": self.own.processes,
+            "processes": self.spec.processes,
             "loader": self._loader.state_dict() if within else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; the loader is told when the next batch is asked
-        for."""
+        """Load the result of `state_dict`; the loader itself is restored when the next batch is
+        requested."""
         self.close()
         self._loaded = dict(state)
 
@@ -192,96 +197,98 @@ class OwnLoader(PhaseLoader):
         """Keep the position of rank 0, which `load_state_dict` has loaded."""
 
     def close(self) -> None:
-        """Let go of the iteration under way, and its workers with it."""
-        self._loader = self._batches = None
+        """Drop the running iteration and its workers."""
+        self._loader = None
+        self._batches = None
 
     def _seek(self, phase: Phase, place: int) -> None:
         if self._batches is not None and self._at == (phase.epoch, place):
             return
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
+        self._loaded = None
         self.close()
         with preserve_generators():
-            if place and self.own.resumable:
-                state = self._checked(loaded, phase, place)
-                self._loader, self._batches = self._begun(phase.data, phase.epoch, state)
+            if place and self.spec.resumable:
+                state = self._check_state(loaded, phase, place)
+                self._loader, self._batches = self._start_epoch(phase.data, phase.epoch, state)
                 self._at = phase.epoch, place
                 return
-            self._loader, self._batches = self._begun(phase.data, phase.epoch)
+            self._loader, self._batches = self._start_epoch(phase.data, phase.epoch)
         self._at = phase.epoch, 0
         if place:
             log.info(
-                "%s.fast_forward: reading %d batches again to come to batch %d",
-                self.own.where,
+                "%s.fast_forward: reading %d batches to reach batch %d",
+                self.spec.where,
                 place,
                 place,
             )
             for _ in range(place):
-                self._fetched(phase)
+                self._fetch_batch(phase)
 
-    def _begun(
+    def _start_epoch(
         self, split: str, epoch: int, state: Mapping[str, Any] | None = None
     ) -> tuple[Any, Iterator[Any]]:
-        """Return the loader of a pass and an iteration, from its start or from a state on."""
-        seed = self._seed_of(split, epoch, 0)
+        """Return the loader of an epoch and an iterator, from its start or from a state."""
+        seed = self._derive_seed(split, epoch, 0)
         reseed_all(seed)
-        loader = self.own.made(seed)
+        loader = self.spec.build(seed)
         if state is not None:
             loader.load_state_dict(state)
         return loader, iter(loader)
 
-    def _checked(
+    def _check_state(
         self, loaded: Mapping[str, Any] | None, phase: Phase, place: int
     ) -> Mapping[str, Any]:
-        """Return the state of a loader at a place, and refuse one of another place."""
-        if loaded is None:
-            found = None
-        else:
-            found = (loaded["epoch"], loaded["batches"], loaded["processes"])
-        if loaded is None or found != (phase.epoch, place, self.own.processes):
-            if found is None:
-                told = "nothing"
-            else:
-                told = f"batch {found[1]} of pass {found[0]} with {found[2]} processes"
-            raise ChangedError(
-                f"{self.own.where}.loader is to go on at batch {place} of pass {phase.epoch} with {self.own.processes} "
-                f"processes, and the checkpoint knows of {told}; go on with the number of processes and the batch size "
-                "of before, or from a checkpoint at the end of an epoch"
-            )
-        state: Mapping[str, Any] = loaded["loader"]
-        return state
+        """Return the state of the loader in a checkpoint if it belongs to a position."""
+        found = "no state of it"
+        if loaded is not None:
+            position = (loaded["epoch"], loaded["batches"], loaded["processes"])
+            if position == (phase.epoch, place, self.spec.processes):
+                state: Mapping[str, Any] = loaded["loader"]
+                return state
+            found = f"batch {position[1]} of epoch {position[0]} with a world size of {position[2]}"
+        raise ChangedError(
+            f"{self.spec.where}.loader has to resume at batch {place} of epoch {phase.epoch} with a "
+            f"world size of {self.spec.processes}, and the checkpoint has {found}; resume with the old "
+            "world size and batch size, or from a checkpoint at the end of an epoch",
+            code="resume.loader_position",
+        )
 
-    def _fetched(self, phase: Phase) -> Batch:
+    def _fetch_batch(self, phase: Phase) -> Batch:
         epoch, place = self._at
-        assert self._batches is not None, "no iteration is under way"
+        assert self._batches is not None, "no iteration is running"
         with preserve_generators():
-            reseed_all(self._seed_of(phase.data, epoch, place))
+            reseed_all(self._derive_seed(phase.data, epoch, place))
             found = next(self._batches, None)
         if found is None:
             raise SampleError(
-                f"{self.own.where}.loader ends after {place} batches of a pass, and its length is {self.own.length}"
+                f"{self.spec.where}.loader ends after {place} batches of an epoch, and its length "
+                f"is {self.spec.length}",
+                code="data.loader_length",
             )
         self._at = epoch, place + 1
-        return self._batch(found, place)
+        return self._make_batch(found, place)
 
-    def _batch(self, found: Any, place: int) -> Batch:
-        """Return a batch as the task takes it; its ids are the places of its samples among those of
-        this process."""
-        inputs, targets = self._selection.pair(found, place)
+    def _make_batch(self, found: Any, place: int) -> Batch:
+        """Return a batch in the form of the task; its ids are the positions of its samples on this
+        rank."""
+        inputs, targets = self._selection.split_sample(found, place)
         sizes: list[int] = []
 
-        def count(tensor: Tensor) -> Tensor:
+        def record_size(tensor: Tensor) -> Tensor:
             sizes.append(len(tensor) if tensor.ndim else 0)
             return tensor
 
-        mapped(inputs, count)
-        samples = self.own.samples
+        mapped(inputs, record_size)
+        samples = self.spec.samples
         if not sizes or sizes[0] != samples:
             raise SampleError(
-                f"{self.own.where}.loader gives {sizes[0] if sizes else 'no'} samples in batch {place}, expected "
-                f"{samples} in each ({self.own.where}.micro_batch_size); let it leave out a short last "
-                "batch (drop_last)"
+                f"{self.spec.where}.loader returns {sizes[0] if sizes else 'no'} samples in batch "
+                f"{place}, expected {samples} ({self.spec.where}.micro_batch_size); let it drop a "
+                "short last batch (drop_last)",
+                code="data.loader_batch_size",
             )
         return Batch(inputs, targets, torch.arange(place * samples, (place + 1) * samples), samples)
 
-    def _seed_of(self, split: str, epoch: int, place: int) -> int:
+    def _derive_seed(self, split: str, epoch: int, place: int) -> int:
         return seed_of(self._seed, "loader", split, epoch, place)

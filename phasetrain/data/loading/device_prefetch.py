@@ -1,4 +1,4 @@
-"""Copies the batches of the next step to the device while those of this one are used."""
+"""Copies the batches of the next step to the device while the current ones are used."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,61 +10,62 @@ from phasetrain.engine.batch import Batch, mapped
 Step = list[Batch]
 
 
-def ahead(
-    steps: Iterator[Step], copy: Callable[[Step], Step], arrive: Callable[[Step], Step]
+def prefetch_steps(
+    steps: Iterator[Step], start_copy: Callable[[Step], Step], wait_for_copy: Callable[[Step], Step]
 ) -> Iterator[Step]:
-    """Yield the steps, the copy of each begun before the one before it is handed out.
+    """Yield the steps; the copy of each begins before the previous one is handed out.
 
-    What goes wrong with a step is raised when it is its turn, so a step before it is still made.
+    An error in a step is raised when it is its turn, so the steps before it are still used.
 
     Args:
         steps: batches as they were read.
-        copy: begins to copy them.
-        arrive: waits for what `copy` returned, as late as can be.
+        start_copy: starts to copy them.
+        wait_for_copy: waits for the result of `start_copy`, as late as possible.
     """
-    waiting: Step | Exception | None = _begun(steps, copy)
+    waiting: Step | Exception | None = _start_copy(steps, start_copy)
     while waiting is not None:
         if isinstance(waiting, Exception):
             raise waiting
-        following = _begun(steps, copy)
-        yield arrive(waiting)
+        following = _start_copy(steps, start_copy)
+        yield wait_for_copy(waiting)
         waiting = following
 
 
-def to_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
-    """Yield the steps on a CUDA device, copied on a stream of their own; only pinned memory is
-    copied meanwhile."""
+def prefetch_to_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
+    """Yield the steps on a CUDA device, copied on a side stream; only pinned memory is copied
+    concurrently."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def copy(batches: Step) -> Step:
+    def start_copy(batches: Step) -> Step:
         with torch.cuda.stream(side):
             return [batch.to(device) for batch in batches]
 
-    def arrive(batches: Step) -> Step:
+    def wait_for_copy(batches: Step) -> Step:
         current = torch.cuda.current_stream(device)
         current.wait_stream(side)
 
-        def used_here(tensor: Tensor) -> Tensor:
+        def record_use(tensor: Tensor) -> Tensor:
+            # Tells the allocator that the current stream uses the memory; otherwise the side stream
+            # would overwrite it with the next batch.
             if tensor.is_cuda:
-                tensor.record_stream(
-                    current
-                )  # the side stream gets its memory back only after that
+                tensor.record_stream(current)
             return tensor
 
         for batch in batches:
-            mapped((batch.input, batch.target, batch.mask), used_here)
+            mapped((batch.input, batch.target, batch.mask), record_use)
         return batches
 
-    return ahead(steps, copy, arrive)
+    return prefetch_steps(steps, start_copy, wait_for_copy)
 
 
-def _begun(steps: Iterator[Step], copy: Callable[[Step], Step]) -> Step | Exception | None:
-    """Return the next step with its copy begun, what went wrong with it, or None where there is
-    none."""
+def _start_copy(
+    steps: Iterator[Step], start_copy: Callable[[Step], Step]
+) -> Step | Exception | None:
+    """Return the next step with its copy started, its error, or None at the end."""
     try:
         batches = next(steps, None)
         if batches is None:
             return None
-        return copy(batches)
-    except Exception as error:  # noqa: BLE001 - raised in its turn
+        return start_copy(batches)
+    except Exception as error:  # noqa: BLE001 - raised when it is its turn
         return error

@@ -1,4 +1,4 @@
-"""A split whose transforms, order or batch size change from stage to stage (PHASES.stages)."""
+"""A split whose transforms, order or batch size change between stages (PHASES.stages)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,52 +6,52 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import OnBadSample
-from phasetrain.data.loading.reader import Reader
+from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 
 
-class StagedReader(Dataset[Batch]):
-    """Reads each draw as its stage does; a draw knows its stage, so workers need not be told.
+class PerStageReader(Dataset[Batch]):
+    """Reads each draw with the reader of its stage; the draw has its stage, so workers need no
+    message.
 
     Args:
-        readers: of each stage.
+        readers: reader of each stage.
     """
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
+    def __init__(self, readers: Sequence[SampleReader]) -> None:
         self.readers = tuple(readers)
 
     @property
     def dataset(self) -> Any:
-        """The samples, which are those of every stage."""
+        """The samples, the same in every stage."""
         return self.readers[0].dataset
 
     @property
     def on_bad_sample(self) -> OnBadSample:
-        """What is done with a sample that cannot be read."""
+        """Policy for a sample that cannot be read."""
         return self.readers[0].on_bad_sample
 
     @property
     def draws_at_random(self) -> bool:
-        """Whether a part that is not ours may draw from the global generators while a sample is
-        read."""
+        """Whether foreign code may draw from the global generators while a sample is read."""
         return any(reader.draws_at_random for reader in self.readers)
 
     def __getitem__(self, draw: Draw) -> Batch:
-        """Return the batch of a draw, see `Reader`."""
+        """Return the batch of a draw, see `SampleReader`."""
         return self.readers[draw.stage][draw]
 
-    def stand_in(self, draw: Draw) -> Batch:
-        """Return a batch of which nothing counts, see `Reader`."""
-        return self.readers[draw.stage].stand_in(draw)
+    def padding(self, draw: Draw) -> Batch:
+        """Return a fully masked batch, see `SampleReader`."""
+        return self.readers[draw.stage].padding(draw)
 
 
-class StagedSampler:
-    """Draws for each phase as its stage does.
+class PerStageSampler:
+    """Draws for each phase with the sampler of its stage.
 
     Args:
-        samplers: of each stage.
+        samplers: sampler of each stage.
     """
 
     def __init__(self, samplers: Sequence[PhaseSampler]) -> None:
@@ -59,7 +59,7 @@ class StagedSampler:
 
     @property
     def in_step(self) -> bool:
-        """Whether others make the same number of draws for each step."""
+        """Whether all ranks make the same number of draws per step."""
         return self.samplers[0].in_step
 
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:

@@ -1,4 +1,4 @@
-"""Reading a draw: samples, transforms and collation, as a pure function of seed and draw."""
+"""Reads a draw: samples, transforms and collation, as a pure function of seed and draw."""
 
 from collections.abc import Sequence
 from types import FrameType
@@ -14,11 +14,11 @@ from phasetrain.data.bad_samples import (
     OnBadSample,
     SampleError,
     Unreadable,
-    named,
+    format_samples,
 )
 from phasetrain.data.datasets.base import TensorSamples
-from phasetrain.data.loading.collate import Collate, common_form, form, stacked
-from phasetrain.data.loading.fields import Selection
+from phasetrain.data.loading.collate import Collate, describe_form, find_common_form, stack_samples
+from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, mix64
@@ -28,29 +28,28 @@ from phasetrain.runtime.machine import mix_seed, reseed_all, seed_of
 
 MISFITS = (ValueError, TypeError, RuntimeError, IndexError)
 SUBSTITUTES = 10
-"""How many other samples are tried in the place of a bad one."""
+"""Maximum number of substitutes that are tried for a bad sample."""
 
 Sample = tuple[Any, Any]
 """Transformed input, and target."""
 
 
-class Reader(Dataset[Batch]):
+class SampleReader(Dataset[Batch]):
     """The batches of one split.
 
-    What a sample becomes depends on the run's seed, the split, the epoch, the sample's place in the
-    epoch and its index: not on the worker that reads it, nor on the samples beside it. So does what
-    takes the place of one that cannot be read.
+    A sample is a function of the seed of the run, the split, the epoch, its position in the epoch
+    and its index: not of the worker that reads it, nor of the other samples of its batch. The same
+    holds for the substitute of a sample that cannot be read.
 
     Args:
         dataset: the samples.
         pipeline: transforms of the input.
         collate: makes a batch of samples.
-        seed: the run's seed.
-        on_bad_sample: what to do with a sample that cannot be read; one of a data set that is
-            gathered by whole batches always raises.
+        seed: seed of the run.
+        on_bad_sample: policy for a sample that cannot be read; a dataset that is gathered by whole
+            batches always raises.
         selection: which values of a sample are input and target.
-        chosen: indices of the samples that take part, where not all do; others stand in for no bad
-            one.
+        chosen: indices of the samples in use, if not all; substitutes are among them.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Reader(Dataset[Batch]):
         *,
         seed: int,
         on_bad_sample: OnBadSample = "raise",
-        selection: Selection | None = None,
+        selection: FieldSelection | None = None,
         chosen: Indices | None = None,
     ) -> None:
         self.dataset = dataset
@@ -69,17 +68,17 @@ class Reader(Dataset[Batch]):
         self.on_bad_sample = on_bad_sample
         self._collate = collate
         self._seed = seed
-        self.selection = selection or Selection()
+        self.selection = selection or FieldSelection()
         self.chosen = chosen
         self._whole = (
-            _gathers(dataset)
-            and pipeline.batched
-            and collate is stacked
+            _is_gathered(dataset)
+            and pipeline.is_batched
+            and collate is stack_samples
             and self.selection.keeps_inputs
         )
-        self._given = self.selection == Selection(where=self.selection.where)
+        self._given = self.selection == FieldSelection(where=self.selection.where)
         self._plain = not pipeline.transforms
-        self._stacks = collate is stacked
+        self._stacks = collate is stack_samples
 
     @property
     def draws_at_random(self) -> bool:
@@ -88,64 +87,65 @@ class Reader(Dataset[Batch]):
         return not self._whole
 
     def __getitem__(self, draw: Draw) -> Batch:
-        """Return the batch of a draw; one of size 0, without input, where all samples are bad and
-        dropped.
+        """Return the batch of a draw; of size 0, without input, if all samples are bad and dropped.
 
         Raises:
-            SampleError: a sample could not be read or transformed, none that was tried in its place
-                could either, or the samples do not make a batch.
+            SampleError: a sample and all its substitutes cannot be read or transformed, or the
+                samples do not form a batch.
         """
         if not draw.counts:
             return self[draw._replace(counts=True)].as_stand_in()
         if not self._whole:
-            return self._one_by_one(draw)
+            return self._read_batch(draw)
         ids = torch.from_numpy(draw.indices)
         try:
             inputs, targets = self.dataset.__getitems__(ids)
             if not self._plain:
-                inputs = self.pipeline(inputs, self.keys(draw))
+                inputs = self.pipeline(inputs, self.make_keys(draw))
         except MISFITS as error:
             if is_out_of_memory(error):
                 raise
-            raise SampleError(_no_batch(draw.split, draw.indices.tolist(), error)) from error
+            raise SampleError(_describe_misfit(draw.split, draw.indices.tolist(), error)) from error
         if not self._given:
-            targets = self.selection.of_batch(targets, ids)
+            targets = self.selection.select_targets(targets, ids)
         return Batch(inputs, targets, ids, len(draw.indices))
 
-    def stand_in(self, draw: Draw) -> Batch:
-        """Return a batch of which nothing counts, in place of one that has lost all its samples.
+    def padding(self, draw: Draw) -> Batch:
+        """Return a fully masked batch, for a rank that has lost all its samples.
 
         Raises:
-            SampleError: no other samples that were tried can be read either.
+            SampleError: no substitute can be read either.
         """
-        return self._like(self.pipeline, "substitute")[draw._replace(counts=True)].as_stand_in()
+        return self._copy_with(self.pipeline, "substitute")[
+            draw._replace(counts=True)
+        ].as_stand_in()
 
-    def keys(self, draw: Draw) -> Keys:
+    def make_keys(self, draw: Draw) -> Keys:
         """Return the key material of each sample of a draw."""
         base = np.uint64(seed_of(self._seed, "sample", draw.split, draw.epoch))
         ordinals = np.arange(draw.ordinal, draw.ordinal + len(draw.indices), dtype=np.uint64)
         return Keys(mix64(mix64(ordinals ^ base) ^ draw.indices.astype(np.uint64)))
 
-    def samples(self, draw: Draw) -> list[Sample | Unreadable]:
-        """Return the transformed samples of a draw one by one, each with the global generators
-        seeded for it.
+    def read_samples(self, draw: Draw) -> list[Sample | Unreadable]:
+        """Return the transformed samples of a draw one by one, with the global generators seeded
+        for each.
 
         Raises:
-            SampleError: one cannot be read, and `on_bad_sample` is to raise; otherwise `Unreadable`
-                stands for it.
+            SampleError: one cannot be read, and `on_bad_sample` is to raise; otherwise it is
+                `Unreadable`.
         """
-        keys = self.keys(draw)
+        keys = self.make_keys(draw)
         return [
-            self._sample(draw.split, int(index), seed, Keys(keys.values[at : at + 1]))
-            for at, (index, seed) in enumerate(zip(draw.indices, keys.seeds(), strict=True))
+            self._read_sample(draw.split, int(index), seed, Keys(keys.values[at : at + 1]))
+            for at, (index, seed) in enumerate(zip(draw.indices, keys.make_seeds(), strict=True))
         ]
 
-    def with_pipeline(self, pipeline: Pipeline) -> "Reader":
+    def with_pipeline(self, pipeline: Pipeline) -> "SampleReader":
         """Return a reader of the same samples with other transforms."""
-        return self._like(pipeline, self.on_bad_sample)
+        return self._copy_with(pipeline, self.on_bad_sample)
 
-    def _like(self, pipeline: Pipeline, on_bad_sample: OnBadSample) -> "Reader":
-        return Reader(
+    def _copy_with(self, pipeline: Pipeline, on_bad_sample: OnBadSample) -> "SampleReader":
+        return SampleReader(
             self.dataset,
             pipeline,
             self._collate,
@@ -155,8 +155,8 @@ class Reader(Dataset[Batch]):
             chosen=self.chosen,
         )
 
-    def _one_by_one(self, draw: Draw) -> Batch:
-        ids, samples, bad = self._readable(draw)
+    def _read_batch(self, draw: Draw) -> Batch:
+        ids, samples, bad = self._collect_readable(draw)
         if not samples:
             return Batch(None, None, torch.zeros(0, dtype=torch.int64), 0, bad=bad)
         reseed_all(seed_of(self._seed, "collate", draw.split, draw.epoch, draw.ordinal))
@@ -165,40 +165,40 @@ class Reader(Dataset[Batch]):
         except MISFITS as error:
             if is_out_of_memory(error):
                 raise
-            raise SampleError(_no_batch(draw.split, ids, error)) from error
+            raise SampleError(_describe_misfit(draw.split, ids, error)) from error
         return Batch(inputs, targets, torch.tensor(ids), len(samples), bad=bad)
 
-    def _readable(self, draw: Draw) -> tuple[list[int], list[Sample], BadPairs]:
-        """Return indices and samples to make a batch of, and the bad samples that were met."""
-        found = self.samples(draw)
+    def _collect_readable(self, draw: Draw) -> tuple[list[int], list[Sample], BadPairs]:
+        """Return indices and samples for a batch, and the bad samples that were met."""
+        found = self.read_samples(draw)
         good = [sample for sample in found if not isinstance(sample, Unreadable)]
         if self.on_bad_sample == "raise":
             return draw.indices.tolist(), good, ()
-        wanted = common_form(good) if self._stacks else None
+        wanted = find_common_form(good) if self._stacks else None
         ids: list[int] = []
         samples: list[Sample] = []
         bad: dict[int, str] = {}
         for ordinal, (index, sample) in enumerate(
             zip(draw.indices.tolist(), found, strict=True), draw.ordinal
         ):
-            taken, sample = index, _fitting(sample, wanted)
+            taken, sample = index, _check_form(sample, wanted)
             if isinstance(sample, Unreadable):
                 bad.setdefault(index, sample.reason)
                 if self.on_bad_sample == "drop":
                     continue
-                taken, sample = self._substitute(draw, ordinal, index, wanted, bad)
+                taken, sample = self._find_substitute(draw, ordinal, index, wanted, bad)
                 wanted = (
-                    form(sample) if self._stacks else None
+                    describe_form(sample) if self._stacks else None
                 )  # where no sample of the draw itself was good
             ids.append(taken)
             samples.append(sample)
         return ids, samples, tuple(bad.items())
 
-    def _substitute(
+    def _find_substitute(
         self, draw: Draw, ordinal: int, index: int, wanted: str | None, bad: dict[int, str]
     ) -> tuple[int, Sample]:
-        """Return index and sample of what takes the place of a bad one; bad ones met on the way are
-        added to `bad`."""
+        """Return index and sample of a substitute for a bad sample; bad ones on the way are added
+        to `bad`."""
         places = range(len(self.dataset)) if self.chosen is None else self.chosen
         own = int(np.searchsorted(places, index)) if self.chosen is not None else index
         others = len(places) - 1
@@ -209,41 +209,46 @@ class Reader(Dataset[Batch]):
             other = word % others
             other = int(places[other + (other >= own)])
             key = Keys([mix_seed(word, other)])
-            sample = _fitting(self._sample(draw.split, other, key.seeds()[0], key), wanted)
+            sample = _check_form(
+                self._read_sample(draw.split, other, key.make_seeds()[0], key), wanted
+            )
             if not isinstance(sample, Unreadable):
                 return other, sample
             bad.setdefault(other, sample.reason)
         where = f"DATA.{draw.split.upper()}"
         raise SampleError(
-            f"{where}.on_bad_sample = 'substitute': sample {index} cannot be read, nor can any other one tried in its "
-            f"place (up to {SUBSTITUTES}); the last are {named(list(bad.items())[-SHOWN:])}; mend the data, or set "
-            f"{where}.on_bad_sample=drop"
+            f"{where}.on_bad_sample = 'substitute': sample {index} cannot be read, nor can up to "
+            f"{SUBSTITUTES} substitutes; the last ones: "
+            f"{format_samples(list(bad.items())[-SHOWN:])}; fix the data, or set "
+            f"{where}.on_bad_sample=drop",
+            code="data.no_substitute",
         )
 
-    def _sample(self, split: str, index: int, seed: int, key: Keys) -> Sample | Unreadable:
+    def _read_sample(self, split: str, index: int, seed: int, key: Keys) -> Sample | Unreadable:
         reseed_all(seed)
         try:
-            value, target = self.selection.pair(self.dataset[index], index)
-            return _filled(self.pipeline.one(value, key)), target
+            value, target = self.selection.split_sample(self.dataset[index], index)
+            return _check_input(self.pipeline.transform_sample(value, key)), target
         except Exception as error:
             if self.on_bad_sample != "raise":
-                return Unreadable.by(error)
+                return Unreadable.from_error(error)
             where = f"DATA.{split.upper()}"
             raise SampleError(
-                f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; mend it, or put up with it "
-                f"by {where}.on_bad_sample=substitute or drop"
+                f"{where}: sample {index} cannot be read: {type(error).__name__}: {error}; fix it, "
+                f"or set {where}.on_bad_sample to substitute or drop",
+                code="data.unreadable_sample",
             ) from error
 
 
-def reads_here(frame: FrameType | None) -> bool:
-    """Tell whether code at `frame` was called to read a batch in this process."""
-    while frame is not None and frame.f_code is not Reader.__getitem__.__code__:
+def is_reading_here(frame: FrameType | None) -> bool:
+    """Return whether code at `frame` was called to read a batch in this process."""
+    while frame is not None and frame.f_code is not SampleReader.__getitem__.__code__:
         frame = frame.f_back
     return frame is not None
 
 
-def _gathers(dataset: Any) -> bool:
-    """Tell whether a data set is gathered by our own code; one that has code of its own there may
+def _is_gathered(dataset: Any) -> bool:
+    """Return whether batches come from `TensorSamples` itself; a subclass with custom access may
     draw at random."""
     kind = type(dataset)
     return (
@@ -253,22 +258,22 @@ def _gathers(dataset: Any) -> bool:
     )
 
 
-def _filled(value: Any) -> Any:
+def _check_input(value: Any) -> Any:
     if value is None:
-        raise ValueError("its input is None; a data set or a transform returns nothing")
+        raise ValueError("its input is None; the dataset or a transform returns nothing")
     if (isinstance(value, torch.Tensor) and value.numel() == 0) or (
         isinstance(value, np.ndarray) and value.size == 0
     ):
-        raise ValueError(f"its input is empty: {form(value)}")
+        raise ValueError(f"its input is empty: {describe_form(value)}")
     return value
 
 
-def _fitting(sample: Sample | Unreadable, wanted: str | None) -> Sample | Unreadable:
-    """Return the sample if it has the form that all of a batch must have, where they must."""
-    if isinstance(sample, Unreadable) or wanted is None or form(sample) == wanted:
+def _check_form(sample: Sample | Unreadable, wanted: str | None) -> Sample | Unreadable:
+    """Return the sample if it has the required form, if any."""
+    if isinstance(sample, Unreadable) or wanted is None or describe_form(sample) == wanted:
         return sample
-    return Unreadable(f"it is {form(sample)}, and the others of its batch are {wanted}")
+    return Unreadable(f"it is {describe_form(sample)}, and the others of its batch are {wanted}")
 
 
-def _no_batch(split: str, indices: Sequence[int], error: Exception) -> str:
+def _describe_misfit(split: str, indices: Sequence[int], error: Exception) -> str:
     return f"DATA.{split.upper()}: samples {list(indices)} do not make a batch: {error}"

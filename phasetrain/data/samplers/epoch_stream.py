@@ -1,4 +1,4 @@
-"""Shuffled passes without an end, and passes that are computed where they are asked for."""
+"""An endless stream of shuffled epochs, and passes that are computed on access."""
 
 from collections.abc import Callable
 
@@ -11,18 +11,18 @@ from phasetrain.data.transforms.base import GOLDEN, Keys, mix64
 from phasetrain.runtime.machine import seed_of
 
 TABLE = 512
-"""Draws that are made together of a source that is smaller."""
+"""Minimum number of draws computed together: NumPy's call overhead dominates for small sources."""
 
 
-class Computed:
-    """A pass that is made piece by piece where it is asked for; the latest pieces are kept.
+class ChunkedPass:
+    """A pass that is computed in chunks on access; the latest chunks are cached.
 
     Args:
-        length: samples of the pass.
-        compute: returns the indices at `[begin, end)`, int64, always the same ones.
+        length: number of samples of the pass.
+        compute: returns the indices at `[begin, end)`, int64, a pure function.
 
     Example:
-        >>> Computed(10**12, lambda begin, end: np.arange(begin, end) // 2)[6:9]
+        >>> ChunkedPass(10**12, lambda begin, end: np.arange(begin, end) // 2)[6:9]
         array([3, 3, 4])
     """
 
@@ -40,10 +40,10 @@ class Computed:
         if begin >= end:
             return np.empty(0, dtype=np.int64)
         starts = range(begin - begin % CHUNK, end, CHUNK)
-        parts = [self._chunk(start)[max(begin - start, 0) : end - start] for start in starts]
+        parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
         return np.concatenate(parts)[::step]
 
-    def _chunk(self, start: int) -> Indices:
+    def _get_chunk(self, start: int) -> Indices:
         if start not in self._chunks:
             if len(self._chunks) == KEPT:
                 del self._chunks[next(iter(self._chunks))]
@@ -51,18 +51,19 @@ class Computed:
         return self._chunks[start]
 
 
-class Passes:
-    """The numbers from 0 to `length - 1`, shuffled pass after shuffled pass, without an end.
+class EpochStream:
+    """The numbers from 0 to `length - 1` in an endless stream, shuffled independently in each
+    epoch.
 
-    The order of a pass sorts the numbers by a hash of seed, pass and number; that of more than
-    2**20 numbers is a `Permutation`. So any place is reached without those before it.
+    An epoch sorts the numbers by a hash of seed, epoch and number; above 2**20 numbers it is a
+    `Permutation`. Any position is computed without the positions before it.
 
     Args:
         length: how many numbers, at least 1.
-        seed: what the order is a function of.
+        seed: seed of the order.
 
     Example:
-        >>> draws = Passes(4, seed=0)
+        >>> draws = EpochStream(4, seed=0)
         >>> sorted(draws[4:8].tolist())
         [0, 1, 2, 3]
     """
@@ -81,20 +82,20 @@ class Passes:
         parts = []
         while begin < end:
             number, place = divmod(begin, size)
-            parts.append(self._table(number)[place : place + end - begin])
+            parts.append(self._get_table(number)[place : place + end - begin])
             begin += len(parts[-1])
         if parts:
             return np.concatenate(parts)
         return np.empty(0, dtype=np.int64)
 
-    def _table(self, number: int) -> Pass:
+    def _get_table(self, number: int) -> Pass:
         if number not in self._tables:
             if len(self._tables) == KEPT:
                 del self._tables[next(iter(self._tables))]
-            self._tables[number] = self._made(number)
+            self._tables[number] = self._make_table(number)
         return self._tables[number]
 
-    def _made(self, number: int) -> Pass:
+    def _make_table(self, number: int) -> Pass:
         if self._length > LARGEST_TABLE:
             return Permutation(self._length, seed_of(self._seed, "pass", number))
         passes = np.arange(number * self._group, (number + 1) * self._group, dtype=np.uint64)
@@ -102,17 +103,18 @@ class Passes:
             mix64(passes ^ np.uint64(self._seed))[:, None]
             + np.arange(self._length, dtype=np.uint64) * GOLDEN
         )
+        # Stable, so that equal hashes give the same order with every version of NumPy.
         return np.argsort(words, axis=1, kind="stable").astype(np.int64, copy=False).reshape(-1)
 
 
-def uniform(seed: int, begin: int, end: int) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each ordinal of `[begin, end)`, a function of it and the seed,
+def draw_uniform(seed: int, begin: int, end: int) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each ordinal of `[begin, end)`, a function of seed and ordinal,
     float64."""
     return Keys(mix64(np.arange(begin, end, dtype=np.uint64) ^ np.uint64(seed))).uniform()
 
 
-def at_least(name: str, value: int | None, least: int = 1) -> None:
-    """Refuse a number that is too small.
+def check_at_least(name: str, value: int | None, least: int = 1) -> None:
+    """Reject a number that is too small.
 
     Raises:
         ValueError: it is below `least`.

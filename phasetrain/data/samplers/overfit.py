@@ -1,27 +1,26 @@
-"""Learning a few batches by heart: whether a model and its loss can learn at all
-(PHASES.overfit)."""
+"""Overfit a few batches: checks whether a model and its loss can learn at all (PHASES.overfit)."""
 
-from phasetrain.data.samplers.phase_sampler import Order, Pass, pass_length
+from phasetrain.data.samplers.phase_sampler import Pass, SampleOrder, pass_length
 
 
-class Overfit:
-    """An order whose passes are all the beginning of the same pass of another order.
+class OverfitOrder:
+    """An order whose epochs are all the beginning of the same epoch of another order.
 
     Args:
-        order: the other one.
-        samples: how many samples.
-        seed: of the pass whose beginning it is.
+        order: the other order.
+        samples: number of samples.
+        seed: seed of the epoch.
     """
 
-    def __init__(self, order: Order, samples: int, seed: int) -> None:
+    def __init__(self, order: SampleOrder, samples: int, seed: int) -> None:
         self._order = order
         self._samples = samples
         self._seed = seed
 
     def samples(self, length: int) -> int:
-        """Return the number of samples of a pass."""
+        """Return the number of samples per epoch."""
         return min(self._samples, pass_length(self._order, length))
 
     def __call__(self, length: int, seed: int) -> Pass:
-        """Return the same indices whatever the seed, int64."""
+        """Return the same indices for every seed, int64."""
         return self._order(length, self._seed)[: self.samples(length)]

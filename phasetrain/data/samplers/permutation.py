@@ -1,4 +1,4 @@
-"""Permutations of any length that give any part of themselves without the rest."""
+"""Permutations of any length that compute any slice without the rest."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,13 @@ Indices = NDArray[np.int64]
 
 ROUNDS = 8
 CHUNK = 16_384
-"""Ordinals that are computed together: the calls of NumPy take most of the time of a few."""
+"""Ordinals that are computed together: NumPy's call overhead dominates for a few."""
 KEPT = 2
-"""Chunks that are kept: one for the reader that runs ahead, one for the loop behind it."""
+"""Cached chunks: one for the reader that runs ahead, one for the loop behind it."""
 
 
 class Identity:
-    """The numbers from 0 to `length - 1` in their order, made where they are asked for.
+    """The numbers from 0 to `length - 1` in order, computed on access.
 
     Example:
         >>> Identity(10**9)[5:8]
@@ -30,28 +30,26 @@ class Identity:
         return self._length
 
     def __getitem__(self, places: slice) -> Indices:
-        """Return the numbers at some places, int64 `(N,)`."""
+        """Return the numbers at some positions, int64 `(N,)`."""
         return np.arange(*places.indices(self._length), dtype=np.int64)
 
 
 class Permutation:
     """A pseudorandom permutation of the numbers from 0 to `length - 1`, each a function of its
-    place alone.
+    position alone.
 
-    A balanced Feistel network (Luby and Rackoff 1988, doi:10.1137/0217022) permutes the smallest
-    range of an even number of bits that holds them all; what falls outside of them goes through it
-    again until it falls inside ("cycle walking": Black and Rogaway 2002, Ciphers with arbitrary
-    finite domains, doi:10.1007/3-540-45760-7_9), which takes at most four passes on average. The
-    round function is the upper half of SplitMix64's finaliser of the right half and a round key;
-    round keys are hashes of the seed. It shuffles, it does not keep secrets, and it is meant for
-    many numbers: of few, a network so narrow does not reach every order.
-
-    All arithmetic is on integers, so that the order is the same on every machine and with every
-    version of NumPy.
+    A Feistel network needs no table: memory and start-up do not grow with the dataset, and resuming
+    in the middle of an epoch of 10**12 samples costs nothing. A balanced network (Luby and Rackoff
+    1988, doi:10.1137/0217022) permutes the smallest range with an even number of bits that contains
+    all numbers; a result outside the numbers is permuted again until it is inside ("cycle walking":
+    Black and Rogaway 2002, Ciphers with arbitrary finite domains, doi:10.1007/3-540-45760-7_9), at
+    most four times on average. The round function is the upper half of SplitMix64's finaliser of
+    the right half and a round key; round keys are hashes of the seed. It shuffles, it is not a
+    cipher, and it is meant for many numbers: a narrow network does not reach every order.
 
     Args:
         length: how many numbers, up to 2**62.
-        seed: what the order is a function of.
+        seed: seed of the order.
         rounds: rounds of the network.
 
     Example:
@@ -61,8 +59,9 @@ class Permutation:
 
     def __init__(self, length: int, seed: int, *, rounds: int = ROUNDS) -> None:
         if not 0 <= length <= 2**62:
-            raise ValueError(f"a permutation has from 0 to 2**62 numbers, not {length}")
+            raise ValueError(f"length = {length}: expected 0 to 2**62 numbers")
         half = max(1, ((length - 1).bit_length() + 1) // 2)
+        # Integers only, so that the order is the same on every machine and version of NumPy.
         self._length = length
         self._half = np.uint64(half)
         self._mask = np.uint64(2**half - 1)
@@ -74,33 +73,33 @@ class Permutation:
         return self._length
 
     def __getitem__(self, places: slice) -> Indices:
-        """Return the numbers at some places, int64 `(N,)`, an array of its own."""
+        """Return the numbers at some positions, int64 `(N,)`, as a new array."""
         begin, end, step = places.indices(self._length)
         if step != 1:
             return self.at(np.arange(begin, end, step, dtype=np.int64))
         if begin >= end:
             return np.empty(0, dtype=np.int64)
         starts = range(begin - begin % CHUNK, end, CHUNK)
-        parts = [self._chunk(start)[max(begin - start, 0) : end - start] for start in starts]
+        parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
         if len(parts) == 1:
             return parts[0].copy()
         return np.concatenate(parts)
 
     def at(self, places: Indices) -> Indices:
-        """Return the number at each of some places.
+        """Return the number at each of some positions.
 
         Args:
             places: int64 `(N,)`, each in [0, length).
         """
-        words = self._encrypted(places.astype(np.uint64))
+        words = self._encrypt(places.astype(np.uint64))
         outside = np.flatnonzero(words >= self._length)
         while len(outside):
-            again = self._encrypted(words[outside])
+            again = self._encrypt(words[outside])
             words[outside] = again
             outside = outside[again >= self._length]
         return words.astype(np.int64)
 
-    def _chunk(self, start: int) -> Indices:
+    def _get_chunk(self, start: int) -> Indices:
         if start not in self._chunks:
             if len(self._chunks) == KEPT:
                 del self._chunks[next(iter(self._chunks))]
@@ -109,9 +108,10 @@ class Permutation:
             )
         return self._chunks[start]
 
-    def _encrypted(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _encrypt(self, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left = words >> self._half
         right = words & self._mask
         for key in self._round_keys:
+            # One round: invertible whatever the round function, which makes this a permutation.
             left, right = right, left ^ (mix64(right ^ key) >> self._shift)
         return left << self._half | right

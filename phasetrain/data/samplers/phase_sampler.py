@@ -1,5 +1,4 @@
-"""Which samples a step gets: a pure function of seed, phase, process and step, so that resuming is
-slicing."""
+"""The samples of each step: a pure function of seed, phase, rank and step, so resuming is slicing."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -16,78 +15,74 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runtime.machine import seed_of
 
 LARGEST_TABLE = 2**20
-"""Samples up to which a shuffled pass is made as a whole; longer ones are computed piece by
-piece."""
+"""Maximum length of a pass that is shuffled as a whole; longer ones are computed in chunks."""
 
 
 @runtime_checkable
 class Pass(Protocol):
-    """The indices of one pass: an int64 array, or what makes any slice of it when it is asked
-    for."""
+    """The indices of one epoch: an int64 array, or an object that computes any slice on access."""
 
     def __len__(self) -> int:
-        """Return the number of samples of the pass."""
+        """Return the number of samples."""
         ...
 
     def __getitem__(self, ordinals: slice, /) -> Indices:
-        """Return the indices at `[begin:end]` of the pass, int64 `(end - begin,)`, always the same
-        ones."""
+        """Return the indices at `[begin:end]`, int64 `(end - begin,)`, always the same ones."""
         ...
 
 
-class Order(Protocol):
-    """The order of the samples within one pass over a split."""
+class SampleOrder(Protocol):
+    """The order of the samples within one epoch of a split."""
 
     def __call__(self, length: int, seed: int) -> Pass:
-        """Return the indices of one pass, `length` of them, as a pure function of its arguments.
+        """Return the indices of one epoch, `length` of them, as a pure function of the arguments.
 
-        Where data sets are so large that a whole pass should not be computed before the first step,
-        return an object with a length and slices instead of an array.
+        For datasets so large that an epoch should not be computed before the first step, return an
+        object with a length and slices instead of an array.
 
         Args:
-            length: samples of the split.
-            seed: 64-bit seed of this pass.
+            length: number of samples of the split.
+            seed: 64-bit seed of this epoch.
         """
         ...
 
 
 @runtime_checkable
 class BatchOrder(Protocol):
-    """An order that is made for batches of one size, so that a pass cannot go on with batches of
-    another."""
+    """An order made for one batch size, so that an epoch cannot continue with another batch size."""
 
     batch_size: int
 
 
 @runtime_checkable
-class OwnLength(Protocol):
-    """An order whose passes have another number of samples than the data set."""
+class HasPassLength(Protocol):
+    """An order whose epochs have a different number of samples than the dataset."""
 
     def samples(self, length: int) -> int:
-        """Return the number of samples of a pass over a data set of `length` samples, the same for
-        every pass."""
+        """Return the number of samples of an epoch for a dataset of `length` samples, the same for
+        all epochs."""
         ...
 
 
-def pass_length(order: Order, length: int) -> int:
-    """Return the number of samples of a pass over `length` samples in an order."""
-    if isinstance(order, OwnLength):
-        return order.samples(length)
+def pass_length(make_pass: SampleOrder, length: int) -> int:
+    """Return the number of samples of an epoch over `length` samples in an order."""
+    if isinstance(make_pass, HasPassLength):
+        return make_pass.samples(length)
     return length
 
 
-SAMPLERS: Registry[Order] = Registry("sampler", "DATA.*.sampler")
+SAMPLERS: Registry[SampleOrder] = Registry("sampler", "DATA.*.sampler")
 
 
 @SAMPLERS.register("shuffled")
-def shuffled() -> Order:
-    """Return the order in which every pass is a permutation of its own.
+def make_shuffled() -> SampleOrder:
+    """An order in which every epoch is a different permutation.
 
-    NumPy's Philox generator gives the permutations of up to 2**20 samples, a network that reaches
-    any place of a pass at once those of more (`phasetrain.data.samplers.permutation.Permutation`).
+    Up to 2**20 samples the permutation comes from NumPy's Philox generator, above that from
+    `phasetrain.data.samplers.permutation.Permutation`.
     """
 
-    def order(length: int, seed: int) -> Pass:
+    def make_pass(length: int, seed: int) -> Pass:
         if length > LARGEST_TABLE:
             return Permutation(length, seed)
         return (
@@ -96,30 +91,30 @@ def shuffled() -> Order:
             .astype(np.int64, copy=False)
         )
 
-    return order
+    return make_pass
 
 
 @SAMPLERS.register("sequential")
-def sequential() -> Order:
-    """Return the order of the data set itself."""
+def make_sequential() -> SampleOrder:
+    """The order of the dataset itself."""
 
-    def order(length: int, seed: int) -> Pass:
+    def make_pass(length: int, seed: int) -> Pass:
         return Identity(length)
 
-    return order
+    return make_pass
 
 
 class Draw(NamedTuple):
-    """The samples of one micro-batch of one process.
+    """The samples of one micro-batch of one rank.
 
     Attributes:
         split: name of the split.
-        epoch: pass over the training data.
-        ordinal: place of the first sample within the pass; the others follow one by one.
-        indices: their indices in the data set, int64 `(N,)`.
-        counts: whether they do; a process whose share has run out while others have more gets
-            samples that do not.
-        stage: number of the stage, which may have transforms of its own.
+        epoch: epoch of the training data.
+        ordinal: position of the first sample within the epoch; the others follow.
+        indices: indices in the dataset, int64 `(N,)`.
+        counts: whether the samples count; a rank that has run out of samples gets padding that does
+            not.
+        stage: number of the stage, which may have its own transforms.
     """
 
     split: str
@@ -131,23 +126,23 @@ class Draw(NamedTuple):
 
 
 class PhaseSampler:
-    """Draws of one process for the phases of one split.
+    """The draws of one rank for the phases of one split.
 
     Args:
-        order: order of the samples within a pass.
-        length: samples of the split.
-        seed: the run's seed.
+        order: order of the samples within an epoch.
+        length: number of samples of the split.
+        seed: seed of the run.
         micro_batch_size: samples per draw.
-        world: the processes; each takes its slice of every global batch, so the samples of a step
-            do not depend on their number.
-        fixed: a short batch is cut where a full one would be, so that micro-batches do not depend
-            on it either; those at its end are empty then.
-        windows: samples of successive passes, where each goes over a window of the data.
+        world: the ranks; each takes a slice of every global batch, so the samples of a step do not
+            depend on the world size.
+        fixed: cut a short batch where a full one would be cut, so that micro-batches do not depend
+            on the world size either; the last ones may be empty.
+        windows: lengths of successive windows of the data, if each epoch covers one.
     """
 
     def __init__(
         self,
-        order: Order,
+        make_pass: SampleOrder,
         length: int,
         *,
         seed: int,
@@ -158,7 +153,7 @@ class PhaseSampler:
     ) -> None:
         self._windows = [0, *accumulate(windows)]
         self._fixed = fixed
-        self._order = order
+        self._order = make_pass
         self._length = length
         self._seed = seed
         self._micro = micro_batch_size
@@ -167,32 +162,32 @@ class PhaseSampler:
 
     @property
     def in_step(self) -> bool:
-        """Whether others make the same number of draws for each step, so that none of them may be
-        left out."""
+        """Whether all ranks make the same number of draws per step, so that none may be skipped."""
         return self._fixed or not self._world.is_single_process
 
     def steps(self, phase: Phase, start: int = 0) -> Iterator[list[Draw]]:
         """Yield the draws of each step of `phase` from step `start` on.
 
         Raises:
-            ChangedError: the phase, planned before the data was changed, goes beyond its end, or
-                the batch size of an order that is made for one was changed in the middle of a pass.
-            ConfigError: the order function did not give one index of the split per sample; what
-                makes indices when they are asked for is looked at then.
+            ChangedError: the phase was planned before the data changed and exceeds it, or the batch
+                size of an order made for one was changed in the middle of an epoch.
+            ConfigError: the sampler did not return one index of the split per sample; computed
+                passes are checked on access.
         """
-        length = pass_length(self._order, self._window(phase.epoch)[0])
+        length = pass_length(self._order, self._find_window(phase.epoch)[0])
         if start < phase.steps and phase.offset + phase.samples > length:
             raise ChangedError(
-                f"DATA.{phase.data.upper()} has {length} samples now, and the phase under way goes up to "
-                f"{phase.offset + phase.samples}; bring the data back, or start anew in another folder with RUN.dir=..."
+                f"DATA.{phase.data.upper()} has {length} samples now, and the current phase needs "
+                f"{phase.offset + phase.samples}; restore the data, or start a new run with RUN.dir=...",
+                code="resume.data_changed",
             )
         if start < phase.steps:
             check_batches(self._order, phase)
-        indices = self._indices(phase)
+        indices = self._get_pass(phase)
         for step in range(start, phase.steps):
             first = phase.offset + step * phase.batch_size
             samples = phase.samples_in(step)
-            begin, end = self._share(first, samples, phase.batch_size)
+            begin, end = self._find_shard(first, samples, phase.batch_size)
             draws = [
                 Draw(
                     phase.data,
@@ -204,43 +199,43 @@ class PhaseSampler:
                 for at in range(begin, end, self._micro)
             ]
             if self._fixed or not self._world.is_single_process:
-                draws += self._fill(phase, first, samples, len(draws), indices)
+                draws += self._make_padding(phase, first, samples, len(draws), indices)
             yield draws
 
-    def _share(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
-        """Return this process's slice of a batch."""
+    def _find_shard(self, first: int, samples: int, batch_size: int) -> tuple[int, int]:
+        """Return this rank's slice of a batch."""
         if not self._fixed:
             return self._world.shard(first, first + samples)
         begin, end = self._world.shard(first, first + batch_size)
         return min(begin, first + samples), min(end, first + samples)
 
-    def _fill(
-        self, phase: Phase, first: int, samples: int, drawn: int, indices: Pass
+    def _make_padding(
+        self, phase: Phase, first: int, samples: int, made: int, indices: Pass
     ) -> list[Draw]:
-        """Return the draws that this process lacks: all make the same number, as they do each pass
-        together."""
+        """Return the draws that this rank lacks: all ranks run the same number of forward passes,
+        because each pass may contain collectives."""
         most = ceil(
             ceil((phase.batch_size if self._fixed else samples) / self._world.size) / self._micro
         )
-        if drawn == most:
+        if made == most:
             return []
-        stand_ins = indices[first : first + min(samples, self._micro)]
-        return [
-            Draw(phase.data, phase.epoch, first, stand_ins, counts=False, stage=phase.stage)
-        ] * (most - drawn)
+        padding = indices[first : first + min(samples, self._micro)]
+        return [Draw(phase.data, phase.epoch, first, padding, counts=False, stage=phase.stage)] * (
+            most - made
+        )
 
-    def _indices(self, phase: Phase) -> Pass:
+    def _get_pass(self, phase: Phase) -> Pass:
         key = (phase.data, phase.epoch)
         if self._pass is None or self._pass[0] != key:
-            length, begin = self._window(phase.epoch)
+            length, begin = self._find_window(phase.epoch)
             found = self._order(length, seed_of(self._seed, "order", *key))
             count = pass_length(self._order, length)
-            checked = _checked(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)
-            self._pass = key, _Shifted(checked, begin) if begin else checked
+            checked = _check_pass(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)
+            self._pass = key, _ShiftedPass(checked, begin) if begin else checked
         return self._pass[1]
 
-    def _window(self, epoch: int) -> tuple[int, int]:
-        """Return how many samples a pass has, and the first of them."""
+    def _find_window(self, epoch: int) -> tuple[int, int]:
+        """Return the number of samples of an epoch, and the index of the first."""
         count = len(self._windows) - 1
         if not count:
             return self._length, 0
@@ -249,11 +244,10 @@ class PhaseSampler:
         return end - begin, begin
 
 
-def _checked(where: str, found: Any, count: int, *, below: int) -> Pass:
-    """Return a pass whose indices are looked at: those of an array now, all others when they are
-    made."""
+def _check_pass(where: str, found: Any, count: int, *, below: int) -> Pass:
+    """Return a pass with checked indices: an array is checked now, anything else on access."""
     if isinstance(found, np.ndarray):
-        _check(where, "a pass", found, count, below=below)
+        _check_indices(where, "a pass", found, count, below=below)
         return found
     given = type(found).__name__
     if isinstance(found, Pass):
@@ -261,48 +255,49 @@ def _checked(where: str, found: Any, count: int, *, below: int) -> Pass:
             return _CheckedPass(where, found, below)
         given = f"{given} of length {len(found)}"
     raise ConfigError(
-        f"{where} gave {given} for a pass, expected an int64 array ({count},), or an object of that length "
-        "whose slices are int64 arrays"
+        f"{where}: it returned {given} for an epoch, expected an int64 array ({count},), or an "
+        "object of that length whose slices are int64 arrays",
+        code="config.invalid_order",
     )
 
 
-def check_batches(order: Order, phase: Phase) -> None:
-    """Refuse a phase whose place in its pass was not reached in batches of the size that an order
-    is made for.
+def check_batches(make_pass: SampleOrder, phase: Phase) -> None:
+    """Reject a phase that begins in the middle of an epoch drawn for another batch size.
 
     Raises:
-        ChangedError: the batch size was changed in the middle of a pass.
+        ChangedError: the batch size was changed in the middle of an epoch.
     """
-    if not isinstance(order, BatchOrder):
+    if not isinstance(make_pass, BatchOrder):
         return
-    batch_size = order.batch_size
+    batch_size = make_pass.batch_size
     if (phase.batch_size, phase.offset) != (batch_size, phase.first * batch_size):
         where = f"DATA.{phase.data.upper()}"
         raise ChangedError(
-            f"{where}.batch_size = {batch_size}: the order that {where}.sampler gives depends on it, and "
-            f"{phase.offset} samples of the pass under way were taken in the order for another size; take the old "
-            "one back, and change it at the end of an epoch"
+            f"{where}.batch_size = {batch_size}: the order of {where}.sampler depends on it, and "
+            f"{phase.offset} samples of the current epoch were drawn for another size; restore the "
+            "old one, and change it at the end of an epoch",
+            code="resume.batch_size_changed",
         )
 
 
-class _Shifted:
+class _ShiftedPass:
     """A pass over a window of the data."""
 
     def __init__(self, indices: Pass, begin: int) -> None:
-        self._indices = indices
+        self._get_pass = indices
         self._begin = begin
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._get_pass)
 
     def __getitem__(self, ordinals: slice) -> Indices:
-        return self._indices[ordinals] + self._begin
+        return self._get_pass[ordinals] + self._begin
 
 
 class _CheckedPass:
     def __init__(self, where: str, indices: Pass, below: int) -> None:
         self._where = where
-        self._indices = indices
+        self._get_pass = indices
         self._length = len(indices)
         self._below = below
 
@@ -310,8 +305,8 @@ class _CheckedPass:
         return self._length
 
     def __getitem__(self, ordinals: slice) -> Indices:
-        found, (begin, end, _) = self._indices[ordinals], ordinals.indices(self._length)
-        _check(
+        found, (begin, end, _) = self._get_pass[ordinals], ordinals.indices(self._length)
+        _check_indices(
             self._where,
             f"samples {begin} to {end - 1} of a pass",
             found,
@@ -321,16 +316,21 @@ class _CheckedPass:
         return found
 
 
-def _check(where: str, what: str, found: Any, count: int, *, below: int) -> None:
-    """Refuse what is not `count` indices in [0, below)."""
+def _check_indices(where: str, what: str, found: Any, count: int, *, below: int) -> None:
+    """Raise ConfigError unless `found` has `count` indices in [0, below)."""
     if not isinstance(found, np.ndarray) or found.dtype != np.int64 or found.shape != (count,):
         if isinstance(found, np.ndarray):
             kind = f"{found.dtype} {found.shape}"
         else:
             kind = type(found).__name__
-        raise ConfigError(f"{where} gave {kind} for {what}, expected int64 ({count},)")
-    if found.view(np.uint64).max(initial=0) >= below:  # a negative number is a large one then
+        raise ConfigError(
+            f"{where}: it returned {kind} for {what}, expected int64 ({count},)",
+            code="config.invalid_order",
+        )
+    # As unsigned numbers negative ones are large, so one comparison checks both bounds.
+    if found.view(np.uint64).max(initial=0) >= below:
         wrong = found[(found < 0) | (found >= below)][0]
         raise ConfigError(
-            f"{where} gave index {wrong} for {what}, expected indices from 0 to {below - 1}"
+            f"{where}: it returned index {wrong} for {what}, expected indices from 0 to {below - 1}",
+            code="config.invalid_order",
         )

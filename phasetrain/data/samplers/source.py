@@ -1,5 +1,4 @@
-"""What samplers may ask of the samples that they order: labels, lengths, weights; and the choice of
-a few of them."""
+"""The samples behind a sampler: their labels, lengths and weights, and the selection of a subset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +9,17 @@ from torch.utils.data import Dataset
 
 from phasetrain.data.protocols import Labelled, Measured, Weighted
 from phasetrain.data.samplers.permutation import Indices, Permutation
-from phasetrain.data.samplers.phase_sampler import Order, Pass, pass_length
+from phasetrain.data.samplers.phase_sampler import Pass, SampleOrder, pass_length
 from phasetrain.runtime.machine import seed_of
 
 
-class View(Dataset[Any]):
-    """Samples of a data set one by one; whole batches, which ours give in another form than
-    torch's, are hidden.
+class SampleView(Dataset[Any]):
+    """The samples of a dataset one by one, hiding the batch access of our datasets, which differs
+    from torch's.
 
     Args:
-        dataset: the data set.
-        chosen: indices of those that take part; None takes all.
+        dataset: the dataset.
+        chosen: indices of the samples in use; None: all.
     """
 
     def __init__(self, dataset: Any, chosen: Indices | None = None) -> None:
@@ -36,16 +35,15 @@ class View(Dataset[Any]):
         return self.dataset[index if self.chosen is None else int(self.chosen[index])]
 
 
-class Source:
-    """The samples that a sampler orders, which it asks for as the parameter `source`.
+class SampleSource:
+    """The samples that a sampler orders, passed to it as the parameter `source`.
 
     Args:
-        dataset: the data set.
-        chosen: indices of those that take part; None takes all. Everything below is told of these
-            alone, in order.
+        dataset: the dataset.
+        chosen: indices of the samples in use; None: all. All methods refer to these, in order.
 
     Example:
-        >>> Source(digits).labels()[:3]
+        >>> SampleSource(digits).labels()[:3]
         array([0, 1, 2])
     """
 
@@ -60,55 +58,54 @@ class Source:
 
     @property
     def view(self) -> Any:
-        """The data set, or what stands for it where not all samples take part."""
+        """The dataset, or a view of the samples in use."""
         if self.chosen is None:
             return self.dataset
-        return View(self.dataset, self.chosen)
+        return SampleView(self.dataset, self.chosen)
 
     @property
-    def samples(self) -> "View":
-        """The samples one by one, as loaders of torch's kind read them."""
-        return View(self.dataset, self.chosen)
+    def samples(self) -> "SampleView":
+        """The samples one by one, as torch's loaders read them."""
+        return SampleView(self.dataset, self.chosen)
 
     def labels(self) -> Indices:
         """Return the class of each sample, int64 `(N,)`.
 
         Raises:
-            TypeError: the data set cannot tell without reading its samples.
+            TypeError: the dataset does not know them without reading its samples.
         """
         if not isinstance(self.dataset, Labelled):
-            raise TypeError(self._cannot("class of each sample", "labels", "int64"))
-        return self.of_each(self.dataset.labels(), "labels").astype(np.int64, copy=False)
+            raise TypeError(self._missing_method("class of each sample", "labels", "int64"))
+        return self.select_values(self.dataset.labels(), "labels").astype(np.int64, copy=False)
 
     def lengths(self) -> Indices:
         """Return the length of each sample, int64 `(N,)`.
 
         Raises:
-            TypeError: the data set cannot tell without reading its samples.
+            TypeError: the dataset does not know them without reading its samples.
         """
         if not isinstance(self.dataset, Measured):
             raise TypeError(
-                self._cannot("length of each sample", "lengths", "int64")
+                self._missing_method("length of each sample", "lengths", "int64")
                 + ", or name a `file` of them"
             )
-        return self.of_each(self.dataset.lengths(), "lengths").astype(np.int64, copy=False)
+        return self.select_values(self.dataset.lengths(), "lengths").astype(np.int64, copy=False)
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weight of each sample, float64 `(N,)`.
 
         Raises:
-            TypeError: the data set has no weights.
+            TypeError: the dataset has no weights.
         """
         if not isinstance(self.dataset, Weighted):
             raise TypeError(
-                self._cannot("weight of each sample", "weights", "float64")
+                self._missing_method("weight of each sample", "weights", "float64")
                 + ", or set `file`, `classes` or `balanced`"
             )
-        return self.of_each(self.dataset.weights(), "weights").astype(np.float64, copy=False)
+        return self.select_values(self.dataset.weights(), "weights").astype(np.float64, copy=False)
 
-    def of_each(self, values: Any, what: str) -> NDArray[Any]:
-        """Return those of the values, one for each sample of the data set, that belong to samples
-        that take part.
+    def select_values(self, values: Any, what: str) -> NDArray[Any]:
+        """Return the values of the samples in use, given one per sample of the dataset.
 
         Raises:
             ValueError: there is not one value per sample.
@@ -116,53 +113,53 @@ class Source:
         found = np.asarray(values)
         if found.shape != (len(self.dataset),):
             raise ValueError(
-                f"{what} of shape {found.shape}: the data set has {len(self.dataset)} samples, and one value is "
-                "expected for each"
+                f"{what} of shape {found.shape}: expected one value for each of "
+                f"{len(self.dataset)} samples of the dataset"
             )
         if self.chosen is None:
             return found
         return found[self.chosen]
 
-    def _cannot(self, what: str, method: str, kind: str) -> str:
+    def _missing_method(self, what: str, method: str, kind: str) -> str:
         return (
-            f"the data set ({type(self.dataset).__name__}) does not tell the {what}; give it a method `{method}()` "
-            f"that returns {kind} ({len(self.dataset)},)"
+            f"the dataset ({type(self.dataset).__name__}) does not know the {what}; give it a "
+            f"method `{method}()` that returns {kind} ({len(self.dataset)},)"
         )
 
 
-def chosen_of(
-    source: Source, *, samples: int | None, seed: int, balanced: bool, skip: int
+def select_subset(
+    source: SampleSource, *, samples: int | None, seed: int, balanced: bool, skip: int
 ) -> Indices | None:
-    """Return which samples of a data set take part, in the order of the data set; None where all
-    do.
+    """Return the indices of a subset of a dataset, in the order of the dataset; None for all
+    samples.
 
-    They are cut from one shuffled list of all, so that equal seeds with other `skip` give subsets
-    without a common sample, such as one to train and one to test.
+    Subsets are slices of one shuffled list, so equal seeds with different `skip` give disjoint
+    subsets, such as one to train and one to test.
 
     Args:
         source: all samples.
-        samples: how many; None takes all that are left, and with `balanced` as many of them as
-            leave all classes equally many.
-        seed: of the list; the run's seed has no part in it.
-        balanced: equally many of each class, to within one.
-        skip: how many of the list are passed over; with `balanced`, equally many of each class.
+        samples: size of the subset; None: all that remain, or with `balanced` as many as keep all
+            classes equally large.
+        seed: seed of the list; independent of the seed of the run.
+        balanced: equally many samples of each class, to within one.
+        skip: number of samples of the list to skip; with `balanced`, equally many of each class.
 
     Raises:
-        ValueError: there are not so many samples, or they have no classes.
+        ValueError: there are too few samples, or they have no classes.
     """
     if samples is None and not skip and not balanced:
         return None
     count = len(source) - skip if samples is None else samples
     if count < 1 or skip + count > len(source):
         raise ValueError(
-            f"samples = {samples} and skip = {skip}: the data set has {len(source)} samples"
+            f"samples = {samples} and skip = {skip}: the dataset has {len(source)} samples"
         )
     if not balanced:
         return np.sort(Permutation(len(source), seed_of(seed, "subset"))[skip : skip + count])
-    return _balanced(by_class(source.labels()), samples=samples, seed=seed, skip=skip)
+    return _select_balanced(group_by_class(source.labels()), samples=samples, seed=seed, skip=skip)
 
 
-def _balanced(
+def _select_balanced(
     classes: Mapping[int, Indices], *, samples: int | None, seed: int, skip: int
 ) -> Indices:
     smallest = min(len(members) for members in classes.values())
@@ -170,59 +167,59 @@ def _balanced(
     count = len(classes) * smallest - skip if samples is None else samples
     if count < 1:
         raise ValueError(
-            f"balanced, samples = {samples} and skip = {skip}: the smallest of {len(classes)} classes has {smallest} "
-            "samples, so nothing is left; skip fewer, or set balanced=false"
+            f"balanced, samples = {samples} and skip = {skip}: the smallest of {len(classes)} "
+            f"classes has {smallest} samples, so nothing is left; skip fewer, or set balanced=false"
         )
     for number, (label, members) in enumerate(classes.items()):
-        begin = _cut(skip, number, len(classes))
-        end = _cut(skip + count, number, len(classes))
+        begin = _part_size(skip, number, len(classes))
+        end = _part_size(skip + count, number, len(classes))
         if end > len(members):
             raise ValueError(
-                f"balanced, samples = {samples} and skip = {skip}: class {label} has {len(members)} samples, and "
-                f"{end} of it are needed; take fewer samples, or set balanced=false"
+                f"balanced, samples = {samples} and skip = {skip}: class {label} has "
+                f"{len(members)} samples, and {end} are needed; use fewer samples, or set "
+                "balanced=false"
             )
         parts.append(members[Permutation(len(members), seed_of(seed, "subset", label))[begin:end]])
     return np.sort(np.concatenate(parts))
 
 
-def by_class(labels: Indices) -> dict[int, Indices]:
-    """Return the indices of the samples of each class, in order, by class, which are in order
-    too."""
+def group_by_class(labels: Indices) -> dict[int, Indices]:
+    """Return class -> indices of its samples, both in ascending order."""
     classes, counts = np.unique(labels, return_counts=True)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     return dict(zip(classes.tolist(), members, strict=True))
 
 
-class Chosen:
-    """An order of some samples of a data set.
+class SubsetOrder:
+    """An order of a subset of a dataset.
 
     Args:
         order: orders the numbers from 0 to `len(chosen) - 1`.
-        chosen: the indices that they stand for, int64.
+        chosen: indices of the samples in use, int64.
     """
 
-    def __init__(self, order: Order, chosen: Indices) -> None:
+    def __init__(self, order: SampleOrder, chosen: Indices) -> None:
         self._order = order
         self._chosen = chosen
 
     def samples(self, length: int) -> int:
-        """Return the number of samples of a pass."""
+        """Return the number of samples per epoch."""
         return pass_length(self._order, len(self._chosen))
 
     def __call__(self, length: int, seed: int) -> Pass:
-        """Return the indices of a pass."""
-        return _ChosenPass(self._order(len(self._chosen), seed), self._chosen)
+        """Return the indices of an epoch."""
+        return _SubsetPass(self._order(len(self._chosen), seed), self._chosen)
 
 
-class ChosenBatches(Chosen):
-    """The same for an order that is made for batches of one size."""
+class SubsetBatchOrder(SubsetOrder):
+    """A `SubsetOrder` whose order depends on the batch size."""
 
-    def __init__(self, order: Order, chosen: Indices, batch_size: int) -> None:
+    def __init__(self, order: SampleOrder, chosen: Indices, batch_size: int) -> None:
         super().__init__(order, chosen)
         self.batch_size = batch_size
 
 
-class _ChosenPass:
+class _SubsetPass:
     def __init__(self, places: Pass, chosen: Indices) -> None:
         self._places = places
         self._chosen = chosen
@@ -234,6 +231,6 @@ class _ChosenPass:
         return self._chosen[self._places[ordinals]]
 
 
-def _cut(total: int, part: int, parts: int) -> int:
-    """Return the size of one of several parts, those before it being at most one larger."""
+def _part_size(total: int, part: int, parts: int) -> int:
+    """Return the size of one of several nearly equal parts; earlier ones are at most one larger."""
     return total // parts + (part < total % parts)

@@ -1,5 +1,5 @@
-"""A sampler of torch's kind, whose passes are lists that it draws, as an order that is a function
-of a seed."""
+"""Adapter for samplers of torch, which draw a list per epoch, to an order that is a function of a
+seed."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from phasetrain.data.samplers.permutation import Indices
-from phasetrain.data.samplers.phase_sampler import Order
+from phasetrain.data.samplers.phase_sampler import SampleOrder
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 
@@ -15,101 +15,106 @@ ANY_SEED = seed_of(0, "purity of a sampler")
 
 
 @runtime_checkable
-class Sharing(Protocol):
-    """A sampler that gives each process its share, as torch's DistributedSampler does."""
+class ShardingSampler(Protocol):
+    """A sampler that gives each rank its shard, such as torch's DistributedSampler."""
 
     num_replicas: int
     rank: int
 
 
 @runtime_checkable
-class Epochal(Protocol):
-    """A sampler with a generator of its own, which is seeded anew for each pass."""
+class EpochSampler(Protocol):
+    """A sampler with its own generator, which is seeded in each epoch."""
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Take over the number that the next pass is a function of."""
+        """Set the number that seeds the next epoch."""
         ...
 
 
 class TorchOrder:
-    """Makes each pass a list of what a sampler gives, drawn as a whole under generators seeded for
-    it.
+    """Makes each epoch a list drawn from a sampler of torch under seeded generators.
 
-    The global generators of torch, NumPy and Python are seeded, and put back afterwards; a sampler
-    with `set_epoch` gets a number that is another one in every pass. So a pass is a function of its
-    seed, any place of it is reached by slicing, and nothing of the sampler has to be saved.
+    The global generators of torch, NumPy and Python are seeded, and restored afterwards; a sampler
+    with `set_epoch` gets a different number in every epoch. So an epoch is a function of its seed,
+    any position is reached by slicing, and the sampler has no state to save.
 
     Args:
-        sampler: gives indices.
+        sampler: yields indices.
         where: the config key, for messages.
 
     Raises:
-        ConfigError: it shares out samples among processes, gives no indices, or another list for
-            the same seed.
+        ConfigError: it shards samples over ranks, yields no indices, or a different list for the
+            same seed.
     """
 
     def __init__(self, sampler: Iterable[Any], where: str) -> None:
         kind = type(sampler).__name__
-        if isinstance(sampler, Sharing):
+        if isinstance(sampler, ShardingSampler):
             raise ConfigError(
-                f"{where}: {kind} gives each process a share of the samples, and phasetrain shares out each batch "
-                "itself, so every sample would be seen by one process of one; take a sampler that gives all "
-                "samples, such as shuffled"
+                f"{where}: {kind} shards the samples over ranks, and phasetrain shards each batch "
+                "itself, so most samples would never be used; use a sampler of all samples, such "
+                "as shuffled",
+                code="config.sharding_sampler",
             )
         self._sampler = sampler
         self._where = where
-        drawn = self._drawn(ANY_SEED)
-        if not np.array_equal(drawn, self._drawn(ANY_SEED)):
+        drawn = self._draw_list(ANY_SEED)
+        if not np.array_equal(drawn, self._draw_list(ANY_SEED)):
             raise ConfigError(
-                f"{where}: {kind} gives another order for the same seed, so no resume could be exact: it has a "
-                "generator or counts passes of its own. Let it draw from the global generators of torch, NumPy or "
-                "Python, which are seeded before each pass, or give it a method `set_epoch(number)` and seed its "
-                "generator with that"
+                f"{where}: {kind} returns different orders for the same seed, so a resume could not "
+                "be exact: it has its own generator or epoch counter. Let it draw from the global "
+                "generators of torch, NumPy or Python, which are seeded before each epoch, or give "
+                "it a method `set_epoch(number)` and seed its generator with that number",
+                code="config.impure_sampler",
             )
         self._count = len(drawn)
 
     def samples(self, length: int) -> int:
-        """Return the number of samples of a pass."""
+        """Return the number of samples per epoch."""
         return self._count
 
     def __call__(self, length: int, seed: int) -> Indices:
-        """Return the indices of one pass, int64 `(N,)`.
+        """Return the indices of one epoch, int64 `(N,)`.
 
         Raises:
-            ConfigError: it has another number of samples than the pass before.
+            ConfigError: the number of samples differs from the epoch before.
         """
-        drawn = self._drawn(seed)
+        drawn = self._draw_list(seed)
         if len(drawn) != self._count:
             raise ConfigError(
-                f"{self._where} gave {len(drawn)} samples for a pass and {self._count} for another; a plan needs "
-                "passes of equal length"
+                f"{self._where}: it returned {len(drawn)} samples for an epoch and {self._count} "
+                "for another; a plan needs epochs of equal length",
+                code="config.invalid_order",
             )
         return drawn
 
-    def _drawn(self, seed: int) -> Indices:
+    def _draw_list(self, seed: int) -> Indices:
         with preserve_generators():
             reseed_all(seed)
-            if isinstance(self._sampler, Epochal):
+            if isinstance(self._sampler, EpochSampler):
                 self._sampler.set_epoch(seed & 0x7FFFFFFF)
             listed = list(self._sampler)
         odd = next((one for one in listed if isinstance(one, list | tuple)), None)
         if odd is not None:
             raise ConfigError(
-                f"{self._where}: {type(self._sampler).__name__} gives lists, such as one of {len(odd)} indices, "
-                "expected indices one by one; batches are made of them by batch_size"
+                f"{self._where}: {type(self._sampler).__name__} yields lists, such as one of "
+                f"{len(odd)} indices, expected single indices; batch_size makes the batches",
+                code="config.invalid_order",
             )
         found = np.array([int(one) for one in listed], dtype=np.int64)
         if not len(found):
-            raise ConfigError(f"{self._where}: {type(self._sampler).__name__} gives no samples")
+            raise ConfigError(
+                f"{self._where}: {type(self._sampler).__name__} yields no samples",
+                code="config.invalid_order",
+            )
         return found
 
 
-def as_order(found: Any, where: str) -> Order:
-    """Return what a sampler's name gave as an order: an order as it is, an iterable of torch's kind
-    as `TorchOrder`.
+def to_order(found: Any, where: str) -> SampleOrder:
+    """Return the result of a sampler factory as an order, with an iterable wrapped in `TorchOrder`.
 
     Raises:
-        ConfigError: it is neither, or an iterable that does not do; see `TorchOrder`.
+        ConfigError: it is neither, or an unsuitable iterable; see `TorchOrder`.
     """
     if callable(found):
         order: Callable[..., Any] = found
@@ -117,6 +122,7 @@ def as_order(found: Any, where: str) -> Order:
     if isinstance(found, Iterable):
         return TorchOrder(found, where)
     raise ConfigError(
-        f"{where} gave {type(found).__name__}, expected a function of the number of samples and a seed, or a sampler "
-        "of torch's kind"
+        f"{where}: it returned {type(found).__name__}, expected a function of the number of samples "
+        "and a seed, or a torch sampler",
+        code="config.invalid_order",
     )

@@ -1,7 +1,7 @@
 """Transforms of the input by name (`DATA.*.transforms`)."""
 
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, Pipeline, check_images
-from phasetrain.data.transforms.bridge import torchvision_transform
+from phasetrain.data.transforms.bridge import find_torchvision_transform
 from phasetrain.data.transforms.center_crop import CenterCrop
 from phasetrain.data.transforms.flatten import Flatten
 from phasetrain.data.transforms.multi_crop import MultiCrop, MultiCropOfSamples
@@ -32,5 +32,5 @@ __all__ = [
     "RandomShift",
     "Resize",
     "check_images",
-    "torchvision_transform",
+    "find_torchvision_transform",
 ]

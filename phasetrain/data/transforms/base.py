@@ -1,4 +1,4 @@
-"""Keys of randomness, transforms of whole batches, pipelines of them, and their registry
+"""Random keys, transforms of whole batches, pipelines of them, and their registry
 (`DATA.*.transforms`)."""
 
 import math
@@ -22,7 +22,7 @@ TRANSFORMS: Registry[Callable[..., Any]] = Registry("transform", "DATA.*.transfo
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
 FACTOR_2 = np.uint64(0x94D049BB133111EB)
-# Set streams and seeds apart from draws (digits of pi).
+# Constants (digits of pi) that separate the hashes of streams and seeds from the hashes of draws.
 FORK = np.uint64(0x243F6A8885A308D3)
 SEEDS = np.uint64(0x13198A2E03707344)
 UNIT = 2.0**-53  # 53 random bits make a float64 in [0, 1)
@@ -36,16 +36,16 @@ def mix64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Keys:
-    """Key material of N samples: what the randomness of their inputs is a function of.
+    """Per-sample random keys: the randomness of each sample is a function of its key.
 
-    Draws are counter-based: a sample's numbers depend on its own key and the position within the
-    drawn shape alone, never on its neighbours, on N, or on what was drawn before. The same call
-    therefore returns the same numbers; draw all that is needed in one call
-    (`keys.integers(0, 9, 2)`) or `fork` for more.
+    Draws are counter-based: the numbers of a sample depend only on its key and the position within
+    the drawn shape, never on other samples, on N, or on earlier draws. The same call therefore
+    returns the same numbers; draw all you need in one call (`keys.integers(0, 9, 2)`) or `fork` for
+    more.
 
     Args:
-        values: one key per sample, uint64 `(N,)`; they may be consecutive numbers, as they are
-            hashed before use.
+        values: one key per sample, uint64 `(N,)`; they are hashed before use, so consecutive
+            numbers are fine.
 
     Example:
         >>> keys = Keys(np.arange(4, dtype=np.uint64))
@@ -61,24 +61,24 @@ class Keys:
         return len(self.values)
 
     def fork(self, stream: int) -> "Keys":
-        """Return the keys of an independent stream, such as one per position in a pipeline;
-        `stream >= 0`."""
-        return Keys(mix64(mix64(self.values ^ FORK) + _multiple(stream + 1)))
+        """Return the keys of an independent stream, such as one per position in a pipeline; `stream
+        >= 0`."""
+        return Keys(mix64(mix64(self.values ^ FORK) + _wrap_multiple(stream + 1)))
 
     def uniform(self, *shape: int) -> NDArray[np.float64]:
         """Return uniform numbers in [0, 1), float64 `(N, *shape)`."""
-        return (self._words(shape) >> np.uint64(11)).astype(np.float64) * UNIT
+        return (self._hash_counters(shape) >> np.uint64(11)).astype(np.float64) * UNIT
 
     def integers(self, low: int, high: int, *shape: int) -> NDArray[np.int64]:
         """Return uniform integers in [low, high), int64 `(N, *shape)`.
 
         Raises:
-            ValueError: an empty range, or one too wide for 53 random bits to be fair to all of it
-                (2**40).
+            ValueError: the range is empty, or wider than 2**40, for which 53 random bits are not
+                uniform enough.
         """
         if not 0 < high - low <= 2**40:
             raise ValueError(
-                f"integers in [{low}, {high}): the range must hold from 1 to 2**40 numbers"
+                f"integers in [{low}, {high}): the range must contain 1 to 2**40 numbers"
             )
         return np.floor(self.uniform(*shape) * (high - low)).astype(np.int64) + low
 
@@ -86,22 +86,22 @@ class Keys:
         """Return standard normal numbers, float64 `(N, *shape)` (Box and Muller 1958,
         doi:10.1214/aoms/1177706645)."""
         pairs = self.uniform(2, *shape)
-        radius = np.sqrt(
-            -2.0 * np.log(np.ascontiguousarray(1.0 - pairs[:, 0]))
-        )  # 1 - u lies in (0, 1]
+        # 1 - u is in (0, 1], so the logarithm is finite. Contiguous, because NumPy's vectorised and
+        # scalar functions differ in the last bit, and the memory layout decides which one is used.
+        radius = np.sqrt(-2.0 * np.log(np.ascontiguousarray(1.0 - pairs[:, 0])))
         return np.asarray(radius * np.cos(np.ascontiguousarray(2.0 * math.pi * pairs[:, 1])))
 
-    def seeds(self) -> list[int]:
+    def make_seeds(self) -> list[int]:
         """Return one seed in [0, 2**64) per sample, for code that draws from global generators."""
         return [int(word) for word in mix64(mix64(self.values ^ SEEDS) + GOLDEN)]
 
-    def _words(self, shape: tuple[int, ...]) -> NDArray[np.uint64]:
+    def _hash_counters(self, shape: tuple[int, ...]) -> NDArray[np.uint64]:
         counters = np.arange(1, math.prod(shape) + 1, dtype=np.uint64) * GOLDEN
         return mix64(mix64(self.values)[:, None] + counters).reshape(len(self), *shape)
 
 
-def _multiple(count: int) -> np.uint64:
-    """Return `count * GOLDEN` modulo 2**64 (a product of NumPy scalars would warn of the
+def _wrap_multiple(count: int) -> np.uint64:
+    """Return `count * GOLDEN` modulo 2**64 (a product of NumPy scalars would warn about the
     overflow)."""
     return np.uint64(count * int(GOLDEN) % 2**64)
 
@@ -109,22 +109,21 @@ def _multiple(count: int) -> np.uint64:
 class BatchTransform(ABC):
     """A transform of a whole batch: a pure function of the batch and its keys.
 
-    What it makes of a sample must not depend on the other samples: a batch of eight gives the same
-    bits as eight batches of one. It never draws from a global generator. The last one of a split
+    Each sample must be transformed independently of the others: a batch of eight gives the same
+    bits as eight batches of one. Never draw from a global generator. The last transform of a split
     may return a list of batches, several views of each sample.
 
     Example:
         >>> @TRANSFORMS.register("invert")
         ... class Invert(BatchTransform):
         ...     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
-        ...         chosen = torch.from_numpy(keys.uniform() < 0.5).view(-1, *[1] * (batch.ndim - 1))
-        ...         return torch.where(chosen, 1 - batch, batch)
+        ...         flip = torch.from_numpy(keys.uniform() < 0.5).view(-1, *[1] * (batch.ndim - 1))
+        ...         return torch.where(flip, 1 - batch, batch)
     """
 
     @abstractmethod
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
-        """Return the transformed batch `(N, ...)` of `batch` `(N, ...)`, without changing `batch`
-        in place."""
+        """Return the transformed batch `(N, ...)`, without changing `batch` in place."""
 
 
 class Pipeline:
@@ -132,45 +131,45 @@ class Pipeline:
 
     Args:
         transforms: each a `BatchTransform`, or any other callable, which gets one sample at a time
-            and may draw from the global generators; whoever calls `one` has seeded them from the
-            sample's key.
+            and may draw from the global generators; the caller of `transform_sample` seeds them
+            from the key of the sample.
     """
 
     def __init__(self, transforms: Sequence[Callable[..., Any]] = ()) -> None:
         self.transforms = tuple(transforms)
 
     @property
-    def batched(self) -> bool:
-        """Whether whole batches can go through: all transforms are BatchTransforms."""
+    def is_batched(self) -> bool:
+        """Whether whole batches can be transformed: all transforms are BatchTransforms."""
         return all(isinstance(transform, BatchTransform) for transform in self.transforms)
 
     def __call__(self, batch: Any, keys: Keys) -> Any:
         """Return the transformed batch; the transform at position i gets `keys.fork(i)`.
 
-        It is a tensor, or a list of them where the last transform makes several views.
+        The result is a tensor, or a list of tensors if the last transform makes several views.
 
         Raises:
-            TypeError: a transform is not a BatchTransform; use `one` for each sample.
+            TypeError: a transform is not a BatchTransform; use `transform_sample`.
         """
         for position, transform in enumerate(self.transforms):
             if not isinstance(transform, BatchTransform):
                 raise TypeError(
-                    f"transform {position} ({_name(transform)}) takes single samples, not batches"
+                    f"transform {position} ({_class_name(transform)}) takes single samples, not batches"
                 )
             if not isinstance(batch, Tensor):
-                raise TypeError(_no_tensor(position, transform, batch))
+                raise TypeError(_describe_non_tensor(position, transform, batch))
             batch = transform(batch, keys.fork(position))
         return batch
 
-    def one(self, sample: Any, key: Keys) -> Any:
-        """Return one transformed sample, bit for bit what it would be as part of a batch.
+    def transform_sample(self, sample: Any, key: Keys) -> Any:
+        """Return one transformed sample, bit-identical to the same sample in a batch.
 
         Args:
             sample: the input of one sample, without a batch dimension.
             key: keys of one sample.
 
         Raises:
-            TypeError: a BatchTransform gets what is not a tensor.
+            TypeError: the input of a BatchTransform is not a tensor.
         """
         for position, transform in enumerate(self.transforms):
             if not isinstance(transform, BatchTransform):
@@ -178,16 +177,16 @@ class Pipeline:
             elif isinstance(sample, Tensor):
                 sample = mapped(transform(sample[None], key.fork(position)), itemgetter(0))
             else:
-                raise TypeError(_no_tensor(position, transform, sample))
+                raise TypeError(_describe_non_tensor(position, transform, sample))
         return sample
 
     def shape_after(self, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the shape of a transformed sample of `shape`; None when a transform is not a
+        """Return the shape of a transformed sample of `shape`; None if a transform is not a
         BatchTransform.
 
-        Where the last one makes several views it is that of the first view.
+        With several views it is the shape of the first view.
         """
-        if not self.batched:
+        if not self.is_batched:
             return None
         found = self(torch.zeros(1, *shape), Keys([0]))
         return tuple((found[0] if isinstance(found, list) else found).shape[1:])
@@ -197,16 +196,18 @@ def check_images(batch: Tensor, transform: BatchTransform) -> None:
     """Raise ValueError unless `batch` is a batch of images `(N, C, H, W)`."""
     if batch.ndim != 4:
         raise ValueError(
-            f"{_name(transform)} takes images (N, C, H, W), not a batch of shape {tuple(batch.shape)}"
+            f"{_class_name(transform)} takes images (N, C, H, W), not a batch of shape "
+            f"{tuple(batch.shape)}"
         )
 
 
-def _no_tensor(position: int, transform: Callable[..., Any], sample: Any) -> str:
+def _describe_non_tensor(position: int, transform: Callable[..., Any], sample: Any) -> str:
     return (
-        f"transform {position} ({_name(transform)}) takes a tensor, not {type(sample).__name__}; put one in front that "
-        "makes a tensor of the sample; what comes after multi_crop belongs into the transforms of its views"
+        f"transform {position} ({_class_name(transform)}) takes a tensor, not "
+        f"{type(sample).__name__}; insert a transform that makes tensors before it; transforms "
+        "after multi_crop belong into the transforms of its views"
     )
 
 
-def _name(transform: Callable[..., Any]) -> str:
+def _class_name(transform: Callable[..., Any]) -> str:
     return type(transform).__name__

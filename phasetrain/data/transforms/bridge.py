@@ -21,12 +21,12 @@ OTHERS = (
 
 
 @TRANSFORMS.bridge("torchvision", "torchvision")
-def torchvision_transform(name: str) -> Factory[Callable[..., Any]] | None:
-    """Return the class `name` of `torchvision.transforms.v2`; None for the path of a module of
+def find_torchvision_transform(name: str) -> Factory[Callable[..., Any]] | None:
+    """Return the class `name` of `torchvision.transforms.v2`; None if `name` is a path inside
     torchvision.
 
-    It gets one sample at a time. Random ones draw from torch's global generator, which is seeded
-    for each sample.
+    It gets one sample at a time. Random transforms draw from torch's global generator, which is
+    seeded for each sample.
 
     Raises:
         UnknownNameError: there is no such transform of a sample.

@@ -1,4 +1,4 @@
-"""Cutting out the middle."""
+"""Center crop."""
 
 from torch import Tensor
 
@@ -7,9 +7,9 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, ch
 
 @TRANSFORMS.register("center_crop")
 class CenterCrop(BatchTransform):
-    """Cuts the middle square out of images: `(C, H, W)` becomes `(C, size, size)`.
+    """Crops the central square of images: `(C, H, W)` becomes `(C, size, size)`.
 
-    Where it cannot be in the very middle, it lies half a pixel up or to the left.
+    If it cannot be exactly central, it is half a pixel up or to the left.
 
     Args:
         size: height and width of the square, in pixels.
@@ -24,12 +24,13 @@ class CenterCrop(BatchTransform):
         self.size = size
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
-        """Return the middle of each image, `(N, C, size, size)`."""
+        """Return the center of each image, `(N, C, size, size)`."""
         check_images(batch, self)
         height, width = batch.shape[2:]
         if min(height, width) < self.size:
             raise ValueError(
-                f"CenterCrop: images of {height} x {width} pixels are smaller than size = {self.size}"
+                f"CenterCrop: images of {height} x {width} pixels are smaller than size = "
+                f"{self.size}"
             )
         top = (height - self.size) // 2
         left = (width - self.size) // 2

@@ -1,4 +1,4 @@
-"""Making a vector of a sample."""
+"""Flattening of samples."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys
 
 @TRANSFORMS.register("flatten")
 class Flatten(BatchTransform):
-    """Makes vectors of samples of any shape: `(N, ...)` becomes `(N, D)`."""
+    """Flattens samples of any shape: `(N, ...)` becomes `(N, D)`."""
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
         """Return vectors `(N, D)`."""

@@ -12,12 +12,11 @@ from phasetrain.errors import ConfigError
 
 
 class MultiCrop(BatchTransform):
-    """Makes a list of views `[(N, ...), ...]` of a batch, each by a pipeline of its own; the last
-    of its transforms.
+    """Makes a list of views `[(N, ...), ...]` of a batch, each with its own pipeline; the last
+    transform of a split.
 
     Args:
-        pipelines: one for each view, all of whose transforms are BatchTransforms. The view at place
-            v gets `keys.fork(v)`.
+        pipelines: one per view, of BatchTransforms only. View v gets `keys.fork(v)`.
     """
 
     def __init__(self, pipelines: Sequence[Pipeline]) -> None:
@@ -34,11 +33,11 @@ class MultiCrop(BatchTransform):
 
 
 class MultiCropOfSamples:
-    """Makes a list of views of a single sample, where a transform does not take whole batches.
+    """Makes a list of views of a single sample, if a transform does not take whole batches.
 
     Args:
-        pipelines: one for each view; keys for their BatchTransforms are drawn from torch's
-            generator, which is seeded before each sample.
+        pipelines: one per view; keys for their BatchTransforms are drawn from torch's generator,
+            which is seeded before each sample.
     """
 
     def __init__(self, pipelines: Sequence[Pipeline]) -> None:
@@ -53,57 +52,61 @@ class MultiCropOfSamples:
         """Return the views of a sample."""
         key = Keys(np.array([int(torch.randint(2**62, ()))], dtype=np.uint64))
         return [
-            pipeline.one(sample, key.fork(view)) for view, pipeline in enumerate(self.pipelines)
+            pipeline.transform_sample(sample, key.fork(view))
+            for view, pipeline in enumerate(self.pipelines)
         ]
 
 
 @TRANSFORMS.register("multi_crop")
-def multi_crop(groups: Sequence[Mapping[str, Any]]) -> MultiCrop | MultiCropOfSamples:
-    """Return what makes several views of each sample, group by group (Caron et al. 2020,
-    arXiv:2006.09882).
+def make_multi_crop(groups: Sequence[Mapping[str, Any]]) -> MultiCrop | MultiCropOfSamples:
+    """Make several views of each sample, group by group (Caron et al. 2020, arXiv:2006.09882).
 
     Args:
-        groups: each with `views`, how many it has, and `transforms`, a list as in
-            `DATA.*.transforms`. Views differ by what the transforms draw. Views of one size should
-            stand together: a model sees neighbours of one shape at once.
+        groups: each with `views`, its number of views, and `transforms`, a list as in
+            `DATA.*.transforms`. Views differ by the random draws of the transforms. Views of equal
+            size should be adjacent: a model sees adjacent views of one shape at once.
 
     Raises:
-        ValueError: no group, or one with another key or without views.
-        ConfigError: a transform cannot be made.
+        ValueError: there are no groups, or a group has another key or no views.
+        ConfigError: a transform cannot be built.
 
     Example:
         >>> crop = {"name": "random_resized_crop", "size": 8, "scale": [0.4, 1.0]}
-        >>> multi_crop([{"views": 2, "transforms": [crop, "random_flip"]}])(batch, keys)
+        >>> make_multi_crop([{"views": 2, "transforms": [crop, "random_flip"]}])(batch, keys)
     """
     if not groups:
         raise ValueError(
-            "groups is empty; give at least one, such as {views: 2, transforms: [...]}"
+            "groups = []: expected at least one, such as {views: 2, transforms: [...]}"
         )
     pipelines: list[Pipeline] = []
     for number, group in enumerate(groups):
         if group.keys() - {"views", "transforms"} or group.get("views", 0) < 1:
             raise ValueError(
-                f"groups[{number}] = {dict(group)}: expected {{views: at least 1, transforms: [...]}}"
+                f"groups[{number}] = {dict(group)}: expected {{views: at least 1, transforms: "
+                "[...]}"
             )
         pipelines += [
             Pipeline(
-                [_built(item, number, at) for at, item in enumerate(group.get("transforms", ()))]
+                [
+                    _build_transform(item, number, at)
+                    for at, item in enumerate(group.get("transforms", ()))
+                ]
             )
             for _ in range(group["views"])
         ]
-    batched = all(pipeline.batched for pipeline in pipelines)
-    if batched:
+    is_batched = all(pipeline.is_batched for pipeline in pipelines)
+    if is_batched:
         return MultiCrop(pipelines)
     return MultiCropOfSamples(pipelines)
 
 
-def _built(item: Any, group: int, at: int) -> Callable[..., Any]:
-    name, params = (
-        (item, {})
-        if isinstance(item, str)
-        else (item["name"], {k: v for k, v in item.items() if k != "name"})
-    )
+def _build_transform(item: Any, group: int, at: int) -> Callable[..., Any]:
+    if isinstance(item, str):
+        item = {"name": item}
+    name = item["name"]
+    params = {key: value for key, value in item.items() if key != "name"}
     try:
         return TRANSFORMS.build(name, params, where=f"groups[{group}].transforms[{at}]")
     except ConfigError as error:
-        raise ValueError(str(error)) from error  # who asks for multi_crop knows the split
+        # The registry that builds multi_crop adds the split to the message.
+        raise ValueError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Adding noise."""
+"""Additive noise."""
 
 import torch
 from torch import Tensor
@@ -8,14 +8,13 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys
 
 @TRANSFORMS.register("noise")
 class Noise(BatchTransform):
-    """Adds normal noise to each entry of samples of any shape; the result has the batch's floating
-    type.
+    """Adds normal noise to each element of samples of any shape, in the floating type of the batch.
 
     Args:
-        std: standard deviation of the noise, in the input's units.
+        std: standard deviation of the noise, in the units of the input.
 
     Raises:
-        ValueError: a negative deviation; on a batch: values that are not floating.
+        ValueError: a negative deviation; on a batch: values that are not floats.
     """
 
     def __init__(self, std: float) -> None:
@@ -24,8 +23,8 @@ class Noise(BatchTransform):
         self.std = std
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
-        """Return the batch with noise of its own for each sample."""
+        """Return the batch with independent noise for each sample."""
         if not batch.is_floating_point():
-            raise ValueError(f"Noise takes floating values, not {batch.dtype}")
+            raise ValueError(f"Noise takes floats, not {batch.dtype}")
         drawn = keys.normal(*batch.shape[1:]) * self.std
         return batch + torch.from_numpy(drawn).to(batch.dtype)

@@ -1,4 +1,4 @@
-"""Shifting and scaling channels."""
+"""Normalisation of channels."""
 
 from collections.abc import Sequence
 
@@ -10,21 +10,22 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, ch
 
 @TRANSFORMS.register("normalize")
 class Normalize(BatchTransform):
-    """Makes `(x - mean) / std` of images `(C, H, W)`, channel by channel.
+    """Computes `(x - mean) / std` of images `(C, H, W)` per channel.
 
     Args:
-        mean: one per channel, or one for all, in the input's units.
-        std: as many as `mean`, in the input's units.
+        mean: one per channel, or one for all, in the units of the input.
+        std: as many as `mean`, in the units of the input.
 
     Raises:
-        ValueError: lists that are empty or of different lengths, a `std` that is not above 0; on a
-            batch: a number of channels that does not fit.
+        ValueError: lists that are empty or differ in length, or a `std` that is not positive; on a
+            batch: a different number of channels.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         if len(mean) != len(std) or not mean:
             raise ValueError(
-                f"mean = {list(mean)} and std = {list(std)} must have the same number of entries, at least 1"
+                f"mean = {list(mean)} and std = {list(std)} must have the same number of entries, "
+                "at least 1"
             )
         if min(std) <= 0:
             raise ValueError(f"std = {list(std)}: expected standard deviations above 0")
@@ -36,6 +37,7 @@ class Normalize(BatchTransform):
         check_images(batch, self)
         if len(self.mean) not in (1, batch.shape[1]):
             raise ValueError(
-                f"Normalize: mean and std have {len(self.mean)} entries, images {batch.shape[1]} channels"
+                f"Normalize: mean and std have {len(self.mean)} entries, images "
+                f"{batch.shape[1]} channels"
             )
         return (batch - self.mean) / self.std

@@ -1,29 +1,30 @@
-"""Cutting out a square at a random place."""
+"""Random crop."""
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
-from phasetrain.data.transforms.windows import cut
+from phasetrain.data.transforms.windows import crop_windows
 
 
 @TRANSFORMS.register("random_crop")
 class RandomCrop(BatchTransform):
-    """Cuts a square out of each image: `(C, H, W)` becomes `(C, size, size)`.
+    """Crops a random square of each image: `(C, H, W)` becomes `(C, size, size)`.
 
     Args:
         size: height and width of the square, in pixels.
-        padding: zeros put around the image first, in pixels on each side.
+        padding: zero padding added on each side first, in pixels.
 
     Raises:
-        ValueError: a size below 1, a negative padding; on a batch: padded images smaller than the
+        ValueError: a size below 1 or a negative padding; on a batch: padded images smaller than the
             square.
     """
 
     def __init__(self, size: int, padding: int = 0) -> None:
         if size < 1 or padding < 0:
             raise ValueError(
-                f"size = {size} must be at least 1 pixel and padding = {padding} must not be negative"
+                f"size = {size} must be at least 1 pixel and padding = {padding} must not be "
+                "negative"
             )
         self.size = size
         self.padding = padding
@@ -35,10 +36,10 @@ class RandomCrop(BatchTransform):
         height, width = padded.shape[2:]
         if min(height, width) < self.size:
             raise ValueError(
-                f"RandomCrop: images of {height} x {width} pixels, padding included, are smaller than "
-                f"size = {self.size}; lower size or raise padding"
+                f"RandomCrop: images of {height} x {width} pixels, including padding, are smaller "
+                f"than size = {self.size}; lower size or raise padding"
             )
         corners = keys.uniform(2)
         top = (corners[:, 0] * (height - self.size + 1)).astype("int64")
         left = (corners[:, 1] * (width - self.size + 1)).astype("int64")
-        return cut(padded, top, left, (self.size, self.size))
+        return crop_windows(padded, top, left, (self.size, self.size))

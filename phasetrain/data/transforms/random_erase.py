@@ -1,4 +1,4 @@
-"""Blanking out a rectangle."""
+"""Random erasing of a rectangle."""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 
-ASPECT = 3.3  # height : width of the rectangle lies between 1/3.3 and 3.3, as in the paper
+ASPECT = 3.3  # height : width of the rectangle is between 1/3.3 and 3.3, as in the paper
 
 
 @TRANSFORMS.register("random_erase")
 class RandomErase(BatchTransform):
     """Sets a random rectangle of images `(C, H, W)` to zero (Zhong et al. 2017, arXiv:1708.04896).
 
-    A side that would be longer than the image's is cut to it.
+    A side longer than the image is clipped.
 
     Args:
-        probability: that an image gets a rectangle, in [0, 1].
-        scale: smallest and largest area of the rectangle, as parts of the image's area.
+        probability: probability that an image gets a rectangle, in [0, 1].
+        scale: smallest and largest area of the rectangle, as fractions of the area of the image.
 
     Raises:
-        ValueError: a probability outside [0, 1], or a scale that is not two numbers 0 < low <= high
+        ValueError: a probability outside [0, 1], or a scale other than two numbers 0 < low <= high
             <= 1.
     """
 
@@ -33,7 +33,8 @@ class RandomErase(BatchTransform):
             raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
         if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError(
-                f"scale = {list(scale)}: expected two parts of the area, 0 < smallest <= largest <= 1"
+                f"scale = {list(scale)}: expected two fractions of the area, 0 < smallest <= "
+                "largest <= 1"
             )
         self.probability = probability
         self.scale = (scale[0], scale[1])
@@ -43,20 +44,21 @@ class RandomErase(BatchTransform):
         check_images(batch, self)
         chosen, area, aspect, top, left = keys.uniform(5).T
         low, high = self.scale
-        part = low + (high - low) * area  # of the image's area
-        root = np.exp(
-            math.log(ASPECT) * (aspect - 0.5)
-        )  # square root of the aspect ratio, log-uniform
+        part = low + (high - low) * area  # fraction of the area of the image
+        # Square root of the aspect ratio, log-uniform.
+        root = np.exp(math.log(ASPECT) * (aspect - 0.5))
         erased = chosen < self.probability
-        rows = _span(batch.shape[2], np.sqrt(part) * root, top)
-        columns = _span(batch.shape[3], np.sqrt(part) / root, left)
+        rows = _cover_span(batch.shape[2], np.sqrt(part) * root, top)
+        columns = _cover_span(batch.shape[3], np.sqrt(part) / root, left)
         mask = torch.from_numpy(rows[:, :, None] & columns[:, None, :] & erased[:, None, None])
         return batch.masked_fill(mask[:, None], 0)
 
 
-def _span(length: int, part: NDArray[np.float64], place: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which of `length` rows are covered, bool `(N, length)`: a `part` of them, at a `place`
-    in [0, 1)."""
+def _cover_span(
+    length: int, part: NDArray[np.float64], place: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Return which of `length` rows are covered, bool `(N, length)`: a fraction `part`, at a
+    `place` in [0, 1)."""
     covered = np.clip(np.rint(length * part), 1, length)
     first = np.floor(place * (length - covered + 1))
     index = np.arange(length)

@@ -1,4 +1,4 @@
-"""Mirroring images."""
+"""Random horizontal flip."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, ch
 
 @TRANSFORMS.register("random_flip")
 class RandomFlip(BatchTransform):
-    """Mirrors images `(C, H, W)` left to right.
+    """Flips images `(C, H, W)` horizontally at random.
 
     Args:
-        probability: of being mirrored, for each image on its own, in [0, 1].
+        probability: probability of a flip, independent for each image, in [0, 1].
 
     Raises:
         ValueError: a probability outside [0, 1].
@@ -23,7 +23,7 @@ class RandomFlip(BatchTransform):
         self.probability = probability
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
-        """Return the batch with some images mirrored, same shape."""
+        """Return the batch with some images flipped, same shape."""
         check_images(batch, self)
         chosen = torch.from_numpy(keys.uniform() < self.probability)
         return torch.where(chosen[:, None, None, None], batch.flip(3), batch)

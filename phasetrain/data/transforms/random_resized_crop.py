@@ -1,4 +1,4 @@
-"""Cutting out a part of random size and shape, brought to one size."""
+"""Random crop of varying size and aspect ratio, resized to a fixed size."""
 
 import math
 from collections.abc import Sequence
@@ -14,19 +14,18 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, ch
 
 @TRANSFORMS.register("random_resized_crop")
 class RandomResizedCrop(BatchTransform):
-    """Cuts a rectangle out of each image `(C, H, W)` and resizes it, bilinear, to
-    `(C, size, size)`.
+    """Crops a rectangle of each image `(C, H, W)` and resizes it bilinearly to `(C, size, size)`.
 
     As in Szegedy et al. 2014 (arXiv:1409.4842, section 6): area and aspect ratio of the rectangle
-    are drawn at random, then its place. A side that would be longer than the image is cut to it.
+    are random, then its position. A side longer than the image is clipped.
 
     Args:
         size: height and width of the result, in pixels.
-        scale: smallest and largest area of the rectangle, as shares of the image's area.
-        ratio: smallest and largest ratio of its width to its height; drawn evenly in its logarithm.
+        scale: smallest and largest area of the rectangle, as fractions of the area of the image.
+        ratio: smallest and largest ratio of width to height; log-uniform.
 
     Raises:
-        ValueError: a size below 1, or bounds that are not above 0 or in the wrong order.
+        ValueError: a size below 1, or bounds that are not positive or in the wrong order.
     """
 
     def __init__(
@@ -40,11 +39,11 @@ class RandomResizedCrop(BatchTransform):
         for name, bounds in (("scale", scale), ("ratio", ratio)):
             if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
                 raise ValueError(
-                    f"{name} = {list(bounds)}: expected two numbers above 0, the smaller one first"
+                    f"{name} = {list(bounds)}: expected two positive numbers, the smaller one first"
                 )
         if scale[1] > 1:
             raise ValueError(
-                f"scale = {list(scale)}: expected shares of the image's area, at most 1"
+                f"scale = {list(scale)}: expected fractions of the area of the image, at most 1"
             )
         self.size = size
         self.scale = tuple(scale)
@@ -60,8 +59,8 @@ class RandomResizedCrop(BatchTransform):
         ratio = np.exp(low + drawn[:, 1] * (high - low))
         tall = np.minimum(np.sqrt(area / ratio), height)
         wide = np.minimum(np.sqrt(area * ratio), width)
-        rows = _centers(tall, drawn[:, 2] * (height - tall), self.size) / height * 2 - 1
-        columns = _centers(wide, drawn[:, 3] * (width - wide), self.size) / width * 2 - 1
+        rows = _sample_centers(tall, drawn[:, 2] * (height - tall), self.size) / height * 2 - 1
+        columns = _sample_centers(wide, drawn[:, 3] * (width - wide), self.size) / width * 2 - 1
         y = torch.from_numpy(rows).to(batch.dtype)
         x = torch.from_numpy(columns).to(batch.dtype)
         n = len(batch)
@@ -69,13 +68,14 @@ class RandomResizedCrop(BatchTransform):
         grid = torch.stack(
             [x[:, None, :].expand(n, size, size), y[:, :, None].expand(n, size, size)], dim=3
         )
+        # One grid_sample for the whole batch, although every image has its own rectangle.
         return grid_sample(batch, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _centers(
+def _sample_centers(
     length: NDArray[np.float64], begin: NDArray[np.float64], size: int
 ) -> NDArray[np.float64]:
-    """Return the centres of `size` equal parts of intervals, `(N, size)`, in pixels from the
-    image's edge."""
+    """Return the centers of `size` equal parts of intervals, `(N, size)`, in pixels from the edge
+    of the image."""
     found: NDArray[np.float64] = begin[:, None] + length[:, None] * (np.arange(size) + 0.5) / size
     return found

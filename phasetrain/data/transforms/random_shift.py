@@ -1,18 +1,19 @@
-"""Shifting images by a few pixels."""
+"""Random shift by a few pixels."""
 
 from torch import Tensor
 from torch.nn.functional import pad
 
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
-from phasetrain.data.transforms.windows import cut
+from phasetrain.data.transforms.windows import crop_windows
 
 
 @TRANSFORMS.register("random_shift")
 class RandomShift(BatchTransform):
-    """Shifts each image `(C, H, W)` by up to `pixels` up or down and left or right; zeros move in.
+    """Shifts each image `(C, H, W)` by up to `pixels` vertically and horizontally, with zero
+    padding.
 
     Args:
-        pixels: largest shift, in pixels; each offset in -pixels..pixels is equally likely.
+        pixels: maximum shift, in pixels; each offset in -pixels..pixels is equally likely.
 
     Raises:
         ValueError: a negative shift.
@@ -20,7 +21,7 @@ class RandomShift(BatchTransform):
 
     def __init__(self, pixels: int) -> None:
         if pixels < 0:
-            raise ValueError(f"pixels = {pixels}: expected a largest shift of at least 0 pixels")
+            raise ValueError(f"pixels = {pixels}: expected at least 0")
         self.pixels = pixels
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:
@@ -28,4 +29,6 @@ class RandomShift(BatchTransform):
         check_images(batch, self)
         offsets = keys.integers(0, 2 * self.pixels + 1, 2)
         height, width = batch.shape[2:]
-        return cut(pad(batch, [self.pixels] * 4), offsets[:, 0], offsets[:, 1], (height, width))
+        return crop_windows(
+            pad(batch, [self.pixels] * 4), offsets[:, 0], offsets[:, 1], (height, width)
+        )

@@ -1,4 +1,4 @@
-"""Resizing images."""
+"""Resizing of images."""
 
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -8,8 +8,8 @@ from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, ch
 
 @TRANSFORMS.register("resize")
 class Resize(BatchTransform):
-    """Resizes images `(C, H, W)` to `(C, size, size)`: bilinear, antialiased; the aspect ratio is
-    not kept.
+    """Resizes images `(C, H, W)` to `(C, size, size)`: bilinear, antialiased, without keeping the
+    aspect ratio.
 
     Args:
         size: height and width, in pixels.

@@ -17,7 +17,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.metrics import Metrics
-from phasetrain.models.prepare import Compiled
+from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Activations(Hook):
                 code="config.conflict",
             )
         network = parts.model if parts.network is None else parts.network
-        if any(isinstance(module, Compiled) for module in network.modules()):
+        if any(isinstance(module, CompiledModel) for module in network.modules()):
             raise ConfigError(
                 "HOOKS.activations and MACHINE.compile: a compiled graph does not call module "
                 "hooks; set MACHINE.compile=null, or HOOKS.activations=null",

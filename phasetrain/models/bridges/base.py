@@ -1,5 +1,4 @@
-"""What the bridges to libraries of models have in common: parameters, and the forms of inputs and
-outputs."""
+"""Common parts of the bridges to model libraries: parameters, and the forms of inputs and outputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,46 +9,48 @@ from torch import Tensor, nn
 from phasetrain.errors import ConfigError, did_you_mean
 
 
-def plain(value: Any) -> Any:
-    """Return a value of the config made of dicts and lists that a library may change."""
+def to_plain_containers(value: Any) -> Any:
+    """Return a config value as plain dicts and lists, which a library may modify."""
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain_containers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain_containers(item) for item in value]
     return value
 
 
-def free(
+def check_params(
     params: Mapping[str, Any] | None, refused: Iterable[str], *, pretrained: bool
 ) -> dict[str, Any]:
-    """Return the free parameters of a model.
+    """Return the extra parameters of a model.
 
     Args:
-        params: what the config sets.
-        refused: names that make the library load weights.
-        pretrained: whether the config asks the library for weights.
+        params: parameters set in the config.
+        refused: names of parameters that make the library load weights.
+        pretrained: whether the config requests weights from the library.
 
     Raises:
-        ConfigError: weights were asked for.
+        ConfigError: weights were requested.
     """
-    found: dict[str, Any] = plain(params or {})
-    asked = [f"params.{name}" for name in refused if found.get(name)] + (
-        ["pretrained"] if pretrained else []
-    )
-    if asked:
+    found: dict[str, Any] = to_plain_containers(params or {})
+    requested = [f"params.{name}" for name in refused if found.get(name)]
+    if pretrained:
+        requested.append("pretrained")
+    # A download would make the run depend on the network, and its ranks race for the same file.
+    if requested:
         raise ConfigError(
-            f"MODEL.{asked[0]}: no weights are downloaded while a run is built; save them to a file once, and name it "
-            "in MODEL.weights"
+            f"MODEL.{requested[0]}: no weights are downloaded while a run is built; save them to "
+            "a file once, and set MODEL.weights to its path",
+            code="config.download",
         )
     return found
 
 
 @dataclass(frozen=True)
-class Selected:
-    """A forward hook that leaves one of several outputs, or all of them as a dict.
+class OutputSelector:
+    """A forward hook that selects one of several outputs, or returns all of them as a dict.
 
     Args:
-        name: of the output; None keeps all.
+        name: name of the output; None keeps all.
 
     Raises:
         ConfigError: the model has no such output.
@@ -58,25 +59,26 @@ class Selected:
     name: str | None
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
-        """Return the output of that name; a tensor stays as it is."""
+        """Return the selected output; a tensor is returned unchanged."""
         if isinstance(output, Tensor):
             return output
         named = dict(output if isinstance(output, Mapping) else output._asdict())
         if self.name is None:
             return named
         if self.name not in named:
+            near = did_you_mean(self.name, named) or "."
             raise ConfigError(
-                f"MODEL.output = {self.name!r}: the model has no such output{did_you_mean(self.name, named) or '.'} "
-                f"It has {', '.join(named)}; null gives the loss all of them by name"
+                f"MODEL.output = {self.name!r}: the model has no such output{near} "
+                f"It has {', '.join(named)}; null passes all of them to the loss by name",
+                code="config.unknown_value",
             )
         return named[self.name]
 
 
-def by_keywords(
+def spread_mapping(
     _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a model's call with an input that is a mapping spread over
-    keywords."""
+    """Return the arguments of a call, with a single mapping spread over keyword arguments."""
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         return (), {**inputs[0], **keywords}
     return inputs, keywords

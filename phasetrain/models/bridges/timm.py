@@ -8,15 +8,15 @@ from torch import nn
 
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.models.base import MODELS
-from phasetrain.models.bridges.base import free
+from phasetrain.models.bridges.base import check_params
 
 WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path")
 """Parameters of timm that load weights."""
 
 
 @MODELS.bridge("timm", "timm")
-def timm_model(name: str) -> Factory[nn.Module] | None:
-    """Return what makes timm's model `name`; None for what is the path of a module of timm.
+def find_timm_model(name: str) -> Factory[nn.Module] | None:
+    """Return the factory of timm's model `name`; None if `name` is a path inside a module of timm.
 
     Raises:
         UnknownNameError: timm has no such model.
@@ -35,18 +35,18 @@ def timm_model(name: str) -> Factory[nn.Module] | None:
         pretrained: bool = False,  # noqa: FBT001, FBT002 - it is named in the config
         params: Mapping[str, Any] | None = None,
     ) -> nn.Module:
-        """Return a model of timm.
+        """Build a timm model.
 
         Args:
-            classes: its `num_classes`.
-            channels: its `in_chans`, channels of the images.
-            pretrained: refused, see MODEL.weights.
-            params: what else `timm.create_model` takes, such as `drop_path_rate` or `img_size`.
+            classes: `num_classes` of the model.
+            channels: `in_chans` of the model, the channels of the images.
+            pretrained: rejected, see MODEL.weights.
+            params: other parameters of `timm.create_model`, such as `drop_path_rate`.
         """
         facts = {"num_classes": classes, "in_chans": channels}
         known = {key: value for key, value in facts.items() if value is not None}
         made: nn.Module = timm.create_model(
-            name, **known | free(params, WEIGHTS, pretrained=pretrained)
+            name, **known | check_params(params, WEIGHTS, pretrained=pretrained)
         )
         return made
 

@@ -8,15 +8,15 @@ from torch import nn
 
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.models.base import MODELS
-from phasetrain.models.bridges.base import Selected, free
+from phasetrain.models.bridges.base import OutputSelector, check_params
 
 WEIGHTS = ("weights", "weights_backbone", "pretrained", "pretrained_backbone")
 """Parameters of torchvision that load weights."""
 
 
 @MODELS.bridge("torchvision", "torchvision")
-def torchvision_model(name: str) -> Factory[nn.Module] | None:
-    """Return what makes torchvision's model `name`; None for what is the path of a module of
+def find_torchvision_model(name: str) -> Factory[nn.Module] | None:
+    """Return the factory of torchvision's model `name`; None if `name` is a path inside
     torchvision.
 
     Raises:
@@ -30,6 +30,7 @@ def torchvision_model(name: str) -> Factory[nn.Module] | None:
     if name not in known:
         raise UnknownNameError(name, known)
     takes = inspect.signature(models.get_model_builder(name)).parameters
+    # Some models download a backbone by default.
     without = {key: None for key in ("weights", "weights_backbone") if key in takes}
 
     def build(
@@ -38,20 +39,19 @@ def torchvision_model(name: str) -> Factory[nn.Module] | None:
         pretrained: bool = False,  # noqa: FBT001, FBT002 - it is named in the config
         params: Mapping[str, Any] | None = None,
     ) -> nn.Module:
-        """Return a model of torchvision; it takes images of 3 channels.
+        """Build a torchvision model, for images with 3 channels.
 
         Args:
-            classes: its `num_classes`.
-            output: name of the output for the loss, of a model that has several; None gives all of
-                them by name.
-            pretrained: refused, see MODEL.weights.
-            params: what else the model takes.
+            classes: `num_classes` of the model.
+            output: name of the output for the loss, if there are several; None passes all by name.
+            pretrained: rejected, see MODEL.weights.
+            params: other parameters of the model.
         """
         facts = {} if classes is None else {"num_classes": classes}
         made: nn.Module = models.get_model(
-            name, **without | facts | free(params, WEIGHTS, pretrained=pretrained)
+            name, **without | facts | check_params(params, WEIGHTS, pretrained=pretrained)
         )
-        made.register_forward_hook(Selected(output))
+        made.register_forward_hook(OutputSelector(output))
         return made
 
     return build

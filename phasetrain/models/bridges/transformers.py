@@ -1,5 +1,4 @@
-"""Models of transformers, built from a config without any download
-(`MODEL.name=transformers.AutoModel...`)."""
+"""Models of transformers, built from a config without a download."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,29 +10,29 @@ from torch import nn
 from phasetrain.config.registry import Factory, UnknownNameError
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.base import MODELS
-from phasetrain.models.bridges.base import Selected, by_keywords, free
+from phasetrain.models.bridges.base import OutputSelector, check_params, spread_mapping
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 OF_ALL = ("num_labels", "attn_implementation")
-"""Settings of every config that it does not list among its own."""
+"""Settings that every config class accepts without listing them."""
 
 
 @MODELS.bridge("transformers", "transformers")
-def transformers_model(name: str) -> Factory[nn.Module] | None:
-    """Return what makes a model of the class `name` of transformers; None for the path of a module
-    of transformers.
+def find_transformers_model(name: str) -> Factory[nn.Module] | None:
+    """Return the factory of the transformers class `name`; None if `name` is a path inside
+    transformers.
 
     Raises:
-        UnknownNameError: transformers has no such class of models.
+        UnknownNameError: transformers has no such model class.
     """
     import transformers
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     if "." in name:
         return None
-    names = dir(transformers)  # classes are imported when they are asked for
+    names = dir(transformers)  # listing is cheap: a class is imported on first access
     found: Any = attrgetter(name)(transformers) if name in names else None
     is_auto = inspect.isclass(found) and issubclass(found, _BaseAutoModelClass)
     if not is_auto and not (
@@ -49,65 +48,67 @@ def transformers_model(name: str) -> Factory[nn.Module] | None:
         output: str | None = "logits",
         pretrained: bool = False,  # noqa: FBT001, FBT002 - it is named in the config
     ) -> nn.Module:
-        """Return a model of transformers with initial weights.
+        """Build a transformers model with initial weights.
 
-        It is called with the input, or with the tensors of an input that is a mapping by their
-        names.
+        An input that is a mapping is passed as keyword arguments.
 
         Args:
-            config: of the model, as in its config.json; `model_type` is needed where the name
-                begins with Auto.
-            classes: its `num_labels`.
-            output: name of the output for the loss; null gives all of them by name.
-            pretrained: refused, see MODEL.weights.
+            config: config of the model, as in its config.json; Auto classes need `model_type`.
+            classes: `num_labels` of the model.
+            output: name of the output for the loss; null passes all of them by name.
+            pretrained: rejected, see MODEL.weights.
         """
-        settings = free(config, (), pretrained=pretrained)
+        settings = check_params(config, (), pretrained=pretrained)
         kind = settings.pop("model_type", None)
         if is_auto:
-            made_of = _config(kind, settings, classes)
+            made_of = _make_auto_config(kind, settings, classes)
         else:
-            made_of = _config_of(found.config_class, settings, classes)
+            made_of = _make_config(found.config_class, settings, classes)
         made: nn.Module = found.from_config(made_of) if is_auto else found(made_of)
-        made.register_forward_pre_hook(by_keywords, with_kwargs=True)
-        made.register_forward_hook(Selected(output))
+        made.register_forward_pre_hook(spread_mapping, with_kwargs=True)
+        made.register_forward_hook(OutputSelector(output))
         return made
 
     return build
 
 
-def _config(kind: Any, settings: Mapping[str, Any], classes: int | None) -> "PretrainedConfig":
+def _make_auto_config(
+    kind: Any, settings: Mapping[str, Any], classes: int | None
+) -> "PretrainedConfig":
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kinds = sorted(CONFIG_MAPPING)
     if kind not in kinds:
-        near = (
-            did_you_mean(kind, kinds) if isinstance(kind, str) else ""
-        ) or "; take one such as bert, gpt2, vit"
+        near = did_you_mean(kind, kinds) if isinstance(kind, str) else ""
+        near = near or "; use for example bert, gpt2 or vit"
         raise ConfigError(
-            f"MODEL.config.model_type = {kind!r}: transformers has no such type of model{near}"
+            f"MODEL.config.model_type = {kind!r}: transformers has no such type of model{near}",
+            code="config.unknown_value",
         )
-    return _config_of(CONFIG_MAPPING[kind], settings, classes)
+    return _make_config(CONFIG_MAPPING[kind], settings, classes)
 
 
-def _config_of(
+def _make_config(
     kind: type["PretrainedConfig"], settings: Mapping[str, Any], classes: int | None
 ) -> "PretrainedConfig":
     """Return a config of a class.
 
     Raises:
-        ConfigError: a setting that the class does not have, which it would keep without a word, or
-            of a wrong value.
+        ConfigError: the class does not have a setting, which it would silently keep, or rejects a
+            value.
     """
     known = [*kind().to_dict(), *kind.attribute_map, *OF_ALL]
     for key in settings:
         if key not in known:
+            near = did_you_mean(key, known) or "."
             raise ConfigError(
-                f"MODEL.config.{key}: {kind.__name__} has no such setting{did_you_mean(key, known) or '.'} "
-                f"It has {', '.join(sorted(known))}"
+                f"MODEL.config.{key}: {kind.__name__} has no such setting{near} "
+                f"It has {', '.join(sorted(known))}",
+                code="config.unknown_key",
             )
     facts = {} if classes is None else {"num_labels": classes}
     try:
         return kind(**{**facts, **settings})
     except Exception as error:
-        told = " ".join(str(error).split())
-        raise ConfigError(f"MODEL.config: {kind.__name__} does not take it: {told}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"MODEL.config: {kind.__name__} rejects it: {reason}") from error

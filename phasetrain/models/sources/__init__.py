@@ -1,6 +1,6 @@
-"""Where weights to start from may come from (`MODEL.weights`)."""
+"""Sources of initial weights (`MODEL.weights`)."""
 
-from phasetrain.models.sources.base import FORMATS, Content, Source, sources_of
-from phasetrain.models.sources.layouts import read
+from phasetrain.models.sources.base import FORMATS, SourceContent, WeightSource, parse_sources
+from phasetrain.models.sources.layouts import read_source
 
-__all__ = ["FORMATS", "Content", "Source", "read", "sources_of"]
+__all__ = ["FORMATS", "SourceContent", "WeightSource", "parse_sources", "read_source"]

@@ -1,5 +1,4 @@
-"""What a source of weights is, as MODEL.weights describes it, and the registry of the formats that
-one may have."""
+"""Description of a source of weights (MODEL.weights), and the registry of its formats."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,32 +15,31 @@ from phasetrain.runtime.storage import HANDLERS, Storage, open_storage
 KEY = "MODEL.weights"
 
 Rename = tuple[str, str]
-"""A regular expression and what takes the place of what it finds, as in `re.sub`."""
+"""A regular expression and its replacement, as in `re.sub`."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where weights come from, and how their names become those of the model.
+class WeightSource:
+    """Where weights come from, and how their names map to the names of the model.
 
-    Names change in this order: `prefix_remove`, `rename`, `prefix_add`; `include` and `exclude` see
-    the new ones.
+    Names change in this order: `prefix_remove`, `rename`, `prefix_add`; `include` and `exclude`
+    apply to the new names.
 
     Attributes:
         path: a file or folder of this machine, or `PREFIX://...` of a registered path handler.
         format: `auto`, or a name in `FORMATS`.
-        which: the weights that were trained, or an average of them, as MODEL.ema and MODEL.swa make
-            it.
-        checkpoint: of a run folder, the newest checkpoint or the best one by the run's own monitor.
-        key: dotted path of the weights in a torch file; None finds the usual ones.
-        prefix_remove, prefix_add: taken off the names that begin with it, and put in front of all
-            names.
-        rename: regular expressions with what takes the place of what they find, one after the
-            other.
-        include: patterns (`*`, `?`, `[...]`) of names to take; empty takes all.
-        exclude: patterns of names to leave.
-        reinit: patterns of names of the model that keep the values they were initialised with.
-        strict: refuse a model of which something has no source.
-        skip_mismatched: leave tensors of another shape than the model's, instead of refusing them.
+        which: the trained weights, or their average made by MODEL.ema or MODEL.swa.
+        checkpoint: of a run folder: the newest checkpoint, or the best one by the monitor of that
+            run.
+        key: dotted path of the weights in a torch file; None tries the usual ones.
+        prefix_remove: prefix removed from names.
+        prefix_add: prefix added to all names.
+        rename: regular expressions and replacements, applied in order.
+        include: patterns (`*`, `?`, `[...]`) of names to load; empty loads all.
+        exclude: patterns of names to skip.
+        reinit: patterns of model names that keep their initial values.
+        strict: reject a model with tensors that have no source.
+        skip_mismatched: skip tensors whose shape differs from the model instead of rejecting them.
         where: config path, for messages.
     """
 
@@ -60,8 +58,8 @@ class Source:
     skip_mismatched: bool = False
     where: str = KEY
 
-    def storage(self) -> Storage:
-        """Return the door to its files.
+    def get_storage(self) -> Storage:
+        """Return the storage with its files.
 
         Raises:
             ConfigError: no handler is registered for the prefix of the path.
@@ -69,29 +67,29 @@ class Source:
         prefix, separator, _ = self.path.partition("://")
         if separator and prefix not in HANDLERS:
             known = ", ".join(f"{name}://" for name in HANDLERS) or "none"
-            raise self.refused(
-                f"no path handler is registered for {prefix}://{did_you_mean(prefix, HANDLERS)} Known: {known}; "
-                f"register an iopath handler with @phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
+            raise self.make_error(
+                f"no path handler is registered for {prefix}://{did_you_mean(prefix, HANDLERS)} "
+                f"Known: {known}; register an iopath handler with "
+                f"@phasetrain.runtime.storage.HANDLERS.register({prefix!r}) in a module of "
                 "RUN.imports, or copy the file to this machine"
             )
         return open_storage(self.path)
 
-    def refused(self, reason: str) -> ConfigError:
-        """Return the error that says why the source cannot be used; without `where` no key is
-        named."""
+    def make_error(self, reason: str) -> ConfigError:
+        """Return the error for a source that cannot be used; without `where` it names no key."""
         key = f"{self.where}.path = " if self.where else ""
-        return ConfigError(f"{key}{self.path!r}: {reason}")
+        return ConfigError(f"{key}{self.path!r}: {reason}", code="weights.unusable")
 
 
 @dataclass(frozen=True)
-class Content:
-    """What was read from a source.
+class SourceContent:
+    """The content of a source.
 
     Attributes:
         tensors: name -> tensor, on the CPU.
-        format: what it turned out to be.
-        digest: of the content of its files, hexadecimal.
-        path: what was read, such as the checkpoint that was chosen in a run folder.
+        format: the format that was detected.
+        digest: hexadecimal digest of the content of its files.
+        path: the path that was read, such as the selected checkpoint of a run folder.
     """
 
     tensors: Mapping[str, Tensor]
@@ -100,76 +98,89 @@ class Content:
     path: str
 
 
-Reader = Callable[[Source, Storage], Content]
+SourceReader = Callable[[WeightSource, Storage], SourceContent]
 """Reads a source; raises ConfigError for one that it cannot read."""
 
-FORMATS: Registry[Content] = Registry("format of weights", f"{KEY}.format")
-"""Readers by name: each takes a source and the door to its files."""
+FORMATS: Registry[SourceContent] = Registry("format of weights", f"{KEY}.format")
+"""Readers by name: each takes a source and the storage with its files."""
 
 
-def sources_of(value: Any, where: str = KEY) -> tuple[Source, ...]:
-    """Return the sources that a config names: none for null, one for a path or a mapping, several
-    for a list.
+def parse_sources(value: Any, where: str = KEY) -> tuple[WeightSource, ...]:
+    """Return the sources in a config: none for null, one for a path or a mapping, several for a
+    list.
 
     Raises:
-        ConfigError: a key or a value that no source has; nothing has been opened.
+        ConfigError: an unknown key or invalid value; nothing has been opened yet.
     """
     if value is None:
         return ()
     if isinstance(value, str | Mapping):
-        return (_source(value, where),)
+        return (_parse_source(value, where),)
     if not isinstance(value, Sequence) or not value:
         raise ConfigError(
-            f"{where} = {value!r}: expected null, a path, a mapping with `path`, or a list of such"
+            f"{where} = {value!r}: expected null, a path, a mapping with `path`, or a list of these",
+            code="config.wrong_type",
         )
-    return tuple(_source(one, f"{where}[{number}]") for number, one in enumerate(value))
+    return tuple(_parse_source(one, f"{where}[{number}]") for number, one in enumerate(value))
 
 
-def _source(value: Any, where: str) -> Source:
+def _parse_source(value: Any, where: str) -> WeightSource:
     given = {"path": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} = {value!r}: expected a path, or a mapping with `path`")
-    known = [field.name for field in fields(Source) if field.name != "where"]
+        raise ConfigError(
+            f"{where} = {value!r}: expected a path, or a mapping with `path`",
+            code="config.wrong_type",
+        )
+    known = [field.name for field in fields(WeightSource) if field.name != "where"]
     for key in given:
         if key not in known:
+            near = did_you_mean(str(key), known) or "."
             raise ConfigError(
-                f"{where}.{key}: a source of weights has no such key{did_you_mean(str(key), known) or '.'} "
-                f"It takes: {', '.join(known)}"
+                f"{where}.{key}: a source of weights has no such key{near} "
+                f"It takes: {', '.join(known)}",
+                code="config.unknown_key",
             )
     if "path" not in given:
-        raise ConfigError(f"{where}.path: a source of weights needs a path; set {where}.path=...")
-    values = {key: _checked(key, one, f"{where}.{key}") for key, one in given.items()}
-    found = Source(**values, where=where)
+        raise ConfigError(
+            f"{where}.path: a source of weights needs a path; set {where}.path=...",
+            code="config.missing_key",
+        )
+    values = {key: _parse_value(key, one, f"{where}.{key}") for key, one in given.items()}
+    found = WeightSource(**values, where=where)
     if found.format != "auto":
         FORMATS.find(found.format, f"{where}.format")
     return found
 
 
-def _checked(key: str, value: Any, where: str) -> Any:
+def _parse_value(key: str, value: Any, where: str) -> Any:
     if key == "rename":
-        return _renames(value, where)
+        return _parse_renames(value, where)
     fits, expected = _KINDS[key]
     if not fits(value):
-        raise ConfigError(f"{where} = {value!r}: expected {expected}")
+        raise ConfigError(f"{where} = {value!r}: expected {expected}", code="config.wrong_type")
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(value)
     return value
 
 
-def _renames(value: Any, where: str) -> tuple[Rename, ...]:
+def _parse_renames(value: Any, where: str) -> tuple[Rename, ...]:
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not _is_list(pairs) or not all(
         _is_list(pair) and len(pair) == 2 and all(map(_is_text, pair)) for pair in pairs
     ):
         raise ConfigError(
-            f"{where} = {value!r}: expected a list of pairs [regular expression, replacement], such as "
-            "[['^trunk[.]', 'features.']]"
+            f"{where} = {value!r}: expected a list of pairs [regular expression, replacement], "
+            "such as [['^trunk[.]', 'features.']]",
+            code="config.wrong_type",
         )
     for pattern, _ in pairs:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ConfigError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+            raise ConfigError(
+                f"{where}: {pattern!r} is not a regular expression: {error}",
+                code="config.wrong_type",
+            ) from error
     return tuple((pattern, replacement) for pattern, replacement in pairs)
 
 

@@ -1,5 +1,4 @@
-"""The formats of weights from elsewhere: plain files, VISSL and ClassyVision, timm, Hugging
-Face."""
+"""Formats of weights from other programs: plain files, VISSL and ClassyVision, timm, Hugging Face."""
 
 import json
 import re
@@ -9,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from phasetrain.errors import did_you_mean
-from phasetrain.models.sources.base import FORMATS, Content, Source
-from phasetrain.models.sources.files import flat, read_file
+from phasetrain.models.sources.base import FORMATS, SourceContent, WeightSource
+from phasetrain.models.sources.files import flatten_tensors, read_file
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 
@@ -20,35 +19,34 @@ WRAPPERS: Mapping[str, Sequence[str]] = MappingProxyType(
         "ema": ("state_dict_ema", "model_ema", "ema_state_dict", "ema_model", "ema"),
     }
 )
-"""Keys under which training programs keep weights in a torch file, and their running mean."""
+"""Keys of the weights, and of their moving average, in torch files of training programs."""
 
 CLASSY = "classy_state_dict"
-"""Key of VISSL's and ClassyVision's checkpoints."""
+"""Key in checkpoints of VISSL and ClassyVision."""
 
 WHOLE = ("model.safetensors", "pytorch_model.bin")
-"""Files of a Hugging Face folder that hold everything; `NAME.index.json` in place of one lists its
-pieces."""
+"""Files with all weights of a Hugging Face folder; `NAME.index.json` instead lists their shards."""
 
 CHECKPOINT = re.compile(r"p\d{4,}-s\d{8,}")
-"""How names of checkpoint folders begin."""
+"""Beginning of the name of a checkpoint folder."""
 
 
-def read(source: Source) -> Content:
-    """Return what is in a source.
+def read_source(source: WeightSource) -> SourceContent:
+    """Return the content of a source.
 
     Raises:
-        ConfigError: it is not there, or cannot be read.
+        ConfigError: it does not exist, or cannot be read.
     """
-    storage = source.storage()
+    storage = source.get_storage()
     if not storage.exists(source.path):
         parent, _, name = source.path.rstrip("/").rpartition("/")
         near = did_you_mean(name, storage.list_names(parent or "."))
-        raise source.refused(f"there is no such file or folder{near}")
-    name = _recognised(source, storage) if source.format == "auto" else source.format
+        raise source.make_error(f"there is no such file or folder{near}")
+    name = _detect_format(source, storage) if source.format == "auto" else source.format
     return FORMATS.find(name, f"{source.where}.format")(source, storage)
 
 
-def _recognised(source: Source, storage: Storage) -> str:
+def _detect_format(source: WeightSource, storage: Storage) -> str:
     names = storage.list_names(source.path)
     if not names:
         return "torch"
@@ -56,156 +54,166 @@ def _recognised(source: Source, storage: Storage) -> str:
         return "phasetrain"
     if _holds_model(names):
         return "huggingface"
-    raise source.refused(
-        f"the folder is neither a run, a checkpoint, nor one with {' or '.join(WHOLE)}; it holds "
+    raise source.make_error(
+        f"the folder is not a run or a checkpoint, and has no {' or '.join(WHOLE)}; it contains "
         f"{join_first(names, 10)}"
     )
 
 
 @FORMATS.register("torch")
-def read_torch(source: Source, storage: Storage) -> Content:
-    """Return the weights in a file that torch.save wrote, under the key that training programs use,
-    or `source.key`.
+def read_torch(source: WeightSource, storage: Storage) -> SourceContent:
+    """Return the weights in a file written by torch.save, under one of the usual keys or
+    `source.key`.
 
-    A file of VISSL or ClassyVision, or a safetensors file, is recognised.
+    A file of VISSL or ClassyVision, or a safetensors file, is detected.
     """
     kind, loaded, digest = read_file(source, storage, source.path)
     if CLASSY in loaded and source.key is None:
-        return Content(_classy(source, loaded), "vissl", digest, source.path)
-    return Content(flat(_state_dict(source, loaded)), kind, digest, source.path)
+        return SourceContent(_read_classy(source, loaded), "vissl", digest, source.path)
+    return SourceContent(
+        flatten_tensors(_select_state_dict(source, loaded)), kind, digest, source.path
+    )
 
 
 @FORMATS.register("safetensors")
-def read_safetensors(source: Source, storage: Storage) -> Content:
+def read_safetensors(source: WeightSource, storage: Storage) -> SourceContent:
     """Return the tensors in a safetensors file."""
     kind, loaded, digest = read_file(source, storage, source.path)
     if kind != "safetensors":
-        raise source.refused(f"{source.where}.format = 'safetensors', and this is a {kind} file")
-    return Content(flat(_state_dict(source, loaded)), kind, digest, source.path)
+        raise source.make_error(f"{source.where}.format = 'safetensors': this is a {kind} file")
+    return SourceContent(
+        flatten_tensors(_select_state_dict(source, loaded)), kind, digest, source.path
+    )
 
 
 @FORMATS.register("vissl")
-def read_vissl(source: Source, storage: Storage) -> Content:
+def read_vissl(source: WeightSource, storage: Storage) -> SourceContent:
     """Return the weights in a checkpoint of VISSL or ClassyVision; names begin with `trunk.` and
     `heads.`.
 
-    Its layout: `classy_state_dict.base_model.model.{trunk, heads}`, and `ema_model` for the running
-    mean.
+    Its layout: `classy_state_dict.base_model.model.{trunk, heads}`, and `ema_model` for the moving
+    average.
     """
     _, loaded, digest = read_file(source, storage, source.path)
     if CLASSY not in loaded:
-        raise source.refused(
-            f"a checkpoint of VISSL has the key {CLASSY!r}, this file has {_keys(loaded)}"
+        raise source.make_error(
+            f"a checkpoint of VISSL has the key {CLASSY!r}, this file has {_describe_keys(loaded)}"
         )
-    return Content(_classy(source, loaded), "vissl", digest, source.path)
+    return SourceContent(_read_classy(source, loaded), "vissl", digest, source.path)
 
 
 @FORMATS.register("timm")
-def read_timm(source: Source, storage: Storage) -> Content:
-    """Return the weights in a checkpoint of timm (`state_dict`, or `state_dict_ema`), or in a
-    folder from its hub."""
+def read_timm(source: WeightSource, storage: Storage) -> SourceContent:
+    """Return the weights in a timm checkpoint (`state_dict` or `state_dict_ema`), or in a folder of
+    its hub."""
     if storage.list_names(source.path):
         return read_huggingface(source, storage)
     _, loaded, digest = read_file(source, storage, source.path)
-    return Content(flat(_state_dict(source, loaded)), "timm", digest, source.path)
+    return SourceContent(
+        flatten_tensors(_select_state_dict(source, loaded)), "timm", digest, source.path
+    )
 
 
 @FORMATS.register("huggingface")
-def read_huggingface(source: Source, storage: Storage) -> Content:
-    """Return the weights in a folder as Hugging Face's libraries write it, in one file or in
-    pieces."""
+def read_huggingface(source: WeightSource, storage: Storage) -> SourceContent:
+    """Return the weights in a folder in the layout of Hugging Face's libraries, in one file or in
+    shards."""
     if source.which != "model":
-        raise source.refused("a folder of this kind has no averaged weights; set which=model")
+        raise source.make_error("a folder of this kind has no averaged weights; set which=model")
     names = storage.list_names(source.path)
     if not names:
         return read_torch(source, storage)
-    files = _pieces(source, storage, names)
+    files = _find_weight_files(source, storage, names)
     found = {}
     digests = []
     for file in files:
         _, loaded, digest = read_file(source, storage, f"{source.path.rstrip('/')}/{file}")
-        found.update(flat(_state_dict(source, loaded)))
+        found.update(flatten_tensors(_select_state_dict(source, loaded)))
         digests.append(digest)
     whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
-    return Content(found, "huggingface", whole, source.path)
+    return SourceContent(found, "huggingface", whole, source.path)
 
 
 def _holds_model(names: Sequence[str]) -> bool:
     return any(name in names or f"{name}.index.json" in names for name in WHOLE)
 
 
-def _pieces(source: Source, storage: Storage, names: Sequence[str]) -> list[str]:
-    """Return the files that hold the weights of a Hugging Face folder."""
+def _find_weight_files(source: WeightSource, storage: Storage, names: Sequence[str]) -> list[str]:
+    """Return the files with the weights of a Hugging Face folder."""
     for whole in WHOLE:
         if whole in names:
             return [whole]
         if (index := f"{whole}.index.json") in names:
-            return _listed(source, storage, index, names)
-    raise source.refused(
-        f"the folder has no {' or '.join(WHOLE)}; it holds {join_first(names, 10)}"
+            return _read_shard_index(source, storage, index, names)
+    raise source.make_error(
+        f"the folder has no {' or '.join(WHOLE)}; it contains {join_first(names, 10)}"
     )
 
 
-def _listed(source: Source, storage: Storage, index: str, names: Sequence[str]) -> list[str]:
+def _read_shard_index(
+    source: WeightSource, storage: Storage, index: str, names: Sequence[str]
+) -> list[str]:
     try:
         content = json.loads(storage.read(f"{source.path.rstrip('/')}/{index}"))
         files = sorted(set(content["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise source.refused(f"{index} cannot be read ({type(error).__name__}: {error})") from error
+        raise source.make_error(
+            f"{index} cannot be read ({type(error).__name__}: {error})"
+        ) from error
     if absent := [
         file for file in files if file not in names
     ]:  # so each is a plain name in this very folder
-        raise source.refused(
+        raise source.make_error(
             f"{index} names {join_first(map(repr, absent), 3)}, which the folder does not hold"
         )
     return files
 
 
-def _state_dict(source: Source, loaded: Any) -> Any:
-    """Return the part of a file that holds the weights which are asked for."""
+def _select_state_dict(source: WeightSource, loaded: Any) -> Any:
+    """Return the part of a file with the requested weights."""
     if source.key is not None:
-        return _below(source, loaded, source.key)
+        return _lookup(source, loaded, source.key)
     for key in WRAPPERS[source.which]:
         if isinstance(loaded.get(key), Mapping):
             return loaded[key]
     if source.which == "ema":
-        raise source.refused(
-            f"the file has no averaged weights under {', '.join(WRAPPERS['ema'])}; it has {_keys(loaded)}. Set "
+        raise source.make_error(
+            f"the file has no averaged weights under {', '.join(WRAPPERS['ema'])}; it has {_describe_keys(loaded)}. Set "
             f"{source.where}.key to where they are, or {source.where}.which=model"
         )
     return loaded
 
 
-def _classy(source: Source, loaded: Mapping[str, Any]) -> dict[str, Any]:
+def _read_classy(source: WeightSource, loaded: Mapping[str, Any]) -> dict[str, Any]:
     part = "base_model" if source.which == "model" else "ema_model"
     state = loaded[CLASSY].get(part) if isinstance(loaded[CLASSY], Mapping) else None
     for key in ("model", "module"):
         if isinstance(state, Mapping) and "trunk" not in state and key in state:
             state = state[key]
     if not isinstance(state, Mapping) or "trunk" not in state:
-        raise source.refused(
-            f"{CLASSY}.{part}.model.trunk is expected, and {CLASSY} has {_keys(loaded[CLASSY])}; "
+        raise source.make_error(
+            f"{CLASSY}.{part}.model.trunk is expected, and {CLASSY} has {_describe_keys(loaded[CLASSY])}; "
             f"set {source.where}.key to where the weights are"
         )
-    return flat({key: state[key] for key in ("trunk", "heads") if key in state})
+    return flatten_tensors({key: state[key] for key in ("trunk", "heads") if key in state})
 
 
-def _below(source: Source, loaded: Any, key: str) -> Any:
+def _lookup(source: WeightSource, loaded: Any, key: str) -> Any:
     node = loaded
     done = list[str]()
     for name in key.split("."):
         if not isinstance(node, Mapping) or name not in node:
             at = ".".join(done) or "the file"
             near = did_you_mean(name, map(str, node)) if isinstance(node, Mapping) else ""
-            raise source.refused(
-                f"{source.where}.key = {key!r}: {at} has no {name!r}{near}; it has {_keys(node)}"
+            raise source.make_error(
+                f"{source.where}.key = {key!r}: {at} has no {name!r}{near}; it has {_describe_keys(node)}"
             )
         node = node[name]
         done.append(name)
     return node
 
 
-def _keys(node: Any) -> str:
+def _describe_keys(node: Any) -> str:
     if not isinstance(node, Mapping):
         return f"no keys, but {type(node).__name__}"
     return join_first(node, 10)

@@ -20,14 +20,14 @@ from phasetrain.losses import LOSSES, FunctionLoss
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import MODELS, Embedding
 from phasetrain.models.prepare import (
-    Compiled,
+    CompiledModel,
     CompileSettings,
     check_compilable,
     checkpoint_activations,
-    synchronized,
+    convert_sync_batchnorm,
 )
-from phasetrain.models.sources import sources_of
-from phasetrain.models.weights import Report, start_from
+from phasetrain.models.sources import parse_sources
+from phasetrain.models.weights import LoadReport, load_pretrained
 from phasetrain.optim import Updater
 from phasetrain.optim.multi_optimizer import MAIN
 from phasetrain.runtime.machine import Machine, reseed_all, seed_of
@@ -190,7 +190,7 @@ def build_parts(
         else None,
         criterion=strategy.wrap_module(loss, updater.optimizer) if updater else None,
         losses=losses,
-        weights=weights.plain() if weights else None,
+        weights=weights.to_dict() if weights else None,
         batch_transforms=build_batch_transforms(context, losses or [loss], facts) if train else (),
         holds=build_holds(context, model, loss, strategy, facts) if train else None,
         averages=build_averages(context, model, copies, strategy, facts),
@@ -280,7 +280,7 @@ def prepare_modules(
         group = subgroup(
             context.world, partition(context.world, over, "DISTRIBUTED.sync_batch_norm")
         )
-        model, loss = synchronized(model, group), synchronized(loss, group)
+        model, loss = convert_sync_batchnorm(model, group), convert_sync_batchnorm(loss, group)
     if train:
         freeze_parameters(context, model, loss)
     rules = context.config.MACHINE.activation_checkpointing
@@ -296,7 +296,7 @@ def compile_network(
         return network
     settings = CompileSettings(**section)
     check_compilable(model, forgetting, settings)
-    return Compiled(network, settings)
+    return CompiledModel(network, settings)
 
 
 def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
@@ -365,11 +365,11 @@ def make_model(
     return model
 
 
-def load_weights(context: BuildContext, model: nn.Module) -> Report | None:
+def load_weights(context: BuildContext, model: nn.Module) -> LoadReport | None:
     """Give a fresh model the weights that MODEL.weights names; every process takes part."""
-    sources = sources_of(context.config.MODEL.weights)
+    sources = parse_sources(context.config.MODEL.weights)
     if sources:
-        return start_from(model, sources, context.world)
+        return load_pretrained(model, sources, context.world)
     return None
 
 

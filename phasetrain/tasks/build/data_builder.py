@@ -9,20 +9,20 @@ from phasetrain.config.registry import Registry
 from phasetrain.data import (
     DATASETS,
     TRANSFORMS,
+    CustomLoader,
     LoaderSettings,
-    OwnLoader,
+    PerStageReader,
+    PerStageSampler,
     PhaseLoader,
     PhaseSampler,
-    Reader,
-    StagedReader,
-    StagedSampler,
+    SampleReader,
     WindowedDataset,
 )
 from phasetrain.data.datasets import Described, Role, Samples
-from phasetrain.data.loading.custom_loader import Own
+from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.samplers.named import ENDLESS
-from phasetrain.data.samplers.overfit import Overfit
-from phasetrain.data.samplers.phase_sampler import Order, OwnLength, pass_length
+from phasetrain.data.samplers.overfit import OverfitOrder
+from phasetrain.data.samplers.phase_sampler import HasPassLength, SampleOrder, pass_length
 from phasetrain.data.transforms import Pipeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, Stage
@@ -63,14 +63,14 @@ class SplitData:
     """
 
     section: AttrDict
-    reader: Reader
-    order: Order
+    reader: SampleReader
+    order: SampleOrder
     length: int
     facts: Mapping[str, Any]
     train: bool = False
     windows: tuple[int, ...] = ()
     stages: tuple["SplitData", ...] = ()
-    own: Own | None = None
+    own: CustomLoaderSpec | None = None
 
     def at(self, stage: int) -> "SplitData":
         """Return the split as it is in a stage."""
@@ -211,7 +211,7 @@ def build_split(
     ]
     pipeline = Pipeline(transforms)
     source = build_source(context, where, section, dataset)
-    reader = Reader(
+    reader = SampleReader(
         dataset,
         pipeline,
         build_collate(context, where, section.collate),
@@ -228,7 +228,7 @@ def build_split(
         shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
         known |= {} if shape is None else {"input_shape": shape}
     windows = tuple(dataset.window_lengths) if isinstance(dataset, WindowedDataset) else ()
-    if windows and isinstance(order, OwnLength):
+    if windows and isinstance(order, HasPassLength):
         raise ConfigError(
             f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one "
             "pass: take a sampler "
@@ -263,7 +263,9 @@ def _open_dataset(
     )
 
 
-def _overfit_order(context: BuildContext, order: Order, batch_size: int, samples: int) -> Overfit:
+def _overfit_order(
+    context: BuildContext, order: SampleOrder, batch_size: int, samples: int
+) -> OverfitOrder:
     batches: int = context.config.PHASES.overfit
     if batches * batch_size > samples:
         raise ConfigError(
@@ -271,7 +273,7 @@ def _overfit_order(context: BuildContext, order: Order, batch_size: int, samples
             "whole batches of "
             f"{batch_size}"
         )
-    return Overfit(order, batches * batch_size, seed_of(context.seed, "order", TRAIN, 0))
+    return OverfitOrder(order, batches * batch_size, seed_of(context.seed, "order", TRAIN, 0))
 
 
 def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLoader:
@@ -279,10 +281,10 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     section = split.section
     samplers = [_build_sampler(context, one) for one in split.stages or (split,)]
     readers = split.stages
-    sampler = StagedSampler(samplers) if len(samplers) > 1 else samplers[0]
-    reader: Reader | StagedReader
+    sampler = PerStageSampler(samplers) if len(samplers) > 1 else samplers[0]
+    reader: SampleReader | PerStageReader
     if len(readers) > 1:
-        reader = StagedReader([one.reader for one in readers])
+        reader = PerStageReader([one.reader for one in readers])
     else:
         reader = split.at(0).reader
     folder = context.config.RUN.dir
@@ -301,7 +303,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     if split.own is not None:
         selection = split.reader.selection
         known = (split.reader, _build_sampler(context, split), plan, settings)
-        return OwnLoader(split.own, selection, context.seed, *known)
+        return CustomLoader(split.own, selection, context.seed, *known)
     return PhaseLoader(reader, sampler, plan, settings)
 
 

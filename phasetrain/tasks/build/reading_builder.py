@@ -15,16 +15,16 @@ from phasetrain.data import (
     LOADERS,
     SAMPLERS,
     Collate,
-    Reader,
+    SampleReader,
+    SampleSource,
     ShardedDataset,
-    Source,
     WindowedDataset,
 )
-from phasetrain.data.loading.custom_loader import Own
-from phasetrain.data.loading.fields import Selection
-from phasetrain.data.samplers.phase_sampler import BatchOrder, Order
-from phasetrain.data.samplers.source import Chosen, ChosenBatches, chosen_of
-from phasetrain.data.samplers.torch_sampler import as_order
+from phasetrain.data.loading.custom_loader import CustomLoaderSpec
+from phasetrain.data.loading.fields import FieldSelection
+from phasetrain.data.samplers.phase_sampler import BatchOrder, SampleOrder
+from phasetrain.data.samplers.source import SubsetBatchOrder, SubsetOrder, select_subset
+from phasetrain.data.samplers.torch_sampler import to_order
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
 
@@ -32,24 +32,28 @@ MOST_WORKERS = 8
 """Loader workers of a process that `auto` starts at most."""
 
 
-def build_source(context: BuildContext, where: str, section: AttrDict, dataset: Any) -> Source:
+def build_source(
+    context: BuildContext, where: str, section: AttrDict, dataset: Any
+) -> SampleSource:
     """Return the samples of a split, a subset of the dataset if `subset` is set.
 
     Raises:
         ConfigError: there are too few samples, or `subset` does not fit the dataset.
     """
     try:
-        chosen = chosen_of(Source(dataset), **section.subset)
+        chosen = select_subset(SampleSource(dataset), **section.subset)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}.subset: {error}") from error
     if chosen is not None and isinstance(dataset, WindowedDataset):
         raise ConfigError(
             f"{where}.subset: data that comes in windows is taken whole; set PHASES.limit.windows"
         )
-    return Source(dataset, chosen)
+    return SampleSource(dataset, chosen)
 
 
-def build_order(context: BuildContext, where: str, section: AttrDict, source: Source) -> Order:
+def build_order(
+    context: BuildContext, where: str, section: AttrDict, source: SampleSource
+) -> SampleOrder:
     """Return the order of the samples that take part, as indices of the data set.
 
     Raises:
@@ -74,7 +78,7 @@ def build_order(context: BuildContext, where: str, section: AttrDict, source: So
         facts["shard_lengths"] = source.dataset.shard_lengths
     if takes & {"data_source", "dataset"}:
         facts |= {"data_source": source.view, "dataset": source.view}
-    order = as_order(context.named(SAMPLERS, section.sampler, where, facts), where)
+    order = to_order(context.named(SAMPLERS, section.sampler, where, facts), where)
     if isinstance(source.dataset, WindowedDataset) and "source" in takes:
         raise ConfigError(
             f"{where} = {name!r} orders the data set as a whole, which comes in windows; take "
@@ -84,13 +88,13 @@ def build_order(context: BuildContext, where: str, section: AttrDict, source: So
     if source.chosen is None:
         return order
     if isinstance(order, BatchOrder):
-        return ChosenBatches(order, source.chosen, order.batch_size)
-    return Chosen(order, source.chosen)
+        return SubsetBatchOrder(order, source.chosen, order.batch_size)
+    return SubsetOrder(order, source.chosen)
 
 
 def build_own_loader(
-    context: BuildContext, where: str, section: AttrDict, source: Source
-) -> Own | None:
+    context: BuildContext, where: str, section: AttrDict, source: SampleSource
+) -> CustomLoaderSpec | None:
     """Return the user's own loader of a split; None where there is none.
 
     Raises:
@@ -130,7 +134,7 @@ def build_own_loader(
         )
     facts: dict[str, Any] = {"dataset": source.samples, "batch_size": samples}
     facts |= {"rank": context.world.rank, "processes": context.world.size}
-    return Own(
+    return CustomLoaderSpec(
         lambda seed: context.named(
             LOADERS, section.loader, f"{where}.loader", facts | {"seed": seed}
         ),
@@ -142,9 +146,9 @@ def build_own_loader(
     )
 
 
-def build_selection(context: BuildContext, where: str, section: AttrDict) -> Selection:
+def build_selection(context: BuildContext, where: str, section: AttrDict) -> FieldSelection:
     """Return which values of a sample are input and target."""
-    return Selection(section.inputs, section.targets, section.label_type, where)
+    return FieldSelection(section.inputs, section.targets, section.label_type, where)
 
 
 def build_collate(context: BuildContext, where: str, item: str | Mapping[str, Any]) -> Collate:
@@ -173,7 +177,7 @@ def build_collate(context: BuildContext, where: str, item: str | Mapping[str, An
     return factory
 
 
-def workers_of(asked: int | str, reader: Reader) -> int:
+def workers_of(asked: int | str, reader: SampleReader) -> int:
     """Return how many workers read for this process.
 
     Args:

@@ -8,7 +8,15 @@ from torch import nn
 
 from phasetrain.distributed import Strategy
 from phasetrain.errors import ConfigError
-from phasetrain.models.freeze import NOTHING, UPDATES, Frozen, Holds, freeze, frozen_names, of_all
+from phasetrain.models.freeze import (
+    NOTHING,
+    UPDATES,
+    FreezeSchedule,
+    FrozenNames,
+    disable_gradients,
+    intersect_frozen,
+    match_frozen,
+)
 from phasetrain.optim.averaging.average_settings import EMASettings, settings_of
 from phasetrain.optim.averaging.averages import EMA, SWA, Average, copy_of
 from phasetrain.optim.schedules.curves import TOLERANCE
@@ -17,7 +25,7 @@ from phasetrain.runtime.format import join_first
 from phasetrain.tasks.build.sections import BuildContext
 
 
-def find_frozen(context: BuildContext, model: nn.Module) -> list[Frozen]:
+def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
     """Return the frozen weights of each stage of PHASES.stages, or of the single stage.
 
     Raises:
@@ -26,9 +34,9 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[Frozen]:
     configs = context.stage_configs
     where = [f"PHASES.stages[{number}].MODEL.freeze" for number in range(len(context.stages))]
     return [
-        frozen_names(model, config.MODEL.freeze, name)
+        match_frozen(model, config.MODEL.freeze, name)
         if config.MODEL.freeze != context.config.MODEL.freeze
-        else frozen_names(model, config.MODEL.freeze)
+        else match_frozen(model, config.MODEL.freeze)
         for config, name in zip(configs, where or [""], strict=True)
     ]
 
@@ -40,7 +48,7 @@ def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) 
     Raises:
         ConfigError: nothing would be left to train.
     """
-    freeze(model, of_all(find_frozen(context, model)))
+    disable_gradients(model, intersect_frozen(find_frozen(context, model)))
     if context.config.MODEL.freeze and not any(
         p.requires_grad for part in (model, loss) for p in part.parameters()
     ):
@@ -57,7 +65,7 @@ def build_holds(
     loss: nn.Module,
     strategy: Strategy,
     facts: Mapping[str, Any],
-) -> Holds | None:
+) -> FreezeSchedule | None:
     """Return which weights are held in which update; None where none ever are.
 
     Raises:
@@ -70,24 +78,24 @@ def build_holds(
         return None
     trained = [one for part in (model, loss) for one in part.parameters() if one.requires_grad]
     tensors = {id(one): strategy.optimizer_parameter(one) for one in trained}
-    return Holds(model, stages, until, tensors)
+    return FreezeSchedule(model, stages, until, tensors)
 
 
 def find_temporary_freezes(
     context: BuildContext, model: nn.Module, facts: Mapping[str, Any]
-) -> list[tuple[Frozen, int]]:
+) -> list[tuple[FrozenNames, int]]:
     """Return the weights that are frozen at first, and for how many updates.
 
     Raises:
         ConfigError: a pattern that chooses nothing that trains, or no duration.
     """
-    always = of_all(find_frozen(context, model))
+    always = intersect_frozen(find_frozen(context, model))
     run = _length(facts)
     until = []
     for number, rule in enumerate(context.config.MODEL.freeze_updates):
         where = f"{UPDATES}[{number}]"
         match, duration = _rule(rule, where)
-        found = frozen_names(model, match, f"{where}.match")
+        found = match_frozen(model, match, f"{where}.match")
         if found.parameters <= always.parameters:
             raise ConfigError(
                 f"{where}.match = {match}: MODEL.freeze freezes all of it for good; drop one "
@@ -139,7 +147,7 @@ def build_averages(
         ConfigError: an average of these weights cannot be made.
     """
     wanted = settings_of(context.config.MODEL)
-    still = of_all(find_frozen(context, model)).modules if wanted else NOTHING.modules
+    still = intersect_frozen(find_frozen(context, model)).modules if wanted else NOTHING.modules
     found: dict[str, Average] = {}
     for name, settings in wanted.items():
         if strategy.shards_weights:

@@ -15,7 +15,7 @@ from phasetrain.commands.api import run
 from phasetrain.commands.extract.feature_files import FeatureFolder, read_columns, read_index
 from phasetrain.commands.result import RunResult
 from phasetrain.data import DATASETS, SampleError
-from phasetrain.data.datasets.digits import digits
+from phasetrain.data.datasets.digits import load_digits
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.models import MODELS, SmallCNN
 from phasetrain.runs.folder import RunFolder
@@ -63,7 +63,7 @@ class TestRows:
             found = read_columns(f"{features}/{split}", ["id", "target"])
             assert found["id"].tolist() == list(range(samples))
             assert found["target"].tolist() == [
-                digits(split=split)[index][1] for index in range(samples)
+                load_digits(split=split)[index][1] for index in range(samples)
             ]
         assert [shard["rows"] for shard in read_index(f"{features}/train")["shards"]] == [
             500,
@@ -79,7 +79,7 @@ class TestRows:
     ) -> None:
         model = SmallCNN(10, 1, 4).eval()
         model.load_state_dict(newest(trained).state["task"]["model"])
-        images = torch.stack([digits(split="test")[index][0] for index in range(355)])
+        images = torch.stack([load_digits(split="test")[index][0] for index in range(355)])
         names = ["features.1", "features", "dropout", "scores", "label"]
         found = read_columns(f"{features}/test", names)
         with torch.no_grad():
@@ -294,7 +294,7 @@ class SpoiltDigits(Dataset[Any]):
     """Digits of which two cannot be read."""
 
     def __init__(self, split: str) -> None:
-        self.inner = digits(split=split)
+        self.inner = load_digits(split=split)
 
     def __len__(self) -> int:
         return len(self.inner)

@@ -8,7 +8,7 @@ from phasetrain.data.batch_transforms import (
     Mixup,
     PairPipeline,
     PairTransform,
-    soft_target,
+    make_soft_target,
 )
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
@@ -40,12 +40,12 @@ def test_each_transform_has_a_stream_of_its_own_and_the_seed_tells_all() -> None
 
 class TestSoftTarget:
     def test_classes_become_probabilities(self) -> None:
-        found = soft_target(batch_of(torch.tensor([2, 0])), 3)
+        found = make_soft_target(batch_of(torch.tensor([2, 0])), 3)
         assert (found.tolist(), found.dtype) == ([[0, 0, 1], [1, 0, 0]], torch.float32)
 
     def test_floats_stay_as_they_are(self) -> None:
         target = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-        assert soft_target(batch_of(target), None) is target
+        assert make_soft_target(batch_of(target), None) is target
 
     @pytest.mark.parametrize(
         ("target", "classes", "message"),
@@ -53,13 +53,13 @@ class TestSoftTarget:
             (
                 torch.tensor([0, 3]),
                 3,
-                "sample 51 has label 3, and there are 3 classes, so labels go from 0 to 2",
+                "sample 51 has label 3, expected 0 to 2",
             ),
             (torch.tensor([-1, 0]), 3, "sample 50 has label -1"),
             (
                 torch.tensor([0, 1]),
                 None,
-                "the data set does not tell how many there are; set `classes`",
+                "set `classes`",
             ),
             (torch.tensor([[0], [1]]), 2, r"not torch.int64 of shape \(2, 1\)"),
         ],
@@ -68,7 +68,7 @@ class TestSoftTarget:
         self, target: torch.Tensor, classes: int | None, message: str
     ) -> None:
         with pytest.raises(ValueError, match=message):
-            soft_target(batch_of(target), classes)
+            make_soft_target(batch_of(target), classes)
 
     def test_no_target(self) -> None:
         with raises(ConfigError, key="DATA.TRAIN.batch_transforms[1]"):

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from phasetrain.data.datasets import DATASETS, digits
+from phasetrain.data.datasets import DATASETS, load_digits
 from phasetrain.errors import ConfigError
 
 
 def test_the_first_train_sample_is_this_zero():
-    image, label = digits("train")[0]
+    image, label = load_digits("train")[0]
     assert label.item() == 0
     assert image.dtype == torch.float32
     assert (image[0] * 16).int().tolist() == [
@@ -23,21 +23,21 @@ def test_the_first_train_sample_is_this_zero():
 
 def test_the_splits_are_fixed():
     assert (
-        digits("all").fingerprint()
+        load_digits("all").fingerprint()
         == "8d57c67bd91161d0fb38ad1d14ed2824c43c99bd7cb91159c2ecaf1b643c1bc6"
     )
     assert (
-        digits("train").fingerprint()
+        load_digits("train").fingerprint()
         == "0aa51e973b13ecdfac424e924494fd069e30d84c45621e68495de1856c83adb3"
     )
     assert (
-        digits("test").fingerprint()
+        load_digits("test").fingerprint()
         == "62608db38931fe22fccf7d6ac06d00d449fc117c9224550f3c347c98ad4c082f"
     )
 
 
 def test_the_splits_are_stratified_and_make_up_the_whole():
-    train, test, whole = digits("train"), digits("test"), digits("all")
+    train, test, whole = load_digits("train"), load_digits("test"), load_digits("all")
     assert train.targets.bincount().tolist() == [143, 146, 142, 147, 145, 146, 145, 144, 140, 144]
     assert test.targets.bincount().tolist() == [35, 36, 35, 36, 36, 36, 36, 35, 34, 36]
     assert (len(train), len(test), len(whole)) == (1442, 355, 1797)
@@ -47,7 +47,7 @@ def test_the_splits_are_stratified_and_make_up_the_whole():
 
 def test_no_image_is_in_both_splits():
     rows = [
-        {tuple(row) for row in digits(split).inputs.flatten(1).tolist()}
+        {tuple(row) for row in load_digits(split).inputs.flatten(1).tolist()}
         for split in ("train", "test")
     ]
     assert len(rows[0] & rows[1]) == 0

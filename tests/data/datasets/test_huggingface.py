@@ -91,9 +91,7 @@ def test_facts_and_labels(folder: str) -> None:
     assert data.labels().tolist() == [0, 1, 0]
     scored = build(folder, input_key="x", target_key="score", classes=4)
     assert scored.facts() == {"classes": 4}
-    with pytest.raises(
-        ValueError, match="target_key = 'score': its column holds something else than integers"
-    ):
+    with pytest.raises(ValueError, match="target_key = 'score'"):
         scored.labels()
 
 
@@ -130,7 +128,7 @@ def test_what_is_refused(folder: str, params: dict[str, Any], message: str) -> N
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the folder is none that `save_to_disk` has written"):
+    with pytest.raises(ConfigError, match="`save_to_disk`"):
         build(str(tmp_path))
 
 
@@ -157,13 +155,9 @@ def test_a_split_that_a_folder_of_one_does_not_have(tmp_path: Path) -> None:
         saved(tmp_path / "unnamed", None, picture),
     )
     assert len(build(one)) == len(build(one, split="train")) == len(build(unnamed)) == 1
-    with pytest.raises(
-        ConfigError, match=r"split = 'test': the folder holds one split, 'train'; leave `split` out"
-    ):
+    with pytest.raises(ConfigError, match="split = 'test': the folder"):
         build(one, split="test")
-    with pytest.raises(
-        ConfigError, match=r"split = 'train': the folder holds one split, without a name; leave"
-    ):
+    with pytest.raises(ConfigError, match="s one split, without a name"):
         build(unnamed, split="train")
     as_a_test = DATASETS.build(
         "huggingface", {"path": one}, where="DATA.TEST", facts={"split": Role("test")}
@@ -182,7 +176,5 @@ def test_images_of_16_bits_and_of_one_are_scaled_by_their_range(tmp_path: Path) 
     assert torch.equal(
         build(path, input_key="picture", mode="RGB")[0][0], data[0][0].expand(3, 2, 2)
     )
-    with pytest.raises(
-        ValueError, match=r"^its mode 'F' \(format TIFF\) does not say which number is white"
-    ):
+    with pytest.raises(ValueError, match=r"its mode 'F' \(format TIFF\) does not"):
         data[2]

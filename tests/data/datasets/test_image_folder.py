@@ -135,7 +135,7 @@ def test_bad_parameters_are_refused(folder, given, message):
 
 
 def test_folders_without_classes_or_images_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="has no folders in it"):
+    with pytest.raises(ValueError, match=r"path = .* has no"):
         ImageFolder(str(tmp_path))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="the class folder 'empty' has no images; expected files"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from phasetrain.data.datasets.images import decode, pixels
+from phasetrain.data.datasets.images import decode_image, to_tensor
 
 WIDE = np.array([[0, 256, 32768], [65535, 1000, 3]], dtype=np.uint16)
 
@@ -23,16 +23,16 @@ def written(path: Path, values: Any) -> str:
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
 def test_grey_of_16_bits_keeps_its_shades(tmp_path: Path, name: str) -> None:
-    grey = decode(written(tmp_path / name, WIDE), "L")
+    grey = decode_image(written(tmp_path / name, WIDE), "L")
     assert (grey.dtype, grey.shape) == (torch.float32, (1, 2, 3))
     assert torch.equal((grey[0] * 65535).round().int(), torch.from_numpy(WIDE.astype(np.int32)))
-    assert torch.equal(decode(str(tmp_path / name), "RGB"), grey.expand(3, 2, 3))
+    assert torch.equal(decode_image(str(tmp_path / name), "RGB"), grey.expand(3, 2, 3))
 
 
 def test_it_is_resized_as_8_bits_are(tmp_path: Path) -> None:
     narrow = (np.arange(64, dtype=np.uint8) * 4).reshape(8, 8)
-    eight = decode(written(tmp_path / "8.png", narrow), "L", 5)
-    sixteen = decode(written(tmp_path / "16.png", narrow.astype(np.uint16) * 257), "L", 5)
+    eight = decode_image(written(tmp_path / "8.png", narrow), "L", 5)
+    sixteen = decode_image(written(tmp_path / "16.png", narrow.astype(np.uint16) * 257), "L", 5)
     assert sixteen.shape == (1, 5, 5)
     assert float((eight - sixteen).abs().max()) < 1 / 255
 
@@ -44,9 +44,9 @@ def test_what_does_not_say_which_number_is_white_is_refused(
     file = written(tmp_path / "a.tif", WIDE.astype(kind))
     with pytest.raises(
         ValueError,
-        match=rf"^cannot be decoded: its mode '{mode}' \(format TIFF\) does not say which",
+        match=rf"^cannot be decoded: its mode '{mode}' \(format TIFF\) does not define white",
     ):
-        decode(file, "L")
+        decode_image(file, "L")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_what_does_not_say_which_number_is_white_is_refused(
     ],
 )
 def test_a_mode_that_is_kept(mode: str, value: Any, kept: tuple[float, ...]) -> None:
-    assert pixels(Image.new(mode, (1, 1), value), None).flatten().tolist() == pytest.approx(kept)
+    assert to_tensor(Image.new(mode, (1, 1), value), None).flatten().tolist() == pytest.approx(kept)
 
 
 def test_a_palette_that_is_kept_becomes_its_colours() -> None:
-    assert pixels(Image.new("RGB", (1, 1), (0, 255, 0)).convert("P"), None).shape == (3, 1, 1)
+    assert to_tensor(Image.new("RGB", (1, 1), (0, 255, 0)).convert("P"), None).shape == (3, 1, 1)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.data.datasets.shards import indexed, matching
+from phasetrain.data.datasets.shards import find_files, index_files
 
 
 def test_files_of_patterns_each_once_in_order(tmp_path: Path) -> None:
@@ -10,11 +10,11 @@ def test_files_of_patterns_each_once_in_order(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     names = [
         Path(path).name
-        for path in matching([f"{tmp_path}/c.*", f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"])
+        for path in find_files([f"{tmp_path}/c.*", f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"])
     ]
     assert names == ["c.csv", "a.txt", "b.txt"]
-    with pytest.raises(ValueError, match="no file is of this name or pattern"):
-        matching(f"{tmp_path}/*.tar")
+    with pytest.raises(ValueError, match="files = "):
+        find_files(f"{tmp_path}/*.tar")
 
 
 def test_an_index_of_other_files_is_passed_over(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_an_index_of_other_files_is_passed_over(tmp_path: Path) -> None:
         return 5, [0, 2, 4]
 
     def shards(kind: str, stride: int) -> list[tuple[int, tuple[int, ...]]]:
-        found = indexed([path], index, kind=kind, stride=stride, places=places)
+        found = index_files([path], index, kind=kind, stride=stride, places=places)
         return [(shard.samples, shard.places) for shard in found]
 
     expected = [(5, (0, 2, 4))]

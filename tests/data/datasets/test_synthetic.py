@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from phasetrain.data.datasets import synthetic
+from phasetrain.data.datasets import make_synthetic
 
 
 def test_literal_values():
-    data = synthetic(samples=4, input_shape=[2], classes=2)
+    data = make_synthetic(samples=4, input_shape=[2], classes=2)
     assert data.targets.tolist() == [0, 1, 0, 1]
     expected = [[-0.5847, -1.7886], [1.8319, -0.5474], [1.0710, -1.6113], [0.4854, 0.1714]]
     assert torch.allclose(data.inputs, torch.tensor(expected), atol=1e-4)
@@ -13,8 +13,8 @@ def test_literal_values():
 
 def test_without_noise_samples_are_centres_shared_by_both_parts():
     train, test = (
-        synthetic(6, (1, 4, 4), 3, noise=0),
-        synthetic(9, (1, 4, 4), 3, noise=0, part="test"),
+        make_synthetic(6, (1, 4, 4), 3, noise=0),
+        make_synthetic(9, (1, 4, 4), 3, noise=0, part="test"),
     )
     assert torch.equal(train.inputs[:3], test.inputs[6:])
     assert torch.equal(train.inputs[:3], train.inputs[3:])
@@ -22,20 +22,20 @@ def test_without_noise_samples_are_centres_shared_by_both_parts():
 
 
 def test_parts_and_seeds_differ():
-    first = synthetic(8).inputs
-    assert not torch.equal(first, synthetic(8, part="test").inputs)
-    assert not torch.equal(first, synthetic(8, seed=1).inputs)
-    assert torch.equal(first, synthetic(8).inputs)
+    first = make_synthetic(8).inputs
+    assert not torch.equal(first, make_synthetic(8, part="test").inputs)
+    assert not torch.equal(first, make_synthetic(8, seed=1).inputs)
+    assert torch.equal(first, make_synthetic(8).inputs)
 
 
 def test_the_noise_has_its_standard_deviation():
-    data = synthetic(4096, (16,), 1, noise=0.5)
+    data = make_synthetic(4096, (16,), 1, noise=0.5)
     assert data.inputs.std(0).mean().item() == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_global_generators_are_left_alone():
     before = torch.get_rng_state()
-    synthetic(8)
+    make_synthetic(8)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -51,4 +51,4 @@ def test_the_global_generators_are_left_alone():
 )
 def test_bad_parameters_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        synthetic(**given)
+        make_synthetic(**given)

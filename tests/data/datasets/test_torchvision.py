@@ -78,7 +78,7 @@ def test_it_shows_the_parameters_that_it_takes() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("FakeDat", r"torchvision has no data set 'FakeDat'; did you mean 'FakeData'\?"),
+        ("FakeDat", r"torchvision has no dataset 'FakeDat'; did you mean 'FakeData'\?"),
         ("FakeData, imagesize: [3, 4, 4]", r"did you mean DATA\.TRAIN\.image_size\?"),
         ("FakeData, size: many", r"DATA\.TRAIN\.size = 'many' \(command line\): expected int"),
     ],

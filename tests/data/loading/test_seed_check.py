@@ -15,10 +15,10 @@ from phasetrain.data.bad_samples import OnBadSample, SampleError
 from phasetrain.data.datasets import Lines
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.loading.collate import COLLATES
-from phasetrain.data.loading.fields import Selection
-from phasetrain.data.loading.reader import Reader
-from phasetrain.data.loading.seed_check import check_pure, first_target, same
-from phasetrain.data.mixture import Mixed
+from phasetrain.data.loading.fields import FieldSelection
+from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.seed_check import check_seeded, is_identical, read_first_target
+from phasetrain.data.mixture import MixedDataset
 from phasetrain.data.transforms import TRANSFORMS
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError
@@ -108,10 +108,10 @@ def jitter(value: Tensor) -> Tensor:
 
 
 def check(dataset: Any, *transforms: Any, on_bad_sample: OnBadSample = "raise") -> None:
-    reader = Reader(
+    reader = SampleReader(
         dataset, Pipeline(transforms), COLLATES["stack"](), seed=0, on_bad_sample=on_bad_sample
     )
-    check_pure(reader, "mine")
+    check_seeded(reader, "mine")
 
 
 @pytest.mark.parametrize(
@@ -198,20 +198,20 @@ def test_a_data_set_in_memory_with_code_of_its_own_is_not_trusted() -> None:
     ],
 )
 def test_equality_is_bit_for_bit(one: Any, other: Any, equal: bool) -> None:
-    assert same(one, other) is equal
+    assert is_identical(one, other) is equal
 
 
 class TestFirstTarget:
     def test_of_samples_read_one_by_one(self) -> None:
-        assert first_target(read_by([(torch.zeros(2), 7), (torch.zeros(2), 8)])) == 7
-        assert first_target(read_by([(torch.zeros(2), None)])) is None
+        assert read_first_target(read_by([(torch.zeros(2), 7), (torch.zeros(2), 8)])) == 7
+        assert read_first_target(read_by([(torch.zeros(2), None)])) is None
 
     def test_of_a_sample_that_cannot_be_read(self) -> None:
-        assert first_target(read_by([(None, 3)], "drop")) is ...
+        assert read_first_target(read_by([(None, 3)], "drop")) is ...
 
     def test_of_data_in_memory(self) -> None:
         samples = TensorSamples(torch.zeros(3, 2), torch.tensor([4, 0, 0]))
-        assert int(first_target(read_by(samples))) == 4
+        assert int(read_first_target(read_by(samples))) == 4
 
 
 class Keyed(Samples):
@@ -230,11 +230,11 @@ class Keyed(Samples):
 class TestNames:
     LOOKED_AT = (0, 5, 10, 15, 20, 25, 30, 35)
 
-    def reader(self, samples: Any, policy: OnBadSample, **names: Any) -> Reader:
-        selection = Selection(
+    def reader(self, samples: Any, policy: OnBadSample, **names: Any) -> SampleReader:
+        selection = FieldSelection(
             **{"inputs": "image", "targets": "label", "where": "DATA.VALID"} | names
         )
-        return Reader(
+        return SampleReader(
             samples,
             Pipeline(),
             COLLATES["stack"](),
@@ -246,7 +246,7 @@ class TestNames:
     @pytest.mark.parametrize("policy", ["raise", "drop", "substitute"])
     def test_a_wrong_name_is_told_as_such(self, policy: OnBadSample) -> None:
         with pytest.raises(ConfigError) as caught:
-            first_target(self.reader(Keyed(broken=(5,)), policy, targets="lable"))
+            read_first_target(self.reader(Keyed(broken=(5,)), policy, targets="lable"))
         assert str(caught.value) == (
             "DATA.VALID.targets = 'lable': the sample has no such name; did you mean 'label'? it has image, label (so "
             "with each of 7 that were looked at)"
@@ -254,40 +254,50 @@ class TestNames:
 
     def test_mappings_of_which_nobody_says_what_is_what(self) -> None:
         with raises(ConfigError, key="DATA.VALID"):
-            first_target(self.reader(Keyed(), "drop", inputs=None, targets=None))
+            read_first_target(self.reader(Keyed(), "drop", inputs=None, targets=None))
 
     def test_samples_that_lack_it_are_bad_where_others_have_it(self) -> None:
         reader = self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "drop")
-        assert first_target(reader) is ...
+        assert read_first_target(reader) is ...
         with pytest.raises(
             SampleError,
             match=r"^DATA\.\w+: sample 0 cannot be read: ValueError: DATA\.VALID\.targets",
         ):
-            first_target(self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "raise"))
+            read_first_target(self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "raise"))
 
     def test_samples_that_cannot_be_read_say_nothing_of_names(self) -> None:
         assert (
-            first_target(self.reader(Keyed(broken=self.LOOKED_AT), "drop", targets="lable")) is ...
+            read_first_target(self.reader(Keyed(broken=self.LOOKED_AT), "drop", targets="lable"))
+            is ...
         )
 
     def test_the_first_that_takes_part_is_looked_at(self) -> None:
-        reader = Reader(
-            Keyed(), Pipeline(), COLLATES["stack"](), seed=0, selection=Selection("image", "label")
+        reader = SampleReader(
+            Keyed(),
+            Pipeline(),
+            COLLATES["stack"](),
+            seed=0,
+            selection=FieldSelection("image", "label"),
         )
         reader.chosen = np.array([7, 9])
-        assert first_target(reader) == 7
+        assert read_first_target(reader) == 7
 
     def test_a_key_of_lines_also_within_mixed_data(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text('{"input": [1.0], "target": 0}\n')
         lines = Lines(str(tmp_path / "a"), target_key="taget")
-        for samples, key in ((lines, "target_key"), (Mixed({"b": lines}), "datasets.b.target_key")):
+        for samples, key in (
+            (lines, "target_key"),
+            (MixedDataset({"b": lines}), "datasets.b.target_key"),
+        ):
             with pytest.raises(ConfigError) as caught:
-                first_target(self.reader(samples, "drop", inputs=None, targets=None))
+                read_first_target(self.reader(samples, "drop", inputs=None, targets=None))
             assert str(caught.value) == (
                 f"DATA.VALID.{key} = 'taget': its line has no 'taget'; did you mean 'target'? it has 'input', 'target' "
                 "(so with each of 1 that were looked at)"
             )
 
 
-def read_by(samples: Any, on_bad_sample: OnBadSample = "raise") -> Reader:
-    return Reader(samples, Pipeline(), COLLATES["stack"](), seed=0, on_bad_sample=on_bad_sample)
+def read_by(samples: Any, on_bad_sample: OnBadSample = "raise") -> SampleReader:
+    return SampleReader(
+        samples, Pipeline(), COLLATES["stack"](), seed=0, on_bad_sample=on_bad_sample
+    )

@@ -3,15 +3,20 @@
 import numpy as np
 import pytest
 
-from phasetrain.data.samplers.epoch_stream import Computed, Passes, at_least, uniform
+from phasetrain.data.samplers.epoch_stream import (
+    ChunkedPass,
+    EpochStream,
+    check_at_least,
+    draw_uniform,
+)
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.runtime.machine import seed_of
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 100, 511, 512, 513, 2000])
 def test_every_pass_is_a_permutation_and_any_slice_equals_the_whole(length: int) -> None:
-    passes = Passes(length, 7)
-    whole = Passes(length, 7)[0 : 5 * length]
+    passes = EpochStream(length, 7)
+    whole = EpochStream(length, 7)[0 : 5 * length]
     assert (np.sort(whole.reshape(5, length), axis=1) == np.arange(length)).all()
     for begin, end in (
         (0, 1),
@@ -23,27 +28,29 @@ def test_every_pass_is_a_permutation_and_any_slice_equals_the_whole(length: int)
 
 
 def test_literal_passes_stay_as_they_are_for_ever() -> None:
-    assert Passes(5, 0)[0:10].tolist() == LITERAL
-    assert Passes(5, 1)[0:10].tolist() != LITERAL
+    assert EpochStream(5, 0)[0:10].tolist() == LITERAL
+    assert EpochStream(5, 1)[0:10].tolist() != LITERAL
 
 
 LITERAL = [0, 3, 2, 1, 4, 2, 3, 0, 1, 4]
 
 
 def test_two_samples_come_in_both_orders_equally_often() -> None:
-    firsts = Passes(2, 3)[0:20_000].reshape(-1, 2)[:, 0]
+    firsts = EpochStream(2, 3)[0:20_000].reshape(-1, 2)[:, 0]
     assert abs(firsts.mean() - 0.5) < 0.025  # five standard deviations
 
 
 def test_three_samples_come_in_all_six_orders() -> None:
-    orders, counts = np.unique(Passes(3, 3)[0:18_000].reshape(-1, 3), axis=0, return_counts=True)
+    orders, counts = np.unique(
+        EpochStream(3, 3)[0:18_000].reshape(-1, 3), axis=0, return_counts=True
+    )
     assert len(orders) == 6
     assert (abs(counts - 1000) < 150).all()
 
 
 def test_more_than_2_to_the_20_samples_take_a_network() -> None:
     length = 2**20 + 1
-    found = Passes(length, 7)[length - 2 : length + 3]
+    found = EpochStream(length, 7)[length - 2 : length + 3]
     first, second = (
         Permutation(length, seed_of(7, "pass", 0)),
         Permutation(length, seed_of(7, "pass", 1)),
@@ -59,7 +66,7 @@ class TestComputed:
             asked.append((begin, end))
             return np.arange(begin, end) * 2
 
-        made = Computed(10**9, compute)
+        made = ChunkedPass(10**9, compute)
         assert made[16_380:16_390].tolist() == list(range(32_760, 32_780, 2))
         assert made[5:8].tolist() == [10, 12, 14]
         assert asked == [(0, 16_384), (16_384, 32_768)]
@@ -67,7 +74,7 @@ class TestComputed:
         assert asked[2:] == [(999_997_440, 10**9)]
 
     def test_slices_as_a_sequence_takes_them(self) -> None:
-        made = Computed(10, lambda begin, end: np.arange(begin, end))
+        made = ChunkedPass(10, lambda begin, end: np.arange(begin, end))
         assert (made[:].tolist(), made[-3:].tolist(), made[2:9:3].tolist()) == (
             list(range(10)),
             [7, 8, 9],
@@ -78,16 +85,16 @@ class TestComputed:
 
 
 def test_uniform_numbers_belong_to_their_ordinals() -> None:
-    whole = uniform(9, 0, 10_000)
-    assert uniform(9, 400, 410).tolist() == whole[400:410].tolist()
+    whole = draw_uniform(9, 0, 10_000)
+    assert draw_uniform(9, 400, 410).tolist() == whole[400:410].tolist()
     assert whole.min() >= 0
     assert whole.max() < 1
     assert abs(whole.mean() - 0.5) < 0.015
-    assert uniform(10, 0, 3).tolist() != whole[:3].tolist()
+    assert draw_uniform(10, 0, 3).tolist() != whole[:3].tolist()
 
 
 def test_at_least() -> None:
-    at_least("times", 1)
-    at_least("times", None)
+    check_at_least("times", 1)
+    check_at_least("times", None)
     with pytest.raises(ValueError, match=r"^times = 1: expected at least 2$"):
-        at_least("times", 1, 2)
+        check_at_least("times", 1, 2)

@@ -13,27 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raises
 
-from phasetrain.data.mixture import Mixed, proportional
+from phasetrain.data.mixture import MixedDataset, make_proportional
 from phasetrain.data.samplers.named import (
     ENDLESS,
+    FixedBatchOrder,
     LengthBuckets,
-    OfOneSize,
-    infinite,
-    length_bucketed,
-    power_law,
-    repeated,
-    stratified,
-    weighted,
+    make_infinite,
+    make_length_bucketed,
+    make_power_law,
+    make_repeated,
+    make_stratified,
+    make_weighted,
 )
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
     SAMPLERS,
     BatchOrder,
-    Order,
     PhaseSampler,
+    SampleOrder,
     pass_length,
 )
-from phasetrain.data.samplers.source import Chosen, Source
+from phasetrain.data.samplers.source import SampleSource, SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import Phase, PhaseSettings, Split, Stage
@@ -63,38 +63,38 @@ class Known:
 
 
 BATCH = 8
-SOURCE = Source(Known())
-MIXED = Source(Mixed({"a": range(70), "b": range(20), "c": range(10)}))
+SOURCE = SampleSource(Known())
+MIXED = SampleSource(MixedDataset({"a": range(70), "b": range(20), "c": range(10)}))
 
-ORDERS: dict[str, Callable[[], Order]] = {
+ORDERS: dict[str, Callable[[], SampleOrder]] = {
     "shuffled": SAMPLERS["shuffled"],
     "sequential": SAMPLERS["sequential"],
-    "infinite": lambda: infinite(250),
-    "repeated": lambda: repeated(3),
-    "repeated, cut": lambda: repeated(2, samples=100),
-    "weighted": lambda: weighted(SOURCE),
-    "weighted by class": lambda: weighted(SOURCE, classes=[1, 2, 3], samples=130),
-    "power_law": lambda: power_law(SOURCE, 0.5),
-    "stratified": lambda: stratified(BATCH, SOURCE),
-    "stratified, few classes": lambda: stratified(BATCH, SOURCE, classes_per_batch=2),
-    "length_bucketed": lambda: length_bucketed(BATCH, SOURCE, pool=3),
-    "proportional": lambda: proportional(MIXED, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333),
-    "chosen": lambda: Chosen(repeated(2), np.arange(0, 100, 3)),
+    "infinite": lambda: make_infinite(250),
+    "repeated": lambda: make_repeated(3),
+    "repeated, cut": lambda: make_repeated(2, samples=100),
+    "weighted": lambda: make_weighted(SOURCE),
+    "weighted by class": lambda: make_weighted(SOURCE, classes=[1, 2, 3], samples=130),
+    "power_law": lambda: make_power_law(SOURCE, 0.5),
+    "stratified": lambda: make_stratified(BATCH, SOURCE),
+    "stratified, few classes": lambda: make_stratified(BATCH, SOURCE, classes_per_batch=2),
+    "length_bucketed": lambda: make_length_bucketed(BATCH, SOURCE, pool=3),
+    "proportional": lambda: make_proportional(MIXED, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333),
+    "chosen": lambda: SubsetOrder(make_repeated(2), np.arange(0, 100, 3)),
 }
 
 
-def drawn(order: Order, seed: int = 5) -> list[int]:
+def drawn(order: SampleOrder, seed: int = 5) -> list[int]:
     """Return a whole pass over 100 samples."""
     return [int(index) for index in order(100, seed)[0 : pass_length(order, 100)]]
 
 
-def phase_of(order: Order, batch_size: int) -> Phase:
+def phase_of(order: SampleOrder, batch_size: int) -> Phase:
     split = Split("train", pass_length(order, 100), batch_size, drop_last=False)
     [phase] = interleave([Stage({"train": split}, PhaseSettings(epochs=1))]).phases
     return phase
 
 
-def sampler(order: Order, *, micro: int = 99, world: World | None = None) -> PhaseSampler:
+def sampler(order: SampleOrder, *, micro: int = 99, world: World | None = None) -> PhaseSampler:
     return PhaseSampler(order, 100, seed=3, micro_batch_size=micro, world=world or World())
 
 
@@ -179,63 +179,59 @@ def test_a_pass_that_is_not_of_the_length_told_is_refused() -> None:
         def __call__(self, length: int, seed: int) -> Indices:
             return np.arange(100)
 
-    with pytest.raises(
-        ValueError, match=r"gave int64 \(100,\) for a pass, expected int64 \(120,\)$"
-    ):
+    with pytest.raises(ValueError, match=r"int64 \(100,\) for a pass, expected int64 \(120,\)"):
         next(sampler(Wrong()).steps(phase_of(Wrong(), 10)))
 
 
 def test_an_index_outside_of_the_data_is_refused_where_a_pass_is_longer() -> None:
-    order = Chosen(repeated(3), np.array([1, 2, 100]))
-    with pytest.raises(
-        ValueError, match=r"gave index 100 for samples .* of a pass, expected indices from 0 to 99$"
-    ):
+    order = SubsetOrder(make_repeated(3), np.array([1, 2, 100]))
+    with pytest.raises(ValueError, match="of a pass, expected indices from 0 to 99"):
         list(sampler(order).steps(phase_of(order, 9)))
 
 
 class TestInfinite:
     def test_every_sample_comes_once_per_100_draws_each_time_in_another_order(self) -> None:
-        found = drawn(infinite(300))
+        found = drawn(make_infinite(300))
         passes = [found[begin : begin + 100] for begin in (0, 100, 200)]
         assert [sorted(one) for one in passes] == [list(range(100))] * 3
         assert len({tuple(one) for one in passes}) == 3
 
     def test_its_middle_is_reached_at_once(self) -> None:
-        made = infinite()(1442, 0)
+        made = make_infinite()(1442, 0)
         assert len(made) == ENDLESS
         place = 1442 * 300_000_000
         assert sorted(made[place : place + 1442].tolist()) == list(range(1442))
 
     def test_many_samples_need_no_table(self) -> None:
-        made = infinite(10**12)(10**9, 0)
+        made = make_infinite(10**12)(10**9, 0)
         assert len(set(made[5 * 10**9 + 7 : 5 * 10**9 + 507].tolist())) == 500
 
 
 class TestRepeated:
     def test_each_sample_comes_three_times_in_a_row(self) -> None:
-        found = np.array(drawn(repeated(3))).reshape(100, 3)
+        found = np.array(drawn(make_repeated(3))).reshape(100, 3)
         assert (found == found[:, :1]).all()
         assert sorted(found[:, 0].tolist()) == list(range(100))
 
     def test_cut_to_the_length_of_the_data_it_takes_some_samples_only(self) -> None:
-        assert Counter(Counter(drawn(repeated(2, samples=100))).values()) == {2: 50}
+        assert Counter(Counter(drawn(make_repeated(2, samples=100))).values()) == {2: 50}
 
 
 class TestWeighted:
     def test_a_weight_of_0_is_never_drawn_and_others_equally_often(self) -> None:
-        counts = np.bincount(drawn(weighted(SOURCE, samples=50_000)), minlength=100)
+        counts = np.bincount(drawn(make_weighted(SOURCE, samples=50_000)), minlength=100)
         assert counts[:50].sum() == 0
         assert (abs(counts[50:] - 1000) < 160).all()  # five standard deviations
 
     def test_classes_and_balanced(self) -> None:
-        def shares(order: Order) -> list[float]:
+        def shares(order: SampleOrder) -> list[float]:
             return (np.bincount(Known.LABELS[drawn(order)], minlength=3) / 30_000).round(2).tolist()
 
-        assert shares(weighted(SOURCE, balanced=True, samples=30_000)) == pytest.approx(
+        assert shares(make_weighted(SOURCE, balanced=True, samples=30_000)) == pytest.approx(
             [1 / 3] * 3, abs=0.02
         )
         of_each = np.array([60 * 1, 30 * 2, 10 * 6])
-        by_class = shares(weighted(SOURCE, classes=[1, 2, 6], samples=30_000))
+        by_class = shares(make_weighted(SOURCE, classes=[1, 2, 6], samples=30_000))
         assert by_class == pytest.approx((of_each / of_each.sum()).tolist(), abs=0.02)
 
     @pytest.mark.parametrize("name", ["weights.npy", "weights.txt"])
@@ -244,7 +240,7 @@ class TestWeighted:
         values[[3, 7]] = 1, 3
         path = tmp_path / name
         np.save(path, values) if path.suffix == ".npy" else np.savetxt(path, values)
-        counts = Counter(drawn(weighted(SOURCE, file=str(path), samples=4000)))
+        counts = Counter(drawn(make_weighted(SOURCE, file=str(path), samples=4000)))
         assert counts.keys() == {3, 7}
         assert counts[7] / 4000 == pytest.approx(0.75, abs=0.04)
 
@@ -252,8 +248,8 @@ class TestWeighted:
         self, tmp_path: Path
     ) -> None:
         np.save(tmp_path / "w.npy", np.arange(100) % 2)
-        some = Source(Known(), np.array([2, 5, 8, 11]))
-        order = weighted(some, file=str(tmp_path / "w.npy"), samples=100)
+        some = SampleSource(Known(), np.array([2, 5, 8, 11]))
+        order = make_weighted(some, file=str(tmp_path / "w.npy"), samples=100)
         assert set(order(4, 0)[0:100].tolist()) == {1, 3}  # of the four
 
     @pytest.mark.parametrize(
@@ -271,26 +267,26 @@ class TestWeighted:
     def test_weights_that_are_none(self, tmp_path: Path, weights: Any, message: str) -> None:
         np.save(tmp_path / "w.npy", weights)
         with pytest.raises(ValueError, match=message):
-            weighted(SOURCE, file=str(tmp_path / "w.npy"))
+            make_weighted(SOURCE, file=str(tmp_path / "w.npy"))
 
     def test_what_contradicts_itself_or_lacks(self) -> None:
         with pytest.raises(ValueError, match="file, classes and balanced exclude each other"):
-            weighted(SOURCE, classes=[1, 1, 1], balanced=True)
+            make_weighted(SOURCE, classes=[1, 1, 1], balanced=True)
         with pytest.raises(
             ValueError, match=r"classes = \[1.0, 2.0\]: expected one weight for each of 3 classes"
         ):
-            weighted(SOURCE, classes=[1, 2])
-        with pytest.raises(
-            TypeError, match=r"\(range\) does not tell the weight of each sample; give it a method"
-        ):
-            weighted(Source(range(5)))
+            make_weighted(SOURCE, classes=[1, 2])
+        with pytest.raises(TypeError, match="the weight of each sample; give it a method"):
+            make_weighted(SampleSource(range(5)))
 
 
 @pytest.mark.parametrize(
     ("power", "of_each"), [(1, [60, 30, 10]), (0, [1, 1, 1]), (0.5, [7.746, 5.477, 3.162])]
 )
 def test_power_law(power: float, of_each: list[float]) -> None:
-    counts = np.bincount(Known.LABELS[drawn(power_law(SOURCE, power, samples=30_000))], minlength=3)
+    counts = np.bincount(
+        Known.LABELS[drawn(make_power_law(SOURCE, power, samples=30_000))], minlength=3
+    )
     assert (counts / 30_000).tolist() == pytest.approx(
         (np.array(of_each) / sum(of_each)).tolist(), abs=0.02
     )
@@ -298,14 +294,14 @@ def test_power_law(power: float, of_each: list[float]) -> None:
 
 class TestStratified:
     def test_every_window_has_the_classes_equally_often_to_within_one(self) -> None:
-        classes = Known.LABELS[drawn(stratified(BATCH, SOURCE, samples=300))]
+        classes = Known.LABELS[drawn(make_stratified(BATCH, SOURCE, samples=300))]
         for width in (1, 5, 8, 30):
             for begin in range(300 - width):
                 counts = np.bincount(classes[begin : begin + width], minlength=3)
                 assert counts.max() - counts.min() <= 1
 
     def test_a_class_goes_through_shuffled_passes_of_its_own(self) -> None:
-        found = np.array(drawn(stratified(BATCH, SOURCE, samples=180)))
+        found = np.array(drawn(make_stratified(BATCH, SOURCE, samples=180)))
         rare = found[Known.LABELS[found] == 2]
         assert [sorted(rare[begin : begin + 10].tolist()) for begin in range(0, 60, 10)] == [
             list(range(90, 100))
@@ -314,8 +310,8 @@ class TestStratified:
         assert sorted(found[Known.LABELS[found] == 0].tolist()) == list(range(60))
 
     def test_a_few_classes_per_batch(self) -> None:
-        order = stratified(BATCH, SOURCE, classes_per_batch=2, samples=800)
-        assert isinstance(order, OfOneSize)
+        order = make_stratified(BATCH, SOURCE, classes_per_batch=2, samples=800)
+        assert isinstance(order, FixedBatchOrder)
         classes = Known.LABELS[drawn(order)].reshape(100, 8)
         counts = [np.bincount(batch, minlength=3).tolist() for batch in classes]
         assert all(sorted(count) == [0, 4, 4] for count in counts)
@@ -325,16 +321,16 @@ class TestStratified:
         with pytest.raises(
             ValueError, match="classes_per_batch = 3 and batch_size = 8: every class of a batch has"
         ):
-            stratified(8, SOURCE, classes_per_batch=3)
-        with pytest.raises(ValueError, match="classes_per_batch = 4: the data set has 3 classes"):
-            stratified(8, SOURCE, classes_per_batch=4)
+            make_stratified(8, SOURCE, classes_per_batch=3)
+        with pytest.raises(ValueError, match="classes_per_batch = 4: the data"):
+            make_stratified(8, SOURCE, classes_per_batch=4)
         with pytest.raises(
             TypeError, match=r"\(range\) does not tell the class of each sample; give it a met"
         ):
-            stratified(8, Source(range(5)))
+            make_stratified(8, SampleSource(range(5)))
 
     def test_another_batch_size_in_the_middle_of_a_pass_is_refused(self) -> None:
-        order = stratified(BATCH, SOURCE, classes_per_batch=2)
+        order = make_stratified(BATCH, SOURCE, classes_per_batch=2)
         phase = Phase(0, "train", 0, first=1, steps=2, offset=4, end=100, batch_size=4)
         with raises(ChangedError, key="DATA.TRAIN.batch_size"):
             next(sampler(order).steps(phase))
@@ -343,24 +339,24 @@ class TestStratified:
 class TestLengthBucketed:
     LENGTHS = Known().lengths()
 
-    def spread(self, order: Order) -> float:
+    def spread(self, order: SampleOrder) -> float:
         found = drawn(order)
         batches = [self.LENGTHS[found[begin : begin + BATCH]] for begin in range(0, 96, BATCH)]
         return float(np.mean([batch.max() - batch.min() for batch in batches]))
 
     def test_lengths_of_a_batch_are_near_each_other(self) -> None:
-        assert self.spread(length_bucketed(BATCH, SOURCE)) == pytest.approx(7, abs=1)
+        assert self.spread(make_length_bucketed(BATCH, SOURCE)) == pytest.approx(7, abs=1)
         assert self.spread(SAMPLERS["shuffled"]()) > 60
 
     def test_every_sample_comes_once_and_batches_in_random_order(self) -> None:
-        found = drawn(length_bucketed(BATCH, SOURCE))
+        found = drawn(make_length_bucketed(BATCH, SOURCE))
         assert sorted(found) == list(range(100))
         firsts = self.LENGTHS[found[0:96:BATCH]].tolist()
         assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))
 
     def test_the_short_batch_is_not_always_that_of_the_longest(self) -> None:
         lasts = [
-            self.LENGTHS[drawn(length_bucketed(BATCH, SOURCE), seed)[96:]].mean()
+            self.LENGTHS[drawn(make_length_bucketed(BATCH, SOURCE), seed)[96:]].mean()
             for seed in range(12)
         ]
         assert min(lasts) < 30
@@ -372,21 +368,21 @@ class TestLengthBucketed:
 
     def test_lengths_in_a_file(self, tmp_path: Path) -> None:
         np.savetxt(tmp_path / "lengths.txt", self.LENGTHS, fmt="%d")
-        by_file = length_bucketed(
-            BATCH, Source(list(range(100))), file=str(tmp_path / "lengths.txt")
+        by_file = make_length_bucketed(
+            BATCH, SampleSource(list(range(100))), file=str(tmp_path / "lengths.txt")
         )
-        assert drawn(by_file) == drawn(length_bucketed(BATCH, SOURCE))
+        assert drawn(by_file) == drawn(make_length_bucketed(BATCH, SOURCE))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: infinite(0), "samples = 0: expected at least 1"),
-        (lambda: repeated(0), "times = 0: expected at least 1"),
-        (lambda: length_bucketed(BATCH, SOURCE, pool=0), "pool = 0: expected at least 1"),
+        (lambda: make_infinite(0), "samples = 0: expected at least 1"),
+        (lambda: make_repeated(0), "times = 0: expected at least 1"),
+        (lambda: make_length_bucketed(BATCH, SOURCE, pool=0), "pool = 0: expected at least 1"),
     ],
 )
-def test_numbers_that_are_too_small(make: Callable[[], Order], message: str) -> None:
+def test_numbers_that_are_too_small(make: Callable[[], SampleOrder], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

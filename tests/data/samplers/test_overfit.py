@@ -4,7 +4,7 @@ import pytest
 
 from phasetrain.commands.api import run
 from phasetrain.data import SAMPLERS
-from phasetrain.data.samplers.overfit import Overfit
+from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
@@ -13,7 +13,7 @@ SHUFFLED = SAMPLERS["shuffled"]()
 
 
 def test_every_pass_is_the_beginning_of_one() -> None:
-    order = Overfit(SHUFFLED, 4, seed=7)
+    order = OverfitOrder(SHUFFLED, 4, seed=7)
     assert order.samples(10) == 4
     assert order.samples(3) == 3
     first = order(10, 1)[:].tolist()

@@ -7,16 +7,23 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from phasetrain.data.datasets import TensorSamples, digits
-from phasetrain.data.samplers.lanes import Lanes
+from phasetrain.data.datasets import TensorSamples, load_digits
+from phasetrain.data.samplers.lanes import LaneOrder
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, BatchOrder
-from phasetrain.data.samplers.source import Chosen, ChosenBatches, Source, chosen_of
+from phasetrain.data.samplers.source import (
+    SampleSource,
+    SubsetBatchOrder,
+    SubsetOrder,
+    select_subset,
+)
 
-DIGITS = Source(digits())
+DIGITS = SampleSource(load_digits())
 
 
-def chosen(source: Source = DIGITS, **given: Any) -> list[int] | None:
-    found = chosen_of(source, **{"samples": None, "seed": 0, "balanced": False, "skip": 0} | given)
+def chosen(source: SampleSource = DIGITS, **given: Any) -> list[int] | None:
+    found = select_subset(
+        source, **{"samples": None, "seed": 0, "balanced": False, "skip": 0} | given
+    )
     return None if found is None else found.tolist()
 
 
@@ -92,61 +99,65 @@ class TestChoice:
     def test_balanced_needs_classes(self) -> None:
         with pytest.raises(
             TypeError,
-            match=r"^the data set \(range\) does not tell the class of each sample; give it a ",
+            match="the class of each sample; give it a",
         ):
-            chosen(Source(range(9)), samples=3, balanced=True)
+            chosen(SampleSource(range(9)), samples=3, balanced=True)
 
 
 class TestChosen:
     def test_an_order_of_some_samples(self) -> None:
-        order = Chosen(SAMPLERS["sequential"](), np.array([3, 5, 8]))
+        order = SubsetOrder(SAMPLERS["sequential"](), np.array([3, 5, 8]))
         assert (order.samples(10), order(10, 0)[0:3].tolist()) == (3, [3, 5, 8])
-        assert sorted(Chosen(SAMPLERS["shuffled"](), np.array([3, 5, 8]))(10, 0)[0:3].tolist()) == [
+        assert sorted(
+            SubsetOrder(SAMPLERS["shuffled"](), np.array([3, 5, 8]))(10, 0)[0:3].tolist()
+        ) == [
             3,
             5,
             8,
         ]
 
     def test_the_size_of_batches_stays_known(self) -> None:
-        inner = Lanes(4, [10], 2)
-        order = ChosenBatches(inner, np.arange(0, 20, 2), 4)
+        inner = LaneOrder(4, [10], 2)
+        order = SubsetBatchOrder(inner, np.arange(0, 20, 2), 4)
         assert isinstance(order, BatchOrder)
-        assert not isinstance(Chosen(inner, np.arange(10)), BatchOrder)
+        assert not isinstance(SubsetOrder(inner, np.arange(10)), BatchOrder)
         assert sorted(order(20, 0)[0:10].tolist()) == list(range(0, 20, 2))
 
 
 class TestSource:
     def test_of_some_samples(self) -> None:
-        some = Source(digits(), np.array([5, 7]))
+        some = SampleSource(load_digits(), np.array([5, 7]))
         assert (len(some), some.labels().tolist()) == (2, DIGITS.labels()[[5, 7]].tolist())
         assert [int(some.view[at][1]) for at in range(2)] == some.labels().tolist()
         assert DIGITS.view is DIGITS.dataset
 
     def test_one_by_one_as_torchs_loaders_read_them(self) -> None:
         loader: DataLoader[Any] = DataLoader(
-            Source(digits(), np.array([5, 7])).samples, batch_size=2
+            SampleSource(load_digits(), np.array([5, 7])).samples, batch_size=2
         )
         [(inputs, targets)] = loader
         assert (inputs.shape, targets.tolist()) == ((2, 1, 8, 8), DIGITS.labels()[[5, 7]].tolist())
-        assert len(Source(digits()).samples) == 1442
+        assert len(SampleSource(load_digits()).samples) == 1442
 
     def test_decimal_targets_are_no_classes(self) -> None:
         with pytest.raises(ValueError, match=r"^targets are float32, and classes are integers$"):
-            Source(TensorSamples(torch.zeros(2, 1), torch.zeros(2), classes=2)).labels()
+            SampleSource(TensorSamples(torch.zeros(2, 1), torch.zeros(2), classes=2)).labels()
 
     @pytest.mark.parametrize(
         ("ask", "word"), [("labels", "class"), ("lengths", "length"), ("weights", "weight")]
     )
     def test_what_the_data_set_cannot_tell(self, ask: str, word: str) -> None:
-        asked = {"labels": Source.labels, "lengths": Source.lengths, "weights": Source.weights}[ask]
+        asked = {
+            "labels": SampleSource.labels,
+            "lengths": SampleSource.lengths,
+            "weights": SampleSource.weights,
+        }[ask]
         with pytest.raises(
             TypeError,
-            match=rf"does not tell the {word} of each sample; give it a method `{ask}\(\)`",
+            match=rf"does not know the {word} of each sample; give it a method `{ask}\(\)`",
         ):
-            asked(Source([1, 2]))
+            asked(SampleSource([1, 2]))
 
     def test_one_value_for_each_sample(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"^lengths of shape \(3,\): the data set has 2 samples, and one value"
-        ):
-            Source([1, 2]).of_each([1, 2, 3], "lengths")
+        with pytest.raises(ValueError, match=r"lengths of shape \(3,\)"):
+            SampleSource([1, 2]).select_values([1, 2, 3], "lengths")

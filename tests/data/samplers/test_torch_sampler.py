@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, pass_length
-from phasetrain.data.samplers.torch_sampler import TorchOrder, as_order
+from phasetrain.data.samplers.torch_sampler import TorchOrder, to_order
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.machine import preserve_generators
 
@@ -123,17 +123,17 @@ def test_passes_of_unequal_length_are_refused() -> None:
     order = TorchOrder(ByNumPyAndPython(uneven=True), "DATA.TRAIN.sampler")
     with pytest.raises(
         ValueError,
-        match=r"samples for a pass and . for another; a plan needs passes of equal length$",
+        match="for another; a plan needs",
     ):
         list(map(partial(order, 10), range(20)))
 
 
 def test_as_order() -> None:
     shuffled = SAMPLERS["shuffled"]()
-    assert as_order(shuffled, "x") is shuffled
-    assert isinstance(as_order(RandomSampler(DATA), "x"), TorchOrder)
+    assert to_order(shuffled, "x") is shuffled
+    assert isinstance(to_order(RandomSampler(DATA), "x"), TorchOrder)
     with pytest.raises(
         ConfigError,
-        match=r"^DATA\.TRAIN\.sampler gave int, expected a function of the number of samples",
+        match="int, expected a function of the number of samples",
     ):
-        as_order(3, "DATA.TRAIN.sampler")
+        to_order(3, "DATA.TRAIN.sampler")

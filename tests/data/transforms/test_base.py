@@ -58,7 +58,7 @@ def test_draws_are_the_same_in_every_version():
     assert keys(2).normal(2) == pytest.approx(
         np.array([[2.04427216, 1.04509142], [-1.54092049, 0.92540274]])
     )
-    assert keys(3).seeds() == [1147451971861773085, 6341381771719634799, 13434602874898491736]
+    assert keys(3).make_seeds() == [1147451971861773085, 6341381771719634799, 13434602874898491736]
     assert keys(2).fork(0).values.tolist() == [8417946794308840489, 10277734745068009885]
     assert keys(2).fork(1).values.tolist() == [9873879188606010543, 4128231651836605960]
 
@@ -119,7 +119,7 @@ def test_streams_positions_and_neighbours_are_uncorrelated():
     columns += [
         keys(20000, first=1).uniform(),
         base.normal(),
-        np.array(base.seeds(), dtype=np.float64),
+        np.array(base.make_seeds(), dtype=np.float64),
     ]
     matrix = np.corrcoef(columns)
     # `normal` is made of the first two draws of the same stream: the one pair that is related by
@@ -205,15 +205,17 @@ def test_one_sample_through_a_pipeline_has_the_bits_of_the_batch():
     batch, drawn = images(8), keys(8)
     whole = pipeline(batch, drawn)
     for i in range(8):
-        assert torch.equal(pipeline.one(batch[i], Keys(drawn.values[i : i + 1])), whole[i])
+        assert torch.equal(
+            pipeline.transform_sample(batch[i], Keys(drawn.values[i : i + 1])), whole[i]
+        )
 
 
 def test_plain_callables_get_single_samples():
     pipeline = Pipeline(
         [lambda values: torch.tensor(values).view(1, 2, 1), Flatten(), lambda sample: sample + 1]
     )
-    assert not pipeline.batched
-    assert pipeline.one([1.0, 2.0], Keys([0])).tolist() == [2.0, 3.0]
+    assert not pipeline.is_batched
+    assert pipeline.transform_sample([1.0, 2.0], Keys([0])).tolist() == [2.0, 3.0]
     assert pipeline.shape_after((1, 2)) is None
     with pytest.raises(TypeError, match=r"transform 0 \(function\) takes single samples"):
         pipeline(torch.zeros(1, 2), Keys([0]))
@@ -221,14 +223,14 @@ def test_plain_callables_get_single_samples():
 
 def test_a_batch_transform_needs_a_tensor():
     with pytest.raises(TypeError, match=r"transform 0 \(Flatten\) takes a tensor, not list"):
-        Pipeline([Flatten()]).one([1, 2], Keys([0]))
+        Pipeline([Flatten()]).transform_sample([1, 2], Keys([0]))
 
 
 def test_the_shape_after_a_pipeline():
     crop = TRANSFORMS.build("random_crop", {"size": 4})
     assert Pipeline([crop, Flatten()]).shape_after((3, 8, 8)) == (48,)
     assert Pipeline().shape_after((3, 8, 8)) == (3, 8, 8)
-    assert Pipeline().batched
+    assert Pipeline().is_batched
 
 
 @pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"flatten", "noise"}))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from phasetrain.data.datasets.digits import digits
-from phasetrain.data.loading.collate import stacked
-from phasetrain.data.loading.reader import Reader
+from phasetrain.data.datasets.digits import load_digits
+from phasetrain.data.loading.collate import stack_samples
+from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms import (
     TRANSFORMS,
@@ -55,7 +55,7 @@ def test_a_batch_of_four_is_four_batches_of_one():
     pipeline = Pipeline([Noise(0.2), views()])
     together = pipeline(images, Keys(np.arange(4)))
     for at in range(4):
-        alone = pipeline.one(images[at], Keys([at]))
+        alone = pipeline.transform_sample(images[at], Keys([at]))
         assert all(torch.equal(one, view[at]) for one, view in zip(alone, together, strict=True))
 
 
@@ -65,7 +65,7 @@ def test_the_shape_after_it_is_that_of_the_first_view():
 
 def read(transform, workers_noise=0):
     torch.manual_seed(workers_noise)
-    reader = Reader(digits("train"), Pipeline([transform]), stacked, seed=5)
+    reader = SampleReader(load_digits("train"), Pipeline([transform]), stack_samples, seed=5)
     return reader[Draw("train", 1, 8, np.array([3, 99, 3]))].input
 
 

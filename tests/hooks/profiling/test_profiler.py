@@ -18,7 +18,7 @@ from harness import SMALL, KillAfter, die, parted, train
 from torch.profiler import ProfilerActivity, profile
 
 from phasetrain.commands.api import run
-from phasetrain.data.loading.loader import prepare_worker
+from phasetrain.data.loading.worker_stream import prepare_worker
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Profiler
 from phasetrain.runtime.storage import open_storage

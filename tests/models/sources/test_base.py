@@ -6,26 +6,26 @@ import pytest
 from raising import raises
 
 from phasetrain.errors import ConfigError
-from phasetrain.models.sources import Source, sources_of
+from phasetrain.models.sources import WeightSource, parse_sources
 
 
 def test_nothing_a_path_a_mapping_and_a_bank() -> None:
-    assert sources_of(None) == ()
-    assert sources_of("a.pt") == (Source("a.pt"),)
-    assert sources_of({"path": "a.pt", "rename": {"^a": "b"}, "exclude": ["head.*"]}) == (
-        Source("a.pt", rename=(("^a", "b"),), exclude=("head.*",)),
+    assert parse_sources(None) == ()
+    assert parse_sources("a.pt") == (WeightSource("a.pt"),)
+    assert parse_sources({"path": "a.pt", "rename": {"^a": "b"}, "exclude": ["head.*"]}) == (
+        WeightSource("a.pt", rename=(("^a", "b"),), exclude=("head.*",)),
     )
-    assert sources_of(["a.pt", {"path": "b.pt", "rename": [["x", "y"]], "strict": False}]) == (
-        Source("a.pt", where="MODEL.weights[0]"),
-        Source("b.pt", rename=(("x", "y"),), strict=False, where="MODEL.weights[1]"),
+    assert parse_sources(["a.pt", {"path": "b.pt", "rename": [["x", "y"]], "strict": False}]) == (
+        WeightSource("a.pt", where="MODEL.weights[0]"),
+        WeightSource("b.pt", rename=(("x", "y"),), strict=False, where="MODEL.weights[1]"),
     )
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "MODEL.weights = 3: expected null, a path, a mapping with `path`, or a list of such"),
-        ([], "MODEL.weights = []: expected null, a path, a mapping with `path`, or a list of such"),
+        (3, "MODEL.weights = 3: expected null, a path, a mapping with `path`, or a list of"),
+        ([], "MODEL.weights = []: expected null, a path, a mapping with `path`, or a list of"),
         (["a", 3], "MODEL.weights[1] = 3: expected a path, or a mapping with `path`"),
         (
             {"prefix_add": "a"},
@@ -54,16 +54,16 @@ def test_nothing_a_path_a_mapping_and_a_bank() -> None:
         ),
         (
             [{"path": "a", "rename": [["(", ""]]}],
-            "MODEL.weights[0].rename: '(' is no regular expression: missing ), u",
+            "MODEL.weights[0].rename: '(' is not a regular expression: missing ), u",
         ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_key(value: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        sources_of(value)
+        parse_sources(value)
     assert str(caught.value).startswith(message)
 
 
 def test_a_prefix_that_no_path_handler_is_registered_for() -> None:
     with raises(ConfigError, key="MODEL.weights.path", given="'s4://a'"):
-        Source("s4://a").storage()
+        WeightSource("s4://a").get_storage()

@@ -10,8 +10,8 @@ from raising import raises
 from safetensors.torch import save_file
 
 from phasetrain.errors import ConfigError
-from phasetrain.models.sources import Source, read
-from phasetrain.models.sources.files import flat
+from phasetrain.models.sources import WeightSource, read_source
+from phasetrain.models.sources.files import flatten_tensors
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b.c": torch.tensor(7, dtype=torch.bfloat16)}
 
@@ -38,17 +38,20 @@ def equal(found: object, expected: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_torch_file(tmp_path: Path, *, legacy: bool) -> None:
     torch.save(STATE, tmp_path / "a.bin", _use_new_zipfile_serialization=not legacy)
-    content = read(Source(str(tmp_path / "a.bin")))
+    content = read_source(WeightSource(str(tmp_path / "a.bin")))
     assert (content.format, len(content.digest)) == ("torch", 64)
     assert equal(content.tensors, STATE)
 
 
 def test_a_safetensors_file_is_known_by_its_content(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "weights.bin")
-    content = read(Source(str(tmp_path / "weights.bin")))
+    content = read_source(WeightSource(str(tmp_path / "weights.bin")))
     assert content.format == "safetensors"
     assert equal(content.tensors, STATE)
-    assert equal(read(Source(str(tmp_path / "weights.bin"), format="safetensors")).tensors, STATE)
+    assert equal(
+        read_source(WeightSource(str(tmp_path / "weights.bin"), format="safetensors")).tensors,
+        STATE,
+    )
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -60,7 +63,7 @@ def test_a_hostile_file_has_no_effect(tmp_path: Path, *, legacy: bool) -> None:
         _use_new_zipfile_serialization=not legacy,
     )
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(path)))
+        read_source(WeightSource(str(path)))
     assert not mark.exists()
     torch.load(path, weights_only=False)  # the control: it is hostile
     assert mark.exists()
@@ -70,13 +73,13 @@ def test_a_plain_pickle_has_no_effect(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(path)))
+        read_source(WeightSource(str(path)))
     assert not (tmp_path / "executed").exists()
 
 
 def test_options_of_a_program_beside_the_weights_are_data(tmp_path: Path) -> None:
     torch.save({"state_dict": STATE, "args": Namespace(lr=0.1), "epoch": 3}, tmp_path / "a.pt")
-    assert equal(read(Source(str(tmp_path / "a.pt"))).tensors, STATE)
+    assert equal(read_source(WeightSource(str(tmp_path / "a.pt"))).tensors, STATE)
 
 
 @pytest.mark.parametrize("where", [0.3, 0.6])
@@ -88,7 +91,7 @@ def test_a_flipped_bit_in_a_torch_file_is_seen(tmp_path: Path, where: float) -> 
     path.write_bytes(content)
     assert not torch.equal(torch.load(path)["a"], torch.arange(4096.0))  # torch itself says nothing
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(path)))
+        read_source(WeightSource(str(path)))
 
 
 @pytest.mark.parametrize(
@@ -104,17 +107,17 @@ def test_what_is_no_such_file_is_refused(
 ) -> None:
     (tmp_path / "a").write_bytes(content)
     with raises(ConfigError, **problem):
-        read(Source(str(tmp_path / "a")))
+        read_source(WeightSource(str(tmp_path / "a")))
 
 
 def test_a_list_is_no_mapping(tmp_path: Path) -> None:
     torch.save([torch.ones(1)], tmp_path / "a.pt")
     with raises(ConfigError, key="MODEL.weights.path"):
-        read(Source(str(tmp_path / "a.pt")))
+        read_source(WeightSource(str(tmp_path / "a.pt")))
 
 
 def test_nested_mappings_have_dotted_names() -> None:
-    found = flat(
+    found = flatten_tensors(
         {"a": {"b": torch.ones(1), "epoch": 3}, "c": torch.zeros(2), 0: {"d": torch.ones(3)}}
     )
     assert {name: one.shape[0] for name, one in found.items()} == {"a.b": 1, "c": 2, "0.d": 3}

@@ -12,14 +12,14 @@ from torch import nn
 
 from phasetrain.commands.setup import resolve_config
 from phasetrain.commands.train.digest import hash_model
-from phasetrain.data import COLLATES, SAMPLERS, Reader
+from phasetrain.data import COLLATES, SAMPLERS, SampleReader
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.distributed import Strategy, World
 from phasetrain.engine.plan import Plan, Split
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
 from phasetrain.models import SmallCNN
-from phasetrain.models.prepare import Compiled
+from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, Parts, SplitData, Supervised
 from phasetrain.tasks.build.data_builder import list_splits
@@ -94,7 +94,7 @@ class TestData:
         assert data["train"].facts["input_shape"] == (1, 6, 6)
 
     def test_a_data_set_that_cannot_tell_has_name_and_length_for_a_fingerprint(self) -> None:
-        reader = Reader([0] * 7, Pipeline(), COLLATES["stack"](), seed=0)
+        reader = SampleReader([0] * 7, Pipeline(), COLLATES["stack"](), seed=0)
         split = SplitData(
             builder().context.config.DATA.TRAIN, reader, SAMPLERS["sequential"](), 7, {}
         )
@@ -105,7 +105,7 @@ class TestData:
         [
             (
                 ["DATA.TRAIN={dataset: synthetic, noise: -1}", "DATA.TRAIN.transforms=[]"],
-                "DATA.TRAIN (data set 'synthetic'): seed = 0 must lie in [0, 2**64) and noise = -1 must not be ",
+                "DATA.TRAIN (dataset 'synthetic'): seed = 0 must be in [0, 2**64) and noise = -1 must not be ",
             ),
             (
                 ["DATA.TRAIN.transforms=[{name: random_erase, probability: 3}]"],
@@ -353,7 +353,7 @@ class TestPrepare:
         assert witness.seen == [
             (event, "cpu", True, 1, True, False) for event in ("prepare", "optimizer", "wrap")
         ]
-        assert isinstance(parts.network, Compiled)
+        assert isinstance(parts.network, CompiledModel)
         assert isinstance(parts.network.network, nn.Sequential)
         assert parts.network.network[0] is parts.model
         assert isinstance(parts.model, SmallCNN)
