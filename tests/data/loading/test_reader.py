@@ -341,8 +341,8 @@ class TestSubstitute:
         with pytest.raises(SampleError) as caught:
             reader(Hopeless(), on_bad_sample="substitute")[draw(0)]
         assert str(caught.value).startswith(
-            "DATA.TRAIN.on_bad_sample = 'substitute': sample 0 cannot be read, nor can any other one tried in its "
-            "place (up to 10); the last are "
+            "DATA.TRAIN.on_bad_sample = 'substitute': sample 0 cannot be read, nor can up to 10 substitutes; "
+            "the last ones: "
         )
         assert f"{length - 1} (OSError: no {length - 1})" in str(caught.value)
 
@@ -394,7 +394,7 @@ class TestSelection:
         with pytest.raises(SampleError) as caught:
             self.made(self.Named(), inputs="imge", targets="label")[draw(4)]
         assert str(caught.value).startswith(
-            "DATA.TRAIN: sample 4 cannot be read: ValueError: DATA.TRAIN.inputs = 'imge': the sample has no such name; "
+            "DATA.TRAIN: sample 4 cannot be read: ValueError: DATA.TRAIN.inputs = 'imge': the sample has no such key; "
             "did you mean 'image'? it has image, label, size"
         )
 

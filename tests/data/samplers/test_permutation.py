@@ -112,9 +112,7 @@ class TestPermutation:
 
     @pytest.mark.parametrize("length", [-1, 2**62 + 1])
     def test_lengths_beyond_64_bits_are_refused(self, length: int) -> None:
-        with pytest.raises(
-            ValueError, match=rf"^a permutation has from 0 to 2\*\*62 numbers, not {length}$"
-        ):
+        with pytest.raises(ValueError, match=rf"^length = {length}:"):
             Permutation(length, 0)
 
 

@@ -254,18 +254,18 @@ def test_a_phase_beyond_the_end_of_the_data_is_refused() -> None:
     [
         (
             np.arange(9),
-            r"^DATA\.TRAIN\.sampler gave int64 \(9,\) for a pass, expected int64 \(10,\)$",
+            r"^DATA\.TRAIN\.sampler: it returned int64 \(9,\) for a pass, expected int64 \(10,\)$",
         ),
-        (np.arange(10.0), r"^DATA\.TRAIN\.sampler gave float64 \(10,\) for a pass"),
+        (np.arange(10.0), r"^DATA\.TRAIN\.sampler: it returned float64 \(10,\) for a pass"),
         (np.zeros((10, 1), dtype=np.int64), r"int64 \(10, 1\)"),
         (
             np.arange(1, 11),
-            r"^DATA\.TRAIN\.sampler gave index 10 for a pass, expected indices from 0 to 9$",
+            r"^DATA\.TRAIN\.sampler: it returned index 10 for a pass, expected indices from 0 to 9$",
         ),
-        (np.arange(-1, 9), r"gave index -1 for a pass, expected indices from 0 to 9$"),
+        (np.arange(-1, 9), r"returned index -1 for a pass, expected indices from 0 to 9$"),
         (
             Identity(9),
-            r"gave Identity of length 9 for a pass, expected an int64 array \(10,\), or an object of that length",
+            r"returned Identity of length 9 for an epoch, expected an int64 array \(10,\), or an object of that length",
         ),
         (
             None,
@@ -273,7 +273,7 @@ def test_a_phase_beyond_the_end_of_the_data_is_refused() -> None:
         ),
         (
             list(range(10)),
-            r"^DATA\.TRAIN\.sampler gave list for samples 0 to 3 of a pass, expected int64 \(4,\)$",
+            r"^DATA\.TRAIN\.sampler: it returned list for samples 0 to 3 of a pass, expected int64 \(4,\)$",
         ),
     ],
 )
@@ -313,12 +313,12 @@ def test_an_order_of_ones_own_may_be_computed_when_it_is_asked_for() -> None:
     [
         (
             Backwards(10, shift=5),
-            r"^DATA\.TRAIN\.sampler gave index 10 for samples 4 to 7 of a pass, expected indices .* 9$",
+            r"^DATA\.TRAIN\.sampler: it returned index 10 for samples 4 to 7 of a pass, expected indices .* 9$",
         ),
-        (Backwards(10, shift=-3), r"gave index -1 for samples 4 to 7 of a pass"),
+        (Backwards(10, shift=-3), r"returned index -1 for samples 4 to 7 of a pass"),
         (
             Backwards(10, kind=np.int32),
-            r"gave int32 \(4,\) for samples 4 to 7 of a pass, expected int64 \(4,\)$",
+            r"returned int32 \(4,\) for samples 4 to 7 of a pass, expected int64 \(4,\)$",
         ),
     ],
 )
