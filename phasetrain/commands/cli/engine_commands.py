@@ -111,8 +111,8 @@ def run_sweep(call: Call) -> Outcome:
     )
     folder = SweepOverrides.read(call.overrides).resolve_folder()
     path = Path(folder, "results.json")
-    runs: Any = json.loads(path.read_bytes()) if call.flags.json and path.is_file() else []
-    return Outcome(code, content={"folder": folder, "runs": runs})
+    results: Any = json.loads(path.read_bytes()) if call.flags.json and path.is_file() else {}
+    return Outcome(code, content={"folder": folder, **results})
 
 
 def print_config(call: Call) -> Outcome:
