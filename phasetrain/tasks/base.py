@@ -219,9 +219,6 @@ class Task(Passes, TaskState, Predictor):
         found.ids = tuple(number for ids in self._world.all_gather(own) for number in ids)
         events.on_skip(batches, found)
 
-    def _move_to_device(self, batches: list[Batch]) -> list[Batch]:
-        return [batch.to(self._device) for batch in batches]
-
 
 def _both_withheld(one: Withheld, other: Withheld) -> Withheld:
     if isinstance(one, Tensor) and isinstance(other, Tensor):

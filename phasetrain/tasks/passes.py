@@ -206,6 +206,9 @@ class Passes(ABC):
         out.mask = None
         return out
 
+    def _move_to_device(self, batches: list[Batch]) -> list[Batch]:
+        return [batch.to(self._device) for batch in batches]
+
     def _update_meters(self, out: StepOutput) -> None:
         update_meters(self.meters, self.parts.choices, out)
 
