@@ -100,7 +100,7 @@ def test_a_run_that_keeps_nothing_needs_no_room(
 ) -> None:
     overrides = [*SMALL, f"RUN.dir={tmp_path}", "CHECKPOINT.at_end=false", *words]
     folder = RunFolder(str(tmp_path))
-    monkeypatch.setattr(folder, "free_bytes", lambda: 1_000)
+    monkeypatch.setattr(folder.space, "free_bytes", lambda: 1_000)
     with pytest.raises(ConfigError, match="1,000 bytes are free") if refused else nullcontext():
         check_room(resolve_overrides(overrides), folder, build_run(overrides).task.parts)
     assert ("1,000 bytes are free" in caplog.text) == (not refused)
