@@ -204,7 +204,7 @@ def test_the_fingerprint_follows_the_files_and_not_their_folder(two: str, tmp_pa
     [
         (
             {"files": "nowhere/*.txt"},
-            r"^DATA \(data set 'lines'\): files = 'nowhere/\*\.txt': no file is of this name",
+            r"^DATA \(dataset 'lines'\): files = 'nowhere/\*\.txt': no file has this name",
         ),
         (
             {"files": "x", "form": "csv"},

@@ -99,7 +99,7 @@ def test_mistakes_are_found_with_the_config(words: str, message: str) -> None:
         (
             "MNIST",
             {"root": "/nowhere"},
-            r"DATA\.TRAIN \(data set 'torchvision\.MNIST'\): Dataset not found",
+            r"DATA\.TRAIN \(dataset 'torchvision\.MNIST'\): Dataset not found",
         ),
         ("FakeData", FAKE | {"mode": "RGBA"}, r"mode = 'RGBA': expected RGB or L"),
     ],
