@@ -65,7 +65,7 @@ $ MODEL.name=resnet_cifra
 MODEL.name = 'resnet_cifra' (command line): no model has this name; did you mean 'resnet_cifar'? Known: ...; a dotted path works too, and so does a name after timm. or torchvision. or transformers.
 
 $ DATA.TRAIN.dataset=digit
-DATA.TRAIN.dataset = 'digit' (command line): no data set has this name; did you mean 'digits'? Known: ...; a dotted path works too, and so does a name after torchvision.
+DATA.TRAIN.dataset = 'digit' (command line): no dataset has this name; did you mean 'digits'? Known: ...; a dotted path works too, and so does a name after torchvision.
 
 $ 'METERS.acuracy={}'
 METERS.acuracy = 'acuracy' (command line): no meter has this name; did you mean 'accuracy'? Known: ...; a dotted path works too, and so does a name after torchmetrics.
@@ -131,7 +131,7 @@ $ "OPTIMIZER.groups=[{match: 'haed.*', lr: 0.1}]"
 OPTIMIZER.groups[0].match = 'haed.*' matches none of the 11 trained weights; did you mean 'head'?
 
 $ "MODEL.freeze=['haed.*']"
-MODEL.freeze = [haed.*]: no module with parameters and no parameter of the model has such a name; did you mean 'head'? It begins with one of features, head
+MODEL.freeze = [haed.*]: it matches no module with parameters and no parameter; did you mean 'head'? Names begin with one of features, head
 
 $ MODEL.weights.path=missing.safetensors
 MODEL.weights.path = 'missing.safetensors': there is no such file or folder (A start needs it; a run that goes on from a checkpoint does not.)
