@@ -124,6 +124,7 @@ def resolve_objective(text: str, recorded: Mapping[str, Direction]) -> Objective
     larger values are better, as the syntax says.
     """
     objective = Objective.parse(text)
+    # Not guessed from the name: a monitor without a sign has always meant that larger is better.
     if objective.direction is Direction.SMALLER:
         return objective
     return Objective(objective.metric, recorded.get(objective.metric, Direction.LARGER))

@@ -87,6 +87,7 @@ class StatusFile:
 
         Before this attempt has a state, the file keeps the one of the attempt before.
         """
+        # A heartbeat during the start of an attempt must not erase the end of the former attempt.
         if "state" not in self._facts:
             return
         self._facts = {**self._facts, **self.collect()}
@@ -132,6 +133,7 @@ class DiskSpace:
             ConfigError: there is too little room (code `folder.no_space`).
         """
         free = self.free_bytes()
+        # unknown on object stores, which do not fill up
         if free is None or free >= wanted:
             return
         sentence = (
@@ -211,6 +213,7 @@ class RunFolder:
             before = self.read_status()
             self.status_file.begin(before)
             self._lock.take(Owner.here(self.attempt))
+            # under the lock only: an owner that is alive still needs its temporary files
             for name in self.storage.list_names(self.path):
                 if TEMPORARY.search(name):  # a killed attempt was about to rename it
                     self.storage.remove(self.file(name))
@@ -219,6 +222,7 @@ class RunFolder:
         except OSError as error:
             self.close()
             raise _not_writable(self.path, error) from error
+        # A daemon: a run that ends without `close` must not wait for the next renewal.
         threading.Thread(target=self._renew_lease, name="phasetrain-lease", daemon=True).start()
 
     @contextmanager
@@ -267,9 +271,11 @@ class RunFolder:
         """Call `before_close`, close the logs, and release the lock."""
         # The lock is held until all files are complete: a process that waits for it reads them.
         while self.before_close:
+            # popped before the call: a callback that raises is not called again by a second close
             call = self.before_close.pop()
             if not self.lost:
                 call()
+        # Set outside the guard, so that a renewal that waits for the guard sees it.
         self._closing.set()
         with self._guard:
             while self._logs:
@@ -303,6 +309,7 @@ class RunFolder:
                     self._lock.renew(Owner.here(self.attempt))
                     self._write_status(durable=False)
                 except FolderInUseError as error:
+                    # Raising here would end this thread only: the run looks at `lost`.
                     self.lost = str(error)
                     return
                 except OSError:  # a full or absent disk fails the next save, which reports it
@@ -314,8 +321,10 @@ class RunFolder:
 
 
 def _check_writable(path: str, storage: Storage) -> None:
+    # The name has the form of TEMPORARY: the next attempt removes a probe that a kill has left.
     probe = f"{path}/probe.tmp-{uuid.uuid4().hex[:8]}"
     try:
+        # A real write, because permission bits say nothing on network drives and full disks.
         storage.make_folder(path)
         storage.create(probe, b"\0" * 4096)  # a full disk still creates empty files
         storage.remove(probe)
@@ -329,6 +338,7 @@ def _archive_attempt(path: str, storage: Storage, before: StatusRecord) -> None:
     """Append the status of the attempt before to attempts.jsonl; a full disk loses the line."""
     facts = {key: before.content[key] for key in ATTEMPT_FACTS if key in before.content}
     facts["time"] = {"attempt": before.attempt_seconds}
+    # The history of attempts is optional: without it the run still resumes.
     with suppress(OSError):
         file = storage.log_file(path)
         file.write((json.dumps(facts) + "\n").encode())

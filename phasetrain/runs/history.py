@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runs.direction import Direction, Objective, guess_direction, resolve_objective
-from phasetrain.runs.records import MetricsLine, RunFiles, is_scalar
+from phasetrain.runs.records import MetricsLine, RunFiles, is_scalar, parse_count
 
 if TYPE_CHECKING:
     from fvcore.common.history_buffer import HistoryBuffer
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COUNTERS = frozenset({"updates", "phase", "epoch", "step", "samples"})
 """Columns that say when a row was written."""
 
+# An exact match is possible: a run writes config.yaml itself, with this indentation.
 _MONITOR = re.compile(
     r"^CHECKPOINT:\n(?:  .*\n)*?  best:\n(?:    .*\n)*?    monitor: (\S+)", re.MULTILINE
 )
@@ -135,6 +136,7 @@ class History(Sequence[dict[str, Any]]):
         Example:
             >>> history.buffer("loss").median(20)
         """
+        # Imported here: a list of a thousand runs reads histories too, and smooths nothing.
         from fvcore.common.history_buffer import HistoryBuffer
 
         values = self.scalar(name)
@@ -200,12 +202,12 @@ class History(Sequence[dict[str, Any]]):
         ]
         if not measured:
             return None
+        # `max` returns the first of equals: the earliest checkpoint with the best value
         row = max(measured, key=lambda row: direction.score(row[metric]))
-        epoch = row.get("epoch")
         return Best(
             metric=metric,
             value=row[metric],
-            epoch=epoch if isinstance(epoch, int) else 0,
+            epoch=parse_count(row.get("epoch")),
             updates=int(row["updates"]),
             direction=direction,
         )
@@ -231,6 +233,7 @@ def _find_objective(history: History, monitor: str | None) -> Objective:
     if monitor:
         return resolve_objective(monitor, history.directions)
     names = list(history.last)
+    # A metric of training flatters: the weights have seen the samples.
     tested = [name for name in names if not name.startswith("train/")]
     metric = next(iter([*tested, *names]), "")
     return Objective(metric, history.direction_of(metric))

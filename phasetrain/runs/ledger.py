@@ -29,6 +29,8 @@ is hashed; all of it is; the weights are the shards of rank 0."""
 PROCESSES_SHIFT = 16
 """Bits by which the world size is shifted in the flags; 0 stands for 1."""
 
+# "<" on every machine: runs are compared byte by byte across machines, and without it struct would
+# also pad the fields as the C compiler of the machine does.
 _HEADER = struct.Struct("<8sII")
 _RECORD = struct.Struct("<QIIIIQQQddd")
 _CHECK = struct.Struct("<I")
@@ -37,15 +39,14 @@ HEADER = _HEADER.pack(MAGIC, VERSION, RECORD_BYTES)
 
 _LAYOUT = np.dtype(
     [
-        *(
-            (name, "<u8" if name == "updates" else "<u4")
-            for name in ("updates", "phase", "step", "samples", "flags")
-        ),
+        ("updates", "<u8"),
+        *((name, "<u4") for name in ("phase", "step", "samples", "flags")),
         *((name, "<u8") for name in ("ids", "content", "weights")),
         *((name, "<f8") for name in ("loss", "norm", "lr")),
         ("check", "<u4"),
     ]
 )
+# The layout repeats _RECORD field by field, so that numpy reads the whole file in one pass.
 assert _LAYOUT.itemsize == RECORD_BYTES
 
 COMPONENTS = ("samples", "batch content", "lr", "loss", "gradient norm", "weights")
@@ -89,6 +90,7 @@ class LedgerRecord:
 
     def encode(self) -> bytes:
         """Return the bytes of the record in the file, with a CRC-32 at the end."""
+        # A checksum per record: one flipped bit costs one update, not the rest of the file.
         data = _RECORD.pack(*astuple(self))
         return data + _CHECK.pack(crc32(data))
 
@@ -107,18 +109,24 @@ class LedgerRecord:
         if component == "samples":
             return f"{self.samples} samples, {self.ids:016x}"
         if component == "batch content":
-            if not self.flags & (SAMPLED | FULL):
-                return None
-            kind = "all" if self.flags & FULL else "a part"
-            return f"{self.content:016x} of {kind}"
+            if self.flags & FULL:
+                return f"{self.content:016x} of all"
+            if self.flags & SAMPLED:
+                return f"{self.content:016x} of a part"
+            return None
         if component == "lr":
             return repr(self.lr)  # repr of a float is exact
         if component == "loss":
             return repr(self.loss)
         if component == "gradient norm":
-            return repr(self.norm) if self.flags & NORM else "not computed"
-        skipped = " skipped" if self.is_skipped else ""
-        return f"{self.weights:016x}{skipped}"
+            # the field is 0.0 without the flag, which is also a norm
+            if self.flags & NORM:
+                return repr(self.norm)
+            return "not computed"
+        # A skipped update leaves the weights as they are, so their digest does not show it.
+        if self.is_skipped:
+            return f"{self.weights:016x} skipped"
+        return f"{self.weights:016x}"
 
 
 def list_differences(one: LedgerRecord, other: LedgerRecord) -> list[str]:
@@ -128,6 +136,7 @@ def list_differences(one: LedgerRecord, other: LedgerRecord) -> list[str]:
     Numbers are compared by their bits: NaN equals NaN, and 0.0 differs from -0.0. Digests are
     compared only if both runs have hashed the same, see `is_comparable`.
     """
+    # Bytes and texts, not floats: `==` would separate NaN from NaN and miss the sign of a zero.
     if one.encode() == other.encode():
         return []
     return [
@@ -216,6 +225,7 @@ def parse_rows(data: bytes, path: str = FILE) -> Any:
             f"{path} does not begin as a ledger of version {VERSION} does ({begin!r}); it was "
             "damaged, or another version wrote it"
         )
+    # An explicit count: a kill may have torn the last record, and frombuffer wants whole ones.
     return np.frombuffer(
         data, _LAYOUT, (len(data) - len(HEADER)) // RECORD_BYTES, offset=len(HEADER)
     )

@@ -60,11 +60,13 @@ class Owner:
             locked: whether `other` holds the kernel lock, so that no owner on this host is alive.
         """
         if self.host == other.host:
+            # pid and start time: the kernel gives the pid of a dead owner to other processes
             if (self.pid, self.started) == (other.pid, other.started):
                 return True
             return (
                 not locked and self.started is not None and process_start(self.pid) == self.started
             )
+        # The scheduler has ended the former attempt of a job before it starts the next one.
         if self.job is not None and self.job == other.job and other.attempt > self.attempt:
             return False
         return not is_lease_expired(self.lease, other.lease)
@@ -95,6 +97,8 @@ class FolderLock:
             FolderInUseError: another process has it.
         """
         before = self._read_owner()
+        # A second lock of this process must be refused before the file is opened: POSIX drops all
+        # locks that a process has on a file as soon as it closes any handle of that file.
         if before is not None and before.host == owner.host and before.blocks(owner):
             raise FolderInUseError(self._describe_owner(before))
         if self.storage.keeps_files:
@@ -103,6 +107,8 @@ class FolderLock:
             raise FolderInUseError(self._describe_owner(before))
         self._held = True
         self._write_owner(owner, durable=True)
+        # Read back: hosts that do not share the kernel lock may write at the same moment, and the
+        # last writer is the owner.
         if (now := self._read_owner()) != owner:
             self._held = False
             self._close_handle()
@@ -123,12 +129,14 @@ class FolderLock:
         ):
             self._held = False
             raise FolderInUseError(self._describe_owner(now))
+        # No fsync: a renewal that a crash loses only makes the lease of a dead owner expire sooner.
         self._write_owner(owner, durable=False)
 
     def release(self) -> None:
         """Release the lock; do nothing if it is not held, or another process has taken it."""
         try:
             if self._held:
+                # The record first: a lock file left by a kill in between blocks nobody.
                 self.storage.remove(self._record)
                 if self._handle is not None:
                     Path(self._file).unlink(missing_ok=True)
@@ -154,12 +162,15 @@ class FolderLock:
 
     def _acquire_kernel_lock(self, owner: Owner) -> int:
         """Lock the file and return its handle."""
+        # O_CLOEXEC: a program that the run starts must not inherit the handle.
         handle = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
+            # lockf and not flock: a flock is shared with forked workers, which may outlive the run
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(handle).st_ino != Path(self._file).stat().st_ino:
                 # the former owner removed the file between our open and our lock
                 raise BlockingIOError
+            # The kernel lock says nothing about owners on other hosts: their lease does.
             before = self._read_owner()
             if before is not None and before.blocks(owner):
                 raise BlockingIOError
@@ -167,6 +178,7 @@ class FolderLock:
             os.close(handle)
             raise FolderInUseError(self._describe_owner(self._read_owner())) from None
         except OSError:
+            # such as ENOLCK: without a lock, the file that was created above is of no use
             os.close(handle)
             Path(self._file).unlink(missing_ok=True)
             raise
@@ -179,6 +191,7 @@ class FolderLock:
                 return Owner(**(record | {"lease": float(record["lease"])}))
             return None
         except (TypeError, ValueError, KeyError):
+            # A torn record blocks nobody; else a kill would lock the folder for ever.
             return None
 
     def _describe_owner(self, owner: Owner | None) -> str:
@@ -208,6 +221,8 @@ def find_owner(path: str, storage: Storage) -> Owner | None:
 def process_start(pid: int) -> int | None:
     """Return the start of a process in clock ticks since boot; None if it is gone or unknown."""
     try:
+        # Fields are counted after the last parenthesis: the name of the program, in parentheses,
+        # may hold spaces and parentheses.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return None
@@ -218,4 +233,5 @@ def process_age() -> float:
     started = process_start(os.getpid())
     if started is None:
         return 0.0
+    # CLOCK_BOOTTIME, like the start time in /proc, includes the time that the machine was suspended
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))

@@ -55,13 +55,16 @@ def parse_number(value: Any) -> float:
 
 def parse_count(value: Any) -> int:
     """Return a value as a count, 0 if it is none."""
+    # bool is a subclass of int
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST:
         return value
     return 0
 
 
 def _parse_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return value
+    return ""
 
 
 def _parse_mapping(value: Any) -> dict[str, Any]:
@@ -96,13 +99,12 @@ class Heartbeat:
         found = _parse_mapping(content)
         at = parse_number(found.get("at"))
         pid = found.get("pid")
+        # os.kill with a negative pid would signal a whole process group
         if not isinstance(pid, int) or isinstance(pid, bool) or pid < 0:
             pid = 0
-        return cls(
-            at=at if 0 < at < LATEST else 0.0,
-            pid=pid,
-            host=_parse_text(found.get("host")),
-        )
+        if not 0 < at < LATEST:  # NaN as well, which every comparison refuses
+            at = 0.0
+        return cls(at=at, pid=pid, host=_parse_text(found.get("host")))
 
     def is_alive(self, now: float | None = None) -> bool:
         """Return whether the process may still be running, as far as this machine can tell.
@@ -112,6 +114,7 @@ class Heartbeat:
         """
         if is_lease_expired(self.at, time.time() if now is None else now):
             return False
+        # A pid means nothing on another host: there, only the lease counts.
         if self.host != socket.gethostname() or not self.pid:
             return True
         return process_exists(self.pid)
@@ -120,7 +123,7 @@ class Heartbeat:
 def process_exists(pid: int) -> bool:
     """Return whether a process of this machine has this id."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 is never delivered: the kernel only checks the pid
     except (ProcessLookupError, OverflowError):  # no pid is larger than a C int
         return False
     except OSError:  # a process of another user cannot be signalled
@@ -174,6 +177,8 @@ class StatusRecord:
         found = _parse_mapping(content)
         spent = _parse_mapping(found.get("time"))
         code = found.get("exit_code")
+        if not isinstance(code, int) or isinstance(code, bool):
+            code = None
         return cls(
             state=_parse_text(found.get("state")),
             attempt=parse_count(found.get("attempt")),
@@ -185,7 +190,7 @@ class StatusRecord:
             digest=_parse_text(found.get("digest")),
             idle_attempts=parse_count(found.get("idle_attempts")),
             started_from=parse_count(found.get("started_from")),
-            exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
+            exit_code=code,
             broken=parse_count(spent.get("broken")),
             attempt_seconds=_parse_durations(spent.get("attempt")),
             run_seconds=_parse_durations(spent.get("run")),
@@ -223,11 +228,13 @@ class PlanRecord:
         """Read the content of plan.json."""
         found = _parse_mapping(content)
         rows = found.get("differs")
+        if not isinstance(rows, list):
+            rows = []
         return cls(
             updates=parse_count(found.get("updates")),
             differs=tuple(
                 (str(row[0]), row[1], str(row[2]))
-                for row in (rows if isinstance(rows, list) else ())
+                for row in rows
                 if isinstance(row, list) and len(row) == 3
             ),
             facts=_parse_mapping(found.get("facts")),
@@ -329,9 +336,11 @@ class MetricsLine:
     @property
     def written_at(self) -> float | None:
         """Seconds since 1970 at which the line was written; None if unknown."""
-        at = self.content.get("time", {})
-        found = parse_number(at.get("at")) if isinstance(at, Mapping) else math.nan
-        return found if math.isfinite(found) else None
+        spent = _parse_mapping(self.content.get("time"))
+        at = parse_number(spent.get("at"))
+        if math.isfinite(at):
+            return at
+        return None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -376,10 +385,15 @@ class MetricsLine:
             if key == "directions":
                 continue
             if isinstance(value, Mapping):
-                prefix = self.content.get("split") if key == "metrics" else key
+                prefix: Any = key
+                if key == "metrics":
+                    prefix = self.content.get("split")
                 row |= {f"{prefix}/{name}": _restore_number(one) for name, one in value.items()}
+            # not of every text: a hook may log the word "nan"
+            elif key in ("loss", "lr"):
+                row[key] = _restore_number(value)
             else:
-                row[key] = _restore_number(value) if key in ("loss", "lr") else value
+                row[key] = value
         return row
 
 
@@ -395,7 +409,7 @@ def is_scalar(value: Any) -> bool:
     if isinstance(value, bool):
         return False
     if isinstance(value, int):
-        return abs(value) <= sys.float_info.max
+        return abs(value) <= sys.float_info.max  # JSON has integers of any size
     return isinstance(value, float)
 
 
@@ -404,6 +418,7 @@ def parse_metrics_line(line: bytes) -> MetricsLine | None:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
+        # A kill tears the last line; a resume cuts it off, a reader has to bear it until then.
         return None
     if not isinstance(content, dict):
         return None
@@ -445,6 +460,7 @@ class RunFiles:
         try:
             return self.storage.read(self.path(name))
         except FileNotFoundError:
+            # no problem to report: a young run has not written all of its files yet
             return b""
         except OSError as error:
             self.problems.append(f"{name} cannot be read: {error.strerror or error}.")
@@ -494,6 +510,7 @@ class RunFiles:
         one from status.json."""
         earlier = (_load_line(line) for line in self.read_bytes(ATTEMPTS).splitlines())
         records = [*(StatusRecord.from_json(content) for content in earlier), status]
+        # The last record of a number wins: a kill between the two files leaves an attempt in both.
         by_number = {record.attempt: record for record in records if record.attempt}
         return [by_number[number] for number in sorted(by_number)]
 
@@ -508,6 +525,7 @@ class RunFiles:
     def _iterate_metrics(self, data: bytes, most_steps: int | None) -> Iterator[MetricsLine]:
         stride = 1
         if most_steps is not None:
+            # rounded up, so that never more than most_steps are left; 1 if there is no step at all
             stride = -(-data.count(STEP_PREFIX) // most_steps) or 1
         steps = damaged = 0
         for line in data.splitlines():

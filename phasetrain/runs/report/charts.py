@@ -137,10 +137,12 @@ def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
     padded[:count] = curve.y
     table = padded.reshape(stretches, size)
     begin = np.arange(stretches) * size
+    # Not nanargmin: it raises for a stretch without any finite value.
     low = np.where(np.isnan(table), np.inf, table).argmin(1) + begin
     high = np.where(np.isnan(table), -np.inf, table).argmax(1) + begin
+    # The ends are always kept, so that a thinned curve is as long as the run.
     places = np.unique(np.concatenate([[0, count - 1], low, high]))
-    places = places[places < count]
+    places = places[places < count]  # a stretch of padding alone has its extremes beyond the end
     return Curve(curve.x[places], curve.y[places])
 
 
@@ -154,6 +156,7 @@ def smooth_curve(curve: Curve, width: int) -> Curve:
     begin = np.maximum(place - width // 2, 0)
     end = np.minimum(place + width // 2 + 1, len(place))
     number = count[end] - count[begin]
+    # `where` computes both sides, so a window without finite values divides by zero.
     with np.errstate(invalid="ignore", divide="ignore"):
         return Curve(curve.x, np.where(number > 0, (total[end] - total[begin]) / number, np.nan))
 
@@ -183,24 +186,24 @@ def _training_chart(name: str, title: str, note: str, runs: Sequence[RunReport])
     """Return the curves of train steps: every step faintly, and a running mean."""
     back = []
     front = []
+    is_single = len(runs) == 1
     for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         curve = run.steps.get(name)
         if curve is None or not np.isfinite(curve.y).any():
             continue
-        own = "each" if len(runs) == 1 else label
+        # A learning rate has no noise to smooth, and a mean of few steps hides more than it shows.
         if name == "lr" or len(curve.x) < 2 * MARKED:
-            front.append(Line(title if len(runs) == 1 else label, thin_curve(curve), number))
+            if is_single:
+                label = title
+            front.append(Line(label, thin_curve(curve), number))
             continue
         width = max(5, len(curve.x) // 40)
-        if len(runs) == 1:
-            back.append(Line(own, thin_curve(curve), number, faint=True))
-        front.append(
-            Line(
-                f"mean of {width}" if len(runs) == 1 else label,
-                thin_curve(smooth_curve(curve, width)),
-                number,
-            )
-        )
+        # only of a single run: the noise of several covers the lines of each other
+        if is_single:
+            back.append(Line("each", thin_curve(curve), number, faint=True))
+            label = f"mean of {width}"
+        # smoothed before thinning, which keeps peaks and would bias the mean
+        front.append(Line(label, thin_curve(smooth_curve(curve, width)), number))
     lines = [*back, *front]
     return Chart(
         f"train-{make_slug(name)}", title, note, lines, name != "lr" and needs_log_axis(lines)
@@ -209,7 +212,9 @@ def _training_chart(name: str, title: str, note: str, runs: Sequence[RunReport])
 
 def needs_log_axis(lines: Sequence[Line]) -> bool:
     """Return whether the values are positive and span more than `DECADES` powers of ten."""
-    values = np.concatenate([line.curve.y for line in lines]) if lines else np.zeros(0)
+    if not lines:
+        return False
+    values = np.concatenate([line.curve.y for line in lines])
     values = values[np.isfinite(values)]
     return bool(
         len(values) and values.min() > 0 and np.log10(values.max() / values.min()) > DECADES

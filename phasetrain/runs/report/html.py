@@ -10,6 +10,8 @@ Rows = Iterable[Sequence[str]]
 
 def escape_text(value: Any) -> str:
     """Return a value as text, escaped for HTML."""
+    # Names of classes, logs and edited files are text of others, and reports are mailed around.
+    # With quotes, so that the text may become an attribute too.
     return escape(str(value), quote=True)
 
 

@@ -28,6 +28,7 @@ def normalize_pixels(image: Array, largest: int = 64) -> Array | None:
         image: numbers of shape `(H, W)`, `(1, H, W)`, `(3, H, W)` or `(H, W, 3)`.
         largest: maximum pixels of the longer side; larger images are subsampled.
     """
+    # Channels first, as torch has them, wins over channels last where both are possible.
     if image.ndim == 3 and image.shape[0] in (1, 3):
         image = image.transpose(1, 2, 0)
     if image.ndim == 3 and image.shape[2] == 1:
@@ -45,7 +46,10 @@ def normalize_pixels(image: Array, largest: int = 64) -> Array | None:
         return None
     low = values[has].min()
     high = values[has].max()
-    scaled = np.where(has, values - low, 0.0) * (255.0 / (high - low) if high > low else 0.0)
+    scale = 0.0  # of a constant image, which has no range to stretch and becomes black
+    if high > low:
+        scale = 255.0 / (high - low)
+    scaled = np.where(has, values - low, 0.0) * scale
     return np.rint(scaled).astype(np.uint8)
 
 
@@ -54,7 +58,9 @@ def encode_png(pixels: Array) -> bytes:
     height, width = pixels.shape[:2]
     kind = COLOR if pixels.ndim == 3 else GREY
     lines = pixels.reshape(height, -1)
+    # Each line of a PNG begins with the number of its filter; 0 is none.
     raw = np.concatenate([np.zeros((height, 1), np.uint8), lines], axis=1).tobytes()
+    # network byte order, 8 bits per channel, and the only methods of compression and filtering
     head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     return (
         SIGNATURE
@@ -73,6 +79,7 @@ PREFIX = "data:image/png;base64,"
 
 
 def _make_chunk(kind: bytes, content: bytes) -> bytes:
+    # By the standard, the length leaves the kind out and the checksum includes it.
     return (
         struct.pack(">I", len(content))
         + kind

@@ -35,7 +35,6 @@ def render_report(runs: Sequence[RunReport], at: float | None = None) -> str:
         at: time of the report, in seconds since 1970; now by default.
     """
     now = time.time() if at is None else at
-    is_single = len(runs) == 1
     names = label_runs(runs)
     failed = []
     contents = {}
@@ -43,15 +42,21 @@ def render_report(runs: Sequence[RunReport], at: float | None = None) -> str:
         try:
             contents[name] = make_section()
         except DAMAGES as error:
+            # A damaged file costs its section: the report of a failed run is needed most.
             failed.append(f"{name} cannot be shown: {error}")
     # after the sections: making them finds further problems
-    problems = [
-        problem if is_single else f"{name}: {problem}"
-        for run, name in zip(runs, names, strict=True)
-        for problem in run.problems
-    ]
+    if len(runs) == 1:
+        title = f"Run {names[0]}"
+        problems = runs[0].problems
+    else:
+        title = f"{len(runs)} runs compared"
+        problems = [
+            f"{name}: {problem}"
+            for run, name in zip(runs, names, strict=True)
+            for problem in run.problems
+        ]
     return render_page(
-        f"Run {names[0]}" if is_single else f"{len(runs)} runs compared",
+        title,
         now,
         summary=contents.pop(SUMMARY, ""),
         sections=contents,
@@ -90,6 +95,8 @@ def render_page(
     return environment.get_template("page.html").render(
         title=title,
         at=format_timestamp(at),
+        # Markup marks text that Jinja must not escape again; `title` and `problems` hold text of
+        # run folders and stay plain.
         policy=Markup(POLICY),
         style=Markup((ASSETS / "report.css").read_text("utf-8")),
         script=Markup((ASSETS / "report.js").read_text("utf-8")),

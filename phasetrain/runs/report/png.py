@@ -26,6 +26,7 @@ def write_png(runs: Sequence[RunReport], folder: str) -> list[str]:
     Raises:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
     """
+    # before the import below, because it reports a missing matplotlib by its extra
     drawn = _draw_charts(charts_of(runs))
     from matplotlib.figure import Figure
 
@@ -41,7 +42,11 @@ def write_png(runs: Sequence[RunReport], folder: str) -> list[str]:
 
 
 def write_charts(charts: Sequence[Chart], folder: str) -> list[str]:
-    """Write a PNG file for each chart and return their paths; raises ConfigError as `write_png` does."""
+    """Write a PNG file for each chart and return their paths.
+
+    Raises:
+        ConfigError: as in `write_png`.
+    """
     return [
         _save_figure(figure, f"{folder.rstrip('/')}/{name}.png")
         for name, figure in _draw_charts(charts).items()
@@ -55,6 +60,7 @@ def _draw_charts(charts: Sequence[Chart]) -> dict[str, Any]:
         raise ConfigError(
             '--png needs matplotlib: pip install "phasetrain[plot]"', code="install.missing"
         ) from error
+    # Figure and not pyplot, which would choose a backend with windows and keep every figure open.
     return {
         chart.name: _draw_chart(Figure(INCHES, layout="constrained"), chart) for chart in charts
     }
@@ -63,24 +69,34 @@ def _draw_charts(charts: Sequence[Chart]) -> dict[str, Any]:
 def _draw_chart(figure: Any, chart: Chart) -> Any:
     axes = figure.add_subplot()
     for line in chart.lines:
+        dash = marker = ""
+        style = {"alpha": 1.0, "linewidth": 1.3}
+        if line.joined:
+            dash = DASHES[line.dash % len(DASHES)]
+        if line.faint:
+            style = {"alpha": 0.3, "linewidth": 0.7}
+        if line.marked:
+            marker = "o"
         axes.plot(
             line.curve.x,
             line.curve.y,
-            DASHES[line.dash % len(DASHES)] if line.joined else "",
+            dash,
             color=COLORS[line.color % len(COLORS)],
-            alpha=0.3 if line.faint else 1.0,
-            linewidth=0.7 if line.faint else 1.3,
-            marker="o" if line.marked else "",
+            marker=marker,
             markersize=2.5,
             label=line.label,
+            **style,
         )
-    axes.set_xlabel("updates" if chart.axis is None else chart.axis.label)
-    if chart.axis is not None:
+    if chart.axis is None:
+        axes.set_xlabel("updates")
+    else:
+        axes.set_xlabel(chart.axis.label)
         axes.set_xticks(
             list(chart.axis.marks), [chart.axis.names[place] for place in chart.axis.marks]
         )
     axes.set_ylabel(chart.title)
-    axes.set_yscale("log" if chart.logarithmic else "linear")
+    if chart.logarithmic:
+        axes.set_yscale("log")
     axes.grid(visible=True, linewidth=0.4, alpha=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1:
@@ -119,13 +135,15 @@ def _draw_matrix(figure: Any, found: Any) -> Any:
 
 
 def _save_figure(figure: Any, path: str) -> str:
+    # Drawn in memory: matplotlib writes neither atomically nor to an object store.
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DOTS)
     try:
         storage = open_storage(path)
-        storage.make_folder(
-            str(Path(path).parent) if storage.keeps_files else path.rpartition("/")[0]
-        )
+        folder = path.rpartition("/")[0]
+        if storage.keeps_files:
+            folder = str(Path(path).parent)  # "." of a plain name; pathlib would spoil a URL
+        storage.make_folder(folder)
         storage.replace(path, content.getvalue(), durable=False)
     except OSError as error:
         reason = error.strerror or error

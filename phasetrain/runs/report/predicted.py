@@ -32,7 +32,9 @@ def predictions_section(run: RunReport) -> str:
     for split, found in run.predictions.items():
         try:
             groups = _draw_groups(found)
-            content = _draw_matrix(found) + (element("div", groups, cls="groups") if groups else "")
+            content = _draw_matrix(found)
+            if groups:
+                content += element("div", groups, cls="groups")
             at = f"after {found.updates:,} updates"
         except DAMAGES as error:
             run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")
@@ -68,14 +70,16 @@ def _draw_matrix(found: PredictionsRecord) -> str:
     right = float(np.trace(counts))
     total = float(counts.sum())
     title = f"Confusion matrix: {right:,.0f} of {total:,.0f} right"
-    drawn = _draw_cells(names, counts) if len(names) <= SHOWN else ""
+    drawn = ""
+    if len(names) <= SHOWN:
+        drawn = _draw_cells(names, counts)
     meaning = element("span", "rows: label, columns: prediction")
     text = element("figcaption", element("b", escape_text(title)) + " " + meaning)
     return element("figure", text + drawn + _list_confusions(names, counts), cls="confusion")
 
 
 def _draw_cells(names: Sequence[str], counts: Array) -> str:
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # a class may have no sample
     numbered = len(names) <= NUMBERED
     rows = [
         element(
@@ -89,26 +93,29 @@ def _draw_cells(names: Sequence[str], counts: Array) -> str:
         for column, other in enumerate(names):
             count = counts[row, column]
             part = float(share[row, column])
-            style = f"--p:{100 * part**0.6:.0f}%" if count else ""
             hint = f"{name} taken for {other}: {count:,.0f}, {100 * part:.1f} %"
-            cls = f"{'right' if row == column else 'wrong'}{' strong' if part > 0.4 else ''}"
-            cells.append(
-                element(
-                    "td",
-                    f"{count:,.0f}" if numbered and count else "",
-                    cls=cls,
-                    style=style,
-                    title=hint,
-                )
-            )
+            text = style = ""
+            if count:
+                # The power lifts small shares: mistakes of a few percent would look white.
+                style = f"--p:{100 * part**0.6:.0f}%"
+            if count and numbered:
+                text = f"{count:,.0f}"
+            cls = "right" if row == column else "wrong"
+            if part > 0.4:
+                cls += " strong"
+            cells.append(element("td", text, cls=cls, style=style, title=hint))
         rows.append(element("tr", "".join(cells)))
-    whole = element("table", "".join(rows), cls="matrix" + ("" if numbered else " small"))
+    cls = "matrix"
+    if not numbered:
+        cls = "matrix small"
+    whole = element("table", "".join(rows), cls=cls)
     return element("div", whole, cls="scroll")
 
 
 def _list_confusions(names: Sequence[str], counts: Array) -> str:
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
+    # Stable, so that equal runs have equal reports.
     order = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED]
     rows = []
     for place in order.tolist():
@@ -150,12 +157,15 @@ def _draw_sample(one: Mapping[str, Any]) -> str:
         picture = f'<img src="{escape_text(image)}" alt="{escape_text(hint)}">'
     sure = parse_number(one.get("confidence"))
     label = element("span", escape_text(one["label"]), cls="label")
-    predicted = element("b", escape_text(one["prediction"])) + (
-        f" {100 * sure:.0f} %" if sure == sure else ""
-    )
+    predicted = element("b", escape_text(one["prediction"]))
+    if sure == sure:  # not NaN
+        predicted += f" {100 * sure:.0f} %"
     text = label + element("span", "→ " + predicted, cls="prediction")
     return element("div", picture + text, cls=f"sample {'right' if right else 'wrong'}", title=hint)
 
 
 def _shorten_class(name: str) -> str:
-    return escape_text(name if len(name) <= 12 else f"{name[:11]}…")
+    # cut before escaping, which would else be cut in the middle of an entity
+    if len(name) > 12:
+        name = f"{name[:11]}…"
+    return escape_text(name)

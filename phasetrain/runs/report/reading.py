@@ -133,14 +133,18 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
     plan = files.plan()
     overrides = _read_yaml(files, "overrides.yaml")
     config = _read_yaml(files, "config.yaml")
+    if not isinstance(overrides, list):
+        overrides = []
+    if not isinstance(config, dict):
+        config = {}
     directions = {name: found for line in lines for name, found in line.directions.items()}
     log = files.read_bytes("log.txt").decode(errors="replace")
     return RunReport(
         path=folder,
         name=folder.rpartition("/")[2] or folder,
         status=status,
-        config=config if isinstance(config, dict) else {},
-        overrides=[str(word) for word in overrides] if isinstance(overrides, list) else [],
+        config=config,
+        overrides=[str(word) for word in overrides],
         environment=files.environment(),
         plan=plan,
         breakdown=files.read_mapping("breakdown.json"),
@@ -204,7 +208,9 @@ def _read_ledger_curves(files: RunFiles) -> dict[str, Curve]:
         return {}
     curves = {}
     for name, column in (("loss", "loss"), ("lr", "lr"), ("gradient norm", "norm")):
-        has = (table["flags"] & NORM) > 0 if column == "norm" else rising
+        has = rising  # all updates
+        if column == "norm":
+            has = (table["flags"] & NORM) > 0
         values = table[column].astype(np.float64)[has]
         if has.any():
             curves[name] = Curve(updates[has], np.where(np.isfinite(values), values, np.nan))

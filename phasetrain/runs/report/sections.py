@@ -1,6 +1,6 @@
 """The tables of a report: metrics, time, config, environment, log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,12 +108,16 @@ def steps_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     bars: list[tuple[str, dict[str, float], int]] = []
     for run, name in zip(runs, names, strict=True):
         splits = run.breakdown.get("splits")
-        for split, found in splits.items() if isinstance(splits, Mapping) else ():
+        if not isinstance(splits, Mapping):
+            continue
+        for split, found in splits.items():
             spent = {
                 str(part): parse_number(one["seconds"]) for part, one in found["parts"].items()
             }
-            label = escape_text(split if len(runs) == 1 else f"{name} · {split}")
-            bars.append((label, spent, int(found["steps"])))
+            label = split
+            if len(runs) > 1:
+                label = f"{name} · {split}"
+            bars.append((escape_text(label), spent, int(found["steps"])))
     if not bars:
         return ""
     parts = list(dict.fromkeys(part for _, spent, _ in bars for part in spent))
@@ -178,12 +182,10 @@ def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
         )
     ]
     for key, value in rest.items():
-        rows = [
-            (escape_text(name), _format_value(one))
-            for name, one in (
-                enumerate(value) if isinstance(value, list) else flatten(value).items()
-            )
-        ]
+        entries: Iterable[tuple[Any, Any]] = enumerate(value)
+        if isinstance(value, Mapping):
+            entries = flatten(value).items()
+        rows = [(escape_text(name), _format_value(one)) for name, one in entries]
         parts.append(_fold(key, table(("", ""), rows, cls="plain")))
     return "".join(parts)
 
@@ -211,13 +213,17 @@ def _summarize_curve(curve: Curve, direction: Direction) -> tuple[str, ...]:
         return ("not finite", f"{curve.x[-1]:,.0f}", "-", "-", "-", "-")
     low = int(np.nanargmin(curve.y))
     high = int(np.nanargmax(curve.y))
-    last = format_figure(curve.y[-1]) if np.isfinite(curve.y[-1]) else "not finite"
+    last = "not finite"
+    if np.isfinite(curve.y[-1]):
+        last = format_figure(curve.y[-1])
     cells = [element("b", last), f"{curve.x[-1]:,.0f}"]
     best = low if direction is Direction.SMALLER else high
     for place in (low, high):
         value = format_figure(curve.y[place])
-        is_best = place == best and low != high
-        cells.append(element("b", value, cls="best", title="best value") if is_best else value)
+        # not where all values are equal: the best one would be the worst one as well
+        if place == best and low != high:
+            value = element("b", value, cls="best", title="best value")
+        cells.append(value)
         cells.append(f"{curve.x[place]:,.0f}")
     return tuple(cells)
 
@@ -234,7 +240,9 @@ def _format_last(curve: Curve | None) -> str:
 
 def _attempt_name(attempt: StatusRecord, *, last: bool) -> str:
     # an earlier attempt cannot be running: the lock has passed on
-    state = "killed" if attempt.state == "running" and not last else attempt.state
+    state = attempt.state
+    if state == "running" and not last:
+        state = "killed"
     at = format_timestamp(attempt.heartbeat.at)
     return f"{attempt.attempt} {badge(state)} {element('small', escape_text(at))}"
 
@@ -277,6 +285,7 @@ def _compare_rows(
         equal = len(values) == len(sides) and all(value == values[0] for value in values)
         empty = all(isinstance(value, Mapping) for value in values)  # its keys are in the others
         if not equal and not empty and key not in skip:
+            # `missing` and not null, which is a value that a config may have
             cells = (_format_value(side[key], BESIDE) if key in side else missing for side in sides)
             rows.append((_make_code(key), *cells))
     return rows
@@ -287,11 +296,16 @@ def _make_code(text: Any) -> str:
 
 
 def _format_value(value: Any, longest: int = LONGEST) -> str:
+    # as in YAML, from which a reader copies it to a command line
     if value is None:
         text = "null"
+    elif isinstance(value, bool):
+        text = str(value).lower()
     else:
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-    return _make_code(text if len(text) <= longest else f"{text[:longest]} … ({len(text):,} signs)")
+        text = str(value)
+    if len(text) > longest:
+        text = f"{text[:longest]} … ({len(text):,} signs)"
+    return _make_code(text)
 
 
 def _fold_long_table(content: str, rows: Sequence[object], most: int = 24) -> str:

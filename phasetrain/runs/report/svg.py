@@ -32,6 +32,11 @@ def draw_figure(chart: Chart) -> str:
     scales = _Scales.fit(chart)
     if scales is None:
         return ""
+    names: dict[str, Any] = {}
+    x_label = "update"
+    if chart.axis is not None:
+        x_label = chart.axis.label
+        names["names"] = [[x, f"{x_label} {name}"] for x, name in chart.axis.names.items()]
     lines = [line for line in chart.lines if len(line.curve.x)]
     picture = element(
         "svg",
@@ -39,17 +44,15 @@ def draw_figure(chart: Chart) -> str:
         + "".join(_draw_line(number, line, scales) for number, line in enumerate(lines)),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=f"{chart.title} by {'update' if chart.axis is None else chart.axis.label}",
+        aria_label=f"{chart.title} by {x_label}",
     )
     head = element(
         "figcaption",
         element("b", escape_text(chart.title)) + " " + element("span", escape_text(chart.note)),
     )
     legend = "".join(_draw_key(number, line) for number, line in enumerate(lines))
-    if chart.axis is None:
-        names = {}
-    else:
-        names = {"names": [[x, f"{chart.axis.label} {n}"] for x, n in chart.axis.names.items()]}
+    # The values go beside the picture: its coordinates are rounded to a tenth of a pixel, and the
+    # value under the pointer has to be the measured one.
     values = script_data(
         {"scales": scales.to_json() | names, "lines": [_line_to_json(line) for line in lines]}
     )
@@ -69,7 +72,9 @@ class _Scales:
         apart: bool = False,
     ) -> None:
         self.logarithmic = logarithmic
-        self.x = x if x[1] > x[0] else (x[0] - 1, x[1] + 1)
+        self.x = x
+        if x[0] == x[1]:  # a single update: an axis of no length would divide by zero
+            self.x = (x[0] - 1, x[1] + 1)
         if apart:  # keeps points off the edges of the picture
             self.x = (
                 self.x[0] - 0.05 * (self.x[1] - self.x[0]),
@@ -78,6 +83,7 @@ class _Scales:
         low, high = (
             math.log10(one) if logarithmic else max(-LARGEST, min(LARGEST, one)) for one in y
         )
+        # never 0, as of equal values and of zeros alone: the height divides by it
         room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
         self.y = low - room, high + room
 
@@ -102,6 +108,7 @@ class _Scales:
     def map_y(self, y: Array) -> Array:
         _, top, _, height = self.box()
         with np.errstate(invalid="ignore", divide="ignore"):
+            # NaN and -inf, of values that are not positive, become gaps of the line
             values = np.log10(y) if self.logarithmic else np.clip(y, -LARGEST, LARGEST)
         return top + height * ((self.y[1] - values) / (self.y[1] - self.y[0]))
 
@@ -110,20 +117,26 @@ def _draw_grid(scales: _Scales, axis: Axis | None) -> str:
     left, top, width, height = scales.box()
     parts = []
     if axis is None:
+        unit = "updates"
         marks = [(x, abbreviate(x)) for x in place_ticks(*scales.x, 8)]
     else:
+        unit = escape_text(axis.label)
         marks = [(x, axis.names[x]) for x in axis.marks]
+    if scales.logarithmic:
+        levels = place_decades(*scales.y)
+    else:
+        levels = place_ticks(*scales.y, 6)
     for value, text in marks:
         x = float(scales.map_x(np.array(value)))
+        # A tenth of a pixel is more than a screen shows, and keeps a page of many plots small.
         parts.append(
             f'<text x="{x:.1f}" y="{top + height + 16}" class="x">{escape_text(text)}</text>'
         )
-    for value in place_decades(*scales.y) if scales.logarithmic else place_ticks(*scales.y, 6):
+    for value in levels:
         y = float(scales.map_y(np.array(value)))
         parts.append(f'<path d="M{left} {y:.1f}h{width}" class="grid"/>')
         parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" class="y">{abbreviate(value)}</text>')
     parts.append(f'<path d="M{left} {top + height}h{width}" class="axis"/>')
-    unit = "updates" if axis is None else escape_text(axis.label)
     parts.append(f'<text x="{left + width}" y="{HEIGHT - 4}" class="unit">{unit}</text>')
     return "".join(parts)
 
@@ -132,7 +145,6 @@ def _draw_line(number: int, line: Line, scales: _Scales) -> str:
     x = scales.map_x(line.curve.x)
     y = scales.map_y(line.curve.y)
     has = np.isfinite(y)
-    style = f"line s{line.color % COLORS} d{line.dash % DASHES}{' faint' if line.faint else ''}"
     path = []
     pen = "M"
     for here, across, down in zip(has.tolist(), x.tolist(), y.tolist(), strict=True):
@@ -141,19 +153,29 @@ def _draw_line(number: int, line: Line, scales: _Scales) -> str:
             continue
         path.append(f"{pen}{across:.1f} {down:.1f}")
         pen = "L"
-    drawn = f'<path d="{"".join(path)}"/>' if line.joined else ""
+    drawn = ""
+    if line.joined:
+        drawn = f'<path d="{"".join(path)}"/>'
     if line.marked:
         pairs = zip(x[has].tolist(), y[has].tolist(), strict=True)
         drawn += "".join(
             f'<circle cx="{across:.1f}" cy="{down:.1f}" r="2.5"/>' for across, down in pairs
         )
-    return f'<g class="{style}" data-line="{number}">{drawn}</g>'
+    return f'<g class="line {_name_style(line)}" data-line="{number}">{drawn}</g>'
+
+
+def _name_style(line: Line) -> str:
+    """Return the classes of a line in report.css."""
+    style = f"s{line.color % COLORS} d{line.dash % DASHES}"
+    if line.faint:
+        return f"{style} faint"
+    return style
 
 
 def _draw_key(number: int, line: Line) -> str:
-    style = f"s{line.color % COLORS} d{line.dash % DASHES}{' faint' if line.faint else ''}"
     sample = (
-        f'<svg class="key {style}" viewBox="0 0 22 8" aria-hidden="true"><path d="M1 4h20"/></svg>'
+        f'<svg class="key {_name_style(line)}" viewBox="0 0 22 8" aria-hidden="true">'
+        '<path d="M1 4h20"/></svg>'
     )
     return element(
         "button",
@@ -170,6 +192,7 @@ def _line_to_json(line: Line) -> dict[str, Any]:
 
 def round_values(values: Array) -> list[float | None]:
     """Return values with six significant digits; None for non-finite ones."""
+    # JSON has no NaN: JSON.parse of a browser would refuse all values of the page
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -182,6 +205,7 @@ def place_ticks(low: float, high: float, wanted: int) -> Sequence[float]:
     # 1e-9 of slack: 0.3 / 0.1 is 2.9999999999999996
     step = next(power * one for one in (1, 2, 5, 10) if power * one >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
+    # Rounded to 12 digits: 3 * 0.1 would be labelled 0.30000000000000004.
     return [
         float(f"{number * step:.12g}")
         for number in range(first, math.floor(high / step + 1e-9) + 1)

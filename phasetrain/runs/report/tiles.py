@@ -15,8 +15,10 @@ def tiles_section(run: RunReport, now: float) -> str:
     """Return tiles with state, progress, time and device of a run."""
     state = run.status.observe_state(now)
     reason = run.status.reason
+    if reason == "completed":
+        reason = ""  # the state says so
     cards = [
-        _tile("state", badge(state), "" if reason == "completed" else reason),
+        _tile("state", badge(state), reason),
         _tile("updates", format_progress(run), format_planned(run)),
         _tile("time", _format_total(run), _format_attempts(run)),
     ]
@@ -27,6 +29,7 @@ def tiles_section(run: RunReport, now: float) -> str:
         )
     rate = run.steps.get("samples/s")
     if rate is not None and len(rate.y):
+        # the median, because a validation or a save between two lines gives an outlier
         middle = sorted(rate.y.tolist())[len(rate.y) // 2]
         cards.append(_tile("samples/s", f"{middle:,.0f}", "median"))
     device = run.environment.device
@@ -69,26 +72,35 @@ def runs_table(runs: Sequence[RunReport], names: Sequence[str], now: float) -> s
 
 def badge(state: str) -> str:
     """Return a coloured state."""
-    text = "no sign of life" if state == "killed" else state or "unknown"
-    return element(
-        "span", escape_text(text), cls=f"badge {state if state in STATES else 'unknown'}"
-    )
+    text = state or "unknown"
+    if state == "killed":
+        text = "no sign of life"  # its host may be cut off: nobody can know from here
+    # The state is text of a file: only known ones become part of a class.
+    color = state if state in STATES else "unknown"
+    return element("span", escape_text(text), cls=f"badge {color}")
 
 
 def format_progress(run: RunReport) -> str:
     """Return the updates done."""
-    return f"{run.status.updates:,}" if "updates" in run.status.content else "-"
+    # The record has 0 where the file has no entry; a young run shows that it is unknown.
+    if "updates" not in run.status.content:
+        return "-"
+    return f"{run.status.updates:,}"
 
 
 def format_planned(run: RunReport) -> str:
     """Return the planned updates; empty if unknown."""
-    return f"of {run.plan.updates:,}" if run.plan.updates else ""
+    if run.plan.updates:
+        return f"of {run.plan.updates:,}"
+    return ""
 
 
 def _format_total(run: RunReport) -> str:
     """Return the duration of all attempts."""
     seconds = sum(run.status.run_seconds.values())
-    return format_duration(seconds) if seconds else "-"
+    if seconds:
+        return format_duration(seconds)
+    return "-"
 
 
 def _format_processes(run: RunReport) -> str:

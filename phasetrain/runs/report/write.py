@@ -39,13 +39,17 @@ def write_report(
     runs = [read_run(folder, storage) for folder in folders]
     if not runs:
         raise ConfigError("no run folder was given; expected at least one", code="report.no_runs")
-    target = out or (f"{runs[0].path}/{FILE}" if len(runs) == 1 else COMPARISON)
+    target = out or COMPARISON
+    if not out and len(runs) == 1:
+        target = f"{runs[0].path}/{FILE}"
+    # "replace": damaged files may hold lone surrogates, which UTF-8 cannot encode
     content = render_report(runs).encode(errors="replace")
     door = storage or open_storage(target)
     folder = target.rpartition("/")[0]
     try:
         if out and folder and door.keeps_files:
             door.make_folder(folder)
+        # No fsync: a report that a crash of the machine loses can be written again.
         door.replace(target, content, durable=False)
     except OSError as error:
         if error.errno in FULL:
