@@ -60,6 +60,7 @@ class AttrDict(dict[str, Any]):
         )
 
     __setitem__ = __delitem__ = __setattr__ = __delattr__ = _refuse
+    # dict's methods in C do not call `__setitem__`, so each of them has to be replaced.
     clear = pop = popitem = setdefault = update = __ior__ = _refuse
 
     # The default protocol would restore the items one by one, which __setitem__ rejects.

@@ -13,6 +13,7 @@ from phasetrain.config.sections import Resume
 from phasetrain.config.sections.keys import join_path
 
 
+# An Enum, since mypy then narrows comparisons by `is`, and null is a value of the config.
 class _Absent(Enum):
     ABSENT = "absent"
 
@@ -67,6 +68,8 @@ def trajectory_digest(config: Mapping[str, Any], schema: Schema) -> str:
     shaping = {
         f"{path}.name" if path in words else path: _canonical(value)
         for path, value in leaves(config).items()
+        # Free keys do not affect the trajectory: with more workers or another hook it is the same
+        # run, which continues in the same folder.
         if schema.resume(path) != "free"
         and (_is_name(path) or not _is_default(path, value, schema))
     }

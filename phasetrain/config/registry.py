@@ -142,6 +142,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             ConfigError: nothing has that name; lists a suggestion and the known names.
         """
         where = where or f"{self.section}.name"
+        # Registered names come first, so that a new class of the library cannot change what a
+        # config means.
         if name in self._own:
             return self._own[name]
         if "." in name:
@@ -189,6 +191,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 raise ConfigError(
                     unknown_parameter(where, key, name, takes), code="config.unknown_parameter"
                 )
+        # A value of the config wins over a fact of the data.
         for key in takes.keys() & (facts or {}).keys() - given.keys():
             given[key] = (facts or {})[key]
             if used is not None:
@@ -202,6 +205,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 )
         try:
             return factory(**given)
+        # Its message names a more precise key already.
         except ConfigError:
             raise
         except (TypeError, ValueError, OSError) as error:
@@ -237,6 +241,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 code="config.unknown_part",
             ) from error
         except ConfigError as error:
+            # The error of a torchvision whose compiled operators do not fit torch names only the
+            # operator.
             if "torchvision::" in str(error):
                 advice = (
                     "torchvision is installed for another build of torch: install the matching "
@@ -244,6 +250,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                     "or remove it"
                 )
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
+            # An installed library that fails to import needs another remedy than a missing one.
             if find_spec(library) is None:
                 advice = f"pip install 'phasetrain[{bridge.extra}]'"
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
@@ -273,6 +280,7 @@ def parameter_types(factory: Callable[..., Any]) -> Mapping[str, Any]:
     """Return the annotated type of each parameter; one that cannot be resolved is left out."""
     target = factory.__init__ if inspect.isclass(factory) else factory
     try:
+        # Fails for annotations under TYPE_CHECKING, which do not exist at run time.
         hints = get_type_hints(target)
     except (NameError, TypeError, AttributeError):
         return {}
@@ -318,6 +326,7 @@ def _only_stars(found: Mapping[str, inspect.Parameter]) -> bool:
 def _import_path(path: str, where: str) -> Factory[Any]:
     module_name, _, attribute = path.rpartition(".")
     module = _import(module_name, path, where)
+    # Not getattr: the `__getattr__` of a module may import further modules and raise anything.
     found = vars(module).get(attribute)
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])

@@ -61,6 +61,7 @@ DEFAULT_NAMES = ("METERS.*", "HOOKS.*")
 """Places where the label is the default name."""
 
 
+# Users choose names of test splits; upper case tells them from the keys of DATA.
 _SPLIT = re.compile(r"[A-Z][A-Z0-9_]*$")
 
 
@@ -78,6 +79,7 @@ class Schema:
 
     def __init__(self, root: type = Config) -> None:
         self.keys: Mapping[str, Key] = MappingProxyType({one.path: one for one in _keys(root, "")})
+        # Made from the fields that define the keys, so that every key has exactly one default.
         self.defaults: dict[str, Any] = _defaults(root)
         self.sections = tuple(self.defaults)
 

@@ -44,6 +44,8 @@ class KnownPaths:
         self._tree: dict[str, Any] = {}
         for path in paths:
             # The first path wins: DATA.TRAIN comes before other splits.
+            # Without case and separators, since other tools write learningRate, learning-rate or
+            # learning_rate for the same thing.
             self._by_name.setdefault(plain(path.rpartition(".")[2]), path)
             node = self._tree
             for name in path.split("."):
@@ -69,12 +71,14 @@ class KnownPaths:
         for name in filter(None, parent.split(".")):
             node = node.get(name, {})
         found = [name for name in node if name.startswith(f"{last}_") or name.endswith(f"_{last}")]
+        # With several candidates a suggestion would be a guess.
         if parent and len(found) == 1:
             return f"{parent}.{found[0]}"
         return None
 
     def _elsewhere(self, last: str) -> str | None:
         found = ELSEWHERE.get(last, "")
+        # A schema may lack the key, as in tests of single sections.
         if found in self._by_name.values():
             return found
         return None

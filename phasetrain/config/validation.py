@@ -77,6 +77,7 @@ class _Part:
     def accepts(self, key: str, value: Any) -> bool:
         """Return whether a value can be passed as a parameter; interpolations are not checked."""
         parameter = self.takes[key]
+        # Libraries often annotate an optional parameter without None, as in `size: int = None`.
         if key not in self.types or (value is None and parameter.default is None):
             return True
         return (isinstance(value, str) and "${" in value) or fits(value, self.types[key])
@@ -138,6 +139,7 @@ class _Report:
 
     def layer_of(self, path: str) -> str:
         """Return the layer that set a path, or the highest one that set a key below it."""
+        # A list is one leaf, so its items have the layer of the list.
         path = path.partition("[")[0]
         if path in self.origins:
             return self.origins[path]
@@ -164,6 +166,8 @@ class _KeyChecker:
                 self._check_key(key, here, value)
             elif self._schema.children(here):
                 self._check_group(here, value)
+            # Below a part, a key that is not of the section may be a parameter of the part: only
+            # the part's signature can tell, in `_check_parameters`.
             elif path not in LABELLED and part_pattern(path) is None and "." not in name:
                 self._add_unknown(here, value, path)
 
@@ -261,6 +265,7 @@ class _PartFinder:
         elif slot.takes_bare_name and isinstance(value, str):
             given = {slot.key: value}
         else:
+            # A checked place is reported by `_KeyChecker`, and one mistake must not appear twice.
             if self._is_unchecked(path):
                 sentence = _describe_expected(slot, path, value)
                 self._report.add("config.missing_part", path, value, sentence)

@@ -194,9 +194,13 @@ class Hooks:
         self._guards = {
             hook: Guard(label, hook.policy)
             for label, hook in self.by_label.items()
+            # A hook with `raise` is called directly, since its exception has to reach the loop.
             if hook.policy != "raise"
         }
         self._wrapping = tuple(h for h in self.by_label.values() if _overrides(h, "around"))
+        # Like nested context managers, the hook that starts first ends last. The checkpoint hook is
+        # the first one: it restores before any other hook starts, and saves after all others have
+        # flushed.
         opening = list(self.by_label.values())
         closing = opening[::-1]
         self._start = self._overriding("on_start", opening)
@@ -237,6 +241,7 @@ class Hooks:
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
         """Return the batch, or its replacement by hooks."""
         for call in self._batch:
+            # None leaves the batch as it is; a guarded hook that has failed returns None as well.
             batch = call(run, phase, batch) or batch
         return batch
 
@@ -313,6 +318,8 @@ class Hooks:
         """Restore the state of every hook; the state of hooks that are not in this run is kept."""
         self._absent = {label: kept for label, kept in state.items() if label not in self.by_label}
         for label, hook in self.by_label.items():
+            # A hook that was added after the checkpoint has no state there, and starts as in a new
+            # run.
             if label in state:
                 hook.load_state_dict(state[label])
 
@@ -326,6 +333,7 @@ class Hooks:
             guard = self._guards.get(hook)
             if guard is not None:
                 call = guard.guard_call(call, at_start=event == "on_start")
+            # Outside of the guard: an error of the wrapper must not be blamed on the wrapped hook.
             for wrapping in self._wrapping:
                 call = wrapping.around(self._labels[hook], event.removeprefix("on_"), call)
             calls.append(call)

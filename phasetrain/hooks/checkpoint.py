@@ -81,12 +81,16 @@ class CheckpointHook(Hook):
     def on_start(self, run: Run) -> None:
         """Restore model, optimizer, meters, loaders and hooks."""
         if self._monitor is not None:
+            # Retention ranks checkpoints by the metric itself, and `auto` names none before the
+            # plan is known.
             self._monitor = self._monitor.resolve(run)
             self.checkpointer.retention = replace(
                 self.checkpointer.retention, monitor=self._monitor.name
             )
         self._restart_timer()
         if run.task.shards_weights:
+            # A process group for the writing thread alone: in the group of the training its
+            # collective calls would come between those of the loop, in another order on each rank.
             self.checkpointer.group = SaveGroup(
                 run.world.new_group(), run.world.rank, run.world.size
             )
@@ -95,6 +99,7 @@ class CheckpointHook(Hook):
         restore(run, self._loaded)
         self._saved_at = _position(run)
         self._measured = run.state.updates, dict(self._loaded.manifest.facts.metrics)
+        # The hook lives as long as the run, and would keep the content of the checkpoint in memory.
         run.resumed_from, self._loaded = self._loaded.path, None
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
@@ -102,6 +107,8 @@ class CheckpointHook(Hook):
         if self._checked:
             return
         self._checked = True
+        # Not in `on_start`: the hooks that come later have not started then, and their state counts
+        # too.
         state = state_of(run)
         try:
             check_encodable(state)
@@ -113,10 +120,14 @@ class CheckpointHook(Hook):
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Save if it is due or requested, and stop if a signal asks for it."""
         _check_folder(run)
+        # Handled here and not in the writing thread: `on_saved` of the hooks must run between two
+        # steps.
         if self._writing.ready:
             self._finish_save(run)
         if self.signals.stop:
             run.stop(self.signals.stop_name, interrupted=True)
+            # The save at the end follows at once. With several ranks the others have not heard of
+            # the signal yet: this rank has to join the save that they may agree on at this step.
             if run.world.is_single_process:
                 return
         every = self.settings.every_updates
@@ -159,6 +170,8 @@ class CheckpointHook(Hook):
         elif (
             self._monitor
             and self._monitor.objective.split == phase.split
+            # Ranks may see the folder at different moments, but under fsdp all of them must save or
+            # none.
             and run.world.run_on_main(lambda: _is_among_best(self.checkpointer, score))
         ):
             self.save(run, "best", epochs=phase.epoch + 1 if phase.ends_epoch else None)
@@ -170,6 +183,7 @@ class CheckpointHook(Hook):
         interrupted = run.consensus.interrupted
         if interrupted and grace is not None:
             self._finish_save(run)  # also measures how long a save takes
+            # Each rank has measured another duration, and all have to skip the save together.
             if run.world.broadcast(self._save_seconds > grace):
                 log.warning(
                     "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds "
@@ -194,6 +208,8 @@ class CheckpointHook(Hook):
         elif not run.world.is_single_process:
             pass  # other ranks may be at another step, so there is no common state to save
         elif (
+            # Within a step the weights may be updated and the step not yet counted: no resume could
+            # continue from such a state.
             isinstance(error, Exception) and self.settings.on_exception and run.clock.kind == "data"
         ):
             self.save(run, "exception")
@@ -225,10 +241,13 @@ class CheckpointHook(Hook):
         """
         _check_folder(run)
         position = _position(run)
+        # Rank 0 decides: under fsdp a save is collective, and no rank may begin or skip it alone.
         if run.world.broadcast(position == self._saved_at and not name):
             return
         before = run.clock.turn("save")
         self._finish_save(run)
+        # After `_finish_save`, since hooks expect `on_saved` of one save before `on_save` of the
+        # next.
         run.hooks.on_save(run)
         updates, metrics = self._measured
         facts = Facts(
@@ -290,6 +309,8 @@ class CheckpointHook(Hook):
 
     def _handle_failure(self, run: Run, error: SaveError) -> None:
         self.failures += 1
+        # The state counts as not saved, so the next save that is due is made even at the same
+        # position.
         self._saved_at = None
         if run.folder is not None:
             run.folder.note(save_failures=self.failures)
@@ -322,6 +343,8 @@ class CheckpointHook(Hook):
                 monitor,
             )
             return
+        # Other ranks read the file themselves; on a network file system it may be visible there
+        # later.
         loaded = best or checkpointer.load_when_visible(path)
         restore(run, loaded, "learned")
         self.best = (path, dict(loaded.manifest.facts.metrics))

@@ -45,6 +45,7 @@ class EarlyStopping(Hook):
             # a negated score is the value again
             expected = f"better than {objective.direction.score(best):g}"
         times = self.patience.spent
+        # Called on rank 0 alone; the consensus of the run stops all ranks at the same step.
         run.stop(f"early stopping: {objective.metric} was not {expected} {times} times in a row")
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,12 +49,14 @@ class Guard:
         def guarded(run: Stoppable, *args: Any) -> R | None:
             try:
                 return call(run, *args)
+            # KeyboardInterrupt and SystemExit are requests to stop, not failures of the hook.
             except Exception as error:
                 if at_start and isinstance(error, ConfigError):
                     raise
                 self._report_failure(error)
                 if self._policy == "stop":
                     reason = f"an error in HOOKS.{self._label} ({_format_error(error)})"
+                    # As after a signal, the run saves its state and the same command resumes it.
                     run.stop(reason, interrupted=True)
                 return None
 

@@ -165,6 +165,8 @@ class LedgerHook(Hook):
             count = len(tensor) if tensor.ndim else 1
             if self._defers:
                 entries = select_entries(to_memory_order(tensor), count, turn)
+                # A view would keep the whole batch in memory until the flush, and show later
+                # changes in place.
                 self._pieces.append(entries.clone())
             else:
                 self._pieces.append(select_entries(to_array(tensor), count, turn).tobytes())
@@ -188,6 +190,7 @@ class LedgerHook(Hook):
         loss: float | Tensor
         norm: float | Tensor = 0.0
         if self._defers:
+            # `item()` would wait for the device at every step.
             loss = out.loss.detach().reshape(())
             if gradient_norm is not None:
                 norm = gradient_norm.detach()
@@ -250,6 +253,8 @@ class LedgerHook(Hook):
         stay at 0 for a long time, so matrices get a turn in every update.
         """
         count = sum(len(group["params"]) for group in updater.optimizer.param_groups)
+        # Stages may freeze other parameters. Their number is compared, since building the list at
+        # every update would be slow.
         if count != len(self._parameters):
             self._parameters = updater.gradients.parameters
             self._matrices = [parameter for parameter in self._parameters if parameter.ndim > 1]
@@ -271,6 +276,7 @@ class LedgerHook(Hook):
             run.task.updater.resolve()  # calls `on_skip` if the last update was skipped
         pending = self._pending
         self._pending = []
+        # A collective call: ranks without a file take part before they return.
         by_rank = run.world.gather(list(self._finish_records(pending)))
         if self._file is None or by_rank is None:
             return
@@ -342,6 +348,7 @@ def truncate_ledger(file: LogFile, covered: int) -> int:
         file.write(HEADER)
         return 0
     kept = min(covered, complete)
+    # This also cuts off a record that a kill has left torn.
     file.truncate(len(HEADER) + kept * RECORD_BYTES)
     return kept
 
@@ -365,6 +372,7 @@ def merge_ranks(records: Sequence[RankRecord]) -> bytes:
         step=first.step,
         samples=first.samples,
         flags=flags,
+        # The indices are joined, not their hashes, so that every world size gives the same hash.
         ids=hash_bytes(b"".join(one.ids for one in records)),
         content=content,
         weights=first.weights,

@@ -74,6 +74,8 @@ def select_entries(values: Values, count: int, turn: int) -> Values:
     every, places, run, spacing, spare = _plan_selection(count, rows.shape[1], rows.itemsize)
     if every == 1 and run == spacing:
         return rows
+    # The digits of `turn` in a mixed radix choose the samples, the shift within a place and the
+    # first place, so that all combinations have their turn.
     turn, first = divmod(turn, every)
     turn, shift = divmod(turn, spacing - run + 1)
     begin = turn % spare

@@ -57,7 +57,9 @@ class Metrics(Hook):
                 self._file.size,
                 self._offset,
             )
+            # Up to the last complete line, since the next one would be appended to a torn one.
             self._offset = self._file.read().rfind(b"\n") + 1
+        # The steps after the checkpoint are repeated, and would be in the file twice.
         self._file.truncate(self._offset)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
@@ -172,4 +174,5 @@ def _encode_number(value: float) -> float | str:
     """Return a number as JSON can hold it; non-finite ones as text."""
     if math.isfinite(value):
         return value
+    # json.dumps would write NaN and Infinity, which most JSON parsers reject.
     return repr(value)

@@ -82,6 +82,7 @@ class Monitor:
                 f"-{objective.metric}, with a minus sign before it",
                 code="monitor.direction",
             )
+        # Only a warning: a sign can be forgotten, but nobody writes a minus sign by accident.
         if declared is Direction.LARGER and objective.direction is Direction.SMALLER:
             log.warning(
                 "%s = %r: larger values of it are better; this looks for the worst",
@@ -112,6 +113,8 @@ class Monitor:
         label, name = split_metric(objective.name, meters)
         if objective.split in splits and label:
             known = meters[label].metric_names()
+            # None: the names depend on data, so any name may turn out right. Empty: the meter has a
+            # single metric, named by the label alone.
             if known is None or name in (known or ("",)):
                 return
         measured = [f"{split}/{metric}" for split in splits for metric in list_metrics(meters)]

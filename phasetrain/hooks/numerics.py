@@ -82,6 +82,7 @@ class Numerics(Hook):
             return
         name = folder_name(found.updates)
         folder = f"{run.folder.file(ROOT)}/{name}"
+        # The number of dumps decides whether all ranks gather the step, so rank 0 reads it for all.
         dumps = run.world.broadcast(self._list_dumps(run.folder) if run.world.is_main else None)
         if dumps is None:
             return
@@ -112,10 +113,12 @@ def folder_name(updates: int) -> str:
 def gather_step(run: Run, batches: list[Batch], found: NonFinite) -> dict[str, Any] | None:
     """Return the content of a dump on rank 0, and None on other ranks; collective."""
     shares = run.world.gather(_prepare_batches(batches))
+    # Collective if weights are sharded, so before the ranks without a dump return.
     task = run.task.shared_state()
     if shares is None:
         return None
     return {
+        # `found.updates` counts the skipped update itself; a position counts the updates before.
         "position": Position(found.split, found.updates - 1, found.step, found.where)._asdict(),
         "batches": [batch for share in shares for batch in share],
         "shares": [len(share) for share in shares],

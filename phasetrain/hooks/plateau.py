@@ -72,6 +72,7 @@ class Plateau(Hook):
         if phase.split != self.monitor.objective.split:
             return
         score = run.world.broadcast(self.monitor.read_score(phase, metrics))
+        # Also during the cooldown, so that the best value stays up to date.
         has_run_out = self.patience.add_score(score)
         if self.resting:
             self.resting -= 1

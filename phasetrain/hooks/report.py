@@ -88,6 +88,7 @@ class Report(Hook):
         }
         content = files.read_mapping(PREDICTIONS)
         self._by_split = {split: content[split] for split in content if split in reached}
+        # Not in `close`: the report reads files that other hooks complete when they are closed.
         folder.before_close.append(lambda: self._finish(folder))
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
@@ -184,6 +185,7 @@ class Report(Hook):
         confidence, prediction, target = confidence.cpu(), prediction.cpu(), scores.target.cpu()
         places = is_counted.nonzero()[:, 0]
         wrong = places[prediction[places] != target[places]]
+        # A stable order: equal runs have to show the same mistakes, also with equal confidences.
         wrong = wrong[confidence[wrong].argsort(descending=True, stable=True)]
 
         def describe_sample(place: int) -> dict[str, Any]:

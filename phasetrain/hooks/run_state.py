@@ -25,6 +25,8 @@ def state_of(run: Run) -> dict[str, Any]:
         return found
     own = task.rank_state()
     modules = task.module_names()
+    # In most runs the buffers of all ranks are equal: digests travel instead of the buffers, and
+    # only those that differ are gathered.
     digests = _digest_buffers(own, modules) if run.world.is_main else {}
     changed = _drop_equal_buffers(own, modules, run.world.broadcast(digests))
     ranks = run.world.gather({"task": changed, "hooks": found["hooks"]})
@@ -62,7 +64,9 @@ def _drop_equal_buffers(
 
 def _digest(tensor: Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # As bytes, since NumPy has no bfloat16 and float8.
     content = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    # Type and shape are hashed too, since equal bytes may be different buffers.
     return sha256(f"{flat.dtype} {tuple(tensor.shape)}".encode() + b";" + bytes(content)).digest()
 
 
@@ -86,5 +90,6 @@ def restore(
     except ChangedError as error:
         raise ChangedError(f"{loaded.path}: {error}", code=error.code) from error.__cause__
     if what == "everything":
+        # With another world size no rank has a predecessor, and all take the state of rank 0.
         same_size = len(ranks) == run.world.size
         run.hooks.load_state_dict(ranks[run.world.rank]["hooks"] if same_size else state["hooks"])

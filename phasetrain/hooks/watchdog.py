@@ -39,6 +39,7 @@ class Watchdog(Hook):
 
     def on_start(self, run: Run) -> None:
         """Start the timer."""
+        # faulthandler writes to a file descriptor, which an object store cannot give.
         if run.folder is None or not run.folder.storage.keeps_files:
             return
         self._file = open(run.folder.file("stacks.txt"), "a", encoding="utf-8")  # noqa: SIM115 - stays open
@@ -60,12 +61,15 @@ class Watchdog(Hook):
         """Stop watching."""
         self._closing.set()
         if self._thread is not None:
+            # First of all, since the thread may restart the timer until it ends.
             self._thread.join()
         if self._file is not None:
+            # faulthandler keeps the bare descriptor: after the close it may belong to another file.
             faulthandler.cancel_dump_traceback_later()
             self._file.close()
 
     def _start_timer(self) -> None:
+        # Each call replaces the timer that is running.
         faulthandler.dump_traceback_later(self.seconds, file=self._file or 2)
 
     def _watch_steps(self) -> None:
@@ -73,6 +77,7 @@ class Watchdog(Hook):
         # Restarting the timer in `on_step` would cost a system call per step.
         seen = self._steps
         waited = 0.0
+        # The timer restarts with a delay of at most this, so the stacks come that much later.
         pause = self.seconds / 8
         warned = False
         while not self._closing.wait(pause):

@@ -173,6 +173,8 @@ class ReloadWeights(Hook):
             entry = {"at": at, "updates": run.state.updates, "file": found[0], "digest": found[1]}
             before["loads"].append(entry)
         try:
+            # Only a load has to survive a crash of the machine; a poll that found nothing can be
+            # repeated.
             run.folder.storage.replace_json(
                 path, before | {"looked": at}, durable=found is not None
             )
@@ -228,6 +230,8 @@ class ReloadWeights(Hook):
         names = storage.list_names(root or self.folder)
         if root is not None:
             names = [name for name in names if NAME.fullmatch(name)]
+        # Files that are still being written: hidden ones, and those with the suffix of unfinished
+        # writes.
         hidden = [name for name in names if name.startswith(".") or TEMPORARY.search(name)]
         return [name for name in names if name not in hidden and fnmatchcase(name, self.pattern)]
 

@@ -59,6 +59,7 @@ def compose(
     schema = schema or default_schema()
     files = ConfigFiles(config_dir)
     line = read_overrides(overrides, files, schema)
+    # No file, but the defaults in the sections: a file could contradict them.
     default = Layer(DEFAULTS, schema.defaults)
     layers = [default, *_select_layers(files, line)]
     merged = Merged(schema)
@@ -73,6 +74,7 @@ def compose(
     ]
     merged.apply(Layer(COMMAND_LINE, line.values))
     merged.finish(default)
+    # Last, so that interpolations see the values of the highest layer.
     problems += _resolve(merged)
     return Composed(
         config=merged.values,
@@ -112,6 +114,7 @@ def _remove(merged: Merged, line: CommandLine, default: Layer) -> list[Problem]:
 
 def _find_dotted_keys(layers: Sequence[Layer]) -> list[Problem]:
     found = []
+    # YAML reads `OPTIMIZER.lr: 0.1` as one key with a dot, which no code would ever look up.
     for layer in layers:
         for path in _list_keys_with_dots(layer.values):
             message = (
@@ -160,11 +163,13 @@ def _resolve(merged: Merged) -> list[Problem]:
         try:
             parent: Any = OmegaConf.select(tree, parent_path) if parent_path else tree
             value = parent[name]
+            # An interpolation may name a whole section.
             if OmegaConf.is_config(value):
                 plain = OmegaConf.to_container(value, resolve=True)
             else:
                 plain = value
         except (OmegaConfBaseException, ValueError, TypeError) as error:
+            # The following lines name classes of OmegaConf, which mean nothing to a user.
             reason = str(error).splitlines()[0]
             layer = merged.origins[path]
             message = f"{path} = {given!r} ({layer}): cannot be resolved: {reason}"

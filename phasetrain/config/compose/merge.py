@@ -38,6 +38,8 @@ class Merged:
 
     def __init__(self, schema: Schema) -> None:
         self.values: dict[str, Any] = {}
+        # Recorded while merging: afterwards the layers cannot be told apart, and both the error
+        # messages and the precedence of lengths depend on them.
         self.origins: dict[str, str] = {}
         self.notes: list[str] = []
         self._schema = schema
@@ -55,6 +57,7 @@ class Merged:
         parent, _, name = path.rpartition(".")
         layer = self.origins.pop(path)
         target = lookup(self.values, parent) if parent else self.values
+        # So that `_assign` does not merge the value into the unresolved one.
         target[name] = None
         self._assign(target, name, path, value, layer)
 
@@ -78,6 +81,7 @@ class Merged:
 
     def finish(self, default: Layer) -> None:
         """Drop labels and splits that are null, and give each split the keys it does not set."""
+        # A list, since `_forget` deletes from the origins.
         for path in [
             p for p in self.origins if (is_label(p) or matches(p, "DATA.*")) and p != "DATA.TRAIN"
         ]:
@@ -116,6 +120,7 @@ class Merged:
 
     def _assign(self, target: dict[str, Any], key: str, here: str, new: Any, layer: str) -> None:
         old = target.get(key)
+        # `HOOKS: null` removes all labels of lower layers, so that a higher layer can list its own.
         if new is None and here in LABELLED:
             new = {}
             old = None
@@ -124,6 +129,7 @@ class Merged:
                 self._forget(here)
                 target[key] = {}
             if new:
+                # An empty mapping was a leaf; from now on its keys have origins themselves.
                 self.origins.pop(here, None)
             elif not target[key]:
                 self.origins.setdefault(here, layer)
@@ -136,6 +142,8 @@ class Merged:
             new = [*old, *(name for name in new if name not in old)]
         if isinstance(old, dict):
             self._forget(here)
+        # A list replaces the lower one as a whole: with a merge by index or by appending, no layer
+        # could shorten or reorder it. A copy, so that no change of the config reaches the layer.
         target[key] = deepcopy(new)
         self.origins[here] = layer
 

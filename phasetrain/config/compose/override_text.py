@@ -64,6 +64,7 @@ def literal(value: Any, path: str) -> str:
     """
     if value is None:
         return "null"
+    # Before the numbers, since bool is a subclass of int.
     if isinstance(value, bool):
         if value:
             return "true"

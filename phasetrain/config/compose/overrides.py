@@ -140,6 +140,7 @@ class _Reader:
         )
 
     def _remove(self, path: str, value: Any) -> None:
+        # The later override wins: `LOSS=focal ~LOSS` removes the selection before it.
         if path in self._line.groups:
             del self._line.groups[path]
         node: Any = self._line.values
@@ -171,6 +172,7 @@ def _unreadable(text: str, error: HydraException) -> Problem:
     key, equals, value = text.partition("=")
     if not equals and not text.startswith("~"):
         return Problem.from_message(_no_override(text), "config.override")
+    # The parser appends every token that it would have accepted.
     reason = str(error).splitlines()[0].partition(" expecting {")[0]
     hint = ""
     if value[:1] not in "[{'\"":
@@ -216,6 +218,7 @@ def _is_options(value: Any) -> bool:
 
 def _text_keys(value: Any) -> Any:
     if isinstance(value, dict):
+        # Hydra reads a label such as 1 as a number, and the keys of a config are texts.
         return {str(key): _text_keys(item) for key, item in value.items()}
     return value
 

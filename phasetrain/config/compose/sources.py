@@ -135,6 +135,7 @@ class ConfigFiles:
             except (ConfigCompositionException, ValueError) as error:
                 self._add_problem(self._label(f"{group}/{option}"), _hydra_reason(error))
                 return
+            # Hydra follows a cycle of defaults lists without noticing.
             except RecursionError:
                 label = self._label(f"{group}/{option}")
                 self._add_problem(label, "its defaults list leads back to itself")
@@ -212,6 +213,8 @@ class _Repository(ConfigRepository):
     def __init__(
         self, sources: list[ConfigSource], selected: GroupDefault, replaced: Sequence[str]
     ) -> None:
+        # super().__init__ is not called: it would build its sources from a search path of Hydra's, to
+        # which any installed plugin may add.
         self.sources = sources
         self.problems: list[tuple[str, str]] = []
         self._replaced = frozenset(replaced)
@@ -255,6 +258,7 @@ class _Repository(ConfigRepository):
     def _is_replaced(self, default: Any, config_path: str) -> bool:
         if (
             not isinstance(default, GroupDefault)
+            # `LOSS@TASK.aux: focal` puts the option elsewhere, so LOSS=... does not replace it.
             or default.package is not None
             or default.group is None
         ):

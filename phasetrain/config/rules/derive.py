@@ -76,6 +76,7 @@ def derive(
     derive_folder(draft, schema)
     check_launch(draft)
     check_distributed(draft, processes)
+    # Shares of a wrong batch size would only add errors that follow from the first one.
     if not draft.problems and (trains or processes == 1):
         share_batch(draft, processes)
     raise_all(draft.problems)

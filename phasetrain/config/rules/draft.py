@@ -51,6 +51,7 @@ class ConfigDraft:
 
     def rank_of(self, path: str) -> int:
         """Return the position of the layer that set a path; higher layers have a higher one."""
+        # The last occurrence counts: several defaults lists may name the same file.
         return len(self._layers) - 1 - self._layers[::-1].index(self.layer_of(path))
 
     def check_divides(self, path: str, part: int, whole_path: str, whole: int) -> bool:

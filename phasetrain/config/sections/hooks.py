@@ -16,6 +16,8 @@ class HooksSection(Section):
     console: Mapping[str, Any] = key(
         {}, "shows live progress on a terminal, and plain lines elsewhere", resume="free"
     )
+    # The ledger comes before the hooks of a user, and so hashes batches before one of them can
+    # replace a batch. As closing events come in reverse, its record of a step is made after theirs.
     ledger: Mapping[str, Any] = key(
         {},
         "writes steps.ledger, with which replay and comparison find where runs diverge",

@@ -153,6 +153,7 @@ def read_section(kind: type[S], values: Mapping[str, Any]) -> S:
     read: dict[str, Any] = {}
     for definition in fields(kind):  # type: ignore[arg-type]
         name = key_name(definition)
+        # Configs in old checkpoints lack keys that were added later.
         if name not in values:
             continue
         value = values[name]

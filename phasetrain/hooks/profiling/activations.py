@@ -108,6 +108,7 @@ class Activations(Hook):
         """Hook the modules if this is the first micro-batch of an update that is due."""
         self._remove_handles()
         update = run.state.updates + 1
+        # An equal update means that this is not its first micro-batch.
         if not phase.is_train or update % self.every_updates or update == self._update:
             return
         self._update = update
@@ -163,6 +164,8 @@ class Activations(Hook):
                 self._statistics.add("outputs", name, tensor)
                 if self.gradients and tensor.requires_grad:
                     add_gradient = partial(self._statistics.add, "gradients", name)
+                    # On the tensor, since a backward hook on the module would wrap its outputs,
+                    # which breaks modules that change them in place.
                     tensor.register_hook(add_gradient)  # type: ignore[no-untyped-call]
 
         return add_output
@@ -301,6 +304,7 @@ def compute_moments(values: Tensor, bins: int = 0) -> Tensor:
     # Sums over millions of values lose digits in float32; MPS has no float64.
     wide = torch.float32 if values.device.type == "mps" else torch.float64
     values = values.detach()
+    # float16 ends at 65504, which a sum of squares soon exceeds.
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
     is_finite = values.abs() < math.inf  # equal to isfinite, at a fraction of its cost on a CPU

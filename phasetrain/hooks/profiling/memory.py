@@ -138,8 +138,10 @@ class Memory(Hook):
     def close(self) -> None:
         """Add the peaks of this attempt to the file."""
         if self._records_allocations:
+            # Recording costs memory and time, and the process may train again.
             torch.cuda.memory._record_memory_history(enabled=None)
         folder = self._folder
+        # A lost folder belongs to another process, whose files must not be touched.
         if folder is None or folder.lost or not self._peaks:
             return
         before = folder.storage.read_json(folder.file(FILE))

@@ -109,6 +109,7 @@ class Profiler(Hook):
         self.memory = memory
         self.flops = flops
         with warnings.catch_warnings():
+            # `warmup: 0` is a setting of this hook, so the advice against it is noise.
             warnings.filterwarnings("ignore", "Profiler won't be using warmup")
             self._schedule = schedule(
                 wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first

@@ -32,6 +32,7 @@ def peak_resident_bytes() -> int | None:
         lines = (PROC / "self" / "status").read_text("ascii", errors="replace").splitlines()
     except OSError:
         return None
+    # Not `ru_maxrss`, which a process takes over from the one that has started it.
     kib = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
     if kib is None:
         return None

@@ -105,6 +105,7 @@ class Stragglers(Hook):
         if run.state.updates % self.every_updates == 0:
             self._compare_ranks(run)
         self._began = 0.0
+        # After the comparison, whose gather waits for the other ranks.
         self._ended = time.perf_counter()
 
     def _compare_ranks(self, run: Run) -> None:
@@ -115,6 +116,7 @@ class Stragglers(Hook):
         if found is None or self._hosts is None:
             return
         by_rank = [one for one in found if one is not None]
+        # A rank without a timed step would shift the median.
         if len(by_rank) < run.world.size:
             return
         seconds = own_seconds(by_rank)

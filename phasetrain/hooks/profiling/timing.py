@@ -110,6 +110,8 @@ class DeviceClock:
 
     def read(self) -> None:
         """Add up the time between the markers that the device has reached."""
+        # The device reaches markers in order, so the first one that it has not reached ends the
+        # loop.
         while self._waiting and self._waiting[0][0].query():
             event, seconds, part = self._waiting.popleft()
             if self._last is not None and seconds is not None:
@@ -164,6 +166,8 @@ class StepTimes:
 
         def timed(run: Run, *args: Any) -> Any:
             began = time.perf_counter()
+            # Only the first hook of an event ends the gap; a call inside another hook's call is
+            # time of that hook.
             if first and not self._depth:
                 self._close_gap(event, began, run, args)
                 self._mark = began
@@ -175,6 +179,7 @@ class StepTimes:
             finally:
                 ended = time.perf_counter()
                 row.calls += 1
+                # Nested calls have rows for themselves.
                 row.seconds += ended - began - self._inner
                 self._inner = outer + ended - began
                 self._depth -= 1
@@ -190,6 +195,7 @@ class StepTimes:
             began = time.perf_counter()
             device = self.device
             now = self._now
+            # A part that a hook calls is time of the hook.
             if now is None or self._depth:
                 return call(*args)
             if device is not None:

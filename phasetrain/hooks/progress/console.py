@@ -86,6 +86,7 @@ class ConsoleView(Hook):
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Update the display if it is due."""
+        # The tensor and not its value: reading it would wait for the device at every step.
         self._last = out.loss
         now = time.perf_counter()
         if now < self._due:

@@ -93,6 +93,7 @@ class Tracker(Hook):
         now = time.perf_counter()
         then, samples = self._since
         self._since = (now, state.samples)
+        # float() waits for the device, so it comes after the check that a record is due.
         values = {"loss": float(out.loss), "lr": run.task.updater.lr}
         values |= {name: float(value) for name, value in out.logs.items()}
         speeds = {"samples_per_second": (state.samples - samples) / max(now - then, 1e-9)}

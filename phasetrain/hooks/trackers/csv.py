@@ -65,6 +65,7 @@ class CSV(Tracker):
                 log.warning(
                     "%s is shorter than at the checkpoint: some rows are lost", table.file.path
                 )
+                # Up to the last complete row, since the next one would be appended to a torn one.
                 table.size = table.file.read().rfind(b"\n") + 1
             table.file.truncate(table.size)
             if not table.size:
@@ -78,6 +79,7 @@ class CSV(Tracker):
         position = [vars(record)[name] for name in POSITION]
         row = [
             *position,
+            # repr keeps every digit, so equal runs write equal bytes.
             *(repr(values[name]) if name in values else "" for name in table.columns),
             repr(record.at),
         ]
@@ -111,6 +113,8 @@ class CSV(Tracker):
             return latest
         known = () if latest is None else latest.columns
         more = [name for name in names if name not in known]
+        # They differ between equal runs, and stay at the end so that the other columns can be
+        # compared.
         speeds = [name for name in known if name.endswith("per_second")]
         columns = (*(name for name in known if name not in speeds), *more, *speeds)
         assert run.folder is not None
@@ -121,6 +125,7 @@ class CSV(Tracker):
 
     def _append_row(self, table: _Table, row: Sequence[Any]) -> None:
         text = io.StringIO()
+        # The csv module ends rows with CR LF by default.
         csv.writer(text, lineterminator="\n").writerow(row)
         line = text.getvalue().encode()
         assert table.file is not None

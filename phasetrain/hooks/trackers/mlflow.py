@@ -107,11 +107,13 @@ class MLflowRun(Backend):
         from mlflow.tracking import MlflowClient
 
         path = Path(self._uri.removeprefix("sqlite:///"))
+        # With options after "?" the address need not be a plain file that could be renamed.
         if self._uri.startswith("sqlite:///") and "?" not in self._uri and not path.exists():
             create_database(path)
         client = MlflowClient(self._uri)
         found = client.get_experiment_by_name(self._experiment)
         place = client.create_experiment(self._experiment) if found is None else found.experiment_id
+        # By tag, since names of runs are not unique in MLflow.
         runs = client.search_runs(
             [place], f"tags.`{TAG}` = '{self._target.identity}'", max_results=1
         )
@@ -121,6 +123,7 @@ class MLflowRun(Backend):
             run = client.create_run(place, tags={TAG: self._target.identity}, run_name=self._name)
         self._client = client
         self._id = run.info.run_id
+        # An earlier attempt may have left the run as KILLED or FAILED.
         client.update_run(self._id, status="RUNNING")
         self._log_params(run.data.params)
         return int(run.data.metrics.get(COUNT, 0))
@@ -168,8 +171,10 @@ class MLflowRun(Backend):
                 continue
             value = self._target.hparams[raw]
             new.append(Param(key, value if isinstance(value, str) else _as_text(value)))
+        # MLflow accepts 100 parameters in a call.
         for start in range(0, len(new), 100):
             batch = new[start : start + 100]
+            # One invalid value rejects the whole call, so the values are then sent one by one.
             if not self._try_params(batch):
                 self._rejected |= {one.key for one in batch if not self._try_params([one])}
         if self._rejected and not known:
@@ -214,6 +219,7 @@ def sanitize_names(names: Iterable[str]) -> dict[str, str]:
     """
     raw = list(names)
     sanitized = {name: name for name in raw if _sanitize(name) == name}
+    # Valid names are reserved first, so that no rewritten name can take one of them.
     used = set(sanitized)
     for name in raw:
         if name not in sanitized:

@@ -97,12 +97,14 @@ class Spool:
         """Wait until no other process sends this spool, such as an attempt that hangs."""
         with open(self._path, "rb") as file:
             with suppress(OSError):  # not every file system has locks
+                # The system releases it when the process dies, so no kill leaves a lock behind.
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def read(self, first: int, until: int) -> Iterator[Record]:
         """Yield the records `first` to `until - 1` that the file has."""
         with open(self._path, "rb") as file:
+            # After a reconnection the backend may have fewer records than were read already.
             if first < self._number or not self._offset:
                 file.readline()
                 self._number = 0
@@ -110,6 +112,7 @@ class Spool:
             file.seek(self._offset)
             while self._number < until:
                 line = file.readline()
+                # Not flushed completely, or torn by a kill.
                 if not line.endswith(b"\n"):
                     return
                 self._number += 1
@@ -153,6 +156,7 @@ class Sender:
         self._news = threading.Event()
         self._hurry = threading.Event()
         self._given_up = threading.Event()
+        # A daemon thread: a backend that blocks forever must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=f"phasetrain-{label}", daemon=True)
 
     def start(self) -> None:
@@ -193,6 +197,7 @@ class Sender:
             except BaseException as error:  # noqa: BLE001 - a library may raise SystemExit
                 if self._handle_failure(error):
                     return
+                # `close` has set `_hurry`, which would no longer wait.
                 if self._ending:
                     self._given_up.wait(FIRST_DELAY)
                 else:
@@ -207,6 +212,7 @@ class Sender:
         if self.sent is None:
             self.sent = self._connect()
         if self.sent < self.offered:
+            # The spool is read from disk, and its last lines may still be in the buffer.
             self._flush()
             records = list(self._spool.read(self.sent, min(self.offered, self.sent + BATCH_SIZE)))
             if records:
@@ -330,6 +336,7 @@ class SpooledTracker(Tracker):
     def on_save(self, run: Run) -> None:
         """Flush the spool, and remember which records the checkpoint covers."""
         self._flush_spool()
+        # Lines that are added while the checkpoint is being written are not covered by it.
         self._saving = self._lines
 
     def on_saved(self, run: Run) -> None:
@@ -350,6 +357,7 @@ class SpooledTracker(Tracker):
         self._flush_spool()
         if self._sender is None:
             return
+        # After a stop the process may be killed soon, and the next attempt sends the rest.
         seconds = self.wait_seconds if self._ending == "finished" else min(self.wait_seconds, 5.0)
         left = self._sender.close(self._ending, seconds)
         if left:
@@ -413,6 +421,7 @@ class SpooledTracker(Tracker):
         if not identity or (self._size and len(content) < self._size):
             if self._size:
                 log.warning("%s is damaged: HOOKS.%s starts a new run", file.path, self.kind)
+            # The backend has records under the old identity that this spool lacks.
             identity = uuid4().hex[:12]
             head = b""
             file.truncate(0)

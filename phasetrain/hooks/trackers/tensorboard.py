@@ -63,6 +63,7 @@ class TensorBoard(Tracker):
         self.histograms_every = histograms_every
         self.images = images
         self.confusion_matrix = confusion_matrix
+        # Confusion matrices are summed over all ranks, which therefore have to be called.
         self.main_only = not confusion_matrix
         self.hparams = hparams or {}
         self._events: EventFile | None = None
@@ -95,6 +96,7 @@ class TensorBoard(Tracker):
         storage.make_folder(run.folder.file("tensorboard"))
         for file in self._event_files():
             if file.name in self._covered:
+                # os.truncate would fill a shorter file with zeros.
                 os.truncate(file, min(self._covered[file.name], file.stat().st_size))
             else:
                 file.unlink()
@@ -124,6 +126,7 @@ class TensorBoard(Tracker):
             and self._events
             and (run.state.updates + 1) % self.histograms_every == 0
         ):
+            # The update that these gradients belong to is not counted yet, hence `+ 1`.
             for name, parameter in run.task.model.named_parameters():
                 if parameter.grad is not None:
                     self._events.add_histogram(
@@ -157,6 +160,7 @@ class TensorBoard(Tracker):
         if self._events is not None:
             self._events.file.flush()
             self._covered = {file.name: file.stat().st_size for file in self._event_files()}
+            # A full disk may hold back events that were accepted: the size on disk would miss them.
             self._covered[Path(self._events.file.path).name] = self._events.file.size
 
     def on_end(self, run: Run) -> None:
@@ -267,6 +271,7 @@ def join_images(inputs: Any, count: int) -> Tensor | None:
     chosen = inputs[:count].detach().float().cpu()
     low = chosen.amin((1, 2, 3), keepdim=True)
     high = chosen.amax((1, 2, 3), keepdim=True)
+    # clamp_min: an image of a single colour has no range.
     shades = ((chosen - low) / (high - low).clamp_min(1e-12) * 255).nan_to_num().to(torch.uint8)
     return torch.cat(list(shades.expand(-1, 3, -1, -1)), 2).permute(1, 2, 0).contiguous()
 

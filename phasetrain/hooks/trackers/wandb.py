@@ -107,7 +107,10 @@ class WandBRun(Backend):
         if self._mode == "online":
             has = 0
         else:
+            # Before `init`, which adds the folder of this attempt.
             has = count_offline(self._target.folder, self._target.identity)
+        # By default W&B captures the terminal, polls the machine in a process, and reads the git
+        # repository: none of it belongs to a tracker of a reproducible run.
         quiet = wandb.Settings(
             console="off",
             silent=True,
@@ -122,6 +125,7 @@ class WandBRun(Backend):
             mode=self._mode,
             resume="allow",
             config=dict(self._target.hparams),
+            # A resume may change free keys of the config.
             allow_val_change=True,
             settings=quiet,
             **self._init_arguments,
@@ -151,6 +155,7 @@ class WandBRun(Backend):
         """End W&B's service process; the next connection starts a new one."""
         import wandb
 
+        # The service process may be dead already.
         with suppress(OSError):
             wandb.teardown()
         self._run = None
@@ -195,6 +200,7 @@ def _log_records(content: bytes) -> Iterator[bytes]:
             return
         _, length, kind = struct.unpack("<IHB", content[at : at + 7])
         at += 7
+        # A kind of 0 is padding; a chunk beyond the end was torn by a kill.
         if kind == 0 or at + length > len(content):
             return
         held += content[at : at + length]
