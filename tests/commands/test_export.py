@@ -206,4 +206,4 @@ def test_command_prints_the_file_or_the_error(
 
 def test_the_page_names_all_formats() -> None:
     page = (ROOT / "docs" / "model.md").read_text("utf-8")
-    assert [form for form in FORMATS if f"| `{form}` |" not in page] == []
+    assert [form for form in FORMATS if f"- `{form}`: " not in page] == []
