@@ -40,11 +40,15 @@ class Batch:
 
     def as_stand_in(self) -> "Batch":
         """Return the batch with none of its samples counting."""
+        # The samples stay in it, because layers such as batch norm need an input of the usual
+        # shape.
         mask = torch.zeros(self.size, dtype=torch.bool)
         return Batch(self.input, self.target, self.ids[:0], 0, mask)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`; `ids` stay on the CPU."""
+        # `non_blocking` overlaps the copy of pinned memory with computation; otherwise it has no
+        # effect.
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
@@ -55,6 +59,8 @@ class Batch:
     def share_memory(self) -> "Batch":
         """Return the batch in memory that other processes can map; raises RuntimeError where there
         is no room."""
+        # A worker moves the batch itself: torch's queue would do it in a feeder thread, where
+        # running out of shared memory loses the batch without an error.
         mapped(self.ids, Tensor.share_memory_)
         return self._mapped(Tensor.share_memory_)
 

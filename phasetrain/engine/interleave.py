@@ -67,6 +67,7 @@ def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
     ]  # there may be fewer now
     at = _Position.after(done, state, stages)
     coming = _coming(stages, at, tested=not done or not done[-1].is_train)
+    # Of a finished plan, the position after its last update is past its end and has no `where`.
     last = min(state.updates, max(plan.updates - 1, 0))
     anchor = (
         state.updates,
@@ -159,6 +160,7 @@ def _coming(stages: Sequence[Stage], at: _Position, *, tested: bool) -> Iterator
 
 def _few(phases: Iterator[Phase]) -> list[Phase]:
     found = list(islice(phases, MOST_PHASES + 1))
+    # One phase more than allowed is taken from the iterator, which may be endless.
     if len(found) > MOST_PHASES:
         raise ConfigError(
             f"PHASES: the plan has more than {MOST_PHASES:,} phases, and so many reach epoch "
@@ -174,6 +176,7 @@ def _divide_stage(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phas
     """Yield the phases of a stage from `at` on."""
     train = stage.splits[TRAIN]
     settings = stage.settings
+    # A splice at the end of an epoch has moved to the next one; its test belongs to the one before.
     epoch = at.epoch if at.offset else at.epoch - 1
     while at.left(stage) > 0:
         epoch = at.epoch
@@ -186,7 +189,9 @@ def _divide_stage(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phas
             yield phase
             at.advance(phase)
             tested = False
-        else:  # an empty window, or a splice with larger batches that finds no whole batch left in the epoch
+        else:
+            # An empty window, or a splice with larger batches that finds no whole batch left in
+            # the epoch.
             at.next_epoch()
         if not tested and _test_due(settings, at, epoch):
             yield from _tests(stage, at, epoch)
@@ -200,6 +205,7 @@ def _end(train: Split, settings: PhaseSettings, at: _Position) -> int:
     applied."""
     end = train.samples(at.epoch)
     if train.drop_last:
+        # Relative to the offset: after a splice, batches of another size begin in mid-epoch.
         end = at.offset + (end - at.offset) // train.batch_size * train.batch_size
     if settings.limit_train is not None:
         end = min(end, at.offset + max(0, settings.limit_train - at.first) * train.batch_size)
@@ -217,6 +223,7 @@ def _steps(stage: Stage, at: _Position, *, left: int) -> int:
     if settings.samples is not None:
         steps = min(steps, ceil(at.left(stage) / batch_size))
     if settings.test_when is not None:
+        # Asked for each update, since a function cannot say when it will next be true.
         ends = (
             made
             for made in range(1, steps)

@@ -55,6 +55,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.resumed_from = ""
         self._events: Any = None
         self._out: StepOutput | None = None
+        # Weak: a generator that the caller has dropped is closed by Python itself.
         self._open: WeakSet[Generator[list[Batch], None, None]] = WeakSet()
 
     def run(self) -> RunState:
@@ -121,6 +122,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         state = self.state
         clock = self.clock
         self._events = self.hooks.events(self, phase)
+        # The task first: hooks may look at the mode of the model and at reset meters.
         task.begin(phase, fresh=state.step == 0)
         self.hooks.on_phase_start(self, phase)
         try:
@@ -142,8 +144,12 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             self.stop(str(signal), interrupted=True)
             return
         metrics = task.measure(phase)
+        # Counted before the hooks, as with steps: a checkpoint made by one of them must not repeat
+        # the phase.
         state.finish_phase()
         self.hooks.on_phase_end(self, phase, metrics)
+        # All ranks wait here: whether the run stops must be agreed before any of them begins a
+        # phase whose collectives the others would miss.
         self.consensus.turn(wait=True)
 
     def _train_steps(self) -> Iterator[list[Batch]]:
@@ -163,6 +169,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             if self.resumed_from:
                 self.hooks.on_load(self)
             yield
+            # Set before `on_end`, so that the last checkpoint says that nothing is left to resume.
             if not self.consensus.interrupted and not self.state.finished:
                 self.state.finished = self.stopping or "completed"
             self.clock.turn("end")
@@ -174,6 +181,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             self.hooks.on_exception(self, error)
             raise
         finally:
+            # Workers are stopped even if closing a hook fails.
             with closing(self.task):
                 self.hooks.close()
 

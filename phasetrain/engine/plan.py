@@ -182,6 +182,8 @@ class Plan:
     stages: tuple[tuple[int, int], ...] = field(init=False, compare=False, default=())
 
     def __post_init__(self) -> None:
+        # Computed once: `where` is asked for in every update, and a plan may have a million phases.
+        # A frozen dataclass can only be set through `object`.
         trained = [phase for phase in self.phases if phase.is_train]
         object.__setattr__(self, "updates", sum(phase.steps for phase in trained))
         object.__setattr__(self, "epochs", 1 + max((phase.epoch for phase in trained), default=-1))
@@ -211,6 +213,7 @@ class Plan:
             return self.where_at(updates)
         begin, count = self.stages[stage]
         done, _, reached = self.anchor
+        # The splice was in another stage, so this one runs evenly from its beginning.
         if not begin < done <= begin + count:
             done = begin
             reached = 0.0
@@ -239,6 +242,7 @@ class Plan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
         """Return the plan that `to_json` wrote."""
+        # Plans of older checkpoints have no third value.
         updates, where, *within = data["anchor"]
         anchor = (int(updates), float(where), float(within[0] if within else where))
         return cls(tuple(Phase(**phase) for phase in data["phases"]), anchor)

@@ -55,7 +55,8 @@ def torch_schedule(name: str) -> Factory[ParamScheduler] | None:
     """Return torch's scheduler of a class name as a schedule; None for a dotted path.
 
     Raises:
-        UnknownNameError: torch has no such scheduler, or one of its arguments cannot be written in a config.
+        UnknownNameError: torch has no such scheduler, or one of its arguments cannot be written in
+            a config.
     """
     known = {
         found: kind
@@ -129,6 +130,8 @@ class Bridged(ParamScheduler):
     def __call__(self, where: float) -> float:
         """Return the factor of the configured value."""
         self._go(math.floor(where * self._steps + TOLERANCE))
+        # A multiple of the configured value, because schedules multiply the options of groups,
+        # whose values differ.
         return float(self._optimizer.param_groups[0]["lr"]) / self._base
 
     def _go(self, step: int) -> None:
@@ -142,6 +145,8 @@ class Stepped(Bridged):
     """
 
     def _go(self, step: int) -> None:
+        # Schedulers of torch only step forward; a replay costs about 2 us per step (see
+        # docs/log.md).
         if step < self._at:
             self._begin()
         for _ in range(step - self._at):
@@ -153,11 +158,12 @@ class Looked(Bridged):
     """A scheduler that is a function of the step."""
 
     def _go(self, step: int) -> None:
+        # timm's schedulers compute the value of a step directly, so nothing is replayed.
         self._scheduler.step(step)
 
 
 def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
-    """Return a factory of schedules for a scheduler class, with our parameters in addition to its own."""
+    """Return a factory of schedules for a scheduler class, with our parameters added."""
     left_out = ("self", "optimizer", "last_epoch", "t_in_epochs", "initialize")
     takes = {
         name: one
@@ -179,6 +185,8 @@ def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
                     "every = 'epoch': stages have epochs of different lengths; take every: update"
                 )
             steps = updates / updates_per_epoch if updates_per_epoch else 0.0
+        # The private optimizer has a momentum only because these schedulers ask for one; cycling it
+        # would change nothing in the real one.
         if "cycle_momentum" in takes and params.setdefault("cycle_momentum", False):
             raise ValueError(
                 "cycle_momentum = true: give the momentum a schedule of its own instead"
@@ -205,6 +213,7 @@ def _with_signature(
     def schedule(**given: Any) -> ParamScheduler:
         return build(**given)
 
+    # The registry reads names, types and defaults from the signature to check a config.
     schedule.__signature__ = inspect.Signature(list(takes.values()))  # type: ignore[attr-defined]
     schedule.__annotations__ = {
         name: one.annotation

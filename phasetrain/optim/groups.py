@@ -63,11 +63,11 @@ def weights_of(*modules: nn.Module) -> list[Weight]:
     for module in modules:
         for path, part in module.named_modules():
             for name, parameter in part.named_parameters(recurse=False):
+                # Tied weights have several names; an optimizer would step them once per name.
                 if parameter.requires_grad and id(parameter) not in seen:
                     seen.add(id(parameter))
-                    found.append(
-                        Weight(f"{path}.{name}" if path else name, parameter, type(part).__name__)
-                    )
+                    full = f"{path}.{name}" if path else name
+                    found.append(Weight(full, parameter, type(part).__name__))
     return found
 
 
@@ -92,8 +92,8 @@ def group_weights(
             which must hold where several are given; `lr_scale`, a factor of the learning rate; and
             options of the optimizer.
         lr: learning rate that factors multiply.
-        layer_decay: factor between the learning rates of a layer and of the next layer; the last one
-            has `lr` (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list
+        layer_decay: factor between the learning rates of a layer and of the next layer; the last
+            one has `lr` (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list
             with most entries, everything before the list is one more, everything after it is the
             last.
         where: config path, for messages.
@@ -101,13 +101,17 @@ def group_weights(
     Raises:
         ConfigError: a rule that chooses nothing, or that has no selector or no effect.
     """
-    layers = _layers(weights) if layer_decay is not None else {}
+    layers: dict[str, int] = {}
+    if layer_decay is not None:
+        layers = _layers(weights)
     last = max(layers.values(), default=0)
     found = [chosen(rule, weights, f"{where}[{number}]") for number, rule in enumerate(rules)]
     groups: dict[str, Group] = {}
     for weight in weights:
         options: dict[str, Any] = {}
-        scale = 1.0 if layer_decay is None else layer_decay ** (last - layers[weight.name])
+        scale = 1.0
+        if layer_decay is not None:
+            scale = layer_decay ** (last - layers[weight.name])
         for rule, names in zip(rules, found, strict=True):
             if weight.name in names:
                 options |= {
@@ -117,7 +121,9 @@ def group_weights(
         if scale != 1.0:
             options["lr"] = options.get("lr", lr) * scale
         groups.setdefault(
-            repr(sorted(options.items(), key=lambda item: item[0])), Group(options)
+            # `repr` as the key, because options may be lists, which cannot be hashed.
+            repr(sorted(options.items(), key=lambda item: item[0])),
+            Group(options),
         ).weights.append(weight)
     return list(groups.values())
 
@@ -131,6 +137,7 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
     known = [
         name
         for name in optimizer.defaults
+        # Not suggested: kernels are chosen once for the whole optimizer.
         if name not in ("params", "differentiable", "fused", "foreach")
     ]
     for group in groups:
@@ -274,15 +281,21 @@ def _layers(weights: Sequence[Weight]) -> dict[str, int]:
         for place, part in enumerate(parts):
             if part.isdigit():
                 lists.setdefault(".".join(parts[:place]), set()).add(int(part))
+    # Of lists with the same length the outer one, whose name is shorter: blocks, not the parts of a
+    # block.
     prefix = max(lists, key=lambda one: (len(lists[one]), -len(one)), default=None)
     found = {}
     latest = 0
+    # The model itself may be the list: its children then have no prefix.
+    start = f"{prefix}." if prefix else ""
     for weight in weights:
-        if prefix is not None and weight.name.startswith(f"{prefix}." if prefix else ""):
-            rest = weight.name[len(prefix) + 1 if prefix else 0 :].split(".")[0]
+        if prefix is not None and weight.name.startswith(start):
+            rest = weight.name[len(start) :].split(".")[0]
             if rest.isdigit():
                 latest = 1 + sorted(lists[prefix]).index(int(rest))
                 found[weight.name] = latest
                 continue
+        # Weights are in the order of the model: what comes before the list is the stem, later the
+        # head.
         found[weight.name] = 0 if latest == 0 else len(lists[prefix or ""]) + 1
     return found

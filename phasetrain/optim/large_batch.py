@@ -67,13 +67,18 @@ class LARS(Optimizer):
             scale = _ratio(group["trust"] * size, torch.linalg.vector_norm(gradient) + decay * size)
             if group["clip"]:
                 scale = (scale / lr).clamp(max=1.0) if lr else torch.zeros_like(scale)
+            # Scaled before momentum, so that a velocity keeps the rates at which its gradients were
+            # taken.
             gradient = gradient.add(weight, alpha=decay) * scale
         if momentum:
             state = self.state[weight]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(weight)
             velocity = state["momentum_buffer"].mul_(momentum).add_(gradient)
-            gradient = gradient.add(velocity, alpha=momentum) if group["nesterov"] else velocity
+            if group["nesterov"]:
+                gradient = gradient.add(velocity, alpha=momentum)
+            else:
+                gradient = velocity
         weight.add_(gradient, alpha=-lr)
 
 
@@ -116,13 +121,13 @@ class LAMB(Optimizer):
                     self._move(parameter, parameter.grad, group)
 
     def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, (first, second) = self.state[weight], group["betas"]
+        state = self.state[weight]
+        first, second = group["betas"]
         if not state:
+            # Named as in torch's optimizers: `load_state_dict` neither moves nor casts `step`.
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = (
-                torch.zeros_like(weight),
-                torch.zeros_like(weight),
-            )
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
         state["step"] += 1
         steps = state["step"].item()  # on the CPU, so nothing waits
         mean = state["exp_avg"].lerp_(gradient, 1 - first) / (1 - first**steps)
@@ -131,6 +136,8 @@ class LAMB(Optimizer):
         )
         move = mean / (square.sqrt() + group["eps"])
         if weight.ndim >= SCALED_NDIM:
+            # Decay is a part of the move before it is scaled, unlike AdamW's (algorithm 2 of the
+            # paper).
             move = move.add(weight, alpha=group["weight_decay"])
             move = move * _ratio(torch.linalg.vector_norm(weight), torch.linalg.vector_norm(move))
         weight.add_(move, alpha=-group["lr"])

@@ -27,6 +27,8 @@ class MultiOptimizer(Optimizer):
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self.optimizers = dict(optimizers)
         main, *_ = self.optimizers.values()
+        # Copies of the groups: `Optimizer.__init__` writes defaults into the dicts that it gets.
+        # They are replaced by the shared ones below.
         super().__init__(
             [dict(group) for one in self.optimizers.values() for group in one.param_groups], {}
         )
@@ -35,6 +37,9 @@ class MultiOptimizer(Optimizer):
         if all(
             vars(one).get("_step_supports_amp_scaling", False) for one in self.optimizers.values()
         ):
+            # Torch's private mark of an optimizer whose kernels read `found_inf`: GradScaler then
+            # hands over the flag instead of reading it on the host. A single optimizer without it
+            # would step alone.
             self._step_supports_amp_scaling = True
 
     def _share_groups(self) -> None:
@@ -66,6 +71,8 @@ class MultiOptimizer(Optimizer):
             try:
                 one.step()
             finally:
+                # A flag left behind would gate the next step of an optimizer that runs without a
+                # scaler.
                 for name in gate:
                     del vars(one)[name]
 

@@ -38,6 +38,7 @@ def fusable(name: str, params: Mapping[str, Any], *, scaled: bool) -> bool:
         params: parameters in the config; a kernel chosen there takes precedence.
         scaled: whether a gradient scaler is in use.
     """
+    # Torch rejects fused together with either of them.
     return not {"foreach", "differentiable"} & params.keys() and not (
         scaled and name in ("sgd", "SGD")
     )

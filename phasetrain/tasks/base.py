@@ -48,6 +48,7 @@ class Task(Passes, TaskState, Predictor):
         super().__init__(parts)
         self._train_model = parts.model if parts.network is None else parts.network
         self._train_loss = parts.loss if parts.criterion is None else parts.criterion
+        # A plain attribute, so that a profiler can wrap it, see `around`.
         self._move: Callable[[list[Batch]], list[Batch]] = self._move_to_device
 
     def check_targets(self, split: str, target: object) -> None:
@@ -66,8 +67,10 @@ class Task(Passes, TaskState, Predictor):
         parts = self.parts
         self._trains = phase.is_train
         self._casts = parts.machine.uses_autocast(train=phase.is_train)
+        # Tests use the bare modules: the strategy's wrapper serves the backward pass.
         self.model = self._train_model if phase.is_train else parts.tested(phase)
         self.loss = self._train_loss if phase.is_train else parts.loss
+        # A loss that changes with the stage has no weights, so the strategy has not wrapped it.
         if parts.losses:
             self.loss = parts.losses[phase.stage]
             self._logged = logging_loss(self.loss)
@@ -75,12 +78,15 @@ class Task(Passes, TaskState, Predictor):
         self.loss.train(phase.is_train)
         if phase.is_train and parts.holds is not None:
             parts.holds.begin_stage(phase.stage)
+        # Before every test and not saved: a resume at the test computes the same statistics again.
         if phase.weights:
             average = parts.averages[phase.weights]
             refresh_batch_norm(average, phase, parts.loaders[TRAIN], self._world, self.run_forward)
         if not phase.is_train:
+            # Each rank has the running statistics of its own samples; all must test the same model.
             self._strategy.prepare_test(self.model, self.loss)
         self._measures = bool(self.meters) and (parts.train_meters or not phase.is_train)
+        # A phase that is resumed in its middle continues the sums that its checkpoint has restored.
         if fresh:
             for meter in self.meters.values():
                 meter.reset()
@@ -89,6 +95,7 @@ class Task(Passes, TaskState, Predictor):
         """Yield the micro-batches of each step of a phase from step `start` on, on the device."""
         steps = self.parts.loaders[phase.data].batches(phase, start)
         if self._weights.weight_of is not None:
+            # Before the batch moves: counting targets on the device would wait for it.
             steps = self._weights.add_to(steps)
         if self._device.type == "cpu":
             return steps
@@ -129,12 +136,16 @@ class Task(Passes, TaskState, Predictor):
             self.step_updater(updater, done, at, events)
             withheld = updater.withheld
             loss = updater.loss
+        # After the step, and counted by attempted updates, so that the position alone says when an
+        # average moves; `withheld` may still be on the device.
         for average in self.parts.averages.values():
             average.update(at.updates + 1, withheld=withheld)
         events.on_update()
         out = merge_outputs(done.outputs)
         if loss is None:  # no strategy has averaged the loss over ranks
             return out
+        # The mean loss is over all ranks, so its weight is too; `on_step` then needs no
+        # communication.
         weight = at.samples if self._weights.weight_of is None else self._weights.counted
         return replace(out, loss=loss, weight=weight, samples=at.samples)
 
@@ -164,6 +175,7 @@ class Task(Passes, TaskState, Predictor):
         """Measure the micro-batches of a step; return the output for `on_step`."""
         outputs = []
         for number, micro in enumerate(batches):
+            # A model may draw random numbers in tests as well; a resumed test must draw the same.
             self.reseed(at, number)
             batch = events.on_batch(micro)
             outputs.append(self._release(events.on_forward(self._autocast_forward(batch))))
@@ -177,6 +189,7 @@ class Task(Passes, TaskState, Predictor):
                 only now.
         """
         for updater in self.updaters.values():
+            # With a lag, the last verdict of a phase is still pending, and a checkpoint may follow.
             updater.resolve()
         if not self._measures:
             return {}
@@ -215,6 +228,8 @@ class Task(Passes, TaskState, Predictor):
         found.split = at.split
         found.step = at.step
         found.where = at.where
+        # From all ranks: the message of rank 0 must name the sample that only another rank has
+        # seen.
         own = [number for batch in batches for number in batch.ids.tolist()]
         found.ids = tuple(number for ids in self._world.all_gather(own) for number in ids)
         events.on_skip(batches, found)

@@ -46,6 +46,7 @@ def refresh_batch_norm(
     own: list[tuple[int, int, int, int, Tensor]] = []
     for step, draws in enumerate(islice(_steps(loader, phase), average.settings.batches)):
         for micro, draw in enumerate(draws):
+            # In this process and not by the workers, which may be prefetching the next train phase.
             batch = loader.read(draw)
             found = list[Tensor]()
             with noting(average.norms, found):
@@ -55,6 +56,8 @@ def refresh_batch_norm(
         (row for rows in world.all_gather(own) for row in rows if row[3]), key=lambda row: row[:3]
     )
     if rows:
+        # Weighted by samples, since micro-batches and shards may be of different sizes, and added
+        # in float64 in the order of (step, rank, micro-batch), which all ranks share.
         sizes = torch.tensor([row[3] for row in rows], dtype=torch.float64)
         values = torch.stack([row[4] for row in rows])
         set_statistics(average.norms, (sizes / sizes.sum()) @ values)

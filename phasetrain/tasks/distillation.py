@@ -78,7 +78,8 @@ class Distillation(Supervised):
 
     Raises:
         ConfigError: a teacher without weights, a share outside [0, 1], or a temperature that is not
-            above 0; on a step: a teacher that does not take the input or whose scores have another shape.
+            above 0; on a step: a teacher that does not take the input or whose scores have
+            another shape.
     """
 
     def __init__(
@@ -101,6 +102,8 @@ class Distillation(Supervised):
                 "checkpoint"
             )
         self.teacher: Teacher | None = None
+        # A test needs no teacher, so a checkpoint can be tested where the teacher's file is
+        # missing.
         if parts.updater is not None:
             model = make_model(
                 {key: one for key, one in teacher.items() if key != "weights"}, TEACHER
@@ -135,6 +138,8 @@ def digest_of_weights(model: nn.Module) -> str:
     """Return the SHA-256 over names, types, shapes and bytes of a model's state, in order of
     names."""
     digest = sha256()
+    # Bytes, not values: NaNs and negative zeros count as they are. Viewed as uint8 because NumPy
+    # has no bfloat16.
     for name, tensor in sorted(model.state_dict().items()):
         flat = full_tensor(tensor).cpu().contiguous()
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())

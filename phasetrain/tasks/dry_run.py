@@ -28,9 +28,11 @@ def warm_up(task: Task, phase: Phase) -> None:
         return
     task.begin(phase, fresh=False)
     loader = task.parts.loaders[phase.split]
+    # Read here: asking the loader would start its workers before the run begins.
     draws = next(iter(loader.sampler.steps(phase, 0)))
     batch = loader.read(draws[0])
     with preserve_state(task):
+        # The first pass makes DDP rebuild its buckets, the second one uses them for the first time.
         for _ in range(2):
             with strategy.micro_batch(last=True):
                 out = task.run_forward(batch, Position(phase.split, 0, phase.first, 0.0))
@@ -56,6 +58,7 @@ def preserve_state(task: Task) -> Iterator[None]:
         for part in task.stateful().values()
         if id(part) not in untouched and not isinstance(part, Updater | PerRank)
     ]
+    # `state_dict` refers to live tensors, which the passes would change.
     states = [deepcopy(part.state_dict()) for part in others]
     try:
         yield

@@ -64,6 +64,7 @@ def peak_flops(name: str, precision: Precision) -> float | None:
         precision: precision of matrix products in forward passes.
     """
     words = set(re.split(r"\W+", name))
+    # No figure rather than a wrong one: a slice of a device or a mobile chip is slower.
     if words & FLAVOURS:
         return None
     return next((row.get(precision) for key, row in PEAKS.items() if words.issuperset(key)), None)
@@ -94,6 +95,7 @@ def train_flops(task: Task, plan: Plan) -> dict[int, int]:
 def _count_flops(task: Task, phase: Phase) -> int:
     loader = task.parts.loaders[phase.data]
     batch = loader.read(next(iter(loader.sampler.steps(phase, 0)))[0])
+    # All ranks raise or none: under fsdp a forward pass of some ranks alone would hang.
     if not all(task.parts.world.all_gather(batch.size)):
         raise ValueError(f"a process has no sample in the first step of phase {phase.index}")
     with preserve_state(task):

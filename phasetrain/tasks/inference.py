@@ -26,7 +26,8 @@ class Predictor:
         mode of every module.
 
         Args:
-            inputs: a batch `(N, ...)` as the model takes it, after the transforms of a test split: a tensor or an array, or a mapping, list or tuple of them.
+            inputs: a batch `(N, ...)` as the model takes it, after the transforms of a test split:
+                a tensor or an array, or a mapping, list or tuple of them.
             batch_size: maximum number of samples per forward pass; default: all.
 
         Raises:
@@ -44,6 +45,7 @@ class Predictor:
         ):
             found = [
                 self._predict_slice(tensors, slice(at, at + each))
+                # At least one pass, so that empty inputs give an empty output of the right shape.
                 for at in range(0, max(1, size), each)
             ]
         if len(found) == 1:
@@ -65,6 +67,7 @@ class Predictor:
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
     """Have a model in test mode for a while."""
+    # Module by module: frozen parts may be in test mode while the rest trains.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

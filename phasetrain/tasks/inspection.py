@@ -92,11 +92,15 @@ def inspect(task: Task, phase: Phase, batch: Batch) -> Inspection:
     from torch.utils.flop_counter import FlopCounterMode  # it imports much of torch's compiler
 
     task.begin(phase, fresh=False)
+    # The strategy's wrapper would exchange gradients, and torch's counter does not see into
+    # compiled modules.
     task.model = task.parts.model
     task.loss = task.parts.loss
     counter = FlopCounterMode(display=False)
     notes = _Notes(task.parts.model)
     with counter, notes.taken(counter.get_total_flops):
+        # Only the forward pass, as in training: torch advises against a backward pass under
+        # autocast.
         with task.parts.machine.autocast(train=True):
             loss = task.forward(batch).loss
         forward = counter.get_total_flops()
@@ -140,8 +144,8 @@ def memory_estimate(parts: Parts, inspection: Inspection | None = None) -> dict[
 
 
 def optimizer_bytes(parts: Parts) -> int:
-    """Return about how many bytes of state an optimizer keeps on this rank: its present state, or one
-    or two values per weight.
+    """Return about how many bytes of state an optimizer keeps on this rank: its present state, or
+    one or two values per weight.
 
     Two values per weight with `betas`, none with a momentum of 0, otherwise one.
     """
@@ -151,6 +155,8 @@ def optimizer_bytes(parts: Parts) -> int:
     total = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
+            # Measured if the optimizer has stepped; else estimated from its options before the
+            # first step.
             known = optimizer.state.get(parameter)
             held = [one for one in known.values() if isinstance(one, Tensor)] if known else []
             each = 2 if "betas" in group else int(group.get("momentum", 1.0) != 0)
@@ -217,6 +223,8 @@ class _Notes:
 
     def _enter(self, name: str, count: Callable[[], int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
+            # The counter runs on: what it shows on leaving minus on entering is the module's share,
+            # summed over several calls.
             self.flops[name] = self.flops.get(name, 0) - count()
 
         return hook

@@ -18,9 +18,9 @@ class LanguageModel(Supervised):
     """Learns the loss of `model(tokens)`, scores `(N, T, V)`, against the next tokens `(N, T)`,
     weighted by tokens.
 
-    A position with target -100 does not count: not in the loss, not in meters, and not in the weight
-    of a micro-batch or a rank, so that the update equals one with all tokens of the step in one
-    batch. The loss, a mean over tokens, gets scores `(N * T, V)` and targets
+    A position with target -100 does not count: not in the loss, not in meters, and not in the
+    weight of a micro-batch or a rank, so that the update equals one with all tokens of the step in
+    one batch. The loss, a mean over tokens, gets scores `(N * T, V)` and targets
     `(N * T,)`, and has to leave -100 out, as cross entropy does; meters get the same, with a mask
     if there are such positions.
 

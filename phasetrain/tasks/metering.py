@@ -43,6 +43,8 @@ def compute_metrics(meters: Mapping[str, Meter], world: World) -> dict[str, floa
     """Return the metrics over all ranks by label; every rank must call this."""
     metrics: dict[str, float] = {}
     for label, meter in meters.items():
+        # Sums are reduced, not metrics: a mean of the ranks' accuracies would weigh ranks, not
+        # samples.
         value = meter.all_reduce(world).compute()
         if isinstance(value, dict):
             metrics |= {f"{label}_{name}": float(one) for name, one in value.items()}

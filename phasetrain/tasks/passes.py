@@ -68,6 +68,8 @@ class Passes(ABC):
         self._strategy = parts.strategy or Strategy(parts.world)
         self._weights = UpdateWeights(parts, self._strategy)
         if type(self).weight_of is not Passes.weight_of:
+            # Only an overridden count needs a sum over ranks; samples per step are known from the
+            # plan.
             self._weights.weight_of = self.weight_of
         self._measures = bool(parts.meters)
         self._show: Callable[[StepOutput], None] = self._update_meters
@@ -75,6 +77,7 @@ class Passes(ABC):
         self._trains = True
         # The seed of a stream is a hash: computed once per split and rank.
         self._stream = lru_cache(partial(seed_of, parts.seed, "model"))
+        # A separate stream: adding a batch transform does not change the dropout of a run.
         self._mix = seed_of(parts.seed, "mix")
         self._logged = logging_loss(parts.loss)
 
@@ -108,6 +111,9 @@ class Passes(ABC):
         The seed is a function of the position, so no checkpoint has to hold it.
         """
         rank, number = self._strategy.seed_key(micro)
+        # A checkpoint therefore holds no generator state, and a run resumed at any step, with
+        # any number of workers, draws the same numbers. The step is shifted by 16 bits to
+        # leave room for the number of the micro-batch.
         reseed(mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number))
 
     def gradient_pass(
@@ -138,13 +144,18 @@ class Passes(ABC):
         """
         target = self.updater if updater == MAIN_UPDATER else self.updaters[updater]
         if inputs is None and self.parts.other_updaters:
+            # Otherwise the loss of one updater would leave gradients on the weights of another one,
+            # as a generator's loss does on the discriminator.
             inputs = target.gradients.parameters
+        # Known before the first backward pass: each micro-batch is scaled as it comes, and
+        # gradients are never rescaled afterwards, which would round.
         total = self._weights.total(batches, at)
         last = len(batches) - 1
         outputs = []
         used = []
         for number, micro in enumerate(batches):
             self.reseed(at, number)  # before the hooks, whose random numbers count as well
+            # Gradients are reduced in the last micro-batch only; ranks exchange once per update.
             with self._strategy.micro_batch(last=number == last, counts=micro.size > 0):
                 batch = events.on_batch(micro) if first else micro
                 used.append(batch)
@@ -181,6 +192,9 @@ class Passes(ABC):
             return self._autocast_forward(batch, forward)
         changed = self.transform_batch(batch, at, micro)
         out = self._autocast_forward(changed, forward)
+        # Meters measure against the labels of the dataset: mixing makes probabilities of classes,
+        # and an accuracy against those would mean nothing. A task that returns another target keeps
+        # it.
         if out.target is changed.target:
             out.target = batch.target
         return out
@@ -198,6 +212,7 @@ class Passes(ABC):
 
     def _release(self, out: StepOutput, *, measure: bool = True) -> StepOutput:
         """Show an output to the meters, and drop its graph and its tensors."""
+        # With its graph, the loss would keep the activations of every micro-batch of the step.
         out.loss = out.loss.detach()
         if measure and self._measures:
             self._show(out)
@@ -223,11 +238,13 @@ def logging_loss(loss: nn.Module) -> LoggingLoss | None:
 def merge_outputs(outputs: list[StepOutput]) -> StepOutput:
     """Return the output of a whole step: losses and logs averaged by weight, on the device."""
     weight = sum(out.weight for out in outputs)
+    # Returned as it is: multiplying by 1 would cost a kernel, and a padding batch has weight 0.
     if len(outputs) == 1 or not weight:
         return outputs[0]
 
     def average(values: list[Any]) -> Any:
         pairs = zip(values, outputs, strict=True)
+        # Weighted, because the last micro-batch may be smaller; tensors stay on the device.
         return sum(value * (out.weight / weight) for value, out in pairs)
 
     return StepOutput(

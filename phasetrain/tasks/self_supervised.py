@@ -29,7 +29,7 @@ from phasetrain.tasks.state import Stateful
 
 @TASKS.register("self_supervised")
 class SelfSupervised(Task):
-    """Compares embeddings of several views of each sample, with each other or with a momentum teacher.
+    """Compares embeddings of several views of each sample, with each other or with a teacher.
 
     `DATA.*.transforms` makes the views (`multi_crop`), the model takes the list of them and returns
     the list of their embeddings (`trunk_head`), and the loss gets
@@ -38,9 +38,9 @@ class SelfSupervised(Task):
     they point in all directions evenly, 0 if they have collapsed into one point.
 
     The teacher is a copy of the model. At the beginning of each update its weights t move towards
-    the weights w of the model: t = m t + (1 - m) w, where m goes along half a cosine wave from `momentum`
-    to `momentum_end` over the training (Grill et al. 2020, arXiv:2006.07733, section 3.3). A
-    skipped update leaves it unchanged.
+    the weights w of the model: t = m t + (1 - m) w, where m goes along half a cosine wave from
+    `momentum` to `momentum_end` over the training (Grill et al. 2020, arXiv:2006.07733, 3.3).
+    A skipped update leaves it unchanged.
 
     Args:
         parts: parts of the task.
@@ -79,10 +79,12 @@ class SelfSupervised(Task):
         self.teacher = None if momentum is None else self._new_teacher()
 
     def begin(self, phase: Phase, *, fresh: bool) -> None:
-        """Prepare for a phase; the teacher gets the model's mode, and a test uses the loss as it is at
-        the end of the training."""
+        """Prepare for a phase; the teacher gets the model's mode, and a test uses the loss as it is
+        at the end of the training."""
         super().begin(phase, fresh=fresh)
         if not phase.is_train:
+            # A test compares checkpoints: with the loss at its final temperature they share one
+            # scale.
             self._advance(1.0, 0)
         if self.teacher is not None:
             self.teacher.train(phase.is_train)
@@ -94,12 +96,16 @@ class SelfSupervised(Task):
         super().begin_update(at)
         self._advance(at.where, at.updates)
         if self.teacher is not None:
+            # Before the forward pass, so the teacher is a function of weights that were saved: a
+            # resume at this update starts from the same two models.
             self._move_teacher(at.where)
 
     def update(self, done: GradientPass, at: Position, events: StepEvents) -> StepOutput:
         """Update all weights but those that the loss freezes."""
         for part in self._holding:
             for parameter in part.frozen_parameters():
+                # None and not zero: momentum and weight decay would still move a weight with a zero
+                # gradient.
                 parameter.grad = None
         return super().update(done, at, events)
 
@@ -122,6 +128,8 @@ class SelfSupervised(Task):
                 mapped(targets, lambda e: e[batch.mask]),
             )
         try:
+            # Temperatures of 0.1 and below turn the rounding of half precision into large changes
+            # of scores.
             with torch.autocast(self._device.type, enabled=False):
                 loss = self.loss(embeddings, targets)
         except MISFITS as error:
@@ -169,6 +177,8 @@ class SelfSupervised(Task):
         )
         weights = dict(self.parts.model.named_parameters())
         named = list(self.teacher.named_parameters())
+        # By name: parameters of a teacher made by `as_teacher` may be a subset of the model's. One
+        # private foreach call instead of a kernel per weight.
         torch._foreach_lerp_(
             [weight for _, weight in named], [weights[name] for name, _ in named], 1 - momentum
         )
@@ -197,6 +207,8 @@ class SelfSupervised(Task):
         teacher = model.as_teacher() if isinstance(model, Embedding) else deepcopy(model)
         teacher.requires_grad_(requires_grad=False)
         if self.parts.updater is not None:
+            # It moves before the forward pass that may turn out not finite, so a skipped update has
+            # to put it back.
             self.parts.updater.guard.protect(lambda: [*teacher.parameters(), *teacher.buffers()])
         return teacher
 
@@ -280,6 +292,7 @@ def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
     """Reject a meter that does not accept a loss and embeddings without targets."""
     views = [torch.zeros(2, 2, device=device), torch.zeros(2, 2, device=device)]
     try:
+        # A copy, so that the trial leaves no sample in the sums of the meter.
         deepcopy(meter).update(StepOutput(torch.zeros((), device=device), 2, 2, views, None))
     except (*MISFITS, AttributeError) as error:
         if is_out_of_memory(error):

@@ -99,6 +99,8 @@ class TaskState(ABC):
             if isinstance(part, PerRank):
                 found[name] = part.rank_state()
             elif isinstance(part, nn.Module):
+                # Running statistics come from each rank's own samples, unlike weights, which are
+                # shared.
                 found[name] = dict(part.named_buffers())
         return {name: state for name, state in found.items() if state}
 
@@ -131,6 +133,8 @@ class TaskState(ABC):
         elif ranks or not self._world.is_main:
             for name, part in parts.items():
                 if isinstance(part, PerRank):
+                    # Sums of meters go to rank 0 alone: they are added over ranks at the end, so a
+                    # copy on each rank would count them several times.
                     states = [one[name] for one in ranks if name in one]
                     part.merge_rank_states(states, is_main=self._world.is_main)
 
@@ -177,6 +181,8 @@ def _load_shared(
             else:
                 part.load_state_dict(shared[name])
         except (RuntimeError, ValueError, KeyError) as error:
+            # An error of the machine, not of the checkpoint: it must not be reported as a changed
+            # config.
             if is_out_of_memory(error):
                 raise
             raise ChangedError(

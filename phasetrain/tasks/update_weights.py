@@ -45,6 +45,7 @@ class UpdateWeights:
             total = self._sum_weights(batches, at)
         else:
             own = sum(batch.size for batch in batches)
+            # Alone, own samples are all samples; `at.samples` is 0 outside of a plan.
             if own and (self._world.is_single_process or not at.samples):
                 return own
             total = self._sum_samples(own, at)
@@ -55,6 +56,8 @@ class UpdateWeights:
 
     def _sum_weights(self, batches: list[Batch], at: Position) -> float:
         self._set_weights(batches)
+        # Every rank divides by the same total, so the update equals the one of a single large
+        # batch. The mean of the ranks' means would not, if they count different numbers of tokens.
         self.counted = self._world.all_reduce_sum(sum(batch.weight or 0 for batch in batches))
         if not self.counted:
             raise SampleError(
@@ -82,5 +85,7 @@ class UpdateWeights:
     def _set_weights(self, batches: list[Batch]) -> None:
         assert self.weight_of is not None
         for batch in batches:
+            # `add_to` has done it for batches from a loader; a custom loop may pass its own
+            # batches.
             if batch.weight is None:
                 batch.weight = self.weight_of(batch)

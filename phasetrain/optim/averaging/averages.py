@@ -48,6 +48,8 @@ class Average(ABC):
         pairs: list[tuple[Tensor, Tensor]] = list(
             zip(module.parameters(), model.parameters(), strict=True)
         )
+        # bfloat16 has 8 bits of precision: with a decay of 0.99 and more, a step of the average
+        # rounds to nothing.
         for name, parameter in model.named_parameters():
             if parameter.is_floating_point() and parameter.itemsize < 4:
                 kind = str(parameter.dtype).removeprefix("torch.")
@@ -58,6 +60,7 @@ class Average(ABC):
                     "and set "
                     "MACHINE.precision=bf16"
                 )
+        # Integer parameters (quantised weights, indices) have no mean.
         self._averaged = [
             pair for pair in pairs if pair[0].is_floating_point() or pair[0].is_complex()
         ]
@@ -66,6 +69,8 @@ class Average(ABC):
         ]
         self._divided = any(is_dtensor(one) for one, _ in pairs)
         both = zip(find_buffers(module), find_buffers(model), strict=True)
+        # The dicts that hold buffers, not the tensors: a module may replace a buffer, or set it to
+        # None.
         self._buffers = [(own, buffers, name) for (own, _), (buffers, name) in both]
 
     @abstractmethod
@@ -134,7 +139,11 @@ class EMA(Average):
             decay = min(settings.decay, (1 + times) / (10 + times))
         else:
             decay = settings.decay
-        self._move(1 - decay if withheld is False else torch.where(withheld != 0, 0.0, 1 - decay))
+        # Whether the last update was made may be known to the device alone; reading it would wait.
+        share: float | Tensor = 1 - decay
+        if isinstance(withheld, Tensor):
+            share = torch.where(withheld != 0, 0.0, 1 - decay)
+        self._move(share)
 
 
 class SWA(Average):
@@ -187,6 +196,8 @@ class SWA(Average):
 
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
         """Take the weights in, if one of the moments has come."""
+        # A difference of two counts needs no memory of the last moment, so a resume cannot miss
+        # one.
         if updates and self._moments(updates) > self._moments(updates - 1):
             self.taken += 1
             self._move(1 / self.taken)
@@ -241,6 +252,8 @@ def noting(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Iterator[None]:
         found: gets their means, then their variances, one after the other in one tensor.
     """
     momenta = [norm.momentum for norm in norms]
+    # Statistics of this pass replace the old ones (momentum 1), but the number of batches seen is
+    # part of the model's state and must not move.
     counters = [counter for norm in norms if (counter := norm.num_batches_tracked) is not None]
     counts = [counter.clone() for counter in counters]
     for norm in norms:
@@ -249,6 +262,8 @@ def noting(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Iterator[None]:
     try:
         yield
         found.append(
+            # float64 on the CPU: means over ranks are added in a fixed order there, so that the sum
+            # does not depend on the world size.
             torch.cat([one.detach().reshape(-1) for one in _statistics(norms)]).double().cpu()
         )
     finally:
@@ -277,6 +292,7 @@ def _lerp(averages: list[Tensor], values: list[Tensor], share: float | Tensor) -
     if not isinstance(share, Tensor):
         torch._foreach_lerp_(averages, values, share)
         return
+    # `_foreach_lerp_` takes no weight on the device, and `.item()` would wait for it.
     moves = torch._foreach_sub(values, averages)
     torch._foreach_mul_(moves, share.to(moves[0].device))
     torch._foreach_add_(averages, moves)

@@ -24,6 +24,8 @@ class Steps(ParamScheduler):
     def __call__(self, where: float) -> float:
         """Return the multiplier at `where`."""
         passed = math.floor((where + TOLERANCE) / self.width) if self.width else 0
+        # A power of the count, not a product over steps: the value does not depend on the path to
+        # it.
         return float(self.factor**passed)
 
 
@@ -66,9 +68,9 @@ class Warmup(ParamScheduler):
         """Return the multiplier at `where`."""
         if where < self.length:
             return float(self.line(where / self.length))
-        return float(
-            self.main((where - self.length) / (1 - self.length) if self.rescaled else where)
-        )
+        if self.rescaled:
+            where = (where - self.length) / (1 - self.length)
+        return float(self.main(where))
 
 
 class InverseSqrt(ParamScheduler):
@@ -102,7 +104,8 @@ class OneCycle(ParamScheduler):
         return self._between(self.peak, self.end, (where - self.rise) / (1 - self.rise))
 
     def _between(self, first: float, last: float, share: float) -> float:
-        share = (1 - math.cos(math.pi * share)) / 2 if self.cosine else share
+        if self.cosine:
+            share = (1 - math.cos(math.pi * share)) / 2
         return float(first + (last - first) * share)
 
 
@@ -145,6 +148,8 @@ class Restarts(ParamScheduler):
         self.decay = decay
         self.end = end
         self._begins = [0.0]
+        # With growth 1 the beginnings are multiples of the period, and there may be very many of
+        # them.
         while growth > 1 and period and self._begins[-1] < 1:
             self._begins.append(self._begins[-1] + period * growth ** (len(self._begins) - 1))
 
@@ -160,6 +165,7 @@ class Restarts(ParamScheduler):
             number = math.floor((where + TOLERANCE) / self.period)
             begin = number * self.period
             length = self.period
+        # The tolerance above may place `where` a little before or after the wave.
         share = min(1.0, max(0.0, (where - begin) / length))
         peak = max(self.end, self.decay**number)
         return float(self.end + (peak - self.end) * (1 + math.cos(math.pi * share)) / 2)
@@ -186,9 +192,10 @@ class Part:
         if not self.rescaled:
             return float(self.schedule(where))
         width = self.end - self.begin
-        return float(
-            self.schedule(min(1.0, max(0.0, (where - self.begin) / width)) if width else 0.0)
-        )
+        if not width:
+            return float(self.schedule(0.0))
+        # The tolerance of the chain may place `where` just outside of the part.
+        return float(self.schedule(min(1.0, max(0.0, (where - self.begin) / width))))
 
 
 class Chain(ParamScheduler):

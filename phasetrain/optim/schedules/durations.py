@@ -52,6 +52,8 @@ class RunLength:
                 "1]; "
                 f"write '{duration} epochs' or '{duration} updates'"
             )
+        # A run without updates (a test of a checkpoint) has no fractions; its schedules are never
+        # called.
         if self.updates == 0:
             return 0.0
         if unit in ("epochs", "samples") and math.isnan(self.updates_per_epoch):

@@ -89,6 +89,7 @@ class ParamSchedules:
         ]
         self.options = {(one.group, one.option) for one in self._stages[0]}
         self._factor = 1.0
+        # Noted before the first `apply` writes scheduled values into the groups.
         self._base_lrs = [group.get("lr") for group in groups]
 
     @property
@@ -133,9 +134,13 @@ def _shared_options(
     for option in names:
         for number, group in enumerate(groups):
             own = schedules.groups.get(number)
+            # A group of another optimizer may lack the option (betas, momentum), which is no error
+            # there.
             if own is not None and (option in own or option not in group):
                 continue
-            change = stage.values.get(option) if own is None else None
+            change = None
+            if own is None:
+                change = stage.values.get(option)
             schedule = stage.schedules.get(option, schedules.options.get(option, CONSTANT))
             base = _base_value(group, option, change)
             yield _ScheduledOption(number, option, base, schedule, option in stage.schedules)
@@ -152,6 +157,7 @@ def _own_options(groups: ParamGroups, schedules: Schedules) -> Iterator[_Schedul
 def _base_value(group: Mapping[str, Any], option: str, change: tuple[float, float] | None) -> float:
     """Return the value that a schedule multiplies, after the change that a stage makes."""
     value = group.get(option)
+    # A bool is an int in Python, and multiplying `nesterov` would go unnoticed.
     if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
         options = ", ".join(name for name in group if name != "params")
         raise ConfigError(
@@ -168,4 +174,5 @@ def _base_value(group: Mapping[str, Any], option: str, change: tuple[float, floa
         raise ConfigError(
             f"OPTIMIZER.lr = 0 and a stage with {now}: learning rates of groups are factors of it"
         )
+    # A ratio, so that `lr_scale` and `layer_decay` of a group hold in every stage.
     return float(value) * (now / before)

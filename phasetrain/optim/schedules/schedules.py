@@ -168,6 +168,7 @@ def multistep(
     check_positive(factor=factor)
     run = RunLength(updates, updates_per_epoch, batch_size)
     places = [run.fraction("milestones", milestone) for milestone in milestones]
+    # `bisect` in `Milestones` needs ascending places and would give wrong values silently.
     if places != sorted(places):
         raise ValueError(f"milestones = {list(milestones)}: expected ascending order")
     return run.warmed(Milestones(factor, places), warmup, warmup_start, rescaled=False)
@@ -214,7 +215,7 @@ def one_cycle(
     """Return a way from `start` to `peak` in the duration `rise`, and on to `end` (Smith and Topin,
     arXiv:1708.07120).
 
-    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults are taken from
+    For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults come from
     torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
     """
     check_not_negative(start=start, peak=peak, end=end)
@@ -293,8 +294,8 @@ def composite(
 ) -> ParamScheduler:
     """Return schedules one after the other.
 
-    Each of `parts` has the `name` of a schedule, its `length` (a duration; the last part may omit it
-    and takes the rest), its parameters, and `scaling`: `rescaled` (the default; it runs
+    Each of `parts` has the `name` of a schedule, its `length` (a duration; the last part may omit
+    it and takes the rest), its parameters, and `scaling`: `rescaled` (the default; it runs
     from its start to its end within its part, and durations below it are measured against the part)
     or `fixed` (it goes by the whole run, so it is joined in its middle).
     """

@@ -29,6 +29,8 @@ class FiniteCheck:
         self._method: Callable[[list[Tensor]], object] = partial(
             _mark_nonfinite, flag=self._flag, one=self._one
         )
+        # From fast to general: mixed devices and dtypes first, then sparse, complex and expanded
+        # tensors, which only the norm accepts.
         self._fallbacks = [self._mark_by_dtype, self._mark_by_norm]
 
     def mark(self, tensors: list[Tensor], *, everywhere: bool = False) -> Tensor:
@@ -45,8 +47,12 @@ class FiniteCheck:
         except (AttributeError, RuntimeError):
             if not self._fallbacks:
                 raise
+            # Kept for good: the kinds of gradients of a run do not change, and a failing call per
+            # update would cost more than the check.
             self._method = self._fallbacks.pop(0)
             self.mark(tensors)
+        # In place, and on every rank alike: whether to call a collective must not depend on the
+        # flag.
         if everywhere and self._any_rank is not None:
             self._any_rank(self._flag)
         return self._flag
@@ -54,6 +60,7 @@ class FiniteCheck:
     def all_finite(self, tensors: list[Tensor]) -> bool:
         """Check every entry of `tensors` on all ranks; waits for the device."""
         if self.mark(tensors, everywhere=True).item():
+            # Only after a hit: writing zero to a flag that is zero would cost a kernel per update.
             self.reset()
             return False
         return True
@@ -72,7 +79,7 @@ class FiniteCheck:
             self._flag.copy_(torch.maximum(self._flag, flag.to(self._flag.device)))
 
     def _mark_by_norm(self, tensors: list[Tensor]) -> None:
-        norm = get_total_norm([t.coalesce().values() if t.is_sparse else t for t in tensors])
+        norm = get_total_norm([_dense_values(tensor) for tensor in tensors])
         self._flag.copy_(torch.maximum(self._flag, (~norm.isfinite()).to(self._flag)))
 
 
@@ -83,5 +90,11 @@ def _mark_nonfinite(tensors: list[Tensor], flag: Tensor, one: Tensor) -> None:
 
 def has_nonfinite(tensor: Tensor) -> bool:
     """Check whether a dense or sparse tensor has a NaN or an infinity; waits for the device."""
-    values = tensor.coalesce().values() if tensor.is_sparse else tensor
-    return not bool(values.isfinite().all())
+    return not bool(_dense_values(tensor).isfinite().all())
+
+
+def _dense_values(tensor: Tensor) -> Tensor:
+    # Coalesced, because rows that occur twice may be finite each and overflow together.
+    if tensor.is_sparse:
+        return tensor.coalesce().values()
+    return tensor

@@ -61,7 +61,10 @@ class GradientPipeline:
         self._norm_shows_all = settings.clip_norm is not None and settings.clip_value is None
         # The norm is that of the whole gradient on every rank; the gradients may be sharded.
         needs_all_ranks = strategy.shards_optimizer and not self._norm_shows_all
-        self._check = FiniteCheck(self.device, strategy.any_rank if needs_all_ranks else None)
+        any_rank = None
+        if needs_all_ranks:
+            any_rank = strategy.any_rank
+        self._check = FiniteCheck(self.device, any_rank)
         self._has_own_zero_grad = type(optimizer).zero_grad is not Optimizer.zero_grad
 
     def drop_held(self) -> None:
@@ -89,12 +92,14 @@ class GradientPipeline:
         if settings.clip_value is not None:
             clip_grad_value_(parameters, settings.clip_value)
         if settings.clip_norm is not None:
+            # The check may have computed it already; a second norm would double the cost.
             if self.norm is None:
                 self.norm = self._strategy.gradient_norm(self._gradients())
             clip_grads_with_norm_(parameters, settings.clip_norm, self.norm)
 
     def drop(self) -> None:
         """Set every gradient to None."""
+        # Optimizers of other libraries may keep more than `.grad`.
         if self._has_own_zero_grad:
             self._optimizer.zero_grad(set_to_none=True)
             return
@@ -114,6 +119,8 @@ class GradientPipeline:
             if parameter.grad is not None and has_nonfinite(parameter.grad)
         ]
         if self._strategy.shards_optimizer:
+            # Each rank sees only its shards, and the message has to name the same weights on all
+            # ranks.
             gathered = self._strategy.world.all_gather(bad)
             bad = sorted({number for numbers in gathered for number in numbers})
         return tuple(

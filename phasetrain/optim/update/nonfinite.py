@@ -86,8 +86,12 @@ class NonFinite:
 
     def __str__(self) -> str:
         """Return update, loss, gradients and samples as the beginning of a sentence."""
-        update = f"update {self.updates}" if self.updates else "an update"
-        samples = f"; samples {join_first(self.ids, MAX_IDS)}" if self.ids else ""
+        update = "an update"
+        if self.updates:
+            update = f"update {self.updates}"
+        samples = ""
+        if self.ids:
+            samples = f"; samples {join_first(self.ids, MAX_IDS)}"
         return f"{update} is not finite (loss {self.loss!r}; {self._describe_gradients()}{samples})"
 
     def _describe_gradients(self) -> str:
@@ -130,6 +134,8 @@ class Guard:
         self.in_row = 0
         self.saves = self.watches and bool(settings.buffers())
         self._pending: PendingVerdict | None = None
+        # Kept because the error of a deferred verdict surfaces after the position has moved on: a
+        # final checkpoint must not be written as if nothing had happened.
         self._failed: NumericsError | None = None
 
     def protect(self, lookup: Callable[[], Sequence[Tensor]]) -> None:
@@ -152,6 +158,7 @@ class Guard:
         """
         stops = self.would_stop(scaled=scale is not None)
         found = NonFinite(loss, gradients, self.in_row + 1, scale, stops)
+        # Before raising: the hook dumps the step and fills in update and samples for the message.
         on_skip(found)
         if found.stops:
             raise NumericsError(self._format_error(found))
@@ -207,7 +214,9 @@ class Guard:
 
     def _format_error(self, found: NonFinite) -> str:
         settings = self.settings
-        place = f"; the step is kept in {found.dump}" if found.dump else ""
+        place = ""
+        if found.dump:
+            place = f"; the step is kept in {found.dump}"
         if found.updates:
             place += f"; look at it with RUN.engine=replay RUN.step={found.updates}"
         if settings.on_nonfinite == "stop" and found.scale is None:
@@ -240,7 +249,10 @@ class PendingVerdict:
     def __init__(self, flag: Tensor, loss: Tensor, on_skip: OnSkip, scale: Tensor | None) -> None:
         self.on_skip = on_skip
         self._scaled = scale is not None
-        values = [flag, loss.detach(), flag if scale is None else scale]
+        if scale is None:
+            scale = flag  # keeps the verdict at three values; `read` ignores the third
+        values = [flag, loss.detach(), scale]
+        # Stacked, so that a single copy to the host brings the whole verdict.
         verdict = torch.stack([value.to(flag.device, torch.float32) for value in values])
         self._event: torch.cuda.Event | None = None
         if verdict.is_cuda:
@@ -258,4 +270,6 @@ class PendingVerdict:
         if self._event is not None:
             self._event.synchronize()
         flag, loss, scale = self._host.tolist()
-        return flag != 0, loss, scale if self._scaled else None
+        if not self._scaled:
+            return flag != 0, loss, None
+        return flag != 0, loss, scale

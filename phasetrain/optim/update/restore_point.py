@@ -26,6 +26,8 @@ class RestorePoint:
     def save(self) -> None:
         """Copy the tensors as they are now."""
         now = [tensor.detach() for tensor in self._lookup()]
+        # Queues may grow and modules may replace buffers; otherwise the memory of the copies is
+        # reused.
         if [(t.shape, t.dtype) for t in now] != [(t.shape, t.dtype) for t in self._copies]:
             self._copies = [tensor.clone() for tensor in now]
         elif now:
@@ -37,6 +39,8 @@ class RestorePoint:
             if now.shape == copy.shape:
                 now.copy_(copy)
             else:
+                # The module has resized the tensor; other objects refer to it, so it keeps its
+                # identity.
                 now.data = copy.clone()
 
     def restore_where(self, flag: Tensor) -> None:
@@ -46,8 +50,11 @@ class RestorePoint:
         """
         for now, copy in self._pairs():
             if now.shape == copy.shape:
+                # `where` on the device instead of an `if` on the host, which would have to read the
+                # flag.
                 now.copy_(torch.where(flag.to(now.device) != 0, copy, now))
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        # A parameter may be among them, and autograd forbids writing to a leaf in place.
         now = [tensor.detach() if tensor.requires_grad else tensor for tensor in self._lookup()]
         return list(zip(now, self._copies, strict=False))

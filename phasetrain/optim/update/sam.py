@@ -55,6 +55,8 @@ class SharpnessAware:
         self._weights = list(weights)
         self._start: list[Tensor] = []
         self._poison: Tensor | None = None
+        # Two copies: the second pass starts where the first one did, and the statistics that stay
+        # are those of the pass at the weights themselves.
         self._before = RestorePoint(buffers)
         self._after = RestorePoint(buffers)
 
@@ -91,6 +93,8 @@ class SharpnessAware:
         pairs = [(weight, grad) for weight in self._weights if (grad := weight.grad) is not None]
         weights = [weight for weight, _ in pairs]
         gradients = [grad for _, grad in pairs]
+        # Foreach functions launch one kernel for all weights instead of one per weight. They are
+        # private to torch, but its own optimizers use them.
         moves: tuple[Tensor, ...] = tuple(gradients)
         if self.settings.adaptive:
             moves = torch._foreach_mul(gradients, torch._foreach_abs(weights))
@@ -100,6 +104,8 @@ class SharpnessAware:
                 # Only the squares overflow: the guard must see it in the gradients themselves.
                 torch._foreach_mul_(gradients, torch.nan)
             return False
+        # Without a read the move happens in any case; the NaN goes into the second gradient in
+        # `descend`, where the guard's check finds it.
         self._poison = None if reads else torch.where(size.isfinite(), 0.0, torch.nan)
         scale = self.settings.rho / (size + TINY)
         if self.settings.adaptive:
@@ -125,4 +131,6 @@ class SharpnessAware:
         gradients = [grad for weight in self._weights if (grad := weight.grad) is not None]
         if self._poison is not None and gradients:
             first = gradients[0]
+            # One entry is enough for the check, and adding 0.0 to it leaves a good gradient as it
+            # is.
             first[(0,) * first.ndim] += self._poison

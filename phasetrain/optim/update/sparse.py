@@ -21,6 +21,7 @@ def find_sparse_weights(*modules: nn.Module) -> list[Tensor]:
             if not isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 continue
             if part.sparse and part.weight.requires_grad:
+                # By identity: tied embeddings share a weight, and it must be listed once.
                 found[id(part.weight)] = part.weight
     return list(found.values())
 
@@ -29,6 +30,7 @@ def coalesce_gradients(weights: Iterable[Tensor]) -> None:
     """Add up rows that occur more than once in the sparse gradients of some weights."""
     for weight in weights:
         if weight.grad is not None and weight.grad.is_sparse:
+            # Rows that occur twice would be squared separately in the norm.
             weight.grad = weight.grad.coalesce()
 
 
@@ -46,6 +48,8 @@ def _as_dense(weight: Tensor) -> Tensor:
         return weight
     values = grad.values()
     view = values.detach()
+    # A stand-in for the weight: torch's clipping functions take parameters and change `.grad` in
+    # place, here the memory of the sparse values.
     view.grad = values
     return view
 
@@ -65,6 +69,7 @@ def check_sparse(
         ConfigError: the optimizer cannot use gradients of this kind; the weights are named.
     """
     kind = type(optimizer).__name__
+    # Custom optimizers may support sparse gradients; their own error says if they do not.
     if not type(optimizer).__module__.startswith("torch.optim"):
         return
     weights = [weight for group in groups for weight in group.weights]

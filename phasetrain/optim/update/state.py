@@ -21,6 +21,7 @@ def load_optimizer(
         trained: its parameters in order.
         saved: state by number of parameter, as `Strategy.state.optimizer_state` returns it.
     """
+    # Kept because `load_state_dict` casts: the saved values are needed again below.
     own = strategy.state.local_optimizer_state(saved)
     strategy.state.load_optimizer_state(optimizer, own)
     states = strategy.state.parameter_state(optimizer)

@@ -55,6 +55,7 @@ class Stepper(ABC):
         """Forget past updates, because the state of the optimizer was replaced."""
 
     def _skip(self, loss: float, on_skip: OnSkip) -> None:
+        # Names first: they are read from the gradients, and restoring or raising would lose them.
         names = self.gradients.name_nonfinite(self.guard.settings.names)
         self.guard.restore_point.restore()
         self.guard.skip(loss, names, on_skip)
@@ -66,7 +67,11 @@ class ImmediateStepper(Stepper):
     def step(self, loss: Tensor | None, on_skip: OnSkip) -> bool:
         """Check, then clip and step."""
         if self.guard.watches:
-            value = 0.0 if loss is None else loss.item()
+            value = 0.0
+            if loss is not None:
+                value = loss.item()
+            # The gradients are checked on all ranks, so all skip or none; the loss is the global
+            # one.
             if not self.gradients.are_finite() or not isfinite(value):
                 self._skip(value, on_skip)
                 return True
@@ -84,11 +89,15 @@ class GatedStepper(Stepper):
 
     def __init__(self, optimizer: Optimizer, gradients: GradientPipeline, guard: Guard) -> None:
         super().__init__(optimizer, gradients, guard)
+        # For the first update of each weight, see `step`.
         self._immediate = ImmediateStepper(optimizer, gradients, guard)
         self._initialized: set[int] = set()
 
     def step(self, loss: Tensor | None, on_skip: OnSkip) -> bool | Tensor:
         """Step with the gate set, and leave the verdict for the next update."""
+        # The verdict on the previous update: its kernels are done or nearly so, while reading the
+        # verdict on this one would leave the device idle until the host has queued the next forward
+        # pass.
         self.guard.resolve()
         stepping = {id(p) for p in self.gradients.parameters if p.grad is not None}
         if not stepping <= self._initialized:
@@ -99,6 +108,7 @@ class GatedStepper(Stepper):
                 self._initialized |= stepping
             return withheld
         total = torch.zeros((), device=self.gradients.device) if loss is None else loss.detach()
+        # Before clipping, which spreads a NaN to all gradients.
         flag = self.gradients.mark_nonfinite(total)
         if self.gradients.clips:
             self.gradients.clip()
@@ -109,6 +119,8 @@ class GatedStepper(Stepper):
             self.optimizer.step()
         finally:
             del attributes["found_inf"], attributes["grad_scale"]
+        # Fused kernels withhold weights and optimizer state; running statistics were written by the
+        # forward pass, and only a copy brings them back.
         self.guard.restore_point.restore_where(flag)
         self.guard.defer(flag, total, on_skip)
         return flag
@@ -151,8 +163,11 @@ class ScaledStepper(Stepper):
                 # No scale makes such a loss finite: it is no overflow of the scaled gradient.
                 self._skip(value, on_skip)
                 return True
+        # The scaler does not say whether it skipped; a falling scale does, without a
+        # synchronization.
         before = self._current_scale()
         if self.gradients.clips:
+            # Limits are in units of the true gradient; the scaler remembers that it has unscaled.
             self.scaler.unscale_(self.optimizer)
             self.gradients.clip()
         self.scaler.step(self.optimizer)
@@ -161,14 +176,16 @@ class ScaledStepper(Stepper):
         # A scale of 0 cannot fall any further; the update was skipped nevertheless.
         skipped = (after < before) | (after == 0)
         if guard.watches:
-            total = torch.zeros(()) if loss is None else loss
-            self._report(skipped, total, after, on_skip)
+            if loss is None:
+                loss = torch.zeros(())
+            self._report(skipped, loss, after, on_skip)
         return skipped
 
     def _report(self, skipped: Tensor, loss: Tensor, scale: Tensor, on_skip: OnSkip) -> None:
         guard = self.guard
         if self.lag:
             guard.restore_point.restore_where(skipped)
+            # The tensors stay on the device until the next update, so nothing waits here.
             guard.defer(skipped, loss, on_skip, scale)
         elif not skipped:
             guard.in_row = 0
@@ -197,6 +214,7 @@ def make_stepper(
     # `found_inf`.
     can_lag = scaler is not None or vars(optimizer).get("_step_supports_amp_scaling", False)
     lag = guard.settings.lag
+    # With `ignore` nobody reads a verdict, so nothing may be deferred either.
     if not guard.watches:
         lag = 0
     elif lag is None:

@@ -63,6 +63,7 @@ class Updater:
         self.scaler = scaler
         self.schedules = ParamSchedules(optimizer.param_groups, schedules or Schedules())
         self.gradients = GradientPipeline(optimizer, self.strategy, gradients or GradientSettings())
+        # The guard exists before the stepper, which reads from it whether the verdict may lag.
         self.guard = Guard(guard)
         self.stepper = make_stepper(optimizer, self.gradients, self.guard, scaler)
         self.sam: SharpnessAware | None = None
@@ -71,6 +72,8 @@ class Updater:
         self.loss: Tensor | None = None
         self.withheld: bool | Tensor = False
         self.has_gradient = False
+        # Copied now, before a schedule writes into the groups: `state_dict` saves only options that
+        # the optimizer itself has changed since.
         self._initial_options = [
             {name: deepcopy(value) for name, value in group.items() if name != "params"}
             for group in optimizer.param_groups
@@ -78,6 +81,7 @@ class Updater:
         self._own_loss: Tensor | None = None
         self._shares: list[Tensor] = []
         self._mean: AsyncMean | None = None
+        # Adding up the loss costs a kernel per micro-batch, so it is done only for a reader.
         self._needs_loss = self.strategy.has_global_loss or self.guard.watches
         self._is_second_pass = False
 
@@ -101,6 +105,7 @@ class Updater:
 
     def schedule(self, where: float, stage: int = 0, within: float = 0.0) -> None:
         """Begin an update: set every scheduled option, see `ParamSchedules.apply`."""
+        # Copies come first: schedules and SAM's first pass belong to the update that may be undone.
         if self.guard.saves:
             self.guard.restore_point.save()
         if self.sam is not None:
@@ -126,6 +131,7 @@ class Updater:
             inputs: parameters that get the gradient; None: all that the loss depends on.
         """
         self.has_gradient = True
+        # A multiplication by 1 would launch a kernel and add a node to the graph for nothing.
         if share != 1.0:
             loss = loss * share
         # The loss of an update is that of SAM's first pass.
@@ -147,6 +153,8 @@ class Updater:
         if self.strategy.has_global_loss:
             self._collect()
         self.gradients.drop_held()
+        # With a lag the host must not wait here either; `climb` then marks the second gradient
+        # instead.
         reads = self.guard.watches and not self.stepper.lag
         if not self.sam.climb(self.strategy.gradient_norm, reads=reads):
             yield False
@@ -169,11 +177,14 @@ class Updater:
         Raises:
             NumericsError: the run has to stop, see `GuardSettings`; the weights have not moved.
         """
+        # A norm left over from the last update would be taken for this one's.
         self.gradients.norm = None
         if self.sam is not None:
             self.sam.require_ascent()
         if self.strategy.has_global_loss:
             self._collect()
+        # Dropped after the ranks have exchanged gradients (all must reduce the same buckets), and
+        # before the norm is taken: weights that do not move must not count in clipping.
         if self.gradients.held:
             self.gradients.drop_held()
         if self.gradients.settings.sparse:
@@ -181,6 +192,8 @@ class Updater:
         try:
             self.withheld = self.stepper.step(self._own_loss, on_skip)
         finally:
+            # Also if the run stops: a gradient left behind would be added to the next update of a
+            # caller who catches the error and continues.
             self._own_loss = None
             self.has_gradient = False
             self.gradients.drop()
@@ -209,6 +222,7 @@ class Updater:
                 it.
         """
         self.guard.resolve()
+        # The optimizer's state goes through the strategy, which may have sharded it.
         state: dict[str, Any] = {
             "optimizer": self.strategy.state.optimizer_state(self.optimizer),
             "skipped": self.guard.skipped,
@@ -219,6 +233,7 @@ class Updater:
         )
         if any(options):
             state["options"] = options
+        # Left out if it is 1: a run that never changes it keeps the same checkpoint content.
         if self.factor != 1.0:
             state["factor"] = self.factor
         if self.scaler is not None:
@@ -227,12 +242,17 @@ class Updater:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict`; the counts of skipped updates may be missing."""
+        # A pending verdict and the list of initialized weights belong to the state that is
+        # replaced.
         self.guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
         self.stepper.forget()
         factor = state.get("factor", 1.0)
+        # The setter adds schedules for constant learning rates, which a run without a factor lacks.
         if factor != self.factor:
             self.factor = factor
         load_optimizer(self.strategy, self.optimizer, self.gradients.parameters, state["optimizer"])
+        # Looked up after loading: torch replaces the dicts in `param_groups`, and options written
+        # to the old ones would silently have no effect.
         groups = self.optimizer.param_groups
         for group, options in zip(groups, state.get("options", ()), strict=False):
             group.update(options)
@@ -242,6 +262,8 @@ class Updater:
     def _note_loss(self, loss: Tensor, *, last: bool) -> None:
         if self.strategy.has_global_loss:
             self._shares.append(loss)
+            # Started before the last backward pass, so that the reduction over ranks overlaps with
+            # it.
             if last:
                 self._mean = self.strategy.mean_loss(self._shares)
         elif self._own_loss is None:

@@ -76,6 +76,7 @@ def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> Non
 def _refusal(loss: nn.Module, scores: torch.Tensor, target: torch.Tensor) -> str:
     """Return the error of the loss for such a target, or empty if it returns a scalar."""
     try:
+        # A copy, because a loss may count its calls or keep running values.
         found = deepcopy(loss)(scores, target)
     except MISFITS as error:
         raise_unless_misfit(error)

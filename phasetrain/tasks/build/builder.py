@@ -142,7 +142,9 @@ def build_parts(
     built = build_model(context, facts)
     if isinstance(built, Embedding):
         facts = facts | {"dimensions": built.dimensions}
-    weights = load_weights(context, built) if train and fresh else None
+    weights = None
+    if train and fresh:
+        weights = load_weights(context, built)
     model, loss, forgetting = prepare_modules(
         context, built, build_loss(context, facts), train=train
     )
@@ -153,7 +155,10 @@ def build_parts(
     if train:
         check_coupled(loss, context.stage_configs, context.world)
         check_counted(loss, context.stage_configs, context.world)
+    # Before the strategy shards the weights in place: afterwards a rank could copy only its shard.
     copies = copy_for_averages(context, model)
+    # Before the optimizer: a sharding strategy replaces the parameters, and the optimizer must get
+    # the ones that will be trained.
     strategy.prepare(model, loss)
     others: dict[str, Updater] = {}
     updater = None
@@ -169,26 +174,34 @@ def build_parts(
         )
         updater = others.pop(MAIN)
     losses = build_stage_losses(context, loss, facts)
+    loaders = {name: build_loader(context, split, plan) for name, split in data.items()}
+    groups: list[tuple[str, str, str, str]] = []
+    network = None
+    criterion = None
+    if train:
+        groups = tabulate_groups(context, model, loss, facts)
+    if updater is not None:
+        # After the optimizer, which some wrappers need; compiled last, so that the compiler sees
+        # the hooks of the wrapper and of activation checkpointing.
+        wrapped = strategy.wrap_module(model, updater.optimizer)
+        network = compile_network(context, wrapped, model, forgetting)
+        criterion = strategy.wrap_module(loss, updater.optimizer)
     return Parts(
         model=model,
         loss=loss,
         meters=meters,
         choices=choose_outputs(context),
         updater=updater,
-        loaders={name: build_loader(context, split, plan) for name, split in data.items()},
+        loaders=loaders,
         machine=context.machine,
         world=context.world,
         seed=context.seed,
         facts=dict(context.used),
         train_meters=context.config.PHASES.train_meters,
-        groups=tabulate_groups(context, model, loss, facts) if train else [],
+        groups=groups,
         strategy=strategy,
-        network=compile_network(
-            context, strategy.wrap_module(model, updater.optimizer), model, forgetting
-        )
-        if updater
-        else None,
-        criterion=strategy.wrap_module(loss, updater.optimizer) if updater else None,
+        network=network,
+        criterion=criterion,
         losses=losses,
         weights=weights.to_dict() if weights else None,
         batch_transforms=build_batch_transforms(context, losses or [loss], facts) if train else (),
@@ -207,6 +220,10 @@ def collect_facts(
     tests = [split for name, split in data.items() if name != TRAIN]
     batch_size = train.section.batch_size
     per_epoch = _updates_per_epoch(plan)
+    # One number only if all stages agree; NaN makes a schedule in epochs fail instead of guessing.
+    updates_per_epoch = nan
+    if len(set(per_epoch)) == 1:
+        updates_per_epoch = per_epoch[0]
     return {
         **train.facts,
         "train_samples": train.length,
@@ -214,7 +231,7 @@ def collect_facts(
         "batch_size": batch_size,
         "epochs": plan.epochs,
         "updates": plan.updates,
-        "updates_per_epoch": per_epoch[0] if len(set(per_epoch)) == 1 else nan,
+        "updates_per_epoch": updates_per_epoch,
         "train_batches": plan.updates,
         "test_batches": sum(phase.steps for phase in plan.phases if not phase.is_train),
         "world": context.world.size,
@@ -250,10 +267,11 @@ def build_stage_losses(
     found = []
     for number, config in enumerate(context.stages):
         same = config.LOSS == context.config.LOSS
-        found.append(
-            loss if same else build_loss(context, facts, config.LOSS).to(context.machine.device)
-        )
-        if found[-1].state_dict() or (not same and loss.state_dict()):
+        stage_loss = loss
+        if not same:
+            stage_loss = build_loss(context, facts, config.LOSS).to(context.machine.device)
+        found.append(stage_loss)
+        if stage_loss.state_dict() or (not same and loss.state_dict()):
             raise ConfigError(
                 f"PHASES.stages[{number}].LOSS: the loss {config.LOSS.name!r} has weights or "
                 "buffers of its own, "
@@ -273,6 +291,7 @@ def prepare_modules(
     copies for averages, the strategy, the optimizer, the strategy's wrapper and compilation.
     Parameters that do not require a gradient stay so.
     """
+    # First of all: an optimizer or a copy made on the CPU would refer to other tensors.
     model.to(context.machine.device)
     loss.to(context.machine.device)
     over = context.config.DISTRIBUTED.sync_batch_norm
@@ -280,11 +299,17 @@ def prepare_modules(
         group = subgroup(
             context.world, partition(context.world, over, "DISTRIBUTED.sync_batch_norm")
         )
-        model, loss = convert_sync_batchnorm(model, group), convert_sync_batchnorm(loss, group)
+        # This replaces modules, so it comes before anything that holds on to one: freezing,
+        # checkpointing, copies, the wrapper.
+        model = convert_sync_batchnorm(model, group)
+        loss = convert_sync_batchnorm(loss, group)
     if train:
         freeze_parameters(context, model, loss)
     rules = context.config.MACHINE.activation_checkpointing
-    return model, loss, checkpoint_activations(model, rules) if train and rules else []
+    forgetting: list[str] = []
+    if train and rules:
+        forgetting = checkpoint_activations(model, rules)
+    return model, loss, forgetting
 
 
 def compile_network(
@@ -301,6 +326,8 @@ def compile_network(
 
 def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
     """Return the model, its weights drawn from the run's seed."""
+    # A seed for each kind of part, so that another loss or dataset leaves the initial weights
+    # alone.
     reseed_all(seed_of(context.seed, "init", "model"))
     return make_model(
         context, parameters_of(context.config.MODEL, MODEL_KEYS - {"name"}), "MODEL", facts=facts
@@ -389,6 +416,7 @@ def make_loss(
     name = section["name"]
     used = dict[str, Any]()
     factory = LOSSES.find(name, f"{where}.name")
+    # YAML has no tensors: class weights are written as lists.
     tensors = [key for key, hint in parameter_types(factory).items() if _takes_tensor(hint)]
     params |= {
         key: torch.tensor(params[key], dtype=torch.float32)
@@ -404,6 +432,7 @@ def make_loss(
     context.used.update(
         {key: value for key, value in used.items() if not key.endswith((".make_loss", ".world"))}
     )
+    # With `sum`, the gradient of an update would depend on how its batch is cut into micro-batches.
     if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):
         raise ConfigError(
             f"{where}.reduction = {loss.reduction!r}: an update weighs means over samples; "
@@ -440,6 +469,7 @@ def _updates_per_epoch(plan: Plan) -> list[float]:
     """Return the updates of a pass over the training data in each stage; 0.0 where there is
     none."""
     found = [0.0] * len(plan.stages)
+    # Backwards, so that the first pass of a stage counts: a later one may be shorter.
     for phase in reversed(plan.phases):
         if phase.is_train:
             found[phase.stage] = phase.end / phase.batch_size

@@ -13,6 +13,7 @@ from phasetrain.losses import CoupledLoss, has_nested_target_counter
 def is_coupled(loss: nn.Module) -> bool:
     """Return whether a loss, or a part of it, says that its samples depend on each other, see
     `CoupledLoss`."""
+    # Searched through all modules: a coupled loss may be a term of a weighted sum.
     return any(isinstance(part, CoupledLoss) and part.coupled for part in loss.modules())
 
 

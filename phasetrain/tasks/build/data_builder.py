@@ -89,6 +89,7 @@ class SplitData:
 def build_data(context: BuildContext) -> dict[str, SplitData]:
     """Return the data of every split, `train` first; opens data sets, reads no sample."""
     sections = context.config.DATA
+    # Train first: test splits take its class names, so that labels mean the same in both.
     found = {TRAIN: build_split(context, TRAIN, sections.TRAIN, {})}
     names = {
         key: found[TRAIN].facts[key]
@@ -126,9 +127,8 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
     averages = settings_of(context.config.MODEL).items()
     averaged = {name: one.share(lengths) for name, one in averages if one.test}
     for number, config in enumerate(configs):
-        _check_end(
-            data[TRAIN].at(number), config, f"PHASES.stages[{number}]" if names else "PHASES"
-        )
+        where = f"PHASES.stages[{number}]" if names else "PHASES"
+        _check_end(data[TRAIN].at(number), config, where)
     return tuple(
         Stage(
             list_splits(context, data, number),
@@ -158,13 +158,15 @@ def _align_windows(context: BuildContext, found: dict[str, SplitData]) -> dict[s
         raise ConfigError(
             f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it out"
         )
-    count = min([*counts, *([limit] if limit is not None else [])], default=0)
-    return {
-        name: replace(split, windows=split.windows[:count], length=sum(split.windows[:count]))
-        if split.windows
-        else split
-        for name, split in found.items()
-    }
+    if limit is not None:
+        counts.append(limit)
+    count = min(counts, default=0)
+    aligned = dict(found)
+    for name, split in found.items():
+        if split.windows:
+            kept = split.windows[:count]
+            aligned[name] = replace(split, windows=kept, length=sum(kept))
+    return aligned
 
 
 def _add_stages(
@@ -172,17 +174,17 @@ def _add_stages(
 ) -> SplitData:
     """Return a split with its variant in each stage; the dataset is opened once."""
     key = name.upper()
+    if name == TRAIN:
+        facts = {}
     found: list[SplitData] = []
     for config in context.stages:
         section = config.DATA[key]
-        same = next((one for one in found if one.section == config.DATA[key]), None)
-        made = same or (
-            split
-            if section == context.config.DATA[key]
-            else build_split(
-                context, name, section, facts if name != TRAIN else {}, split.reader.dataset
-            )
-        )
+        # Stages with the same section share one reader and one order.
+        made = next((one for one in found if one.section == section), None)
+        if made is None and section == context.config.DATA[key]:
+            made = split
+        if made is None:
+            made = build_split(context, name, section, facts, split.reader.dataset)
         found.append(replace(made, windows=split.windows))
     return replace(split, stages=tuple(found))
 
@@ -226,8 +228,11 @@ def build_split(
     known = _facts(dataset, where)
     if "input_shape" in known:
         shape = _shape_after(pipeline, known.pop("input_shape"), f"{where}.transforms")
-        known |= {} if shape is None else {"input_shape": shape}
-    windows = tuple(dataset.window_lengths) if isinstance(dataset, WindowedDataset) else ()
+        if shape is not None:
+            known["input_shape"] = shape
+    windows: tuple[int, ...] = ()
+    if isinstance(dataset, WindowedDataset):
+        windows = tuple(dataset.window_lengths)
     if windows and isinstance(order, HasPassLength):
         raise ConfigError(
             f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one "
@@ -236,7 +241,10 @@ def build_split(
             "PHASES.overfit"
         )
     own = build_own_loader(context, where, section, source)
-    length = pass_length(order, len(dataset)) if own is None else own.pass_samples
+    if own is None:
+        length = pass_length(order, len(dataset))
+    else:
+        length = own.pass_samples
     if length >= ENDLESS and name != TRAIN:
         raise ConfigError(
             f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes "
@@ -251,9 +259,8 @@ def build_split(
 def _open_dataset(
     context: BuildContext, name: str, section: AttrDict, facts: Mapping[str, Any]
 ) -> Samples:
-    part = Role(
-        "train" if name == TRAIN else "test"
-    )  # data that has both gives the one that fits, unless told
+    # Data that has both roles gives the one that fits, unless the config names one.
+    part = Role("train" if name == TRAIN else "test")
     return DATASETS.build(
         section.dataset,
         parameters_of(section, DATA_KEYS),
@@ -281,13 +288,20 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     section = split.section
     samplers = [_build_sampler(context, one) for one in split.stages or (split,)]
     readers = split.stages
-    sampler = PerStageSampler(samplers) if len(samplers) > 1 else samplers[0]
+    sampler: PhaseSampler | PerStageSampler = samplers[0]
+    if len(samplers) > 1:
+        sampler = PerStageSampler(samplers)
     reader: SampleReader | PerStageReader
     if len(readers) > 1:
         reader = PerStageReader([one.reader for one in readers])
     else:
         reader = split.at(0).reader
     folder = context.config.RUN.dir
+    # Workers write their stacks to a local file, which a run folder in remote storage has not.
+    stacks = None if "://" in folder else f"{folder}/stacks.txt"
+    device = None
+    if section.prefetch_to_device and context.machine.device.type == "cuda":
+        device = context.machine.device
     settings = LoaderSettings(
         workers=workers_of(section.workers, split.reader),
         prefetch=section.prefetch,
@@ -295,10 +309,8 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
         timeout_seconds=section.timeout_seconds,
         pin_memory=section.pin_memory,
         bad_sample_budget=section.bad_sample_budget,
-        stacks=None if "://" in folder else f"{folder}/stacks.txt",
-        device=context.machine.device
-        if section.prefetch_to_device and context.machine.device.type == "cuda"
-        else None,
+        stacks=stacks,
+        device=device,
     )
     if split.own is not None:
         selection = split.reader.selection
@@ -322,14 +334,16 @@ def _build_sampler(context: BuildContext, split: SplitData) -> PhaseSampler:
 def phase_settings(config: AttrDict) -> PhaseSettings:
     """Return section PHASES as the plan takes it."""
     section = config.PHASES
-    when = section.test_every.when
+    when = None
+    if section.test_every.when is not None:
+        when = PREDICATES.find(section.test_every.when, "PHASES.test_every.when")
     return PhaseSettings(
         epochs=section.epochs,
         updates=section.updates,
         samples=section.samples,
         test_every_epochs=section.test_every.epochs,
         test_every_updates=section.test_every.updates,
-        test_when=None if when is None else PREDICATES.find(when, "PHASES.test_every.when"),
+        test_when=when,
         test_first=section.test_first,
         limit_train=section.limit.train,
         limit_test=section.limit.test,

@@ -94,9 +94,12 @@ def build_updaters(
         raise ConfigError(f"MODEL.name = {context.config.MODEL.name!r} has no parameter to train")
     shares = _assign_shares(context, model, loss, facts)
     check_conflicts(context, strategy, shares, find_sparse_weights(model, loss))
+    together = [shares]
+    if separate:
+        together = [[share] for share in shares]
     return {
         mine[0].label: _build_updater(context, mine, (model, loss), facts, strategy, stages)
-        for mine in ([[share] for share in shares] if separate else [shares])
+        for mine in together
     }
 
 
@@ -105,14 +108,17 @@ def tabulate_groups(
 ) -> list[tuple[str, str, str, str]]:
     """Return a row for each parameter group, and for frozen parameters."""
     shares = _assign_shares(context, model, loss, facts)
-    is_table = sum(len(share.groups) for share in shares) > 1
-    return [*(rows(shares) if is_table else ()), *still(model)]
+    if sum(len(share.groups) for share in shares) > 1:
+        return [*rows(shares), *still(model)]
+    return still(model)
 
 
 def _assign_shares(
     context: BuildContext, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any]
 ) -> list[Share]:
     """Return the weights of each optimizer; weights that are frozen at times are in own groups."""
+    # torch's fused SGD fails if only some weights of a group have a momentum buffer, and a frozen
+    # weight gets its first update later than the others.
     spells = describe_freezes(context, model, facts)
     return [
         replace(share, groups=apart(share.groups, spells))
@@ -130,6 +136,7 @@ def _build_updater(
 ) -> Updater:
     section = context.config.OPTIMIZER
     shards = {"shards": strategy.shards_optimizer}
+    # The scaler comes first: whether there is one decides about the kernels of SGD, see `fusable`.
     scaler = context.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
     sparse = find_sparse_weights(*modules)
     groups = [group for share in shares for group in share.groups]
@@ -142,6 +149,7 @@ def _build_updater(
         sparse={id(weight) for weight in sparse},
         used=used,
     )
+    # Through the strategy, which hands its own tensors (shards, flat buffers) to the optimizer.
     optimizer = strategy.make_optimizer(make, [group.as_given() for group in groups])
     context.used.update(
         {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
@@ -155,6 +163,9 @@ def _build_updater(
         )
     else:
         by_group = build_group_schedules(context, shares, optimizer, facts)
+    sam = None
+    if section.sam is not None:
+        sam = sam_settings(section.sam)
     return Updater(
         optimizer,
         scaler=scaler,
@@ -178,7 +189,7 @@ def _build_updater(
             buffers=buffer_lookup(*modules),
         ),
         strategy=strategy,
-        sam=sam_settings(section.sam) if section.sam is not None else None,
+        sam=sam,
     )
 
 
@@ -226,40 +237,37 @@ def build_group_schedules(
 def check_conflicts(
     context: BuildContext, strategy: Strategy, shares: Sequence[Share], sparse: Sequence[Tensor]
 ) -> None:
-    """Reject settings that do not work with sharded gradients or weights, or with sparse gradients."""
+    """Reject settings that do not work with sharded or with sparse gradients."""
     section = context.config.OPTIMIZER
     distributed = context.config.DISTRIBUTED
-    rows = "an embedding with sparse=True"
-    pieces = f"DISTRIBUTED.strategy = {distributed.strategy!r}" if strategy.shards_optimizer else ""
+    # The name of each setting that is in use, else empty.
+    rows = "an embedding with sparse=True" if sparse else ""
+    pieces = ""
+    if strategy.shards_optimizer:
+        pieces = f"DISTRIBUTED.strategy = {distributed.strategy!r}"
     ordered = "DISTRIBUTED.reduction = 'ordered'" if isinstance(strategy, Ordered) else ""
-    if distributed.communication == "none" or context.world.is_single_process:
-        sends = ""
-    else:
-        sends = distributed.communication
-    if context.machine.device.type == "cuda" and not context.world.is_single_process:
-        nccl = "several processes on CUDA"
-    else:
-        nccl = ""
-    labels = ", ".join(share.label for share in shares[1:])
+    sends = ""
+    nccl = ""
+    if not context.world.is_single_process:
+        if distributed.communication != "none":
+            sends = f"DISTRIBUTED.communication = {distributed.communication!r}"
+        if context.machine.device.type == "cuda":
+            nccl = "several processes on CUDA"
+    others = ""
+    if len(shares) > 1:
+        others = f"OPTIMIZER.others = {', '.join(share.label for share in shares[1:])}"
+    sam = ""
+    ascent = ""
+    if section.sam is not None:
+        sam = f"OPTIMIZER.sam = {dict(section.sam)}"
+        ascent = "OPTIMIZER.sam"
     for what, other, why in (
-        (f"OPTIMIZER.others = {labels}" if labels else "", pieces, WHOLE),
-        (
-            f"OPTIMIZER.sam = {dict(section.sam)}" if section.sam is not None else "",
-            pieces,
-            WHOLE,
-        ),
-        (rows if sparse else "", pieces or ordered, WHOLE),
-        (
-            rows if sparse else "",
-            sends and f"DISTRIBUTED.communication = {sends!r}",
-            "torch cannot round its rows",
-        ),
-        (
-            rows if sparse else "",
-            nccl,
-            "NCCL cannot add sparse gradients; take one without it, or the CPU",
-        ),
-        (rows if sparse else "", "OPTIMIZER.sam" if section.sam is not None else "", ASCENT),
+        (others, pieces, WHOLE),
+        (sam, pieces, WHOLE),
+        (rows, pieces or ordered, WHOLE),
+        (rows, sends, "torch cannot round its rows"),
+        (rows, nccl, "NCCL cannot add sparse gradients; take one without it, or the CPU"),
+        (rows, ascent, ASCENT),
     ):
         if what and other:
             raise ConfigError(f"{what} and {other}: {why}")
@@ -279,6 +287,8 @@ def build_stage_options(
     section = config.OPTIMIZER
     where = f"PHASES.stages[{stage}].OPTIMIZER"
     given = context.config.PHASES.stages[stage].get("OPTIMIZER", {}).get("SCHEDULES", {})
+    # Only what the stage itself sets runs over the stage; inherited schedules run over the whole
+    # run.
     own = {option: item for option, item in section.SCHEDULES.items() if option in given}
     schedules = build_schedules(context, own, where, facts, section)
     changed = {

@@ -46,8 +46,8 @@ def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Sha
     """Return the share of each optimizer of a section, the main one first.
 
     Raises:
-        ConfigError: a rule that chooses nothing, or a weight that two choose; see `group_weights` and
-            `assign_weights`.
+        ConfigError: a rule that chooses nothing, or a weight that two choose; see `group_weights`
+            and `assign_weights`.
     """
     others = section["others"]
     weights = assign_weights(trained, others) if others else {MAIN: list(trained)}
@@ -89,6 +89,7 @@ def maker(
     def one(share: Share, given: list[dict[str, Any]]) -> Optimizer:
         own: dict[str, Any] = {"lr": share.lr, "params": given}
         if "fused" not in share.params:
+            # Fused kernels take dense gradients only.
             takes = not sparse & {
                 id(weight.parameter) for group in share.groups for weight in group.weights
             }

@@ -77,6 +77,7 @@ def build_order(
             )
         facts["shard_lengths"] = source.dataset.shard_lengths
     if takes & {"data_source", "dataset"}:
+        # Names of torch's own samplers, so that they can be named in a config as they are.
         facts |= {"data_source": source.view, "dataset": source.view}
     order = to_order(context.named(SAMPLERS, section.sampler, where, facts), where)
     if isinstance(source.dataset, WindowedDataset) and "source" in takes:
@@ -190,5 +191,6 @@ def workers_of(asked: int | str, reader: SampleReader) -> int:
         return asked
     if not reader.draws_at_random:
         return 0
+    # Affinity and not the number of cores: a container or a scheduler may grant fewer.
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(0, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // processes - 1))

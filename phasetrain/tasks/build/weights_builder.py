@@ -113,6 +113,7 @@ def describe_freezes(
     stages = find_frozen(context, model)
     until = find_temporary_freezes(context, model, facts)
     found = {}
+    # Duplicates too: a pattern may match any of the names of a tied weight.
     for name, parameter in model.named_parameters(remove_duplicate=False):
         numbers = [
             str(number) for number, frozen in enumerate(stages, 1) if name in frozen.parameters
@@ -151,6 +152,8 @@ def build_averages(
     found: dict[str, Average] = {}
     for name, settings in wanted.items():
         if strategy.shards_weights:
+            # Sharded in the same way, so that averaging pairs local shards and needs no
+            # communication.
             strategy.prepare(copies[name], nn.Identity())
         if isinstance(settings, EMASettings):
             found[name] = EMA(model, copies[name], settings)
