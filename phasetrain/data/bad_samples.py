@@ -102,6 +102,7 @@ class BadSamples:
 
     def state_dict(self) -> dict[str, Any]:
         """Return index and reason of each, ordered by index."""
+        # Sorted, so that a checkpoint does not depend on the order in which the samples were met.
         return {"samples": [[index, reason] for index, reason in sorted(self._reasons.items())]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

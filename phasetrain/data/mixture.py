@@ -75,6 +75,7 @@ class MixedDataset(Dataset[Any]):
             raise IndexError(f"index {index} of {len(self)} samples")
         source = int(np.searchsorted(self._ends, index, side="right"))
         label = self._labels[source]
+        # Python integers: some datasets reject NumPy integers as an index.
         return label, index - int(self._ends[source]) + self.source_lengths[label]
 
     def labels(self) -> NDArray[np.int64]:
@@ -103,6 +104,7 @@ class MixedDataset(Dataset[Any]):
             for label, one in self.sources.items()
             if isinstance(one, Described)
         }
+        # A source without facts may have other classes, so nothing is known about the mixture.
         if len(known) < len(self.sources):
             return {}
         first, *others = known.values()
@@ -330,6 +332,8 @@ def schedule_turns(shares: Sequence[int]) -> Indices:
     room = 2 * count - 2
     for locate in range(1, period + 1):
         due = (share * locate - had * period) * room
+        # The operands are exact in float64, so the quotient rounds the same way everywhere; argmin
+        # takes the first of equal values.
         left = np.where(due >= period, ((room - 1) * period - due) / share, np.inf)
         turns.append(int(np.argmin(left)))
         had[turns[-1]] += 1

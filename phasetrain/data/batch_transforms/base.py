@@ -58,6 +58,8 @@ class PairPipeline:
             ConfigError: a transform rejects the batch.
         """
         for number, transform in enumerate(self.transforms):
+            # A generator on the CPU for each transform: draws depend neither on the device nor on
+            # how much the transforms before it have drawn.
             random = np.random.Generator(np.random.Philox(key=mix_seed(seed, number)))
             try:
                 batch = transform(batch, random)

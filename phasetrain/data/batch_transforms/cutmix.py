@@ -48,8 +48,12 @@ class CutMix(PairMixing):
         height, width = value.shape[2:]
         rows = _draw_spans(height, shares, random)
         columns = _draw_spans(width, shares, random)
+        # Masks instead of slices: every image may have another rectangle, and one kernel pastes
+        # all.
         inside = torch.from_numpy(rows[:, None, :, None] & columns[:, None, None, :])
         mixed = torch.where(inside.to(value.device, non_blocking=True), value[partners], value)
+        # The area that was replaced, which is smaller than the drawn one if the rectangle was
+        # clipped.
         return mixed, 1.0 - rows.sum(1) * columns.sum(1) / (height * width)
 
 

@@ -74,6 +74,7 @@ class PairMixing(PairTransform):
         if random.random() >= self.probability or len(counting) < 2:
             return replace(batch, target=target)
         order = np.arange(len(target))
+        # Padding remains its own partner, so it cannot leak into a sample that counts.
         order[counting] = random.permutation(counting)
         partners = torch.from_numpy(order).to(target.device, non_blocking=True)
         shares = random.beta(
@@ -93,6 +94,7 @@ def blend_pairs(one: Tensor, partners: Tensor, shares: NDArray[np.float64]) -> T
         kind = str(one.dtype).removeprefix("torch.")
         raise ValueError(f"mixes floats, and the input is {kind}; convert it with a transform")
     weight = torch.from_numpy(shares).to(one.device, one.dtype, non_blocking=True)
+    # lerp returns its second argument exactly at weight 1, so an unmixed sample keeps its bits.
     return torch.lerp(one[partners], one, weight.view(-1, *[1] * (one.ndim - 1)))
 
 

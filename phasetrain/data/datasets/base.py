@@ -101,5 +101,6 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         digest = sha256()
         for tensor in (self.inputs, self.targets):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+            # A view of the memory, so that hashing copies nothing.
             digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()

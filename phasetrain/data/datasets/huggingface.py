@@ -70,6 +70,8 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         self._rows: Rows = rows.with_format(
             "torch", columns=[one for one in taken if one not in self._modes]
         )
+        # The torch format would turn images into tensors itself, so they are read from a second
+        # view without a format.
         self._pictures: Rows = rows.select_columns(list(self._modes))
 
     def __len__(self) -> int:
@@ -110,6 +112,7 @@ class HuggingFace(Dataset[tuple[Any, Any]]):
         """Return the SHA-256 over columns, number of rows, and names and sizes of the data files in
         order."""
         digest = sha256(f"{self._rows.features} {len(self)}".encode())
+        # Names and sizes only: hashing the content would read the whole dataset at each start.
         for file in sorted({one["filename"] for one in self._rows.cache_files}):
             digest.update(
                 f"{Path(file).name}\0{Path(file).stat().st_size}\n".encode(errors="surrogateescape")

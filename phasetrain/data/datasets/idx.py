@@ -118,6 +118,7 @@ def _decompress(content: bytes, source: str) -> bytes:
 
 
 def _to_channels_first(pixels: NDArray[Any]) -> NDArray[np.float32]:
+    # This also changes big-endian values to native byte order, the only one that torch takes.
     values = pixels.astype(np.float32)
     if pixels.dtype == np.uint8:
         values /= 255

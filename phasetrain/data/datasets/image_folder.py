@@ -93,6 +93,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         """Return the SHA-256 over the ordered samples: path below `path`, size in bytes, class."""
         digest = sha256()
         for file, number in self.samples:
+            # Relative paths and sizes: the fingerprint survives a move of the folder, and no image
+            # is read.
             line = f"{file}\0{Path(self.path, file).stat().st_size}\0{number}\n"
             # surrogateescape, because names of files may be arbitrary bytes.
             digest.update(line.encode(errors="surrogateescape"))
@@ -132,6 +134,8 @@ def _check_class_names(folders: Sequence[str], class_names: Sequence[str], path:
 
 
 def _list_images(path: str, name: str) -> list[str]:
+    # Sorted, because file systems list a folder in different orders, and an index must always mean
+    # the same sample.
     found = sorted(_walk_images(path, name))
     if not found:
         raise ValueError(
@@ -143,6 +147,7 @@ def _list_images(path: str, name: str) -> list[str]:
 
 def _walk_images(path: str, name: str) -> Iterator[str]:
     for folder, below, files in os.walk(Path(path, name), followlinks=True):
+        # In place, because os.walk descends into the folders that remain in this list.
         below[:] = [entry for entry in below if not entry.startswith(".")]
         for file in files:
             if file.lower().endswith(EXTENSIONS) and not file.startswith("."):

@@ -63,8 +63,11 @@ def decode_image(source: str | BinaryIO, mode: Mode, size: int | None = None) ->
 
     try:
         with Image.open(source) as opened:
+            # Image.open only reads the header; pixels are decoded here, so that a truncated file
+            # fails within this try block.
             opened.load()
             return to_tensor(opened, mode, size)
+    # Pillow reports broken PNG files by SyntaxError.
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot be decoded: {error}") from error
 
@@ -95,6 +98,7 @@ def to_tensor(picture: "Image", mode: str | None, size: int | None = None) -> Te
             picture = picture.convert(wanted)
     if size is not None:
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+    # np.array copies: Pillow exposes read-only memory, about which torch would warn.
     values = torch.from_numpy(np.array(picture, dtype=np.uint8 if white == 255 else np.float32))
     tensor = values[None] if values.ndim == 2 else values.permute(2, 0, 1)
     if white == LARGEST and mode == "RGB":

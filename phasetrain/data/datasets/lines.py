@@ -41,6 +41,7 @@ class LineFiles:
     def read(self, shard: int, start: int) -> Iterator[bytes]:
         """Yield the lines of a file from line `start`, including their line ends."""
         one = self.shards[shard]
+        # In binary mode: an offset in bytes is only valid without decoding and line end conversion.
         with open(one.path, "rb") as file:
             file.seek(one.places[start // STRIDE])
             for _ in range(start % STRIDE):
@@ -150,6 +151,7 @@ def index_lines(path: str) -> tuple[int, list[int]]:
         while block := file.read(BLOCK_BYTES):
             # NumPy finds line ends an order of magnitude faster than iterating over lines.
             begins = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 10) + 1
+            # Counted on from the blocks before: strides do not end where blocks do.
             first = STRIDE - 1 - lines % STRIDE
             offsets += (begins[first::STRIDE] + read).tolist()
             lines += len(begins)

@@ -70,6 +70,8 @@ def index_files(
     for path in paths:
         status = Path(path).stat()
         shard = known.get(path)
+        # Nanoseconds as an integer: the float st_mtime cannot hold them, and would miss quick
+        # rewrites.
         if shard is None or (shard.size, shard.time) != (status.st_size, status.st_mtime_ns):
             count, begins = places(path)
             shard = IndexedFile(path, status.st_size, status.st_mtime_ns, count, tuple(begins))

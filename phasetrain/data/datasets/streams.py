@@ -94,6 +94,8 @@ class StreamDataset(Dataset[Any]):
         if index + 1 < end:
             self._readers[index + 1] = reader, end
             if len(self._readers) > self._most:
+                # A reader is inserted again at each use, so the first entry is the least recently
+                # used one.
                 del self._readers[next(iter(self._readers))]
         return sample
 

@@ -108,6 +108,7 @@ def _make_factory(name: str, kind: type[Any]) -> Factory[Samples]:
             )
         if "train" in takes:
             given = {"train": own.get("part") == "train"} | given
+        # Without the root: the fingerprint must survive a move of the data.
         description = (
             f"{name} {sorted((one, value) for one, value in given.items() if one != 'root')}"
         )
@@ -128,6 +129,7 @@ def _make_factory(name: str, kind: type[Any]) -> Factory[Samples]:
     ]
     shown += [inspect.Parameter(one, optional, default=default) for one, default in ours.items()]
     hints = {one: hint for one, hint in get_type_hints(kind.__init__).items() if one in takes}
+    # The registry reads signature and annotations to check and document parameters.
     vars(build)["__signature__"] = inspect.Signature(shown)
     build.__annotations__ = hints | {one: OURS[one][0] for one in ours}
     return build

@@ -191,6 +191,7 @@ class WebDataset(StreamDataset):
         """Return the SHA-256 over the archives in order: name, size, number of samples."""
         digest = sha256()
         for shard in self.shards:
+            # Names and sizes only: hashing the content would read the whole dataset at each start.
             line = f"{Path(shard.path).name}\0{shard.size}\0{shard.samples}\n"
             digest.update(line.encode(errors="surrogateescape"))
         return digest.hexdigest()
@@ -226,12 +227,14 @@ def decode_member(extension: str, content: bytes, mode: Mode, size: int | None =
     if kind in IMAGES:
         return decode_image(BytesIO(content), mode, size)
     if kind in ("cls", "id", "index"):
+        # int() takes bytes, and ignores the line end that many writers append.
         return int(content)
     if kind in ("txt", "text"):
         return content.decode()
     if kind == "json":
         return json.loads(content)
     if kind == "npy":
+        # Without pickle, because a pickled array could execute code.
         return torch.from_numpy(np.load(BytesIO(content), allow_pickle=False))
     if kind == "npz":
         return {
@@ -252,6 +255,8 @@ def read_samples(path: str, place: int = 0) -> Iterator[TarSample]:
     file = cast("IO[bytes]", gzip.open(path) if gzipped else open(path, "rb"))  # noqa: SIM115 - closed with its archive
     try:
         file.seek(place)
+        # `r:` does not detect compression: places are offsets after decompression, and detection
+        # would read from the start of the file.
         archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         file.close()

@@ -50,6 +50,8 @@ class Windows(Dataset[Any]):
     def fingerprint(self) -> str:
         """Return the number of windows, and the SHA-256 over length and fingerprint of each, in
         order."""
+        # The number is part of the fingerprint, so that a run that has got more windows since can
+        # be compared with the first ones alone.
         return self._digest_first(len(self.windows))
 
     def continues(self, fingerprint: str) -> bool:

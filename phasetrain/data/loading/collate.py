@@ -168,6 +168,8 @@ def describe_form(value: Any) -> str:
     if isinstance(value, Mapping):
         return (
             "{"
+            # The order of keys does not matter to collation; by str, because keys may have several
+            # types.
             + ", ".join(f"{key}: {describe_form(value[key])}" for key in sorted(value, key=str))
             + "}"
         )
@@ -178,5 +180,6 @@ def describe_form(value: Any) -> str:
 
 def find_common_form(values: Iterable[Any]) -> str | None:
     """Return the most frequent form, the earliest one if tied; None without values."""
+    # A Counter keeps the order of insertion, and max returns the first of equal counts.
     counts = Counter(map(describe_form, values))
     return max(counts, key=counts.__getitem__, default=None)

@@ -75,6 +75,8 @@ class CustomLoaderSpec:
         self.samples = samples
         self.batches = batches
         self.processes = processes
+        # Built once on trial: an unsuitable loader is rejected before the first update, not after
+        # it.
         loader = make(0)
         kind = type(loader).__name__
         if not isinstance(loader, Iterable) or not isinstance(loader, Sized) or not len(loader):
@@ -175,6 +177,8 @@ class CustomLoader(PhaseLoader):
     def state_dict(self) -> dict[str, Any]:
         """Return the position within an epoch, and the state of the loader."""
         if self._loaded is not None:
+            # Nothing was requested since the checkpoint was loaded, so its state is still the
+            # position.
             return dict(self._loaded)
         within = self._batches is not None and isinstance(self._loader, ResumableLoader)
         return {
@@ -213,6 +217,8 @@ class CustomLoader(PhaseLoader):
                 self._loader, self._batches = self._start_epoch(phase.data, phase.epoch, state)
                 self._at = phase.epoch, place
                 return
+            # Always a new loader: StatefulDataLoader keeps its shuffle generator between passes, so
+            # an epoch would depend on whether the run was resumed before it.
             self._loader, self._batches = self._start_epoch(phase.data, phase.epoch)
         self._at = phase.epoch, 0
         if place:
@@ -230,6 +236,8 @@ class CustomLoader(PhaseLoader):
     ) -> tuple[Any, Iterator[Any]]:
         """Return the loader of an epoch and an iterator, from its start or from a state."""
         seed = self._derive_seed(split, epoch, 0)
+        # Before the loader is built: torch's loaders draw the base seed of their workers from the
+        # global generator.
         reseed_all(seed)
         loader = self.spec.build(seed)
         if state is not None:

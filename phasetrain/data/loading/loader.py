@@ -77,6 +77,8 @@ class PhaseLoader:
         if self.bad is None:
             return steps
         if self.bad.policy == "drop" and self.sampler.in_step:
+            # The sampler repeats its draws, because they are a pure function of phase and step, so
+            # nothing has to be passed back from the workers.
             draws = self.sampler.steps(phase, start)
             return map(partial(self._replace_dropped, phase.data, self.bad), steps, draws)
         return map(partial(self._remove_dropped, phase.data, self.bad), steps)
@@ -154,6 +156,8 @@ class PhaseLoader:
             self._stream = WorkerStream(
                 self.reader, draws, phase.data, self.settings, lambda: self.stop_asked()
             )
+        # The stream of the workers is flat: the sampler, asked once more, says where each step
+        # ends.
         for step, of_step in enumerate(self.sampler.steps(phase, start), start + 1):
             assert self._stream is not None, "the loader was closed"
             batches = [self._stream.receive() for _ in of_step]
@@ -199,5 +203,6 @@ class _UpcomingDraws(Sampler[Draw]):
         start = self._start
         for phase in self._plan.following(self._phase):
             for draws in self._sampler.steps(phase, start):
+                # No end between phases: workers read the next phase ahead while this one is used.
                 yield from draws
             start = 0

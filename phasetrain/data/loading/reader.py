@@ -70,6 +70,8 @@ class SampleReader(Dataset[Batch]):
         self._seed = seed
         self.selection = selection or FieldSelection()
         self.chosen = chosen
+        # Batches are gathered as a whole only if every part is ours: such parts never draw from the
+        # global generators, so these need not be seeded for each sample.
         self._whole = (
             _is_gathered(dataset)
             and pipeline.is_batched
@@ -116,6 +118,7 @@ class SampleReader(Dataset[Batch]):
         Raises:
             SampleError: no substitute can be read either.
         """
+        # Even if bad samples are dropped, because the forward pass of this rank needs real inputs.
         return self._copy_with(self.pipeline, "substitute")[
             draw._replace(counts=True)
         ].as_stand_in()
@@ -124,6 +127,8 @@ class SampleReader(Dataset[Batch]):
         """Return the key material of each sample of a draw."""
         base = np.uint64(seed_of(self._seed, "sample", draw.split, draw.epoch))
         ordinals = np.arange(draw.ordinal, draw.ordinal + len(draw.indices), dtype=np.uint64)
+        # Position and index both enter the key: a sample that is drawn twice in an epoch is
+        # augmented differently, and the same position gives another substitute other numbers.
         return Keys(mix64(mix64(ordinals ^ base) ^ draw.indices.astype(np.uint64)))
 
     def read_samples(self, draw: Draw) -> list[Sample | Unreadable]:
@@ -159,6 +164,8 @@ class SampleReader(Dataset[Batch]):
         ids, samples, bad = self._collect_readable(draw)
         if not samples:
             return Batch(None, None, torch.zeros(0, dtype=torch.int64), 0, bad=bad)
+        # A collate function may draw too; its seed is independent of how much the transforms have
+        # drawn.
         reseed_all(seed_of(self._seed, "collate", draw.split, draw.epoch, draw.ordinal))
         try:
             inputs, targets = self._collate(samples)
@@ -206,7 +213,9 @@ class SampleReader(Dataset[Batch]):
             word = seed_of(
                 self._seed, "substitute", draw.split, draw.epoch, ordinal, index, attempt
             )
+            # The bias of the remainder of a 64-bit word is negligible: below others / 2**64.
             other = word % others
+            # The bad sample itself is skipped, so that it is never its own substitute.
             other = int(places[other + (other >= own)])
             key = Keys([mix_seed(word, other)])
             sample = _check_form(

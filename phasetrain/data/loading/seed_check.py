@@ -140,6 +140,7 @@ def is_identical(one: Any, other: Any) -> bool:
 
 
 def _read_samples(reader: SampleReader, indices: list[int]) -> list[Any]:
+    # Any fixed draw will do: only samples with equal seeds are compared.
     draw = Draw("train", 0, 0, np.array(indices, dtype=np.int64))
     return reader.read_samples(draw)
 
@@ -159,6 +160,7 @@ def _find_culprit(reader: SampleReader, name: str, indices: list[int]) -> str:
     """Return the first part whose output differs between two readings."""
     transforms = reader.pipeline.transforms
     for count in range(len(transforms) + 1):
+        # Growing parts of the pipeline: the first one that differs ends with the culprit.
         partial = reader.with_pipeline(Pipeline(transforms[:count]))
         if not _are_identical(_read_samples(partial, indices), _read_samples(partial, indices)):
             if count:
@@ -170,5 +172,7 @@ def _find_culprit(reader: SampleReader, name: str, indices: list[int]) -> str:
 def _to_bytes(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.numel():
+        # As bytes: NumPy has no bfloat16, and comparing numbers would take NaN as different from
+        # NaN.
         return flat.view(torch.uint8).numpy().tobytes()
     return b""

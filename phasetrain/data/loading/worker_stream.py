@@ -69,6 +69,8 @@ class WorkerStream:
         loader = DataLoader(
             _ErrorCatcher(reader),
             sampler=draws,
+            # Turns off torch's batching: the reader returns whole batches, so that collation takes
+            # place in the worker, with the seed of the draw.
             batch_size=None,
             num_workers=settings.workers,
             prefetch_factor=settings.prefetch,
@@ -129,6 +131,8 @@ class WorkerStream:
         # RuntimeError: torch's SIGCHLD handler may report here that a worker was killed.
         with suppress(RuntimeError):
             self._iterator._shutdown_workers()
+        # Torch ends a worker that does not join with SIGTERM, which `prepare_worker` lets it
+        # survive once; SIGKILL does not depend on the state of the worker.
         for worker in self._iterator._workers:
             worker.kill()
 
@@ -175,6 +179,8 @@ def _explain_shared_memory(split: str, error: Exception) -> str:
     """Return the message for exhausted shared memory, and unlink the segment that torch created but
     could not fill."""
     where = f"DATA.{split.upper()}"
+    # The name is only in the message: torch neither exposes nor unlinks a segment whose allocation
+    # has failed, and it would fill /dev/shm until the machine restarts.
     for name in re.findall(r"</(torch_\w+)>", str(error)):
         Path("/dev/shm", name).unlink(missing_ok=True)
     return (
@@ -257,4 +263,6 @@ def _exit_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
+        # Not sys.exit, which would end only this thread: the main thread may wait forever for an
+        # index from the dead process.
         os._exit(1)

@@ -91,6 +91,7 @@ class EpochStream:
     def _get_table(self, number: int) -> Pass:
         if number not in self._tables:
             if len(self._tables) == KEPT:
+                # Streams are read forward, so the oldest table is not needed any more.
                 del self._tables[next(iter(self._tables))]
             self._tables[number] = self._make_table(number)
         return self._tables[number]
@@ -98,6 +99,7 @@ class EpochStream:
     def _make_table(self, number: int) -> Pass:
         if self._length > LARGEST_TABLE:
             return Permutation(self._length, seed_of(self._seed, "pass", number))
+        # Arrays of uint64 wrap around modulo 2**64, as the hash requires; NumPy scalars would warn.
         passes = np.arange(number * self._group, (number + 1) * self._group, dtype=np.uint64)
         words = mix64(
             mix64(passes ^ np.uint64(self._seed))[:, None]
@@ -110,6 +112,7 @@ class EpochStream:
 def draw_uniform(seed: int, begin: int, end: int) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each ordinal of `[begin, end)`, a function of seed and ordinal,
     float64."""
+    # Without state: any part of an epoch can be drawn without the draws before it.
     return Keys(mix64(np.arange(begin, end, dtype=np.uint64) ^ np.uint64(seed))).uniform()
 
 

@@ -125,8 +125,11 @@ class _LanePass:
 
     def _locate_in_last_batch(self, ordinals: Indices) -> Indices:
         """Return the positions of samples of the last, smaller batch, by their number in it."""
+        # Without a short batch nothing is located here, and the division below would fail.
         if not self._rest:
             return ordinals
+        # The inverse of `_lane_begin`; clipped, because np.where evaluates this for samples of full
+        # batches as well, whose numbers are negative here.
         lane = np.clip(-(-(self._lanes * (ordinals + 1)) // self._rest) - 1, 0, self._lanes - 1)
         return (
             self._lane_begin(lane)

@@ -97,6 +97,7 @@ def make_repeated(times: int = 3, samples: int | None = None) -> SampleOrder:
         draws = EpochStream(length, seed)
 
         def draw_indices(begin: int, end: int) -> Indices:
+            # A chunk may begin and end within the repetitions of a sample, which are cut off below.
             first = begin // times
             return np.repeat(draws[first : -(-end // times)], times)[
                 begin - first * times : end - first * times
@@ -264,6 +265,8 @@ class LengthBuckets:
 
         def sorted_pool(number: int) -> Indices:
             found = order[number * self._pool : (number + 1) * self._pool]
+            # Stable, so that samples of equal length keep their shuffled order with every version
+            # of NumPy.
             found = found[np.argsort(self._lengths[found], kind="stable")]
             full, rest = divmod(len(found), self.batch_size)
             keys = Keys([seed_of(seed, "pool", number)])
@@ -317,6 +320,7 @@ def read_numbers(file: str) -> NDArray[Any]:
         OSError: it cannot be read.
     """
     if Path(file).suffix == ".npy":
+        # Without pickle, because a pickled array could execute code.
         array: NDArray[Any] = np.load(file, allow_pickle=False)
         return array
     return np.loadtxt(file, ndmin=1)
@@ -328,6 +332,8 @@ def _draw_by_weight(weights: NDArray[np.float64]) -> Callable[[int, int], Draws]
     if len(wrong) or not weights.any():
         found = f"sample {wrong[0]} has {weights[wrong[0]]}" if len(wrong) else "all are 0"
         raise ValueError(f"weights: {found}, expected finite nonnegative numbers, not all 0")
+    # Inversion of the cumulative weights: a draw is a function of its position, so the epoch has no
+    # generator to save.
     ends = np.cumsum(weights)
     last = int(np.flatnonzero(weights)[-1])
 
@@ -348,6 +354,7 @@ def _weigh_by_frequency(source: SampleSource, power: float) -> NDArray[np.float6
     """Return the weights of samples for drawing a class of n samples in proportion to n**power."""
     labels = source.labels()
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    # All n samples of a class together weigh n * n**(power - 1) = n**power.
     weights: NDArray[np.float64] = (counts.astype(np.float64) ** (power - 1.0))[classes]
     return weights
 
@@ -367,6 +374,7 @@ def _draw_class_turns(members: Sequence[Indices]) -> Callable[[int, int], Draws]
 
     def make_draws(length: int, seed: int) -> Draws:
         count = len(members)
+        # One order of classes for the whole epoch, so that any draw is located by a division.
         turns = EpochStream(count, seed_of(seed, "turns"))[0:count]
         passes = [
             EpochStream(len(one), seed_of(seed, "class", number))
@@ -407,6 +415,7 @@ def _draw_few_classes(
                 one, place = divmod(turn, batches * classes)
                 [number] = rounds[one * len(members) + place : one * len(members) + place + 1]
                 parts.append(members[number][passes[number][one * each : (one + 1) * each]])
+            # A chunk may begin in the middle of a turn.
             skipped = begin - begin // each * each
             return np.concatenate(parts)[skipped : skipped + end - begin]
 

@@ -60,6 +60,9 @@ class Permutation:
     def __init__(self, length: int, seed: int, *, rounds: int = ROUNDS) -> None:
         if not 0 <= length <= 2**62:
             raise ValueError(f"length = {length}: expected 0 to 2**62 numbers")
+        # bit_length of a Python integer is exact, log2 of a float is not near powers of two. With
+        # an even number of bits the range is less than four times the length, so few results are
+        # outside.
         half = max(1, ((length - 1).bit_length() + 1) // 2)
         # Integers only, so that the order is the same on every machine and version of NumPy.
         self._length = length
@@ -82,6 +85,7 @@ class Permutation:
         starts = range(begin - begin % CHUNK, end, CHUNK)
         parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
         if len(parts) == 1:
+            # The caller may write to the result, and the chunk stays in the cache.
             return parts[0].copy()
         return np.concatenate(parts)
 
@@ -92,6 +96,7 @@ class Permutation:
             places: int64 `(N,)`, each in [0, length).
         """
         words = self._encrypt(places.astype(np.uint64))
+        # Ends: repeated application follows a cycle that contains the start, which is inside.
         outside = np.flatnonzero(words >= self._length)
         while len(outside):
             again = self._encrypt(words[outside])

@@ -206,6 +206,8 @@ class PhaseSampler:
         """Return this rank's slice of a batch."""
         if not self._fixed:
             return self._world.shard(first, first + samples)
+        # Cut like a full batch and then clipped: a sample stays on the rank and in the micro-batch
+        # that it would have in a full batch.
         begin, end = self._world.shard(first, first + batch_size)
         return min(begin, first + samples), min(end, first + samples)
 
@@ -229,6 +231,7 @@ class PhaseSampler:
         if self._pass is None or self._pass[0] != key:
             length, begin = self._find_window(phase.epoch)
             found = self._order(length, seed_of(self._seed, "order", *key))
+            # Checked before the shift: the order is only asked about the window.
             count = pass_length(self._order, length)
             checked = _check_pass(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)
             self._pass = key, _ShiftedPass(checked, begin) if begin else checked

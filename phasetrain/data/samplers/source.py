@@ -155,6 +155,8 @@ def select_subset(
             f"samples = {samples} and skip = {skip}: the dataset has {len(source)} samples"
         )
     if not balanced:
+        # Sorted, because a substitute for a bad sample is found by bisection; the sampler decides
+        # the order anyway.
         return np.sort(Permutation(len(source), seed_of(seed, "subset"))[skip : skip + count])
     return _select_balanced(group_by_class(source.labels()), samples=samples, seed=seed, skip=skip)
 
@@ -186,6 +188,7 @@ def _select_balanced(
 def group_by_class(labels: Indices) -> dict[int, Indices]:
     """Return class -> indices of its samples, both in ascending order."""
     classes, counts = np.unique(labels, return_counts=True)
+    # Stable, so that the samples of a class stay in ascending order.
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     return dict(zip(classes.tolist(), members, strict=True))
 

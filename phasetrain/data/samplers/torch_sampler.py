@@ -58,6 +58,8 @@ class TorchOrder:
             )
         self._sampler = sampler
         self._where = where
+        # Drawn twice at the start: an impure sampler would otherwise show only in a resumed run
+        # that differs.
         drawn = self._draw_list(ANY_SEED)
         if not np.array_equal(drawn, self._draw_list(ANY_SEED)):
             raise ConfigError(
@@ -92,6 +94,8 @@ class TorchOrder:
         with preserve_generators():
             reseed_all(seed)
             if isinstance(self._sampler, EpochSampler):
+                # 31 bits, because samplers add the number to their own seed, and NumPy's legacy
+                # generators take 32 bits.
                 self._sampler.set_epoch(seed & 0x7FFFFFFF)
             listed = list(self._sampler)
         odd = next((one for one in listed if isinstance(one, list | tuple)), None)
@@ -101,6 +105,7 @@ class TorchOrder:
                 f"{len(odd)} indices, expected single indices; batch_size makes the batches",
                 code="config.invalid_order",
             )
+        # Samplers may yield 0-d tensors or NumPy integers.
         found = np.array([int(one) for one in listed], dtype=np.int64)
         if not len(found):
             raise ConfigError(

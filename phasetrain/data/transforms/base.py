@@ -80,6 +80,8 @@ class Keys:
             raise ValueError(
                 f"integers in [{low}, {high}): the range must contain 1 to 2**40 numbers"
             )
+        # By scaling instead of rejection: the number of draws of a sample must not depend on their
+        # values.
         return np.floor(self.uniform(*shape) * (high - low)).astype(np.int64) + low
 
     def normal(self, *shape: int) -> NDArray[np.float64]:

@@ -50,6 +50,7 @@ class MultiCropOfSamples:
 
     def __call__(self, sample: Any) -> list[Any]:
         """Return the views of a sample."""
+        # randint is limited to int64, whose largest power of two is 2**62.
         key = Keys(np.array([int(torch.randint(2**62, ()))], dtype=np.uint64))
         return [
             pipeline.transform_sample(sample, key.fork(view))

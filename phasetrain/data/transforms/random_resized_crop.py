@@ -59,6 +59,8 @@ class RandomResizedCrop(BatchTransform):
         ratio = np.exp(low + drawn[:, 1] * (high - low))
         tall = np.minimum(np.sqrt(area / ratio), height)
         wide = np.minimum(np.sqrt(area * ratio), width)
+        # With align_corners=False, -1 and 1 are the outer edges of the image, not the centers of
+        # its first and last pixels.
         rows = _sample_centers(tall, drawn[:, 2] * (height - tall), self.size) / height * 2 - 1
         columns = _sample_centers(wide, drawn[:, 3] * (width - wide), self.size) / width * 2 - 1
         y = torch.from_numpy(rows).to(batch.dtype)
