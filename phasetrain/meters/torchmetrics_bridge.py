@@ -371,11 +371,14 @@ def _find_reduction(name: str, metric: "Metric", state: str) -> Kind:
 def _merge_ranks(kind: str, parts: list[Tensor]) -> Tensor:
     """Return the combined state of several ranks."""
     if kind == "sum":
+        # One after the other, in rank order, and in the type of the state: torch.sum would promote
+        # it.
         return functools.reduce(torch.add, parts)
     if kind == "max":
         return functools.reduce(torch.maximum, parts)
     if kind == "min":
         return functools.reduce(torch.minimum, parts)
+    # A rank without samples has an empty part, whose type and dimensions may not fit.
     filled = [part for part in parts if len(part)]
     if filled:
         return torch.cat(filled)

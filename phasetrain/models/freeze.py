@@ -59,6 +59,7 @@ def match_frozen(model: nn.Module, patterns: Sequence[str], where: str = WHERE) 
     Raises:
         ConfigError: a pattern selects no parameter; a suggestion is given.
     """
+    # With duplicates: a shared module has several names, and a pattern may use any of them.
     modules = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     chosen: set[str] = set()
@@ -84,6 +85,8 @@ def match_frozen(model: nn.Module, patterns: Sequence[str], where: str = WHERE) 
     for name in parameters:
         for module in _enclosing_modules(name):
             owned.setdefault(module, []).append(name)
+    # A module whose parameters are all frozen by patterns such as `trunk.*` counts as frozen too,
+    # because its batch norms have to stop as well.
     full = {module for module, names in owned.items() if chosen.issuperset(names)}
     inside |= {
         name
@@ -169,6 +172,8 @@ class FreezeSchedule:
             self._stage = stage
             self._held = self._select_tensors(frozen)
             self._first, self._end = self._find_constant_span(updates)
+            # First everything back to training mode: modules frozen so far may not be frozen any
+            # more.
             self._model.train()
             self._set_modes(frozen)
         return self._held
@@ -188,20 +193,27 @@ class FreezeSchedule:
         return max(before, default=0), min(after, default=float("inf"))
 
     def _select_tensors(self, frozen: FrozenNames) -> list[Tensor]:
+        # By identity, because tied parameters are one tensor under several names.
         found = {id(one): one for name, one in self._tensors.items() if name in frozen.parameters}
         return list(found.values())
 
     def _set_modes(self, frozen: FrozenNames) -> None:
         for name in frozen.outermost:
+            # Frozen weights alone would not keep a module fixed: batch norm updates its statistics
+            # without gradients, in training mode.
             self._model.get_submodule(name).eval()
 
     def _check_trainable(self, tensors: Mapping[int, Tensor]) -> None:
         trained = {id(one) for one in tensors.values()}
         for stage in range(len(self._stages)):
+            # Update 0 is enough: the frozen set of a stage only shrinks with the updates.
             held = {id(one) for one in self._select_tensors(self.frozen_at(0, stage))}
             if trained and held >= trained:
-                key = UPDATES if self._ends else WHERE
-                first = f" for the first {self._ends[0]} updates" if self._ends else ""
+                key = WHERE
+                first = ""
+                if self._ends:
+                    key = UPDATES
+                    first = f" for the first {self._ends[0]} updates"
                 raise ConfigError(
                     f"{key} leaves nothing to train{first}: all {len(trained)} trainable "
                     "parameters are frozen; exclude at least one of them",

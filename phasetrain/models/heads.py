@@ -60,12 +60,15 @@ class ProjectionHead(nn.Sequential):
         check_sizes(features=features, dimensions=dimensions, hidden=min(hidden, default=1))
         layers: list[nn.Module] = []
         for width in hidden:
+            # Batch norm subtracts the mean, so a bias before it would have no effect.
             layers += [nn.Linear(features, width, bias=not batch_norm)]
-            layers += [nn.BatchNorm1d(width)] if batch_norm else []
+            if batch_norm:
+                layers += [nn.BatchNorm1d(width)]
             layers += [nn.ReLU(inplace=True)]
             features = width
         layers += [nn.Linear(features, dimensions, bias=not last_batch_norm)]
-        layers += [nn.BatchNorm1d(dimensions, affine=False)] if last_batch_norm else []
+        if last_batch_norm:
+            layers += [nn.BatchNorm1d(dimensions, affine=False)]
         super().__init__(*layers)
 
 
@@ -108,6 +111,8 @@ class PrototypeHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return scores `(N, dimensions)` in [-1, 1]; the norm of a prototype does not matter."""
+        # Normalised on each call instead of a weight norm, whose fixed gain would be one more
+        # parameter to freeze.
         return linear(normalize(self.layers(features), dim=1), normalize(self.prototypes, dim=1))
 
 
@@ -152,6 +157,8 @@ class TrunkHead(nn.Module):
         )
         if (cut := trunk.get("cut")) is not None:
             cut_module(self.trunk, cut, "trunk.cut")
+        # Measured instead of declared: any model may be a trunk, and few say how wide their
+        # features are. Two samples, because some layers drop a first dimension of 1.
         self.features = _measure_width(self.trunk, (2, *input_shape), "MODEL.trunk")
         self.head = _build_head(head, "MODEL.head", {"features": self.features})
         self.dimensions = _measure_width(self.head, (2, self.features), "MODEL.head")
@@ -173,6 +180,8 @@ class TrunkHead(nn.Module):
 
     def as_teacher(self) -> nn.Module:
         """Return a copy without predictor."""
+        # The predictor is what makes the student differ from the teacher; without it BYOL
+        # collapses.
         copy = deepcopy(self)
         copy.predictor = nn.Identity()
         return copy

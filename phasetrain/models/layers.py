@@ -52,6 +52,7 @@ class LayerOutputs:
                     f"{join_first(known, 12)}",
                     code="config.no_match",
                 )
+        # Without duplicates, because a second hook on a module would look like a second call.
         self.names = tuple(dict.fromkeys(names))
         self._handles: list[RemovableHandle] = []
         self._outputs: dict[str, Tensor] = {}
@@ -62,6 +63,8 @@ class LayerOutputs:
         return self
 
     def __exit__(self, *error: object) -> None:
+        # After an error in the forward pass too: with hooks left over, the next use would see every
+        # module called twice.
         while self._handles:
             self._handles.pop().remove()
 

@@ -37,7 +37,10 @@ class MLP(nn.Module):
         layers: list[nn.Module] = [nn.Flatten()]
         for next_width in hidden:
             layers += [nn.Linear(width, next_width), nn.ReLU()]
-            layers += [nn.Dropout(dropout)] if dropout else []
+            # Not a dropout of 0, which would shift the numbers in the names of later layers for
+            # nothing.
+            if dropout:
+                layers += [nn.Dropout(dropout)]
             width = next_width
         self.layers = nn.Sequential(*layers, nn.Linear(width, classes))
 

@@ -78,6 +78,7 @@ def checkpoint_activations(model: nn.Module, rules: Sequence[str]) -> list[str]:
             where = f"MACHINE.activation_checkpointing[{number}] = {rule!r}"
             raise ConfigError(_describe_no_match(where, rule, modules), code="config.no_match")
         chosen += found
+    # Nested checkpoints would recompute the inner module twice, and save little more memory.
     outermost = [name for name in modules if name in chosen and not _is_inside(name, chosen)]
     for name in outermost:
         module = modules[name]
@@ -152,6 +153,8 @@ class CompiledModel(nn.Module):
         self._strict = partial(torch._dynamo.config.patch, fail_on_recompile_limit_hit=True)
         try:
             self._compiled: Callable[..., Any] = torch.compile(
+                # The bound call instead of the module: torch.compile of a module returns a wrapper
+                # whose state dict has the prefix `_orig_mod.`.
                 network.__call__,
                 # Kernels for exact shapes. With dynamic shapes torch switches to general kernels
                 # at the second shape, so bits would depend on the batches that came before.
@@ -179,6 +182,7 @@ class CompiledModel(nn.Module):
                 code="config.compile_limit",
             ) from error
         except self._error as error:
+            # Errors of the compiler contain whole graphs; the first line has the reason.
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ConfigError(
                 f"MACHINE.compile (backend {self._backend!r}): the model cannot be compiled for "
@@ -189,6 +193,7 @@ class CompiledModel(nn.Module):
 
 def _run_checkpointed(forward: MethodType, *args: Any, **kwargs: Any) -> Any:
     """Call a module's forward, storing its inputs instead of its activations."""
+    # Without a graph nothing is stored, so there is nothing to save.
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     # torch.compile does not support context_fn; `check_compilable` rejects modules that need it.

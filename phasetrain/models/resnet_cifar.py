@@ -74,6 +74,7 @@ class ResidualBlock(nn.Module):
         """Return `relu(shortcut(features) + residual(features))`."""
         residual = functional.relu(self.first_norm(self.first(features)))
         residual = self.second_norm(self.second(residual))
+        # Option A of the paper: no parameters, so the depth counts only the layers with weights.
         shortcut = features[:, :, :: self.stride, :: self.stride]
         if self.added:
             shortcut = functional.pad(
@@ -88,4 +89,5 @@ def _make_stage(before: int, width: int, blocks: int) -> nn.Sequential:
 
 
 def _make_convolution(channels: int, width: int, stride: int) -> nn.Conv2d:
+    # Without bias, which the batch norm after it would subtract.
     return nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)

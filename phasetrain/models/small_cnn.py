@@ -38,11 +38,13 @@ class SmallCNN(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         """Return logits `(N, classes)`."""
+        # The mean over positions, so that the model takes images of any size.
         features = self.features(batch).mean(dim=(2, 3))
         scores: Tensor = self.head(self.dropout(features))
         return scores
 
 
 def _make_convolution(channels: int, width: int, stride: int) -> list[nn.Module]:
+    # Without bias, which the batch norm after it would subtract.
     convolution = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
     return [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]

@@ -59,8 +59,11 @@ class Transformer(nn.Module):
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"MODEL.context = {self.context}: the input has {length} tokens")
+        # Made in each call instead of a buffer, which would be one more tensor in checkpoints.
         places = torch.arange(length, device=tokens.device)
         found = self.norm(self.blocks(self.dropout(self.tokens(tokens) + self.positions(places))))
+        # Tied without a second Parameter: the state dict has one tensor, and nothing to keep in
+        # step.
         return functional.linear(found, self.tokens.weight)
 
     def _init_weights(self, depth: int) -> None:
@@ -68,6 +71,8 @@ class Transformer(nn.Module):
         with depth."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
+                # Each block adds two outputs to the residual stream, whose variance would grow with
+                # depth.
                 scale = (2 * depth) ** -0.5 if name.endswith("out.weight") else 1.0
                 nn.init.normal_(parameter, std=0.02 * scale)
             elif name.endswith("bias"):
@@ -117,6 +122,7 @@ class Attention(nn.Module):
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.projections(stream).chunk(3, dim=2)
         )
+        # The function, unlike a module, does not know that the model is in eval mode.
         probability = self.probability if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             queries, keys, values, dropout_p=probability, is_causal=True

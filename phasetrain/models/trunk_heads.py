@@ -94,6 +94,7 @@ class TrunkHeads(nn.Module):
         for label, one in self._inputs.items():
             if one.layer is not None:
                 check_layer(self.trunk, one.layer, f"heads.{label}.from")
+        # One hook per layer, even if several heads take its output.
         for layer in sorted({one.layer for one in self._inputs.values() if one.layer is not None}):
             self.trunk.get_submodule(layer).register_forward_hook(OutputTap(layer, self._taken))
         shapes = self._measure_shapes(input_shape)
@@ -114,6 +115,7 @@ class TrunkHeads(nn.Module):
                 entry(batch, key, f"MODEL.heads.{labels[0]}.input"), labels
             )
             outputs |= {label: self.heads[label](features[label]) for label in labels}
+        # In the order of the config, not in the order of the passes through the trunk.
         return {label: outputs[label] for label in self._inputs}
 
     def _compute_features(self, value: Any, labels: Sequence[str]) -> dict[str, Tensor]:
@@ -139,6 +141,7 @@ class TrunkHeads(nn.Module):
         self.trunk.eval()
         try:
             with torch.no_grad():
+                # Two samples, because some layers drop a first dimension of 1.
                 features = self._compute_features(torch.zeros(2, *input_shape), list(self._inputs))
         except (RuntimeError, IndexError, TypeError, KeyError, AttributeError) as error:
             if is_out_of_memory(error):
@@ -157,14 +160,19 @@ def _read_head_input(section: Mapping[str, Any]) -> HeadInput:
 
 
 def _select_input(wiring: HeadInput, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
-    value = last if wiring.layer is None else taken[wiring.layer]
+    if wiring.layer is None:
+        value = last
+        what = "the trunk"
+    else:
+        value = taken[wiring.layer]
+        what = f"its module {wiring.layer}"
     if not isinstance(value, Tensor):
-        what = "the trunk" if wiring.layer is None else f"its module {wiring.layer}"
         raise TypeError(
             f"{what} returns a {type(value).__name__}, and a head takes a tensor; choose another "
             "module with `from`"
         )
     if wiring.detach:
+        # Detached here and not in the trunk: other heads may train the trunk from the same output.
         value = value.detach()
     if wiring.pool is None:
         return value

@@ -107,6 +107,7 @@ def load_pretrained(model: nn.Module, sources: Sequence[WeightSource], world: Wo
     """
     own = model_tensors(model)
     report, values = match_sources(own, sources, world)
+    # With duplicates, so that tied tensors are found under each of their names.
     parameters = dict(
         [
             *model.named_parameters(remove_duplicate=False),
@@ -157,10 +158,12 @@ def broadcast_tensors(
     for name in report.loaded:
         like = own[name]
         if world.is_main:
+            # Converted before it is sent: the other ranks allocate the type of the model.
             value = values[name].to(like.dtype).contiguous()
         else:
             value = torch.empty(like.shape, dtype=like.dtype)
         if not world.is_single_process and value.numel():
+            # As bytes, because gloo does not transfer every type.
             dist.broadcast(value.view(-1).view(torch.uint8), src=0, group=world.control)
         yield name, value
 
@@ -168,6 +171,8 @@ def broadcast_tensors(
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model's state by name: the parameters and buffers themselves, not
     copies."""
+    # keep_vars returns the tensors themselves, so that they can be written to and compared by
+    # identity.
     state = model.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
@@ -242,6 +247,7 @@ class WeightMatcher:
             fitting += 1
             if name in self._reinit:
                 continue
+            # Other types are converted, such as float16 to float32, but a counter is not a weight.
             if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
                 mismatched[name] = describe_tensor(tensor)
                 continue
@@ -268,6 +274,7 @@ class WeightMatcher:
         report.unexpected = {
             name: at for name, at in report.unexpected.items() if name not in self._own
         }
+        # A file may hold tied tensors under one name only: the others are loaded with it.
         tied = {_memory_key(self._own[name]) for name in report.loaded}
         left = self._own.keys() - report.loaded.keys() - self._reinit - report.mismatched.keys()
         report.missing = [
@@ -353,6 +360,7 @@ def _rename_tensors(
                 f"{what}: it finds nothing; the names in {source.path!r} are {join_first(found.values(), SHOWN)}"
             )
         found = changed
+    # Only if all names have the prefix, and none of the model: it is then an artefact of a wrapper.
     for prefix in WRAPPED:
         if all(new.startswith(prefix) for new in found.values()) and not any(
             name.startswith(prefix) for name in own
@@ -375,8 +383,10 @@ def _filter_names(source: WeightSource, names: Mapping[str, str]) -> dict[str, s
         for number, pattern in enumerate(patterns):
             what = f"{source.where}.{key}[{number}] = {pattern!r}: nothing in {source.path!r} has such a name"
             found |= set(_match_names(pattern, names, what))
-        if patterns:
-            taken = taken & found if key == "include" else taken - found
+        if patterns and key == "include":
+            taken &= found
+        elif patterns:
+            taken -= found
     return {name: old for name, old in names.items() if name in taken}
 
 
@@ -393,6 +403,7 @@ def _memory_key(tensor: Tensor) -> tuple[Any, ...]:
     """Return a key that tied tensors share; a tensor without memory is tied to nothing."""
     own = local_shard(tensor)
     if own.numel():
+        # With the shape, because a view of the beginning of a tensor has the same address.
         return (own.data_ptr(), tuple(tensor.shape))
     return (id(tensor),)
 
@@ -415,4 +426,6 @@ def _suggest_prefix(where: str, missing: Sequence[str], offered: Sequence[str]) 
 def _suggest_patterns(names: Sequence[str]) -> str:
     """Return one or two patterns that match some names, for an error."""
     parents = sorted({f"{name.rpartition('.')[0]}.*" if "." in name else name for name in names})
-    return ", ".join(parents[:2]) + (", ..." if len(parents) > 2 else "")
+    if len(parents) > 2:
+        return ", ".join([*parents[:2], "..."])
+    return ", ".join(parents)

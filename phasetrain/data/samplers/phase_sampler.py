@@ -216,6 +216,7 @@ class PhaseSampler:
     ) -> list[Draw]:
         """Return the draws that this rank lacks: all ranks run the same number of forward passes,
         because each pass may contain collectives."""
+        # From the size of the step, which all ranks know, so that no rank has to ask the others.
         most = ceil(
             ceil((phase.batch_size if self._fixed else samples) / self._world.size) / self._micro
         )

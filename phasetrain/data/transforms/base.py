@@ -98,6 +98,7 @@ class Keys:
         return [int(word) for word in mix64(mix64(self.values ^ SEEDS) + GOLDEN)]
 
     def _hash_counters(self, shape: tuple[int, ...]) -> NDArray[np.uint64]:
+        # From 1, as in SplitMix64, which adds the increment before each output.
         counters = np.arange(1, math.prod(shape) + 1, dtype=np.uint64) * GOLDEN
         return mix64(mix64(self.values)[:, None] + counters).reshape(len(self), *shape)
 

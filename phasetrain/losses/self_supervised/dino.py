@@ -97,6 +97,8 @@ class DINO(nn.Module):
     @torch.no_grad()
     def _update_center(self, scores: Tensor) -> None:
         """Move the centre towards the mean of logits `(views, N, K)`; N is the same on every rank."""
+        # The sum is reduced, not the mean, so that the centre is the one of a single process with
+        # the whole batch.
         mean = reduce(self._world, scores.sum(dim=(0, 1))) / (
             scores.shape[0] * scores.shape[1] * self._world.size
         )

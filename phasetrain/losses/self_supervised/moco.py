@@ -65,6 +65,7 @@ class MoCo(nn.Module):
         self.temperature = temperature
         self._world = world or World()
         self.register_buffer("queue", normalize(torch.randn(queue, dimensions), dim=1))
+        # A tensor, so that it is saved with the queue, and advanced without a wait for the device.
         self.register_buffer("place", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:

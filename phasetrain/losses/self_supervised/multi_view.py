@@ -98,6 +98,7 @@ def enqueue_rows(queue: Tensor, place: Tensor, rows: Tensor) -> None:
         )
     # All on the device: reading `place` here would make every step wait for it.
     places = (place + torch.arange(len(rows), device=queue.device)) % len(queue)
+    # In rank order, which every rank shares, so the queues of all ranks stay bit-identical.
     queue.index_copy_(0, places, rows.detach().to(queue))
     place.add_(len(rows)).remainder_(len(queue))
 

@@ -51,6 +51,8 @@ class SimCLR(nn.Module):
         local = torch.stack([normalize(view, dim=1) for view in views], dim=1)  # (N, V, D)
         everyone, first = gather_embeddings(self._world, local, equal=self.training)
         rows = first + torch.arange(len(local), device=local.device)
+        # Both directions of a pair, because the negatives of a_i within its own view differ from
+        # those of b_i.
         losses = [
             self._compute_contrast(local[:, one], everyone[:, one], everyone[:, other], rows)
             for pair in pairs

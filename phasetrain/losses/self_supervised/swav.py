@@ -164,6 +164,7 @@ class SwAV(nn.Module):
 
     def _enqueue(self, embeddings: Sequence[Tensor]) -> None:
         stacked = torch.stack(list(embeddings), dim=1)
+        # Rows in rank order on every rank, so the queues of all ranks stay bit-identical.
         everyone, _ = gather_embeddings(self._world, stacked, equal=True)  # (G, views, D)
         # All views share one `place`; each of their queues starts from the same row.
         begin = self.place.clone()
@@ -237,6 +238,7 @@ def balance_codes(
     # Scores are cosines, so subtracting 1 keeps exp within [0, 1] in float32.
     codes = torch.exp((scores - 1) / epsilon) * counted
     for _ in range(iterations):
+        # Columns over all ranks, so that the codes are those of one process with the whole batch.
         codes = codes / reduce(world, codes.sum(dim=0)).clamp_min(TINY)
         codes = codes / codes.sum(dim=1, keepdim=True).clamp_min(TINY)
     return codes

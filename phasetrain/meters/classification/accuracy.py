@@ -50,6 +50,7 @@ class Accuracy(Meter):
         else:
             hits = hits & mask
             self.samples.add_(mask.sum())
+        # Exact counts in int64: sums over steps and ranks are the same in any order.
         self.correct.add_(hits.sum())
 
     def compute(self) -> float:

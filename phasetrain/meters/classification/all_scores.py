@@ -72,6 +72,7 @@ class RankingMeter(Meter):
     def compute(self) -> dict[str, float]:
         """Return the mean, the number of absent classes and, if requested, the value of each class."""
         problems = self.split_by_class()
+        # float64 for the mean over classes: areas are quotients of exact counts.
         values = torch.tensor(
             [self.compute_class(*problem) for problem in problems.values()], dtype=torch.float64
         )

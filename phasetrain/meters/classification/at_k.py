@@ -41,6 +41,7 @@ class _TopKMeter(Meter):
             raise ValueError(
                 f"topk = {max(self.topk)} is more than the {classes} classes; lower topk"
             )
+        # One topk for the largest k, whose indices are sorted by score, serves all smaller ones.
         best = found.scores.topk(max(self.topk), dim=1).indices
         counted = found.counted_mask()
         if found.is_single_label:

@@ -51,6 +51,8 @@ class PerClassMeter(Meter):
         # Raising here would wait for the device in every step; `check_outside` raises at the end.
         inside = (target >= 0) & (target < self.classes)
         self.outside.add_((counted & ~inside).sum())
+        # Clamped, because an index outside would fail as an assertion of the device; it is not
+        # counted.
         return target.clamp(0, self.classes - 1), found.scores.argmax(1), counted & inside
 
     def check_outside(self) -> None:

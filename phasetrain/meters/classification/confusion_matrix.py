@@ -58,7 +58,8 @@ class ConfusionMatrix(PerClassMeter):
     def update(self, out: StepOutput) -> None:
         """Count the samples of one step."""
         target, predicted, counted = self.read_pairs(out)
-        # One index_add_ on the flat matrix; bincount would wait for the device.
+        # Pair (i, j) as one number: bincount, or selecting rows by the mask, would wait for the
+        # device; padding adds 0.
         self.counts.view(-1).index_add_(0, target * self.classes + predicted, counted.long())
 
     def compute_matrix(self) -> Tensor:

@@ -79,6 +79,8 @@ class F1(PerClassMeter):
         class."""
         self.check_outside()
         both = self.predicted + self.actual
+        # From counts instead of precision and recall, which are 0 / 0 for a class that is never
+        # predicted.
         values = 2 * self.right.double() / both
         found = average_present(values, both > 0)
         micro = float(2 * self.right.sum().double() / both.sum())

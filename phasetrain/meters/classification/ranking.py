@@ -18,6 +18,8 @@ def _count_by_threshold(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tenso
     order."""
     order = scores.argsort(descending=True)
     ranked = scores[order]
+    # A threshold cannot separate equal scores: only the last sample of a tie is a point of the
+    # curve.
     last = torch.ones(len(ranked), dtype=torch.bool)
     last[:-1] = ranked[1:] != ranked[:-1]
     hits = positive[order].double().cumsum(0)[last]

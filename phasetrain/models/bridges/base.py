@@ -79,6 +79,7 @@ def spread_mapping(
     _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a call, with a single mapping spread over keyword arguments."""
+    # The library's models take input_ids and the like by keyword, and a batch has a single input.
     if len(inputs) == 1 and isinstance(inputs[0], Mapping):
         return (), {**inputs[0], **keywords}
     return inputs, keywords

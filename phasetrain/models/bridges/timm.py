@@ -24,6 +24,7 @@ def find_timm_model(name: str) -> Factory[nn.Module] | None:
     import timm
 
     first, dot, _ = name.partition(".")
+    # timm's own names contain dots too, before the tag of the weights, as in `resnet18.a1_in1k`.
     if dot and find_spec(f"timm.{first}") is not None:
         return None
     if not timm.is_model(name):

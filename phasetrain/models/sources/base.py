@@ -175,6 +175,7 @@ def _parse_renames(value: Any, where: str) -> tuple[Rename, ...]:
         )
     for pattern, _ in pairs:
         try:
+            # Compiled now, so that a wrong pattern is reported before a large file is read.
             re.compile(pattern)
         except re.error as error:
             raise ConfigError(

@@ -42,6 +42,7 @@ def read_file(source: WeightSource, storage: Storage, path: str) -> WeightFile:
         ConfigError: it cannot be read, is damaged, or would have to execute code.
     """
     try:
+        # Read once: what was hashed is what is loaded, even if the file is replaced meanwhile.
         content, digest = storage.read_hashed(path)
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
@@ -56,6 +57,7 @@ def flatten_tensors(state: Any, prefix: str = "", depth: int = 0) -> dict[str, T
     """Return the tensors in nested mappings by dotted path, skipping everything else."""
     if isinstance(state, Tensor):
         return {prefix: state.detach()}
+    # A file can contain a mapping that contains itself.
     if not isinstance(state, Mapping) or depth > DEPTH:
         return {}
     found: dict[str, Tensor] = {}
@@ -69,6 +71,8 @@ def _load_safetensors(source: WeightSource, path: str, content: bytearray) -> di
     from safetensors.torch import load
 
     try:
+        # Sorted, because the order in the file is not part of the format, and errors list names in
+        # order.
         return dict(sorted(load(bytes(content)).items()))
     except (SafetensorError, json.JSONDecodeError, KeyError, ValueError, RuntimeError) as error:
         raise source.make_error(
@@ -88,6 +92,7 @@ def _load_torch(source: WeightSource, path: str, content: bytearray) -> Mapping[
         if zipfile.is_zipfile(file):
             _verify_checksums(source, path, file)
         file.seek(0)
+        # In a context, because the allowed classes are global to the process.
         with torch.serialization.safe_globals([Namespace]):
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except ConfigError:

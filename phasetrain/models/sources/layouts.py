@@ -50,6 +50,7 @@ def _detect_format(source: WeightSource, storage: Storage) -> str:
     names = storage.list_names(source.path)
     if not names:
         return "torch"
+    # By the names of the files alone: nothing is opened before the format is known.
     if {"manifest.json", "checkpoints"} & set(names) or any(map(CHECKPOINT.match, names)):
         return "phasetrain"
     if _holds_model(names):
@@ -155,6 +156,7 @@ def _read_shard_index(
 ) -> list[str]:
     try:
         content = json.loads(storage.read(f"{source.path.rstrip('/')}/{index}"))
+        # Sorted, so that the digest does not depend on the order in the index.
         files = sorted(set(content["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise source.make_error(
@@ -187,6 +189,7 @@ def _select_state_dict(source: WeightSource, loaded: Any) -> Any:
 def _read_classy(source: WeightSource, loaded: Mapping[str, Any]) -> dict[str, Any]:
     part = "base_model" if source.which == "model" else "ema_model"
     state = loaded[CLASSY].get(part) if isinstance(loaded[CLASSY], Mapping) else None
+    # Depending on the version and on DDP, the weights are one or two levels deeper.
     for key in ("model", "module"):
         if isinstance(state, Mapping) and "trunk" not in state and key in state:
             state = state[key]
