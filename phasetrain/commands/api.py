@@ -55,6 +55,7 @@ def run(
     """
     extra = dict(hooks or {})
     if terminal is None and in_notebook():
+        # first, so that a hook of the caller with this label replaces it
         extra = {"notebook": NotebookProgress(), **extra}
     result = run_engine(
         overrides_of(config),
@@ -85,6 +86,7 @@ def with_history(result: RunResult) -> RunResult:
     best = history.best(read_monitor(result.folder))
     if best is not None:
         best = replace(best, checkpoint=_checkpoint_at(result.folder, best))
+    # A run that had finished before measures nothing in this attempt.
     return replace(result, last=result.last or history.last, history=history, best=best)
 
 
@@ -103,7 +105,7 @@ def _checkpoint_at(folder: str, best: Best) -> str:
     try:
         listed = reader.list_checkpoints()
     except (PhasetrainError, OSError):
-        return ""
+        return ""  # the run has ended: its result is not lost over a folder that went away
     kept = [one.name for one in listed if one.manifest.state["updates"] == best.updates]
     if kept:
         return f"{reader.root}/{kept[-1]}"

@@ -71,7 +71,9 @@ def redact_secrets(values: Mapping[str, Any], environment: Mapping[str, str]) ->
     found = {}
     for path, value in values.items():
         shown = redaction.redact_words([f"{path}={value}"])[0].removeprefix(f"{path}=")
-        found[path] = value if shown == str(value) else shown
+        found[path] = shown
+        if shown == str(value):
+            found[path] = value  # without a secret in it, a value keeps its type
     return found
 
 

@@ -52,25 +52,29 @@ def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint:
 def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
     named = setup.config.RUN.checkpoint
     if named not in ("latest", "best"):
+        # A save on request may be repeated under one name: the newest of them counts.
         asked = (
             one.name
             for one in reversed(checkpointer.list_checkpoints())
             if one.manifest.facts.name == named
         )
         name = next(asked, None)
-        return checkpointer.load(named if name is None else f"{checkpointer.root}/{name}")
+        if name is None:
+            return checkpointer.load(named)  # a path, perhaps of a checkpoint of another run
+        return checkpointer.load(f"{checkpointer.root}/{name}")
     if named == "best" and checkpointer.retention.monitor is None:
         raise ConfigError(
             "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is "
             "the best, such as test/accuracy or -test/loss",
             code="config.no_monitor",
         )
-    loaded = checkpointer.load_best() if named == "best" else checkpointer.load_newest()
+    if named == "best":
+        loaded = checkpointer.load_best()
+        measured = f" in which {checkpointer.retention.monitor} was measured"
+    else:
+        loaded = checkpointer.load_newest()
+        measured = ""
     if loaded is None:
-        if named == "best":
-            measured = f" in which {checkpointer.retention.monitor} was measured"
-        else:
-            measured = ""
         raise ConfigError(
             f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} holds no "
             f"checkpoint{measured}; set RUN.dir to the folder of a run, or RUN.checkpoint to the "

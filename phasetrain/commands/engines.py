@@ -99,7 +99,11 @@ def run_engine(
     """
     place = find_placement(os.environ)
     extras = Extras(hooks or {}, loop, clock or Clock())
-    terminal = terminal or (Terminal() if place.rank == 0 else Terminal(io.StringIO(), live=False))
+    if terminal is None:
+        terminal = Terminal()
+        if place.rank:
+            # every rank would print the same lines; the other ranks only write their log files
+            terminal = Terminal(io.StringIO(), live=False)
     with print_log(terminal):
         setup = resolve_config(overrides, config_dir=config_dir, terminal=terminal, place=place)
         terminal.verbosity = setup.config.RUN.verbosity

@@ -241,7 +241,7 @@ def _is_kept(change: Change, word: str, given: Set[str], setup: Setup) -> bool:
 def compare_bits(original: Original, result: RunResult) -> Verdict:
     """Compare a repetition with its original."""
     text, is_identical = _compare_runs(original, result)
-    return Verdict(text, 0 if is_identical else 1, result.folder, is_identical)
+    return Verdict(text, int(not is_identical), result.folder, is_identical)
 
 
 def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | None]:
@@ -267,7 +267,9 @@ def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | No
             False,
         )
     lines = len(found.one.metrics)
-    weights = f"weights sha256 {result.digest}, " if before else "which has not finished: "
+    weights = "which has not finished: "
+    if before:
+        weights = f"weights sha256 {result.digest}, "
     return (
         f"bit-identical to {folder}: {weights}{updates} updates, {lines} lines of metrics.jsonl",
         True,
@@ -322,13 +324,17 @@ def _check_folder(original: str, chosen: str) -> None:
         same = Path(original).resolve() == Path(chosen).resolve()
     else:
         same = original == chosen.rstrip("/")
-    if same or _has_finished(chosen):
-        why = "is the folder of the original" if same else "holds a run that has finished"
-        raise ConfigError(
-            f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
-            f"repeated; give another folder, or remove RUN.dir for {_find_free_folder(original)}",
-            code="rerun.same_folder",
-        )
+    if same:
+        why = "is the folder of the original"
+    elif _has_finished(chosen):
+        why = "holds a run that has finished"
+    else:
+        return
+    raise ConfigError(
+        f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
+        f"repeated; give another folder, or remove RUN.dir for {_find_free_folder(original)}",
+        code="rerun.same_folder",
+    )
 
 
 def _restore_word(change: Change, config: Mapping[str, Any]) -> str:
@@ -369,8 +375,10 @@ def _list_changes(original: Original, setup: Setup) -> list[Change]:
 
 def _find_free_folder(folder: str) -> str:
     """Return the first folder name for a repetition that holds no finished run."""
-    for number in count(1):
-        name = f"{folder}-again" if number == 1 else f"{folder}-again-{number}"
+    if not _has_finished(f"{folder}-again"):
+        return f"{folder}-again"
+    for number in count(2):
+        name = f"{folder}-again-{number}"
         if not _has_finished(name):
             return name
     raise AssertionError("numbers do not end")

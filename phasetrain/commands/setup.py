@@ -227,7 +227,7 @@ def find_first_metric(config: Mapping[str, Any]) -> str:
         ConfigError: there is none, or its meter does not say which values are better.
     """
     tests = [name.lower() for name in config["DATA"] if is_split(name) and name != "TRAIN"]
-    split = tests[0] if tests else ""
+    split = next(iter(tests), "")
     label = next(iter(config["METERS"]), "")
     if not label:
         return first_metric(split, {})
@@ -249,8 +249,10 @@ def without_derived(derived: dict[str, Any], given: Mapping[str, Any]) -> dict[s
     for key, value in derived.items():
         if isinstance(value, dict) and isinstance(given.get(key), Mapping):
             found[key] = without_derived(value, given[key])
+        elif given.get(key, value) is None:
+            found[key] = None
         else:
-            found[key] = None if given.get(key, value) is None else value
+            found[key] = value
     return found
 
 
@@ -288,8 +290,12 @@ def _derive(composed: Composed, schema: Schema, place: Placement) -> Derived:
 
 
 def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
-    device = "cpu" if is_submitted(config) else config.MACHINE.device
-    local_rank = place.local_rank if place.size > 1 else None
+    device = config.MACHINE.device
+    if is_submitted(config):
+        device = "cpu"  # the machine that submits may have no GPU, and does not train
+    local_rank = None
+    if place.size > 1:
+        local_rank = place.local_rank
     return Machine(
         resolve_device(device, local_rank),
         config.MACHINE.precision,
@@ -302,7 +308,9 @@ def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
 def _import_modules(composed: Composed) -> Composed:
     """Import the modules of RUN.imports; imports that fail join the problems."""
     run = composed.config.get("RUN")
-    names = run.get("imports") if isinstance(run, dict) else None
+    names: Any = None
+    if isinstance(run, dict):
+        names = run.get("imports")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return composed  # a wrong type is reported by the validation
     return replace(composed, problems=(*composed.problems, *run_imports(names)))

@@ -154,7 +154,9 @@ def _print_job(section: Any, folder: Path, job: str, run_folder: str) -> None:
     log.info("submitted as job %s (%s, %s)", job, section.cluster, size)
     log.info("what it prints: tail -F %s/%s_0_log.out", folder, job)
     log.info("how it stands: %s/status.json", run_folder)
-    commands = ("squeue -j", "scancel") if section.cluster == "slurm" else ("ps -p", "kill -INT")
+    commands = ("ps -p", "kill -INT")
+    if section.cluster == "slurm":
+        commands = ("squeue -j", "scancel")
     log.info("whether it runs: %s %s; to end it: %s %s", commands[0], job, commands[1], job)
 
 
@@ -184,9 +186,8 @@ class Training:
         import submitit
 
         job = submitit.JobEnvironment()
-        before = signal.signal(
-            signal.SIGTERM, lambda *_: self._ask_to_stop()
-        )  # submitit would only take note of it
+        # submitit's own handler only takes note of a SIGTERM, and the training would never save
+        before = signal.signal(signal.SIGTERM, lambda *_: self._ask_to_stop())
         try:
             code = self._run_process(job_environment(job, os.environ))
             if code == 128 + signal.SIGTERM and job.global_rank:
@@ -202,12 +203,13 @@ class Training:
     def _run_process(self, environment: Mapping[str, str]) -> int:
         """Run the process to its end and return its exit code, as a shell does."""
         words = [*self.command, *self.words]
+        # preexec_fn, because a child does not inherit the setting over the fork
         self._process = subprocess.Popen(words, env=environment, preexec_fn=_terminate_with_parent)
         self._wait_for_end()
         code = self._process.wait()
         if code >= 0:
             return code
-        return 128 - code
+        return 128 - code  # Popen reports signal n as -n, a shell and SLURM as 128 + n
 
     def checkpoint(self) -> Any:
         """Ask the run to save and stop, wait for it, and return the callable that submitit starts
@@ -228,6 +230,8 @@ class Training:
     def _wait_for_end(self) -> None:
         """Wait for the end in a way that allows a signal handler to wait as well."""
         if self._process is not None:
+            # Not Popen.wait(): its lock is not reentrant, and a handler that interrupts the wait in
+            # this thread would wait for it forever. WNOWAIT leaves the exit code for Popen.
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -239,24 +243,25 @@ def job_environment(job: Any, inherited: Mapping[str, str]) -> dict[str, str]:
         job: a `submitit.JobEnvironment`.
         inherited: environment of the task.
     """
+    # Variables of a torchrun around the submission would make the run join that process group.
     found = {key: value for key, value in inherited.items() if _OF_TORCHRUN.match(key) is None}
     if job.num_tasks == 1:
         return found
-    threads = {
-        "OMP_NUM_THREADS": inherited.get("SLURM_CPUS_PER_TASK", "1")
-    }  # as torchrun does: no more than there are
-    return (
-        threads
-        | found
-        | {
-            "RANK": str(job.global_rank),
-            "WORLD_SIZE": str(job.num_tasks),
-            "LOCAL_RANK": str(job.local_rank),
-            "GROUP_WORLD_SIZE": str(job.num_nodes),
-            "MASTER_ADDR": "127.0.0.1" if job.num_nodes == 1 else job.hostnames[0],
-            "MASTER_PORT": str(FIRST_PORT + int(job.raw_job_id) * 7 % PORTS),
-        }
-    )
+    if job.num_nodes == 1:
+        address = "127.0.0.1"  # the name of a machine need not resolve on the machine itself
+    else:
+        address = job.hostnames[0]
+    # As torchrun does: otherwise every rank would start a thread for each core of the machine.
+    threads = {"OMP_NUM_THREADS": inherited.get("SLURM_CPUS_PER_TASK", "1")}
+    ranks = {
+        "RANK": str(job.global_rank),
+        "WORLD_SIZE": str(job.num_tasks),
+        "LOCAL_RANK": str(job.local_rank),
+        "GROUP_WORLD_SIZE": str(job.num_nodes),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(FIRST_PORT + int(job.raw_job_id) * 7 % PORTS),
+    }
+    return threads | found | ranks
 
 
 def _terminate_with_parent() -> None:

@@ -13,6 +13,9 @@ from phasetrain.commands.cli.parsing import Call
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.clock import Clock
 
+# The modules of the commands are imported in the functions that run them, because most of them
+# import torch: `--help` and usage errors would take a second longer.
+
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `phasetrain` without a command."""
@@ -43,6 +46,7 @@ def run_engine_named(engine: str) -> Callable[[Call], Outcome]:
     def run(call: Call) -> Outcome:
         word = f"RUN.engine={engine}"
         for given in call.overrides:
+            # Hydra's prefixes + and ++ set the key as well
             if given.lstrip("+").startswith("RUN.engine=") and given.lstrip("+") != word:
                 raise ConfigError(
                     f"{given}: the command {call.command} sets {word}; remove one of the two",
@@ -58,6 +62,7 @@ def _run_words(call: Call, overrides: Sequence[str]) -> Outcome:
 
     result = run_engine(overrides, config_dir=call.flags.config_dir, clock=call.clock)
     is_main = _is_main()
+    # The history of a long run takes a while to read, and only the JSON object shows it.
     if call.flags.json and is_main:
         from phasetrain.commands.api import with_history
 
@@ -111,7 +116,9 @@ def run_sweep(call: Call) -> Outcome:
     )
     folder = SweepOverrides.read(call.overrides).resolve_folder()
     path = Path(folder, "results.json")
-    results: Any = json.loads(path.read_bytes()) if call.flags.json and path.is_file() else {}
+    results: dict[str, Any] = {}
+    if call.flags.json and path.is_file():
+        results = json.loads(path.read_bytes())
     return Outcome(code, content={"folder": folder, **results})
 
 

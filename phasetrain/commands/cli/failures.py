@@ -32,16 +32,15 @@ def format_error(error: PhasetrainError, environment: Mapping[str, str]) -> str:
 
 def _rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
     if not {"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"} & environment.keys():
-        return (
-            0,
-            1,
-        )  # one process; find_placement() would say so as well, but importing it imports torch
+        # One process. find_placement() would return the same, but importing it imports torch: a
+        # second more before a typing error is reported.
+        return 0, 1
     from phasetrain.distributed import find_placement
 
     try:
         place = find_placement(environment)
     except ConfigError:
-        return 0, 1
+        return 0, 1  # a broken variable of the launcher may be the error to print
     return place.rank, place.size
 
 
@@ -62,6 +61,7 @@ def record_failure(error: BaseException) -> None:
     try:
         handler.initialize()
         handler.record_exception(error)
+        # A full disk must not replace the error to report with its own.
         with suppress(OSError):
             Path(part).replace(path)
     finally:

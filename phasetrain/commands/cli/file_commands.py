@@ -9,6 +9,9 @@ from typing import Any
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import Call
 
+# The modules of the commands are imported in the functions that run them: torch alone takes a
+# second to import, and `runs list` or a usage error do without it.
+
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the folder to search."""
@@ -227,4 +230,5 @@ def run_probe(call: Call) -> Outcome:
         f"{found.samples[1]} test samples"
     )
     Terminal().print_table(title, ("classifier", "accuracy"), found.rows())
+    # through JSON, so that numbers as keys become texts exactly as in probe.json
     return Outcome(content=json.loads(json.dumps(asdict(found))))

@@ -44,8 +44,11 @@ def main(
         owns_process: whether the process ends with this call.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    # Not from the parsed flags: a command line that cannot be parsed is reported as JSON as well.
     is_json = "--json" in words
-    redirection: AbstractContextManager[None] = stdout_to_stderr() if is_json else nullcontext()
+    redirection: AbstractContextManager[None] = nullcontext()
+    if is_json:
+        redirection = stdout_to_stderr()
     with redirection:
         ended = _execute(words, clock, owns_process=owns_process)
     # printed after the redirection, so that it is the only text on standard output
@@ -96,7 +99,7 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
         ended.outcome = Outcome(error.exit_code, is_main=bool(text))
         ended.failure = error
     except KeyboardInterrupt as error:
-        ended.outcome = Outcome(130)
+        ended.outcome = Outcome(130)  # 128 + SIGINT, as a shell reports it
         ended.failure = error
     except SystemExit as error:  # stopped by a second signal
         code = error.code if isinstance(error.code, int) else 1
@@ -113,6 +116,7 @@ def _run(command: Command, call: Call, *, owns_process: bool) -> Outcome:
         return Outcome(text=text, content={"text": text})
     if not command.takes_overrides:
         return command.run(call)
+    # Composing a config is slow to import, and the commands on files do not need it.
     from phasetrain.commands.cli.engine_commands import print_config
 
     if call.flags.cfg:

@@ -57,8 +57,10 @@ def write_json_error(command: str, error: BaseException, exit_code: int) -> None
         problems = error.problems
     else:
         message = f"{type(error).__name__}: {error}"
-        is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        problems = (Problem("run.stopped" if is_stopped else "internal", message),)
+        code = "internal"
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            code = "run.stopped"
+        problems = (Problem(code, message),)
     _write_object(command, exit_code, problems, {})
 
 
@@ -71,6 +73,7 @@ def _write_object(
         "exit_code": exit_code,
         "errors": [asdict(problem) for problem in problems],
     }
+    # Python writes NaN and Infinity by default, which no other JSON parser has to accept.
     write_text(json.dumps({**head, **to_plain(content)}, indent=1, allow_nan=False))
 
 
@@ -90,13 +93,15 @@ def to_plain(value: Any) -> Any:
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
     """Send everything that this process and its children print to standard error."""
+    # Text printed before this waits in a buffer that would be written to standard error later.
     sys.stdout.flush()
     try:
         saved = os.dup(1)
     except OSError:  # started with standard output closed
         saved = None
     else:
-        # The file descriptor as well as sys.stdout: jobs of a sweep and C libraries write to it.
+        # The file descriptor as well as sys.stdout: data workers, jobs of a sweep and C libraries
+        # write to the descriptor, and one line of theirs would break the JSON object.
         os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):

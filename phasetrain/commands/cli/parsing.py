@@ -62,7 +62,8 @@ class Command:
             prog=f"phasetrain {self.name}",
             usage=f"phasetrain {self.name} [flags] {self.synopsis}".rstrip(),
             description=self.help,
-            add_help=False,
+            add_help=False,  # argparse's own --help prints and exits, also with --json
+            # An abbreviation that works today is ambiguous once a flag with its prefix is added.
             allow_abbrev=False,
         )
         made.add_argument("-h", "--help", action="store_true", help="print this text and exit")
@@ -97,8 +98,10 @@ def parse_flags(command: Command, words: Sequence[str]) -> argparse.Namespace:
     if "--cfg" in rest[:-1] and rest[rest.index("--cfg") + 1] == "job":
         rest.remove("job")  # Hydra's spelling, `--cfg job`
     parser = command.parser()
+    # intermixed, because flags may come before, between and after overrides
     flags, unknown = parser.parse_known_intermixed_args(rest)
     if unknown:
+        # private: argparse has no public list of its flags
         known = [option for action in parser._actions for option in action.option_strings]
         raise _unknown("flag", unknown[0], known, parser.format_usage())
     return flags

@@ -74,14 +74,15 @@ def extract(setup: Setup) -> RunResult:
             rows.append((name, *map(str, done)))
     head = ("split", "rows", "shards", "kept from before")
     setup.terminal.print_table(f"features in {root}", head, rows)
-    return RunResult(
+    result = RunResult(
         "extracted",
         folder=root,
-        reason=loaded.path if loaded else "",
-        updates=loaded.manifest.state["updates"] if loaded else 0,
         digest=hash_model(model),
         seconds=time.perf_counter() - began,
     )
+    if loaded is None:
+        return result
+    return replace(result, reason=loaded.path, updates=loaded.manifest.state["updates"])
 
 
 class _Extraction:
@@ -129,6 +130,7 @@ class _Extraction:
 
     def _make_shards(self, missing: list[int]) -> Iterator[tuple[int, Shard]]:
         phases = [self._phase_of_shard(index, number) for index, number in enumerate(missing)]
+        # A World of one rank: the ranks share the shards, and each reads whole batches.
         loader = build_loader(
             BuildContext(self.setup.config, self.setup.machine, World()),
             self.split,
@@ -158,6 +160,8 @@ class _Extraction:
     @torch.no_grad()
     def _make_columns(self, batch: Batch) -> dict[str, Tensor]:
         """Return the columns of a batch, on the CPU."""
+        # Seeded by the first sample of the batch: a model that draws random numbers returns the same
+        # rows on any rank and after any number of shards that were kept.
         reseed(mix_seed(self._stream, int(batch.ids[0])))
         moved = batch.to(self.setup.machine.device)
         try:
@@ -199,7 +203,7 @@ class _Extraction:
     def _describe_request(self) -> dict[str, Any]:
         """Return everything that the rows depend on, except for facts that change last bits only."""
         section = self.section
-        keys = ("layers", "pool", "predictions", "format", "rows_per_shard")
+        keys = ("pool", "predictions", "format", "rows_per_shard")
         return {
             "phasetrain": __version__,
             "model": hash_model(self.model),
@@ -209,10 +213,8 @@ class _Extraction:
             "seed": self.setup.config.RUN.seed,
             "batch_size": self.batch_size,
             "precision": self.setup.machine.test_precision or self.setup.machine.precision,
-            **{
-                f"EXTRACT.{key}": list(section[key]) if key == "layers" else section[key]
-                for key in keys
-            },
+            "EXTRACT.layers": list(section.layers),
+            **{f"EXTRACT.{key}": section[key] for key in keys},
             **self._describe_data(),
         }
 
@@ -239,11 +241,11 @@ def flatten_outputs(name: str, value: Any) -> dict[str, Tensor]:
     """Return the tensors of nested mappings and lists by their dotted paths; empty for None."""
     if isinstance(value, Tensor):
         return {name: value}
-    pairs: Iterable[tuple[Any, Any]]
+    pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         pairs = value.items()
-    else:
-        pairs = enumerate(value if isinstance(value, list | tuple) else ())
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
     return {
         path: tensor
         for key, item in pairs
@@ -253,16 +255,17 @@ def flatten_outputs(name: str, value: Any) -> dict[str, Tensor]:
 
 def _to_saved_type(value: Tensor) -> Tensor:
     """Return a tensor on the CPU, with floats of less than 32 bits as float32."""
-    return value.to(
-        "cpu", torch.float32 if value.is_floating_point() and value.itemsize < 4 else value.dtype
-    )
+    if value.is_floating_point() and value.itemsize < 4:
+        # numpy, and with it the format npz, has no bfloat16
+        return value.to("cpu", torch.float32)
+    return value.cpu()
 
 
 def _read_in_order(split: SplitData) -> SplitData:
     """Return the split in the order of the dataset; unreadable samples are skipped or raise."""
     reader = copy(split.reader)
     if reader.on_bad_sample == "substitute":
-        reader.on_bad_sample = "drop"
+        reader.on_bad_sample = "drop"  # a substitute would be a second row of another sample
     order: SampleOrder = make_sequential()
     length = len(reader.dataset)
     if reader.chosen is not None:

@@ -65,7 +65,7 @@ class FeatureFolder:
         Raises:
             ChangedError: it holds the features of another request; names the first difference.
         """
-        request = json.loads(json.dumps(request))
+        request = json.loads(json.dumps(request))  # tuples become lists, as in the stored one
         with self._explain_errors():
             found = self._storage.read_json(f"{self.path}/{INDEX}")
             if found is None:
@@ -129,9 +129,9 @@ class FeatureFolder:
         with self._explain_errors():
             self._write_index({**content, "request": request, "shards": shown})
             records = {f"{shard.file}.json" for shard in listed}
-            for name in self._storage.list_names(
-                self.path
-            ):  # what a killed process has left half written, too
+            # The index comes first: a process that is killed in between leaves too many records,
+            # but never a shard without any. Half-written files of killed processes go as well.
+            for name in self._storage.list_names(self.path):
                 if name in records or ".tmp-" in name:
                     self._storage.remove(f"{self.path}/{name}")
 
@@ -178,6 +178,7 @@ def decode_columns(content: bytes, form: str) -> dict[str, Tensor]:
     """Return the columns of a shard."""
     if form == "safetensors":
         return load(content)
+    # No pickles: the folder may come from somebody else, and a pickle can run any code.
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         return {name: torch.from_numpy(file[name]) for name in file.files}
 

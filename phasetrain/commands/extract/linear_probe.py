@@ -198,6 +198,7 @@ def classify_linearly(
     The final classifier is fitted to all training samples. Features are standardized over the samples
     that a classifier is fitted to.
     """
+    # on the CPU, because a CUDA generator draws another permutation from the same seed
     generator = torch.Generator().manual_seed(seed_of(settings.seed, "held out"))
     order = torch.randperm(len(features), generator=generator).to(features.device)
     held, rest = order.tensor_split([max(1, round(settings.held_out * len(order)))])
@@ -266,6 +267,7 @@ def fit_classifier(features: Tensor, labels: Tensor, classes: int, penalty: floa
         ):
             scores = (part.double() - mean) / scale @ weight.T + bias
             loss = functional.cross_entropy(scores, target, reduction="sum") / len(features)
+            # a backward pass per chunk, so that one chunk at a time is held as float64
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -278,6 +280,7 @@ def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of each dimension, float64 `(D,)`, with 1 instead of 0."""
     parts = torch.split(features, CHUNK)
     mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(features)
+    # a second pass, because E[x^2] - E[x]^2 cancels for features far from zero
     squares = torch.stack([(part.double() - mean).square().sum(0) for part in parts]).sum(0)
     scale = (squares / len(features)).sqrt()
     return mean, torch.where(scale > 0, scale, torch.ones_like(scale))

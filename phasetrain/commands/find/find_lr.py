@@ -136,15 +136,15 @@ def find_lr(setup: Setup) -> RunResult:
         f"learning rates, {reason or 'all tried'}", ("lr", "loss", "smoothed"), rows
     )
     series = {"loss": (lrs, watch.losses), "smoothed": (lrs, found.smoothed)}
-    marks = [] if found.steepest is None else [found.steepest]
+    marks: list[float] = []
+    verdict = _explain_no_fall(section.lr_from, section.lr_to)
+    if found.steepest is not None:
+        marks = [found.steepest]
+        verdict = f"the loss falls fastest here: {line}"
     write_results(
         setup, "find_lr", content, lambda: draw_plot(series, ("learning rate", "loss"), marks)
     )
-    setup.terminal.say(
-        f"the loss falls fastest here: {line}"
-        if line
-        else _explain_no_fall(section.lr_from, section.lr_to)
-    )
+    setup.terminal.say(verdict)
     return RunResult(
         "found",
         folder=setup.config.RUN.dir,
@@ -191,16 +191,20 @@ def suggest_lr(lrs: Sequence[float], losses: Sequence[float], smoothing: float) 
         for n, (before, after) in enumerate(pairwise(curve))
         if begin <= n < lowest
     }
-    steepest = min(falls, key=lambda n: falls[n]) if falls else 0
-    fall = falls.get(steepest, 0.0)
-    return Suggestion(curve, lrs[steepest] if fall < 0 else None, lrs[lowest])
+    steepest = min(falls, key=lambda n: falls[n], default=None)
+    if steepest is None or falls[steepest] >= 0:
+        return Suggestion(curve, None, lrs[lowest])
+    return Suggestion(curve, lrs[steepest], lrs[lowest])
 
 
 def _format_override(setup: Setup, lr: float | None) -> str:
     if lr is None:
         return ""
-    scaled = setup.composed.config["OPTIMIZER"]["auto_lr_scaling"] is not None
-    return f"OPTIMIZER.lr={lr:.2g}" + (" OPTIMIZER.auto_lr_scaling=null" if scaled else "")
+    word = f"OPTIMIZER.lr={lr:.2g}"
+    if setup.composed.config["OPTIMIZER"]["auto_lr_scaling"] is None:
+        return word
+    # the rate was measured with this batch size: scaling would change it once more
+    return f"{word} OPTIMIZER.auto_lr_scaling=null"
 
 
 def _explain_no_fall(first: float, last: float) -> str:

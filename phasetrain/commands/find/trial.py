@@ -35,6 +35,7 @@ def trial_config(config: AttrDict, *, updates: int, batch_size: int | None = Non
     plain["DATA"] = {"TRAIN": plain["DATA"]["TRAIN"]}
     plain["METERS"] = {}
     plain["MODEL"] |= {"ema": None, "swa": None}  # a copy of the weights would distort the memory
+    # a loss that is not finite ends a range test, and is a result rather than an error
     plain["OPTIMIZER"] |= {"SCHEDULES": {}, "on_nonfinite": "ignore"}
     for other in plain["OPTIMIZER"]["others"].values():
         other["SCHEDULES"] = {}
@@ -72,6 +73,7 @@ def draw_plot(series: Series, labels: tuple[str, str], marks: Sequence[float]) -
     Raises:
         ImportError: matplotlib is not installed.
     """
+    # Figure instead of pyplot, which would choose a window system and keep every figure alive
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -86,6 +88,7 @@ def draw_plot(series: Series, labels: tuple[str, str], marks: Sequence[float]) -
     axes.set_ylabel(labels[1])
     axes.legend()
     file = io.BytesIO()
+    # without matplotlib's version in the file, equal trials write equal bytes
     figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
     return file.getvalue()
 

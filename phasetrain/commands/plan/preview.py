@@ -23,6 +23,7 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import format_bytes, format_duration, format_si
 from phasetrain.tasks import Parts, SplitData
 from phasetrain.tasks.inspection import (
+    Inspection,
     ModuleRow,
     checkpoint_bytes,
     memory_estimate,
@@ -73,9 +74,21 @@ def describe_plan(
     data = run_plan.data
     plan = run_plan.plan
     trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
-    inspection = None if rehearsal is None else rehearsal.inspection
-    modules = modules_of(parts.model) if inspection is None else inspection.modules
-    found = {} if inspection is None else inspection.plain()
+    inspection: Inspection | None = None
+    rehearsed: dict[str, Any] | None = None
+    if rehearsal is None:
+        bytes_each = checkpoint_bytes(parts)
+    else:
+        inspection = rehearsal.inspection
+        rehearsed = rehearsal.plain()
+        bytes_each = rehearsal.checkpoint_bytes
+    if inspection is None:
+        modules = modules_of(parts.model)
+        inspected: dict[str, Any] = {}
+    else:
+        modules = list(inspection.modules)
+        inspected = inspection.plain()
+        inspected.pop("modules", None)  # an entry of plan.json already
     return {
         "name": setup.config.RUN.name,
         "updates": plan.updates,
@@ -94,14 +107,12 @@ def describe_plan(
             "trained": trained,
         },
         "modules": [asdict(row) for row in modules],
-        "inspection": {key: value for key, value in found.items() if key != "modules"} or None,
+        "inspection": inspected or None,
         "memory": memory_estimate(parts, inspection),
         "weights": parts.weights,
         "checkpoints": {
             "at": [list(at) for at in list_checkpoints(setup, plan)],
-            "bytes_each": checkpoint_bytes(parts)
-            if rehearsal is None
-            else rehearsal.checkpoint_bytes,
+            "bytes_each": bytes_each,
             "kept": setup.config.CHECKPOINT.keep_last,
         },
         "groups": [list(row) for row in parts.groups],
@@ -113,7 +124,7 @@ def describe_plan(
         ],
         "notes": [*setup.dropped, *setup.derived, *_explain_waits(parts)],
         "never": list_unused(setup, plan),
-        "rehearsal": None if rehearsal is None else rehearsal.plain(),
+        "rehearsal": rehearsed,
     }
 
 
@@ -176,15 +187,7 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     inspection = content["inspection"]
     memory = content["memory"]
     rows = [
-        (
-            row.name or "(all)",
-            row.kind,
-            f"{row.parameters:,}",
-            "all" if row.trained == row.parameters else f"{row.trained:,}",
-            row.output or "",
-            format_bytes(row.output_bytes) if row.output else "",
-            "" if row.flops is None else format_si(row.flops),
-        )
+        _format_module(row)
         for row in shown_modules([ModuleRow(**row) for row in content["modules"]])
     ]
     head = ("module", "kind", "parameters", "trained", "output", "activations", "flops per sample")
@@ -205,35 +208,52 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     setup.terminal.say(f"memory per process about {format_bytes(memory['total'])}: {held}")
 
 
+def _format_module(row: ModuleRow) -> tuple[str, ...]:
+    trained = f"{row.trained:,}"
+    if row.trained == row.parameters:
+        trained = "all"
+    activations = ""
+    if row.output:
+        activations = format_bytes(row.output_bytes)
+    flops = ""
+    if row.flops is not None:
+        flops = format_si(row.flops)
+    parameters = f"{row.parameters:,}"
+    name = row.name or "(all)"
+    return (name, row.kind, parameters, trained, row.output or "", activations, flops)
+
+
 def _show_phases(setup: Setup, content: Mapping[str, Any]) -> None:
     head = ("phase", "split", "epoch", "steps", "samples", "updates before", "lr at start")
-    rows = [
-        (
-            str(phase["index"]),
-            f"{phase['split']} ({phase['stage']})" if content["stages"] else phase["split"],
-            str(phase["epoch"] + 1),
-            str(phase["steps"]),
-            str(phase["samples"]),
-            str(phase["updates_before"]),
-            "" if phase["lr"] is None else f"{phase['lr']:.6g}",
-        )
-        for phase in content["phases"]
-    ]
+    has_stages = bool(content["stages"])
+    rows = [_format_phase(phase, has_stages=has_stages) for phase in content["phases"]]
     title = (
         f"{content['epochs']} epochs, {content['updates']} updates, {content['samples']} samples"
     )
     setup.terminal.print_table(title, head, _shorten_rows(rows))
 
 
+def _format_phase(phase: Mapping[str, Any], *, has_stages: bool) -> tuple[str, ...]:
+    split: str = phase["split"]
+    if has_stages:
+        split = f"{split} ({phase['stage']})"
+    rate = ""
+    if phase["lr"] is not None:
+        rate = f"{phase['lr']:.6g}"
+    numbers = (phase["epoch"] + 1, phase["steps"], phase["samples"], phase["updates_before"])
+    return (str(phase["index"]), split, *map(str, numbers), rate)
+
+
 def _show_checkpoints(setup: Setup, content: Mapping[str, Any]) -> None:
     saves = content["checkpoints"]
-    about = "about " if content["rehearsal"] is None else ""
+    size = f"{saves['bytes_each']:,} bytes each"
+    if content["rehearsal"] is None:
+        size = f"about {size}"  # only a rehearsal has written a checkpoint and knows its size
+    line = f"{len(saves['at'])} checkpoints of {size}, the newest {saves['kept']} are kept"
     free = RunFolder(setup.config.RUN.dir).space.free_bytes()
-    room = "" if free is None else f"; {format_bytes(free)} are free"
-    setup.terminal.say(
-        f"{len(saves['at'])} checkpoints of {about}{saves['bytes_each']:,} bytes each, "
-        f"the newest {saves['kept']} are kept{room}"
-    )
+    if free is not None:
+        line += f"; {format_bytes(free)} are free"
+    setup.terminal.say(line)
 
 
 def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
@@ -318,8 +338,6 @@ def _describe_sharding(setup: Setup) -> dict[str, Any]:
 
 def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
     section = split.section
-    sampler = split.section.sampler
-    names = [item if isinstance(item, str) else item["name"] for item in section.transforms]
     return {
         "dataset": section.dataset,
         "samples": split.length,
@@ -327,19 +345,27 @@ def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
         "micro_batch_size": section.micro_batch_size,
         "drop_last": section.drop_last,
         "workers": workers,
-        "sampler": sampler if isinstance(sampler, str) else sampler["name"],
-        "transforms": names,
-        "batch_transforms": [
-            item if isinstance(item, str) else item["name"]
-            for item in section.get("batch_transforms", ())
-        ],
+        "sampler": _name_of_part(section.sampler),
+        "transforms": [_name_of_part(one) for one in section.transforms],
+        "batch_transforms": [_name_of_part(one) for one in section.get("batch_transforms", ())],
         "facts": {key: _to_json(value) for key, value in split.facts.items()},
     }
 
 
+def _name_of_part(entry: str | Mapping[str, Any]) -> str:
+    """Return the name of a part, which stands alone or in a mapping with its parameters."""
+    if isinstance(entry, str):
+        return entry
+    name: str = entry["name"]
+    return name
+
+
 def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
     for index, stage in enumerate(setup.config.PHASES.stages):
-        begin, count = plan.stages[index] if index < len(plan.stages) else (plan.updates, 0)
+        begin = plan.updates
+        count = 0
+        if index < len(plan.stages):  # the plan may end before the last stages
+            begin, count = plan.stages[index]
         changes = leaves(
             {key: value for key, value in AttrDict(stage).plain().items() if key not in STAGE_KEYS}
         )
@@ -361,7 +387,8 @@ def _describe_phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
             "updates_before": updates,
             "lr": _lr_at_start(parts, plan, phase, updates),
         }
-        updates += phase.steps if phase.is_train else 0
+        if phase.is_train:
+            updates += phase.steps
 
 
 def _lr_at_start(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:

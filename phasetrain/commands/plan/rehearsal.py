@@ -203,7 +203,9 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
     try:
         with machine.apply_settings():
             trained = next((phase for phase in plan.phases if phase.is_train), None)
-            inspection = _inspect_model(task, trained) if trained is not None else None
+            inspection = None
+            if trained is not None:
+                inspection = _inspect_model(task, trained)
             rows = [_rehearse_kind(setup, task, plan, kind) for kind in list_step_kinds(plan, task)]
             with _name_step("a save and a restore"):
                 trip = save_and_restore(
@@ -283,8 +285,9 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, kind: StepKind) -> Rehe
 
 def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
     """Return the position of a step of a phase in the plan."""
-    before = sum(one.steps for one in plan.phases[: phase.index] if one.is_train)
-    updates = before + (step if phase.is_train else 0)
+    updates = sum(one.steps for one in plan.phases[: phase.index] if one.is_train)
+    if phase.is_train:
+        updates += step
     at = RunState(phase=phase.index, step=step, updates=updates)
     return Position(phase.split, updates, phase.first + step, *plan.at(at))
 

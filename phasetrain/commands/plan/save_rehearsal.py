@@ -73,8 +73,11 @@ def save_and_restore(
         world.all_gather(None)  # a barrier: every rank has read before rank 0 deletes
     finally:
         if world.is_main:
+            made = path
+            if fresh:
+                made = folder.path
             with suppress(OSError):  # leftovers are deleted when the run starts
-                folder.storage.remove(folder.path if fresh else path)
+                folder.storage.remove(made)
     return Trip(size, saved - began, restored - moved)
 
 

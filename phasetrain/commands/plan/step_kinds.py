@@ -72,16 +72,20 @@ def estimate_seconds(data: Mapping[str, SplitData], plan: Plan, parts: Parts) ->
     operations per sample in a forward pass, and that an update costs three forward passes.
     """
     shape = data[TRAIN].facts.get("input_shape", (1,))
+    places = 1
     if len(shape) > 1:
         places = int(np.prod(shape[1:]))  # (C, H, W): every pixel
-    else:
-        places = int(shape[0]) if shape else 1
+    elif shape:
+        places = int(shape[0])
     each = 2 * max(1, places) * sum(p.numel() for p in parts.model.parameters())
     rate = FLOPS.get(parts.machine.device.type, FLOPS["cpu"])
     total = 0.0
     for phase in plan.phases:
         read = SAMPLE_SECONDS if data[phase.data].reader.draws_at_random else GATHERED_SECONDS
-        flops = (3 if phase.is_train else 1) * each * parts.world.size
+        passes = 1
+        if phase.is_train:
+            passes = 3
+        flops = passes * each * parts.world.size
         total += phase.steps * STEP_SECONDS + phase.samples * (
             read + flops / rate / parts.world.size
         )

@@ -79,7 +79,9 @@ def check_monitors(setup: Setup, plan: Plan, meters: Mapping[str, Meter]) -> Non
 def list_monitors(setup: Setup) -> list[Monitor]:
     """Return the metrics that sections CHECKPOINT and HOOKS name to be monitored."""
     best = setup.config.CHECKPOINT.best.monitor
-    given = {"CHECKPOINT.best.monitor": best} if best is not None else {}
+    given: dict[str, str] = {}
+    if best is not None:
+        given["CHECKPOINT.best.monitor"] = best
     for label, section in setup.config.HOOKS.items():
         if isinstance(section.get("monitor"), str):
             given[f"HOOKS.{label}.monitor"] = section.monitor
@@ -223,8 +225,12 @@ class _Survey:
     def run(self) -> None:
         """Collect the mistakes."""
         data = self._build_data()
-        plan = None if data is None else self._try(lambda: self.builder.plan(data))
-        facts = {} if data is None or plan is None else self.builder.facts(data, plan)
+        plan: Plan | None = None
+        facts: dict[str, Any] = {}
+        if data is not None:
+            plan = self._try(partial(self.builder.plan, data))
+            if plan is not None:
+                facts = self.builder.facts(data, plan)
         context = self.builder.context
         meters = self._build_meters(facts)
         if plan is not None:
@@ -270,7 +276,8 @@ class _Survey:
             meter = self._try(
                 partial(METERS.build, name, params, where=f"METERS.{label}", facts=facts)
             )
-            found |= {label: meter} if meter is not None else {}
+            if meter is not None:
+                found[label] = meter
         return found
 
     def _build_hooks(self) -> None:

@@ -81,18 +81,20 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
     log.info("the update of %s: %s", folder, dump.found)
     with machine.apply_settings():
         seen = _run_watched(task, dump, folder)
-        function = "" if seen.outputs or seen.made else _find_in_backward(task, dump, folder)
+        function = ""
+        # only if the forward pass is finite: it is the cause otherwise, and anomaly mode is slow
+        if not seen.outputs and not seen.made:
+            function = _find_in_backward(task, dump, folder)
     then = dump.found.loss
     now = seen.loss
-    close = len(dump.shares) > 1 and isclose(then, now, rel_tol=ROUNDING)
-    equal = "equal" if repr(then) == repr(now) else "equal to rounding" if close else "DIFFERENT"
+    equal = _compare_losses(then, now, is_reordered=len(dump.shares) > 1)
     same = equal != "DIFFERENT" and not seen.made
     rows = [
         ("loss", repr(then), repr(now), equal),
         ("samples with such inputs", "-", join_first(seen.inputs, SHOWN), ""),
-        ("first module with such outputs", "-", seen.outputs[0] if seen.outputs else "none", ""),
+        ("first module with such outputs", "-", next(iter(seen.outputs), "none"), ""),
         ("modules with such outputs after it", "-", join_first(seen.outputs[1:], SHOWN), ""),
-        ("first gradient in backward", "-", seen.gradients[0] if seen.gradients else "none", ""),
+        ("first gradient in backward", "-", next(iter(seen.gradients), "none"), ""),
         (
             "gradients",
             join_first(dump.found.gradients or (), SHOWN),
@@ -112,6 +114,15 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
     if same:
         return 0
     return 1
+
+
+def _compare_losses(then: float, now: float, *, is_reordered: bool) -> str:
+    """Return the verdict on two losses; reordered sums may differ by rounding."""
+    if repr(then) == repr(now):  # as texts, because NaN is not equal to itself
+        return "equal"
+    if is_reordered and isclose(then, now, rel_tol=ROUNDING):
+        return "equal to rounding"
+    return "DIFFERENT"
 
 
 class _InTurn(Strategy):
@@ -188,7 +199,9 @@ def _run_step(task: Task, dump: StepDump, seen: _Seen) -> None:
 
 def _find_in_backward(task: Task, dump: StepDump, folder: str) -> str:
     """Return the operation whose gradient is the first with a NaN, and the line that called it."""
+    # restored once more, because the first pass has changed buffers such as running statistics
     _restore(task, dump, folder)
+    # torch puts the forward trace of the operation into a warning, not into the error
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:

@@ -76,8 +76,11 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
         )
     ledger = read_ledger(folder.storage, folder.path)
     dump = f"{folder.file(ROOT)}/{folder_name(number)}"
-    kept = read_step_dump(folder.storage, dump) if folder.storage.exists(dump) else None
-    code = 0 if kept is None else examine_dump(setup, kept, dump, match_run_config(setup, folder))
+    kept = None
+    code = 0
+    if folder.storage.exists(dump):
+        kept = read_step_dump(folder.storage, dump)
+        code = examine_dump(setup, kept, dump, match_run_config(setup, folder))
     if kept is not None and len(kept.shares) > 1:
         log.info(
             "not compared with the ledger: it is of world size %d, this is one process",
@@ -162,10 +165,12 @@ class _Replay:
         data = self.builder.data()
         loaded = self._load_before()
         if loaded is None:
+            since = "its start"
             machine = match_run_config(self.setup, self.folder)
             plan = self.builder.plan(data)
             state = RunState()
         else:
+            since = loaded.path
             plan, state, _ = restore_position(self.setup, loaded, data, self.builder.stages(data))
             machine, warnings = match_machine(self.setup, loaded)
             for line in warnings:
@@ -175,7 +180,6 @@ class _Replay:
                 f"RUN.step = {self.number}: the plan of this run has {plan.updates} updates"
             )
         task = self.builder.task(self.builder.parts(data, plan, fresh=loaded is None))
-        since = "its start" if loaded is None else loaded.path
         log.info(
             "replaying update %d of %s from %s (update %d)",
             self.number,
@@ -205,7 +209,9 @@ class _Replay:
 
     def _hashed_content(self) -> Content:
         """Return how much of the batch content to hash, as in the ledger's record of this update."""
-        flags = SAMPLED if self.ledger is None else self.ledger[self.number].flags
+        if self.ledger is None:
+            return "sampled"
+        flags = self.ledger[self.number].flags
         if flags & FULL:
             return "full"
         if flags & SAMPLED:
@@ -255,7 +261,9 @@ class _Replay:
 
     def _select_components(self) -> tuple[str, ...]:
         """Return the components to compare: not all of them if the world size differs."""
-        made_by = 1 if self.ledger is None else self.ledger[self.number].processes
+        if self.ledger is None:
+            return COMPONENTS
+        made_by = self.ledger[self.number].processes
         if made_by == 1 or self.setup.config.DISTRIBUTED.reduction == "ordered":
             return COMPONENTS
         log.warning(
@@ -328,11 +336,10 @@ def _format_cells(
     new = now.format_component(component) or "-"
     if then is None:
         return "-", new, ""
-    return (
-        then.format_component(component) or "-",
-        new,
-        "DIFFERENT" if component in list_differences(then, now) else "equal",
-    )
+    verdict = "equal"
+    if component in list_differences(then, now):
+        verdict = "DIFFERENT"
+    return then.format_component(component) or "-", new, verdict
 
 
 def _format_change(change: Change) -> str:

@@ -55,9 +55,10 @@ class Attempt:
         idle = 0
         if sequence <= self.before.started_from:
             idle = self.before.idle_attempts + _is_broken_off(self.before)
-        # after giving up, `reason` only says so: the cause of the attempts before is in `cause`
-        gave_up = self.before.exit_code == NoProgressError.exit_code
-        reason = self.before.cause if gave_up else self.before.reason
+        reason = self.before.reason
+        if self.before.exit_code == NoProgressError.exit_code:
+            # after giving up, `reason` only says so: the cause of the attempts before is in `cause`
+            reason = self.before.cause
         last = reason or "killed without a message"
         facts = {"idle_attempts": idle, "started_from": sequence, "cause": last if idle else ""}
         with folder.writing():

@@ -20,6 +20,7 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(state.items()):
         flat = full_tensor(tensor).cpu().contiguous()
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
-        # as bytes, because numpy has no bfloat16
-        digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        if flat.numel():
+            # as bytes, because numpy has no bfloat16
+            digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -88,9 +88,10 @@ def _hash_imports(setup: Setup) -> dict[str, str]:
     gone."""
     found = {}
     for name in setup.config.RUN.imports:
-        file = sys.modules[name].__file__ if name in sys.modules else None
-        is_there = file is not None and Path(file).is_file()
-        found[name] = sha256(Path(file or "").read_bytes()).hexdigest() if is_there else ""
+        found[name] = ""
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and Path(file).is_file():
+            found[name] = sha256(Path(file).read_bytes()).hexdigest()
     return found
 
 
@@ -226,7 +227,10 @@ def restore_position(
             f"the rest of the plan is rebuilt; `where` continues at {plan.where(state):.4f}"
         )
     for phase in plan.phases[state.phase :]:
-        if (state.step if phase.index == state.phase else 0) < phase.steps:
+        completed = 0
+        if phase.index == state.phase:
+            completed = state.step
+        if completed < phase.steps:
             check_batches(data[phase.data].at(phase.stage).order, phase)
     return plan, state, notes
 
@@ -317,9 +321,9 @@ def list_deviations(
     Returns:
         Mappings with `updates`, after which something changed, and `what`, a list of sentences.
     """
-    known: list[dict[str, Any]] = (
-        [] if loaded is None else list(loaded.promised.get("departures", ()))
-    )
+    known: list[dict[str, Any]] = []
+    if loaded is not None:
+        known = list(loaded.promised.get("departures", ()))
     seen = {line for one in known for line in one["what"]}
     new = [*(line for line in given if line not in seen), *changed]
     if new:
@@ -330,9 +334,11 @@ def list_deviations(
 def format_deviations(found: Any) -> list[str]:
     """Return a sentence for each entry of `list_deviations`, without entries that were damaged by
     hand."""
+    if not isinstance(found, list):
+        return []
     return [
         f"{_format_start(one['updates'])}: {' '.join('; '.join(map(str, one['what'])).split())}"
-        for one in (found if isinstance(found, list) else ())
+        for one in found
         if isinstance(one, dict)
         and isinstance(one.get("updates"), int)
         and isinstance(one.get("what"), list)
@@ -340,7 +346,9 @@ def format_deviations(found: Any) -> list[str]:
 
 
 def _format_start(updates: int) -> str:
-    return f"from update {updates} on" if updates else "from the start"
+    if updates:
+        return f"from update {updates} on"
+    return "from the start"
 
 
 def list_python_extras(hooks: Mapping[str, Hook], loop: Callable[..., object] | None) -> list[str]:
@@ -379,4 +387,6 @@ def _format_values(change: Change) -> str:
 
 
 def _suggest_allow(change: Change) -> str:
-    return f"RUN.allow=[{change.path}]" if change.resume == "adjustable" else ""
+    if change.resume == "adjustable":
+        return f"RUN.allow=[{change.path}]"
+    return ""

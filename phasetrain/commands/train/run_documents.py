@@ -146,7 +146,10 @@ def write_documents(
     sources = find_sources(folder.path)
     overrides = list(setup.composed.overrides)
     lines = format_deviations(list(deviations))
-    items = "".join(f"\n- {line}" for line in lines)
+    departures = ""
+    if lines:
+        items = "".join(f"\n- {line}" for line in lines)
+        departures = f"\n{MORE}\n{items}\n"
     texts = {
         "config.yaml": OmegaConf.to_yaml(OmegaConf.create(setup.config.plain())),
         "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(overrides)),
@@ -154,7 +157,7 @@ def write_documents(
             name=setup.config.RUN.name,
             command=format_command(setup),
             folder=shlex.quote(setup.config.RUN.dir),
-            departures=f"\n{MORE}\n{items}\n" if lines else "",
+            departures=departures,
         ),
         "reproduce.sh": _format_script(setup, sources["git"], lines),
     }
@@ -179,11 +182,16 @@ def format_command(setup: Setup) -> str:
 
 
 def _command_words(setup: Setup) -> list[str]:
-    flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
-    words = [*flags, *setup.composed.overrides]
+    words = [*_config_dir_flags(setup), *setup.composed.overrides]
     if not any(word.lstrip("+").startswith("RUN.dir=") for word in words):
         words.append(f"RUN.dir={_quote_value(setup.config.RUN.dir)}")
     return words
+
+
+def _config_dir_flags(setup: Setup) -> list[str]:
+    if setup.config_dir:
+        return ["--config-dir", setup.config_dir]
+    return []
 
 
 def _quote_value(text: str) -> str:
@@ -226,7 +234,10 @@ def find_sources(run_folder: str) -> dict[str, SourceTree | None]:
     """Return the state of the git tree around the working directory, and of the package if it is in
     another tree."""
     clean = Redaction(os.environ)
-    skip = None if "://" in run_folder else Path(run_folder).absolute()
+    skip = None
+    if "://" not in run_folder:
+        # a run folder inside the tree would be recorded as a change of the source
+        skip = Path(run_folder).absolute()
     here = describe_source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
     found: dict[str, SourceTree | None] = {"git": here}
     package = Path(__file__).resolve().parents[2]
@@ -267,23 +278,26 @@ def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[s
     size = setup.world.size
     seen = {word.lstrip("+").partition("=")[0] for word in setup.composed.overrides}
     own = ("RUN.dir", "RUN.resume", "RUN.allow")  # these describe the folder, not the training
-    flags = ["--config-dir", setup.config_dir] if setup.config_dir else []
     words = [
         word for word in setup.composed.overrides if word.lstrip("+").partition("=")[0] not in own
     ]
     if "MACHINE.threads" not in seen:
         words.append(f"MACHINE.threads={describe_environment(setup, setup.machine)['threads']}")
+    launch: list[str] = []
     if size > 1:
         launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"]
-    else:
-        launch = []
-    facts: Mapping[str, Any] = here.facts if here else {}
+    facts: Mapping[str, Any] = {}
+    if here is not None:
+        facts = here.facts
+    departures = ""
+    if deviations:
+        departures = "".join(f"# {line}\n" for line in (MORE, *deviations))
     return REPRODUCE.format(
-        command=shlex.join(["-m", *launch, "phasetrain", *flags, *words]),
+        command=shlex.join(["-m", *launch, "phasetrain", *_config_dir_flags(setup), *words]),
         folder=shlex.quote(str(Path.cwd())),
         prefix=shlex.quote(facts.get("prefix") or "."),
         commit=shlex.quote(facts.get("commit") or ""),
         executable=shlex.quote(sys.executable),
         again=shlex.quote(f"runs/{setup.config.RUN.name}-again"),
-        departures="".join(f"# {line}\n" for line in (MORE, *deviations)) if deviations else "",
+        departures=departures,
     )

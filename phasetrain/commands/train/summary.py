@@ -81,11 +81,14 @@ def final_lines(
     """
     folder = setup.config.RUN.dir
     end = f"{state.finished} after {state.updates} updates"
-    weights = f"sha256 {digest} (of {best}, the best)" if best else f"sha256 {digest}"
+    weights = f"sha256 {digest}"
+    chosen = ""
+    if best:
+        weights += f" (of {best}, the best)"
+        chosen = ", checkpoint='best'"
     if not _has_checkpoint(checkpointer):
         rest = "no checkpoint was kept, everything else is in"
         return [("end", f"{end}; {rest} {folder}"), ("weights", weights)]
-    chosen = ", checkpoint='best'" if best else ""
     return [
         ("end", f"{end}; everything is in {folder}"),
         *_explain_longer(setup.config),
@@ -126,7 +129,10 @@ def _split_into_units(plan: Plan) -> Iterator[tuple[tuple[str, int], ...]]:
 def _format_unit(unit: tuple[tuple[str, int], ...]) -> Iterator[str]:
     for (split, steps), same in groupby(unit):
         count = len(list(same))
-        yield f"{split} {steps:,}" if count == 1 else f"{count} x {split} {steps:,}"
+        if count == 1:
+            yield f"{split} {steps:,}"
+        else:
+            yield f"{count} x {split} {steps:,}"
 
 
 def _has_checkpoint(checkpointer: Checkpointer) -> bool:

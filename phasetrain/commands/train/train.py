@@ -139,7 +139,9 @@ def _finished_result(
         state["finished"],
         state["updates"],
     )
-    best = checkpointer.load_best() if setup.config.CHECKPOINT.load_best else None
+    best = None
+    if setup.config.CHECKPOINT.load_best:
+        best = checkpointer.load_best()
     return RunResult(
         "finished",
         folder=folder,
@@ -172,13 +174,18 @@ def _mark_finished(folder: RunFolder, checkpointer: Checkpointer, done: RunResul
 def _record_failure(folder: RunFolder, error: BaseException) -> None:
     """Write to log.txt and status.json why the attempt ended."""
     write_error(folder, error)
-    code = error.exit_code if isinstance(error, PhasetrainError) else 1
+    code = 1
+    if isinstance(error, PhasetrainError):
+        code = error.exit_code
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code
         reason = "stopped at once; updates after the newest checkpoint will be repeated"
         log.warning(reason)
+    state = "failed"
+    if code > 128:  # ended by the signal `code - 128`: the same command resumes the run
+        state = "preempted"
     try:
-        folder.write_status("preempted" if code > 128 else "failed", reason=reason, exit_code=code)
+        folder.write_status(state, reason=reason, exit_code=code)
     except OSError as second:
         error.add_note(f"status.json could not be written: {second}")

@@ -123,9 +123,14 @@ class Training:
             # A single process leaves a wait for slow data at once; several ranks agree on the stop
             # after the step instead (phasetrain.distributed.Consensus).
             for loader in parts.loaders.values():
-                loader.stop_asked = lambda: self.signals.stop_name if self.signals.stop else ""
+                loader.stop_asked = self._name_stop
         self._run_loop(run_plan, engine, loop, save)
         return self._finish(engine, latest.metrics, save)
+
+    def _name_stop(self) -> str:
+        if self.signals.stop:
+            return self.signals.stop_name
+        return ""
 
     def _run_loop(
         self, run_plan: RunPlan, engine: PhaseEngine, loop: Loop, save: CheckpointHook
@@ -149,7 +154,7 @@ class Training:
     def _is_stopped_before_first_step(self) -> bool:
         """Return whether any rank was asked to stop, and let all ranks know."""
         asked = [one for one in self.setup.world.all_gather(self.signals.stop) if one]
-        self.signals.stop = asked[0] if asked else 0
+        self.signals.stop = next(iter(asked), 0)
         return bool(asked)
 
     def _choose_checkpoint(self) -> LoadedCheckpoint | None:
@@ -242,7 +247,9 @@ class Training:
         rehearsal: Rehearsal | None,
     ) -> None:
         setup = self.setup
-        expected = None if rehearsal is None else rehearsal.time["expected"]
+        expected: float | None = None
+        if rehearsal is not None:
+            expected = rehearsal.time["expected"]
         setup.terminal.print_pairs(first_lines(run_plan, task.model, estimate=expected))
         for line in setup.dropped:
             log.info(line)
@@ -294,8 +301,10 @@ class Training:
             reason = self.signals.stop_name
         else:
             reason = engine.stopping
-        number = signal.Signals[reason] if reason in signal.Signals.__members__ else 0
-        code = 128 + number if number else 0
+        code = 0
+        if reason in signal.Signals.__members__:
+            # as a shell reports a signal, so that a scheduler tells a preemption from a failure
+            code = 128 + signal.Signals[reason]
         return replace(result, state="preempted", exit_code=code, reason=reason)
 
 
