@@ -71,8 +71,8 @@ MEANINGS = {
 """Component -> likely causes if it is the first one to differ."""
 
 KEPT = ("phase", "reload")
-"""Kinds of lines of metrics.jsonl that are always compared; other kinds only at updates at which both
-runs have logged them."""
+"""Kinds of lines of metrics.jsonl that are always compared; other kinds only at updates at which
+both runs have logged them."""
 
 METER = "a meter, buffers of the model, the test data, or what a hook logs differs"
 """Likely causes if only metrics differ."""
@@ -149,6 +149,7 @@ class Difference:
         return "\n\n".join([f"A {self.one.path}\nB {self.other.path}", *lines, *self.notes])
 
     def _make_table(self) -> str:
+        # Length and metrics, which need no ledger, are no members of COMPONENTS.
         assert self.one.ledger is not None, "components of records need a ledger"
         assert self.other.ledger is not None, "components of records need a ledger"
         one = self.one.ledger[self.updates]
@@ -178,11 +179,14 @@ def diff(one: str, other: str) -> Difference:
     a = read_side(one)
     b = read_side(other)
     updates, components, verdict, notes = _find_difference(a, b)
-    schema = default_schema()
-    changes = differences(a.config, b.config, schema) if a.config and b.config else []
+    changes: Sequence[Change] = ()
+    # A ledger alone has no config: every key would seem to differ from it.
+    if a.config and b.config:
+        changes = differences(a.config, b.config, default_schema())
+    own: tuple[str, ...] = OF_A_FOLDER
     # the settings of a rank follow from the world size
-    other_number = a.environment.get("processes") != b.environment.get("processes")
-    own = (*OF_A_FOLDER, *(OF_PROCESSES if other_number else ()))
+    if a.environment.get("processes") != b.environment.get("processes"):
+        own = (*OF_A_FOLDER, *OF_PROCESSES)
     return Difference(
         one=a,
         other=b,
@@ -223,6 +227,7 @@ def _read_side(storage: Storage, path: str) -> Side:
         raise ConfigError(
             f"{path!r}: expected the folder of a run, or the path of a {FILE}", code="runs.no_run"
         )
+    # "replace": a flipped byte then shows as a difference of its key, and the rest is compared
     try:
         config = OmegaConf.to_container(
             OmegaConf.create(
@@ -231,11 +236,16 @@ def _read_side(storage: Storage, path: str) -> Side:
         )
     except (OmegaConfBaseException, YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}/config.yaml cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        config = {}
+    ledger = None
+    if FILE in names:
+        ledger = _read_ledger(storage, f"{path}/{FILE}")
     environment = RunFiles(path, storage).environment()
     return Side(
         path,
-        _read_ledger(storage, f"{path}/{FILE}") if FILE in names else None,
-        {str(key): value for key, value in config.items()} if isinstance(config, dict) else {},
+        ledger,
+        {str(key): value for key, value in config.items()},
         environment.content,
         _read_fingerprints(storage, f"{path}/checkpoints"),
         [line.reproducible() for line in parse_metrics(_read_file(storage, path, METRICS, names))],
@@ -263,13 +273,15 @@ def _find_difference(one: Side, other: Side) -> tuple[int, tuple[str, ...], str,
         equal = len(one.ledger.keys() & other.ledger.keys())
         if one.ledger.last != other.ledger.last:
             last, longer = sorted((one.ledger.last, other.ledger.last))
-            ends, continues = ("A", "B") if one.ledger.last == last else ("B", "A")
-            verdict = (
-                f"They are equal up to update {last}, where {ends} ends; {continues} continues to "
-                f"update {longer}."
-            )
+            names = "B ends; A continues"
+            if one.ledger.last == last:
+                names = "A ends; B continues"
+            verdict = f"They are equal up to update {last}, where {names} to update {longer}."
             return last + 1, (LENGTH,), verdict, notes
-    same = f"their {equal} updates are equal" if equal else "no updates were compared"
+    same = "no updates were compared"
+    if equal:
+        same = f"their {equal} updates are equal"
+    # Metrics come last: they follow from the updates, which name the cause more closely.
     found = _find_first_metric(one.metrics, other.metrics)
     if found is not None:
         updates, what = found
@@ -310,6 +322,7 @@ def _can_compare(one: Ledger, other: Ledger, updates: int, component: str) -> bo
     """Return whether both records have the component and it was computed in the same way."""
     a = one[updates]
     b = other[updates]
+    # A norm that neither run has computed is equal, and says nothing about the gradients.
     if component == "gradient norm":
         return a.format_component(component) != "not computed"
     if component == "batch content" and not a.flags & (SAMPLED | FULL):
@@ -325,6 +338,7 @@ def _list_remarks(one: Ledger, other: Ledger) -> Iterator[str]:
         if ledger.damaged:
             yield f"{len(ledger.damaged)} records in the ledger of {name} are damaged."
     both = [updates for updates in one if updates in other]
+    # The first update speaks for all: the setting and the world size are those of the run.
     if any(
         not is_comparable(one[updates], other[updates], "batch content") for updates in both[:1]
     ):
@@ -335,10 +349,12 @@ def _list_remarks(one: Ledger, other: Ledger) -> Iterator[str]:
     for updates in both:
         a = one[updates]
         b = other[updates]
+        # only a remark: the split of the data between phases may differ and the batches be the same
         if (a.phase, a.step) != (b.phase, b.step):
             yield (
-                f"From update {updates} on the plans divide phases differently (A: phase {a.phase}, "
-                f"step {a.step}; B: phase {b.phase}, step {b.step}); the updates may still be equal."
+                f"From update {updates} on the plans divide phases differently (A: phase "
+                f"{a.phase}, step {a.step}; B: phase {b.phase}, step {b.step}); the updates may "
+                "still be equal."
             )
             return
 
@@ -352,9 +368,11 @@ def _find_first_metric(
     for a, b in zip_longest(_select_lines(one, common), _select_lines(other, common)):
         if a == b:
             continue
-        if a is None or b is None:
-            line, who = (b, "B") if a is None else (a, "A")
-            return int(line["updates"]), f"only {who} has {_name_line(line)}"
+        # one file is shorter: the run has ended earlier, or a kill has cost its last lines
+        if a is None:
+            return int(b["updates"]), f"only B has {_name_line(b)}"
+        if b is None:
+            return int(a["updates"]), f"only A has {_name_line(a)}"
         values = [
             f"{key}: {x!r} and {y!r}"
             for key, (x, y) in _compare_leaves(_flatten(a), _flatten(b)).items()
@@ -389,7 +407,10 @@ def _flatten(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, item in value.items():
         here = f"{path}.{key}" if path else key
-        found |= _flatten(item, here) if isinstance(item, dict) else {here: item}
+        if isinstance(item, dict):
+            found |= _flatten(item, here)
+        else:
+            found[here] = item
     return found
 
 
@@ -425,13 +446,20 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
 def _read_file(storage: Storage, folder: str, name: str, names: list[str]) -> bytes:
     """Return the content of a file, empty if it is missing; unlike for a report, a file that cannot
     be read is an error: two runs could seem to be equal."""
-    return storage.read(f"{folder}/{name}") if name in names else b""
+    if name in names:
+        return storage.read(f"{folder}/{name}")
+    return b""
 
 
 def _read_fingerprints(storage: Storage, root: str) -> Mapping[str, str]:
     found, _ = list_checkpoints(storage, root)
-    promised = storage.read_json(f"{root}/{found[-1].name}/promised.json") if found else None
-    data = promised.get("data") if isinstance(promised, dict) else None
+    if not found:
+        return {}
+    promised = storage.read_json(f"{root}/{found[-1].name}/promised.json")
+    # A file of another form compares no data, as if there were no checkpoint.
+    if not isinstance(promised, dict):
+        return {}
+    data = promised.get("data")
     if isinstance(data, dict):
         return data
     return {}

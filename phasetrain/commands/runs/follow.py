@@ -53,6 +53,7 @@ def follow_run(
         summary = summarize_run(path)
         for line in log.read_new_lines():
             say(line)
+        # A deleted folder looks like a run that has not begun, for which it would wait for ever.
         if not path.is_dir():
             return RunSummary(folder, "no run", error=f"{folder!r} has been deleted")
         show(describe_progress(summary))
@@ -69,6 +70,7 @@ def watch_run(folder: str, *, every_seconds: float = 1.0) -> int:
         The exit code: 0 if the run has finished, 130 after Ctrl-C, which does not stop the run,
         else 1.
     """
+    # Imported here, because `follow_run` and lists of runs print nothing through Rich.
     from rich.console import Console
     from rich.text import Text
 
@@ -78,6 +80,7 @@ def watch_run(folder: str, *, every_seconds: float = 1.0) -> int:
             with console.status("") as live:
                 ended = follow_run(
                     folder,
+                    # no markup: Rich would take [brackets] in a log for styles
                     lambda line: console.print(line, markup=False),
                     lambda line: live.update(Text(line)),
                     every_seconds=every_seconds,
@@ -86,8 +89,10 @@ def watch_run(folder: str, *, every_seconds: float = 1.0) -> int:
             ended = follow_run(folder, _write_line, _RareLines(), every_seconds=every_seconds)
     except KeyboardInterrupt:
         return 130
-    error = f": {ended.error}" if ended.error else ""
-    _write_line(describe_progress(ended) + error)
+    last_line = describe_progress(ended)
+    if ended.error:
+        last_line += f": {ended.error}"
+    _write_line(last_line)
     return 0 if ended.state == "finished" else 1
 
 
@@ -95,6 +100,7 @@ class _RareLines:
     """Writes at most one line in `LINE_SECONDS`."""
 
     def __init__(self) -> None:
+        # monotonic: a clock that is set back would silence it
         self._wrote_at = time.monotonic()
 
     def __call__(self, line: str) -> None:
@@ -125,7 +131,10 @@ class _LogTail:
         is_first = self._offset is None
         try:
             size = self._path.stat().st_size
-            begin = max(0, size - LOG_BYTES) if self._offset is None else self._offset
+            if self._offset is None:
+                begin = max(0, size - LOG_BYTES)  # a log may be larger than the memory
+            else:
+                begin = self._offset
             if begin > size:  # the file was replaced by a shorter one
                 begin = 0
             with self._path.open("rb") as file:
@@ -133,6 +142,7 @@ class _LogTail:
                 content = file.read()
         except OSError:
             return []
+        # The writer may be in the middle of a line: its beginning is read again with its end.
         complete = content[: content.rfind(b"\n") + 1]
         self._offset = begin + len(complete)
         lines = complete.decode(errors="replace").splitlines()

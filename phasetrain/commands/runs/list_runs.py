@@ -155,6 +155,7 @@ def format_table(summaries: Sequence[RunSummary], root: str) -> str:
 def format_json(summaries: Sequence[RunSummary]) -> str:
     """Return summaries as JSON, for scripts; non-finite numbers are null."""
     rows = [asdict(summary) for summary in summaries]
+    # Python would write NaN, which no other reader of JSON accepts.
     for row in rows:
         for key in ("best", "last"):
             if row[key] is not None and not math.isfinite(row[key]):
@@ -186,13 +187,14 @@ def _summarize_run(folder: Path, monitor: str) -> RunSummary:
     monitor = monitor or read_monitor(folder) or ""
     # A run compared by a metric that it has not measured still has a best value of another one.
     best = history.best(monitor if monitor.removeprefix("-") in history.last else None)
+    # A search instead of a parse: the plan lists every phase, and the number is near its beginning.
     planned = _PLANNED.search(_read_head(folder / PLAN, PLAN_BYTES))
     summary = RunSummary(
         str(folder),
         _observe_state(status, folder, now),
         status.attempt,
         status.updates,
-        planned=parse_count(int(planned[1])) if planned else 0,
+        planned=parse_count(planned and int(planned[1])),
         seconds=sum(status.run_seconds.values()),
         seen=status.heartbeat.at,
     )
@@ -205,9 +207,12 @@ def _summarize_run(folder: Path, monitor: str) -> RunSummary:
             best_updates=best.updates,
             last=history.last.get(best.metric),
         )
+    # A killed run cannot write why it ended: the reason in its status is an older one, or none.
     if summary.state == "killed":
-        since = f" since {format_timestamp(summary.seen)}" if summary.seen else ""
-        return replace(summary, error=f"no sign of life{since}; start it again")
+        error = "no sign of life; start it again"
+        if summary.seen:
+            error = f"no sign of life since {format_timestamp(summary.seen)}; start it again"
+        return replace(summary, error=error)
     if summary.state == "running":
         return replace(summary, left_seconds=_estimate_seconds_left(history, summary, now))
     if summary.state in ("finished", "planned"):
@@ -225,10 +230,7 @@ def compare_runs(one: str, other: str) -> str:
 
     found = diff(one, other)
     histories = [read_history(path) for path in (one, other)]
-    summaries = [
-        summarize_run(Path(path)) if Path(path).is_dir() else RunSummary(path, "ledger")
-        for path in (one, other)
-    ]
+    summaries = [_summarize_side(Path(path)) for path in (one, other)]
     rows: list[tuple[str, ...]] = [
         ("state", *(summary.state for summary in summaries)),
         ("updates", *(f"{summary.updates}/{summary.planned or '-'}" for summary in summaries)),
@@ -238,10 +240,17 @@ def compare_runs(one: str, other: str) -> str:
     return "\n\n".join([plain_table("runs", ("", "A", "B"), rows), found.report()])
 
 
+def _summarize_side(path: Path) -> RunSummary:
+    if path.is_dir():
+        return summarize_run(path)
+    return RunSummary(str(path), "ledger")
+
+
 def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:
     """Return rows with the last and the best value of each metric of two runs."""
     rows: list[tuple[str, ...]] = []
     for name in dict.fromkeys([*one.last, *other.last]):
+        # One direction for both: a run of version 0.1 has none, and its guess may be the opposite.
         recorded = one.directions.get(name) or other.directions.get(name)
         cells = [name]
         best_cells = [f"  best of {name}"]
@@ -249,7 +258,10 @@ def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:
             last = history.last.get(name)
             best = history.best(name, recorded or history.direction_of(name))
             cells.append("-" if last is None else f"{last:.6g}")
-            best_cells.append(f"{best.value:.6g} at {best.updates}" if best else "-")
+            best_cell = "-"
+            if best is not None:
+                best_cell = f"{best.value:.6g} at {best.updates}"
+            best_cells.append(best_cell)
         rows += [tuple(cells), tuple(best_cells)]
     return rows
 
@@ -270,6 +282,7 @@ def is_run_folder(folder: Path) -> bool:
     except OSError:
         return False
     known = names & RUN_FILES
+    # Two files, because one with such a name alone may belong to another program.
     return STATUS in names or len(known) > 1 or ("checkpoints" in names and bool(known))
 
 
@@ -288,6 +301,7 @@ def _list_folders(folder: Path) -> list[Path]:
 def _observe_state(status: StatusRecord, folder: Path, now: float) -> str:
     if state := status.observe_state(now):
         return shorten(_make_printable(state), 20)
+    # The file is there and names no state: another version wrote it.
     if (folder / STATUS).exists():
         return "unknown"
     if (folder / "checkpoints").is_dir() or (folder / METRICS).exists():
@@ -306,6 +320,7 @@ def _estimate_seconds_left(history: History, summary: RunSummary, now: float) ->
     seconds = rows[-1]["time/at"] - rows[0]["time/at"]
     if updates <= 0 or seconds <= 0:
         return None
+    # The last row may be older than the last update: the time since then counts as progress.
     ahead = (summary.planned - rows[-1]["updates"]) * seconds / updates
     return float(max(0.0, ahead - max(0.0, now - rows[-1]["time/at"])))
 
@@ -327,10 +342,12 @@ def _read_metrics_tail(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
+            # This may cut a line: it begins unlike a phase, or is skipped as damaged.
             file.seek(max(0, size - METRICS_BYTES))
             content = file.read()
     except OSError:
         return b""
+    # Cut at the end of a line: the first lines of this part are parsed in full.
     recent = 0
     if len(content) > RECENT_BYTES:
         recent = content.find(b"\n", len(content) - RECENT_BYTES) + 1
@@ -339,6 +356,7 @@ def _read_metrics_tail(path: Path) -> bytes:
 
 
 def _make_printable(text: str) -> str:
+    # Errors and folder names may hold escape sequences, which would change the terminal.
     return "".join(char if char.isprintable() else " " for char in text)
 
 

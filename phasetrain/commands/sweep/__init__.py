@@ -82,13 +82,16 @@ def sweep(
     """
     words = SweepOverrides.read(overrides)
     configs = [check(sample) for sample in words.list_samples()]
-    grid = words.list_combinations() if words.sweeper == "basic" else []
-    config_words = () if config_dir is None else ("--config-dir", str(config_dir))
+    grid: list[list[str]] = []
+    if words.sweeper == "basic":
+        grid = words.list_combinations()
+    if config_dir is not None:
+        command = [*command, "--config-dir", str(config_dir)]
     job = Job(
-        command=(*command, *config_words),
+        command=tuple(command),
         fixed=tuple(words.fixed),
         folder=_make_folder(words.resolve_folder()),
-        sweep=uuid4().hex,
+        sweep=uuid4().hex,  # of this call, because a pid may be used again by the next one
         monitor=_choose_monitor(configs[0]),
     )
     monitor = job.monitor
@@ -115,6 +118,7 @@ def _lock_folder(folder: str) -> Iterator[None]:
     """Hold the lock of the sweep folder; a folder that stays empty is removed."""
     path = Path(folder, LOCK)
     with path.open("ab") as file:
+        # A kernel lock, because a lock by existence would outlive a killed sweep.
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -125,6 +129,7 @@ def _lock_folder(folder: str) -> Iterator[None]:
         try:
             yield
         finally:
+            # a mistake in an override has created the folder and nothing else
             if [entry.name for entry in path.parent.iterdir()] == [LOCK]:
                 path.unlink()
                 path.parent.rmdir()
@@ -150,6 +155,8 @@ def _launch_runs(
 ) -> int:
     """Launch some runs through Hydra, and return 0 unless they could not be launched."""
     batch = tuple((number, tuple(swept)) for number, swept in runs)
+    # Hydra sweeps over places in the batch instead of the values: it numbers jobs from 0 in every
+    # launch, and would parse and quote each value once more.
     places = ",".join(str(place) for place in range(len(batch)))
     return _run_hydra(
         replace(job, batch=batch, total=total), [*words.hydra, f"+{NUMBER_KEY}={places}"]
@@ -158,6 +165,7 @@ def _launch_runs(
 
 def _report_failures(job: Job, code: int) -> int:
     """List failed runs on standard error, and return the exit code of the sweep."""
+    # Failures of an earlier call, whose values may not be swept any more, do not count.
     records = [record for record in read_job_records(job.folder) if record.sweep == job.sweep]
     failed = [record for record in records if record.exit_code != 0]
     number = job.stop.signal_number()
@@ -179,6 +187,7 @@ def _run_hydra(job: Job, words: Sequence[str]) -> int:
     """Run Hydra, and return its exit code."""
     arguments = [
         f"{FOLDER_KEY}={quote_value(job.folder)}",
+        # Hydra would write folders and logs of its own next to those of the runs.
         "hydra.sweep.subdir=.",
         "hydra.output_subdir=null",
         "hydra/job_logging=none",
@@ -189,6 +198,7 @@ def _run_hydra(job: Job, words: Sequence[str]) -> int:
     sys.argv = [before[0], "--multirun", *arguments]  # hydra.main reads nothing but sys.argv
     try:
         hydra.main(version_base="1.3", config_path=None)(job)()
+        # After a signal a launcher may return while its workers still save their checkpoints.
         job.stop.wait()
     except SystemExit as ended:
         job.stop.wait()
@@ -215,11 +225,13 @@ def _make_folder(folder: str) -> str:
 def _has_finished(folder: str, compose: Callable[[], AttrDict | None]) -> bool:
     """Return whether the run in a folder has finished with the config it would be started with."""
     files = RunFiles(folder)
+    # The status first: composing a config takes longer than reading a file.
     if files.status().state != "finished":
         return False
     config = compose()
     if config is None:
         return False
+    # Compared as text, without parsing: whatever differs is left to the rules of a resume.
     written = files.read_bytes("config.yaml").decode(errors="replace")
     return written == OmegaConf.to_yaml(OmegaConf.create(config.plain()))
 

@@ -65,6 +65,7 @@ class JobRecord:
     def write(self, sweep_folder: str) -> None:
         """Write the record atomically."""
         path = f"{sweep_folder}/{hash_overrides(self.overrides)}.json"
+        # No fsync: the run folder has the durable state, and a lost record is written again.
         open_storage(sweep_folder).replace_json(path, asdict(self), durable=False)
 
     def has_valid_types(self) -> bool:
@@ -89,10 +90,13 @@ def read_job_records(sweep_folder: str) -> list[JobRecord]:
 
 def _read_record(path: Path) -> JobRecord | None:
     try:
+        # Records of older versions have no `swept`.
         record = JobRecord(**{"swept": {}, **json.loads(path.read_text("utf-8"))})
     except (OSError, ValueError, TypeError, RecursionError):
-        return None
-    return record if record.has_valid_types() else None
+        return None  # unknown keys raise TypeError: a record of a future version is skipped
+    if record.has_valid_types():
+        return record
+    return None
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,14 @@ class StopRequest:
     def signal_number(self) -> int:
         """Return the number of the signal that has come, 0 if none has."""
         try:
+            # empty between the opening and the writing of the file by another process
             return int(self.path.read_text() or 0)
         except (OSError, ValueError):
             return 0
 
     def send(self, number: int) -> None:
         """Let no further job start, and forward the signal to running ones."""
+        # The file before the signals: a job that starts in between finds it.
         with suppress(OSError):
             self.path.write_text(str(number))
         if number == signal.SIGINT and _is_in_foreground():
@@ -188,6 +194,7 @@ class Job:
     def __call__(self, config: Any) -> None:
         """Run one combination to its end; do nothing after a stop request or if the launching
         process was killed."""
+        # Launchers pickle the job and call it anywhere; only a comparison shows where it runs.
         is_remote = _identify_process() != self.launcher
         if self.stop.signal_number() or (is_remote and self._is_orphan()):
             return
@@ -195,7 +202,7 @@ class Job:
             number, swept = self.batch[int(config[NUMBER_KEY])]
         else:
             hydra_config = HydraConfig.get()
-            number = int(hydra_config.job.num) + 1
+            number = int(hydra_config.job.num) + 1  # Hydra counts from 0
             swept = tuple(strip_prefixes(hydra_config.overrides.task))
         of_total = f" of {self.total}" if self.total else ""
         title = f"run {number}{of_total}: {' '.join(swept) or 'no values'}"
@@ -204,8 +211,10 @@ class Job:
             _print_line(title)
         code = self._run_process(record, is_remote=is_remote)
         if is_remote:
-            log = f", see {record.folder}.log" if code else ""
-            _print_line(f"{title}: exit code {code}{log}")
+            outcome = f"exit code {code}"
+            if code:
+                outcome += f", see {record.folder}.log"
+            _print_line(f"{title}: {outcome}")
 
     def make_record(self, swept: Sequence[str]) -> JobRecord:
         """Return the record of a run that has not been started.
@@ -219,11 +228,13 @@ class Job:
 
     def _is_orphan(self) -> bool:
         host, pid, started = self.launcher
+        # With its start time: the pid of a killed launcher may belong to another process by now.
         return (
             host == socket.gethostname() and started is not None and process_start(pid) != started
         )
 
     def _run_process(self, record: JobRecord, *, is_remote: bool) -> int:
+        # Another process may take the folder between the wait and the start: then wait once more.
         while True:
             self._wait_for_owner(record)
             if number := self.stop.signal_number():
@@ -249,8 +260,12 @@ class Job:
 
     def _start_process(self, record: JobRecord, *, is_remote: bool) -> int:
         words = [*self.command, *record.overrides, f"RUN.dir={quote_value(record.folder)}"]
-        log = Path(f"{record.folder}.log") if is_remote else None
+        log = None
+        if is_remote:  # parallel runs would mix their lines on the terminal
+            log = Path(f"{record.folder}.log")
         with _open_output(log) as output, handle_signals(self._forward_signal):
+            # A process per run: an exhausted memory or a crash in C costs one run, and each one has
+            # fresh random states, threads and CUDA contexts, as if it were started alone.
             process = subprocess.Popen(words, stdout=output, stderr=output)
             record = replace(record, pid=process.pid, host=socket.gethostname())
             record.write(self.folder)
@@ -260,7 +275,7 @@ class Job:
             code = process.wait()
         if code >= 0:
             return code
-        return 128 - code
+        return 128 - code  # Popen has -n after signal n, a shell 128 + n
 
     def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
         self.stop.send(number)
@@ -271,7 +286,7 @@ def _open_output(path: Path | None) -> Iterator[IO[bytes] | None]:
     if path is None:
         yield None
         return
-    with path.open("ab") as file:
+    with path.open("ab") as file:  # appended: a resumed run keeps the output of its first attempt
         yield file
 
 

@@ -28,15 +28,18 @@ def show_results(results: Results, terminal: Terminal) -> None:
             terminal.say(f"{run.name} ({run.words}): {first_line}")
     written = write_results(results)
     if written:
+        line = f"table and plots: {', '.join(written)}"
         hidden = len(results.runs) - MOST_ROWS
-        more = f"; {hidden} more runs there" if hidden > 0 else ""
-        terminal.say(f"table and plots: {', '.join(written)}{more}")
+        if hidden > 0:
+            line += f"; {hidden} more runs there"
+        terminal.say(line)
 
 
 def write_results(results: Results) -> list[str]:
     """Write the files and return their paths; log a warning for a file that cannot be written."""
     storage = open_storage(results.folder)
     written = []
+    # Called one by one below, so that a page that fails costs neither JSON nor CSV.
     contents = {
         PAGE: lambda: render_sweep(results),
         JSON: results.format_json,

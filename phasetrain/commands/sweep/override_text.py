@@ -90,6 +90,7 @@ class SweepOverrides:
                 f"{FOLDER_KEY}=FOLDER instead",
                 code="sweep.shared_folder",
             )
+        # The order matters: `hydra.sweep.dir` and the sweeper are hydra overrides as well.
         if key == FOLDER_KEY:
             self.given_folder = str(override.value())
         elif key == LAUNCHER_KEY:
@@ -157,9 +158,10 @@ class SweepOverrides:
         swept = []
         for override in self.swept:
             name = override.key_or_group
-            is_group = "." not in name and "/" not in name
-            prefix = GROUP if is_group else ""
-            swept.append(f"++{prefix}{name}={override.get_value_string()}")
+            if "." not in name and "/" not in name:
+                name = f"{GROUP}{name}"
+            # "++" adds or replaces: Hydra composes an empty config, which has none of our keys
+            swept.append(f"++{name}={override.get_value_string()}")
         parameters = [str(override.input_line) for override in self.sweeper_words]
         return [f"{SWEEPER_KEY}={self.sweeper}", *parameters, *swept]
 
@@ -179,6 +181,8 @@ class SweepOverrides:
 
 def hash_overrides(overrides: Sequence[str]) -> str:
     """Return a hash of 8 hex digits of a set of overrides, independent of their order."""
+    # Sorted, so that the same values in another order find their run folder again; not `hash`,
+    # which differs between processes.
     return blake2b("\n".join(sorted(overrides)).encode(), digest_size=4).hexdigest()
 
 
@@ -204,6 +208,7 @@ def _check_installed(launcher: str) -> None:
         return
     package, library, extra = LAUNCHERS[launcher]
     try:
+        # found and not imported: a launcher may take seconds to import, in each process
         found = find_spec(f"hydra_plugins.{package}") is not None and find_spec(library) is not None
     except ModuleNotFoundError:  # no package hydra_plugins at all
         found = False
@@ -218,6 +223,7 @@ def _check_installed(launcher: str) -> None:
 def _drop_equal_values(words: Sequence[str]) -> list[str]:
     """Return the first override of each value."""
     parser = OverridesParser.create()
+    # By repr: 1 and 1.0 and true are equal keys of a dict, and different values of a config.
     first_words = dict[str, str]()
     for word in words:
         first_words.setdefault(repr(parser.parse_override(word).value()), word)

@@ -37,6 +37,8 @@ def render_sweep(results: Results) -> str:
     """Return the results of a sweep as an HTML page."""
     name = results.folder.rstrip("/").rpartition("/")[2]
     figures = "".join(draw_figure(chart) for chart in make_charts(results))
+    if figures:
+        figures = element("div", figures, cls="charts")
     best_runs = _read_best_runs(results)
     return render_page(
         f"Sweep {name}",
@@ -44,7 +46,7 @@ def render_sweep(results: Results) -> str:
         summary=element("p", escape_text(results.title()), cls="note"),
         sections={
             "Runs": _render_table(results),
-            f"{results.metric} by value": element("div", figures, cls="charts") if figures else "",
+            f"{results.metric} by value": figures,
             f"Curves of the best {len(best_runs)} runs": _draw_curves(best_runs),
         },
         has_links=False,
@@ -72,7 +74,9 @@ def make_charts(results: Results) -> list[Chart]:
         if scale is None:
             continue
         by = _choose_color_key(results.keys, key, runs)
-        note = "the best value of each run" + (f", coloured by {by}" if by else "")
+        note = "the best value of each run"
+        if by:
+            note += f", coloured by {by}"
         lines = _make_lines(runs, key, scale, by)
         axis = Axis(key, scale.names, scale.marks)
         found.append(
@@ -124,6 +128,7 @@ class _Scale:
         else:
             marks = list(place_ticks(low, high, 8))
         values_at = {mark: 10**mark if by_logarithm else mark for mark in marks}
+        # 10**log10(x) is not exactly x: six digits hide the rounding
         labels = {mark: abbreviate(float(f"{value:.6g}")) for mark, value in values_at.items()}
         return cls(places, labels | names, marks)
 
@@ -132,9 +137,9 @@ def _make_lines(runs: Sequence[SweepRun], key: str, scale: _Scale, by: str) -> l
     groups: dict[str, list[tuple[float, float]]] = {}
     for one in runs:
         if key in one.swept and one.best is not None:
-            groups.setdefault(one.swept.get(by, "") if by else "", []).append(
-                (scale.places[one.swept[key]], one.best)
-            )
+            point = (scale.places[one.swept[key]], one.best)
+            groups.setdefault(one.swept.get(by, ""), []).append(point)
+    # Several runs at one value would be joined by a vertical line, as if they had an order.
     alone = all(len({x for x, _ in points}) == len(points) for points in groups.values())
     return [
         Line(
@@ -159,13 +164,14 @@ def _choose_color_key(keys: Sequence[str], key: str, runs: Sequence[SweepRun]) -
 
 def _sort_key(text: str) -> tuple[bool, float, str]:
     value = _parse_finite(text)
-    return value is None, value or 0.0, text
+    return value is None, value or 0.0, text  # numbers by size before words by letters
 
 
 def _render_table(results: Results) -> str:
     rows = []
     for one in results.runs:
         *cells, _, name = results.format_cells(one)
+        # relative, so that the folder of a sweep can be copied to another machine
         link = element("a", escape_text(name), href=f"{one.name}/report.html")
         rows.append(
             (*map(escape_text, cells), badge(one.state), link, escape_text(one.error[:200]))
@@ -192,7 +198,7 @@ def _read_best_runs(results: Results) -> list[RunReport]:
 
 
 def _draw_curves(runs: Sequence[RunReport]) -> str:
-    drawn = "".join(draw_figure(chart) for chart in charts_of(runs)) if runs else ""
+    drawn = "".join(draw_figure(chart) for chart in charts_of(runs))
     if drawn:
         return element("div", drawn, cls="charts")
     return ""

@@ -164,6 +164,7 @@ class Results:
         for name in OPTIONAL_COLUMNS:
             if width is None or sum(widths[place] for place in kept) < width:
                 break
+            # searched after the swept keys, one of which may have the same name
             kept.remove(names.index(name, len(self.keys)))
         return [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
@@ -175,13 +176,18 @@ class Results:
             at = str(run.best_updates)
         if run.last is not None:
             last = format_metric(run.last)
+        updates = time = "-"
+        if run.planned:
+            updates = f"{run.updates}/{run.planned}"
+        if run.seconds:
+            time = format_duration(run.seconds)
         return [
             *(_shorten_number(run.swept.get(key, "-")) for key in self.keys),
             best,
             at,
             last,
-            f"{run.updates}/{run.planned}" if run.planned else "-",
-            format_duration(run.seconds) if run.seconds else "-",
+            updates,
+            time,
             run.state,
             run.name,
         ]
@@ -206,7 +212,7 @@ class Results:
     def format_csv(self) -> str:
         """Return the runs as CSV, with a column per swept key."""
         names = [name for name in SweepRun.__dataclass_fields__ if name != "swept"]
-        text = io.StringIO()
+        text = io.StringIO()  # the storage replaces whole files, so that none is seen half-written
         writer = csv.writer(text)
         writer.writerow([*self.keys, *names])
         for run in self.runs:
@@ -225,11 +231,13 @@ def _choose_objective(monitor: str, runs: Sequence[SweepRun]) -> Objective:
 
 
 def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepRun:
+    # not `record.folder`: the folder of the sweep may have been moved since
     summary = summarize_run(Path(folder, name), monitor)
     state = summary.state
     error = summary.error
     if state == "planned":  # it has no status: the process has failed before, or never started
         state = "failed" if record.exit_code else "waiting"
+    # A config that is refused ends a run before it has a status: its last words are in the log.
     if record.exit_code and not error:
         meaning = EXIT_CODE_MEANINGS.get(record.exit_code, "")
         last_line = _read_last_line(Path(folder, f"{name}.log"))
@@ -254,8 +262,10 @@ def _read_run(folder: str, name: str, record: JobRecord, monitor: str) -> SweepR
 
 def _shorten_number(value: str) -> str:
     """Return a swept value with at most six significant digits; files hold all of them."""
+    if len(value) <= DIGITS:
+        return value
     try:
-        return value if len(value) <= DIGITS else f"{float(value):.6g}"
+        return f"{float(value):.6g}"
     except ValueError:
         return value
 

@@ -149,7 +149,9 @@ class Trials:
                 break  # these trials stay open, and are run when the sweep is resumed
             for trial in batch:
                 value = measured.get(self._hash_trial(trial))
-                state = _import_optuna().trial.TrialState.FAIL if value is None else None
+                state = None
+                if value is None:
+                    state = _import_optuna().trial.TrialState.FAIL
                 study.tell(trial.number, value, state=state)
         return self._exit_code
 
@@ -162,6 +164,8 @@ class Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _cut_torn_line(path)
         smaller = Objective.parse(self.monitor).direction is Direction.SMALLER
+        # A journal and not SQLite, whose locks do not hold on network drives. Optuna replays it
+        # when it is opened, so a killed sweep has all trials that were written.
         try:
             backend = optuna.storages.journal.JournalFileBackend(str(path))
             study: Study = optuna.create_study(
@@ -191,8 +195,8 @@ class Trials:
         before = study.user_attrs.get(name)
         if before not in (None, value):
             raise ConfigError(
-                f"{what} is {value!r}, and the study in {self.job.folder} was made with {before!r}; "
-                "give another folder with hydra.sweep.dir=FOLDER",
+                f"{what} is {value!r}, and the study in {self.job.folder} was made with "
+                f"{before!r}; give another folder with hydra.sweep.dir=FOLDER",
                 code="sweep.study_changed",
             )
         if before is None:
@@ -220,6 +224,8 @@ class Trials:
         trials."""
         settings = self.settings
         kind = vars(_import_optuna().samplers)[SAMPLERS[settings.sampler]]
+        # A sampler per trial, seeded by its number: the random state of one sampler for all would
+        # be lost in a kill. Hashed, because neighbouring seeds may give similar values.
         text = f"{settings.seed} {number}"
         seed = int.from_bytes(blake2b(text.encode(), digest_size=4).digest())
         try:
@@ -250,6 +256,7 @@ class Trials:
 
     def _launch_batch(self, batch: "Sequence[FrozenTrial]") -> dict[str, float]:
         """Run trials, equal ones once; return hash -> best value of those that succeeded."""
+        # A sampler may suggest the same values twice: they would be two runs in one folder.
         runs = {self._hash_trial(trial): (trial.number + 1, _list_words(trial)) for trial in batch}
         self._exit_code = self.launch(list(runs.values()))
         codes = {
@@ -267,7 +274,7 @@ class Trials:
             and codes.get(run.name) == 0
             and run.metric == metric
             and run.best is not None
-            and math.isfinite(run.best)
+            and math.isfinite(run.best)  # Optuna refuses NaN: a diverged run is a failed trial
         }
 
     def _hash_trial(self, trial: "FrozenTrial") -> str:
@@ -297,7 +304,10 @@ def make_distribution(override: Override) -> Any:
         if isinstance(value, IntervalSweep):
             return kinds.FloatDistribution(value.start, value.end, log=logarithmic)
         if isinstance(value, RangeSweep) and not logarithmic and (numbers := list(value.range())):
-            kind = kinds.IntDistribution if isinstance(numbers[0], int) else kinds.FloatDistribution
+            # The last number and not `value.stop`, which a range leaves out.
+            kind = kinds.FloatDistribution
+            if isinstance(numbers[0], int):
+                kind = kinds.IntDistribution
             return kind(numbers[0], numbers[-1], step=value.step)
         return kinds.CategoricalDistribution(list(override.sweep_string_iterator()))
     except ValueError as error:
@@ -313,6 +323,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _list_words(trial: "FrozenTrial") -> list[str]:
+    # repr of a float is exact; of a text it would add quotes
     return [
         f"{key}={one!r}" if isinstance(one, float) else f"{key}={one}"
         for key, one in trial.params.items()
