@@ -216,6 +216,7 @@ Exported = tuple[bytes, Callable[[Tensor], Tensor] | None]
 def _to_torch_export(model: nn.Module, example: Tensor) -> Exported:
     file = io.BytesIO()
     torch.export.save(_trace_program(model, example), file)
+    # loaded again, so that the outputs of the file are compared and not of the program in memory
     return file.getvalue(), torch.export.load(io.BytesIO(file.getvalue())).module()
 
 
@@ -233,7 +234,7 @@ def _to_onnx(model: nn.Module, example: Tensor) -> Exported:
         made = torch.onnx.export(_trace_program(model, example), dynamo=True, verbose=False)
         assert made is not None, "torch.onnx.export with dynamo returns the program"
         file.write(made.model_proto.SerializeToString())
-    return file.getvalue(), None
+    return file.getvalue(), None  # to run it takes onnxruntime, which is no dependency
 
 
 WRITERS: Mapping[str, Callable[[nn.Module, Tensor], Exported]] = MappingProxyType(
@@ -315,6 +316,7 @@ def _without_tied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[tuple[int, torch.Size]] = set()
     for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tensor.shape)
+        # empty tensors all have the address 0, without sharing anything
         if not tensor.numel() or place not in seen:
             found[name] = tensor.contiguous()
         seen.add(place)

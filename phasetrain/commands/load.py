@@ -116,6 +116,7 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
 def _read_facts(checkpoint: str) -> dict[str, Any]:
     """Return name -> fact about the data from the plan.json of a checkpoint's run."""
     folder = checkpoint.rpartition("/checkpoints/")[0] or "."
+    # JSON has no tuples, and parts expect shapes as tuples.
     return {
         path.rpartition(".")[2]: tuple(value) if isinstance(value, list) else value
         for path, value in RunFiles(folder).plan().facts.items()

@@ -105,9 +105,11 @@ def repeat(
             nothing would be trained.
     """
     original = read_original(folder, config_dir)
+    # before the repetition, which may take as long as the original
     _check_comparable(original)
     words = repeat_overrides(original, overrides)
     result = run(words, original.config_dir)
+    # Rank 0 compares: the files of a run are the same for all ranks.
     if find_placement(os.environ).rank:
         return Verdict("", result.exit_code, result.folder)
     if result.state != "finished":
@@ -177,12 +179,13 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
         )
     threads = original.environment.threads
     processes = original.environment.content.get("processes")
+    # The number of threads is part of the bits, and its default depends on the machine.
     if original.config.get("MACHINE", {}).get("threads") is None and threads is not None:
         words.append(f"MACHINE.threads={threads}")
     setup = resolve_config(
         [*words, *overrides],
         config_dir=original.config_dir,
-        terminal=Terminal(io.StringIO(), live=False),
+        terminal=Terminal(io.StringIO(), live=False),  # the repetition itself prints these notes
         place=find_placement(os.environ),
     )
     if setup.config.RUN.engine != "train":
@@ -319,6 +322,7 @@ def _check_comparable(original: Original) -> None:
 
 def _check_folder(original: str, chosen: str) -> None:
     """Reject a folder in which nothing would be trained."""
+    # Local paths may reach one folder in several ways, through links or `..`; a storage has none.
     local = "://" not in original + chosen
     if local:
         same = Path(original).resolve() == Path(chosen).resolve()

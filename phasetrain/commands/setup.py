@@ -160,6 +160,7 @@ def resolve_config(
     """
     schema = default_schema()
     composed = compose(overrides, config_dir=config_dir, schema=schema)
+    # Plugins register their parts, which the config may name: before anything is validated.
     for warning in load_plugins():
         log.warning(warning)
     composed = _import_modules(composed)

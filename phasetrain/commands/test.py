@@ -91,7 +91,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
 
 
 class _Collected(Hook):
-    main_only = False
+    main_only = False  # each rank returns the metrics in its result
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}

@@ -28,7 +28,7 @@ class Stopwatch(Hook):
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Wait for the device and record the time."""
-        float(out.loss)  # waits for the device
+        float(out.loss)  # waits for the device, whose kernels would still be running
         self.times.append(time.perf_counter())
 
 

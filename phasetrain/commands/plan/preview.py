@@ -56,6 +56,7 @@ def preview(setup: Setup) -> dict[str, Any]:
         build_hooks(setup)
     content = describe_plan(run_plan, parts, rehearsal)
     _show_plan(setup, content)
+    # plan.json belongs to the run: `phasetrain.load` reads facts from it.
     if folder.holds_run():
         setup.terminal.say(f"{folder.path} holds a run; its plan.json is not changed")
         return content
@@ -394,6 +395,7 @@ def _describe_phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
 def _lr_at_start(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:
     if parts.updater is None or not phase.is_train:
         return None
+    # Schedules are functions of the position: the run sets its own at its first step.
     parts.updater.schedule(plan.where_at(updates), phase.stage, plan.within(phase.stage, updates))
     return parts.updater.lr
 

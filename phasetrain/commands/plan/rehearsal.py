@@ -154,6 +154,7 @@ def prepare_parts(run_plan: RunPlan, *, is_preview: bool = False) -> tuple[Parts
     _check_parts(run_plan, task, reads=rehearses or not is_preview)
     if not rehearses:
         return parts, None
+    # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators():
         found = rehearse(run_plan, task)
     # Parts of the rehearsal have seen data: free them before the parts of the run are built, so
@@ -249,6 +250,7 @@ def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
         except Exception as error:
             if task.parts.strategy is not None and task.parts.strategy.shards_weights:
                 raise  # the other ranks wait in a collective of the forward pass
+            # The inspection only adds rows to the plan: such a model may well train.
             log.debug("the model could not be inspected: %s: %s", type(error).__name__, error)
             task.updater.drop_gradients()
             return None
@@ -298,7 +300,7 @@ def _run_step(task: Task, phase: Phase, batches: list[Batch], at: Position) -> N
     events = _RecordNonFinite()
     try:
         out = compute(batches, at, events)
-        float(out.loss)
+        float(out.loss)  # waits for the device: its errors belong to this step, and its time
         if phase.is_train:
             task.updater.resolve()
     except NumericsError as error:
@@ -323,6 +325,7 @@ def _update_once(task: Task, plan: Plan, trained: Phase | None) -> None:
 
 def _peak_bytes(machine: Machine) -> dict[str, int]:
     """Return the peak memory of the process, and of a CUDA device."""
+    # ru_maxrss is in KiB on Linux
     found = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if machine.device.type == "cuda":
         found["device"] = torch.cuda.max_memory_allocated(machine.device)

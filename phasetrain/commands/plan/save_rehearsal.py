@@ -54,6 +54,8 @@ def save_and_restore(
         SaveError, ConfigError: the checkpoint cannot be written, or cannot be restored.
     """
     world = task.parts.world
+    # In the run's own file system, because its space and permissions are what is tried. A plan
+    # takes no lock, so the random name keeps two rehearsals in one folder apart.
     path = world.broadcast(folder.file(f"rehearsal.tmp-{uuid.uuid4().hex[:8]}"))
     run = PhaseEngine(task, plan, RunState(), Hooks({}, world), world=world)
     checkpointer = Checkpointer(path, folder.storage, say=log.warning)
@@ -113,6 +115,7 @@ def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
 
 def _is_equal(one: Any, other: Any) -> bool:
     """Return whether two states are bit-identical."""
+    # as bytes, in which NaN is equal to itself and 0.0 differs from -0.0
     (tree, tensors), (other_tree, others) = flatten_state(one), flatten_state(other)
     return tree == other_tree and Snapshot().copy_tensors(tensors) == Snapshot().copy_tensors(
         others

@@ -220,6 +220,7 @@ class _Survey:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.found: list[Problem] = []
+        # A World of one rank: the other ranks may not be here, and would never answer.
         self.builder = Builder(setup.config, setup.machine, World(), setup.stages)
 
     def run(self) -> None:
@@ -252,6 +253,7 @@ class _Survey:
 
     def _build_data(self) -> dict[str, SplitData] | None:
         """Return the data, or None if a split cannot be built."""
+        # TRAIN first, because the other splits take over its classes.
         known: dict[str, Any] = {}
         for key in ("TRAIN", *(key for key in self.setup.config.DATA if key != "TRAIN")):
             make = partial(
@@ -288,6 +290,8 @@ class _Survey:
         try:
             return make()
         except ConfigError as error:
+            # Parts are built without the facts that a failed part would have provided: a parameter
+            # that is missing here need not be missing in the run.
             self.found += [one for one in error.problems if one.code != MISSING_PARAMETER]
         except Exception as error:  # noqa: BLE001 - raised again when the part is built for the run
             log.debug("while mistakes were collected: %s: %s", type(error).__name__, error)

@@ -187,6 +187,7 @@ class _Replay:
             since,
             state.updates,
         )
+        # Hooks write to a scratch folder: the run may be training, and its files are its own.
         with _scratch_folder() as scratch, machine.apply_settings():
             own = {
                 "replay": _UpTo(self.number, loaded),
@@ -226,6 +227,7 @@ class _Replay:
             for one in checkpointer.list_checkpoints()
             if one.manifest.state["updates"] < self.number
         ]
+        # The newest first, because every update after the checkpoint has to be repeated.
         for one in reversed(saved):
             try:
                 return checkpointer.load(f"{checkpointer.root}/{one.name}")
@@ -246,6 +248,8 @@ class _Replay:
                 "%s has no %s (HOOKS.ledger): nothing to check against", self.folder.path, FILE
             )
             return 0
+        # All updates since the checkpoint, not only the one asked for: the first difference is the
+        # cause, and those after it are only its consequences.
         checked = [updates for updates in found if updates in self.ledger]
         for updates in checked:
             parts = list_differences(self.ledger[updates], found[updates])
@@ -291,6 +295,7 @@ class _UpTo(Hook):
         """Restore the checkpoint."""
         if self._loaded is not None:
             restore(run, self._loaded)
+            # dropped at once: the tensors of the checkpoint would stay in memory until the end
             run.resumed_from, self._loaded = self._loaded.path, None
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
@@ -310,6 +315,8 @@ def _update_number(setup: Setup) -> int:
 
 
 def _drop_observers(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
+    # Hooks that only observe have reported these updates when the run made them: a tracker would
+    # get every value twice. The other hooks take part in the trajectory and have to run again.
     return {label: hook for label, hook in hooks.items() if not hook.observe_only}
 
 

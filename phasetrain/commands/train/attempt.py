@@ -138,6 +138,7 @@ def write_error(folder: RunFolder, error: BaseException) -> None:
     else:
         text = "".join(traceback.format_exception(error)).rstrip()
     at = time.strftime("%Y-%m-%d %H:%M:%S")
+    # The folder may be the cause of the error, such as a full disk.
     with suppress(OSError, ConfigError):
         file = folder.log(log_name(folder))
         file.write(f"{at} ERROR {text}\n".encode(errors="backslashreplace"))
@@ -195,6 +196,7 @@ def _is_broken_off(before: StatusRecord) -> bool:
     """Return whether an attempt was killed, failed, or was stopped by the cluster."""
     code = before.exit_code
     is_stopped = code is not None and (code == 1 or code > 128) and code != INTERRUPTED
+    # still "running": the attempt was killed before it could write how it ended
     return before.state == "running" or is_stopped
 
 

@@ -68,7 +68,7 @@ def build_promise(
         "environment": describe_environment(setup, run_plan.machine),
         "packages": list_packages(),
         "code": _hash_imports(setup),
-        "departures": list(deviations),
+        "departures": list(deviations),  # the name of the key in existing checkpoints
     }
 
 
@@ -178,7 +178,7 @@ def check_data_changes(
         now = split.fingerprint()
         then = before.get(name)
         if then is None or now == then:
-            continue
+            continue  # a split that the run did not have until now has nothing to differ from
         key = f"DATA.{name.upper()}"
         line = (
             f"{key}: the data has changed since {loaded.path}: its fingerprint was {then} and is "
@@ -213,6 +213,8 @@ def restore_position(
         ChangedError: see `check_data_changes` and `check_config_changes`; or the batch size was
             changed in the middle of an epoch whose order depends on it.
     """
+    # Digests and config are compared here, before parts are built and weights are restored: a
+    # resume that is refused has cost no time and changed nothing.
     data_changes = check_data_changes(setup, loaded, data)
     plan = Plan.from_json(loaded.promised["plan"])
     state = RunState()
@@ -280,6 +282,7 @@ def match_machine(setup: Setup, loaded: LoadedCheckpoint) -> tuple[Machine, list
     """
     machine = setup.machine
     before = dict(loaded.promised["environment"])
+    # The number of threads changes the order of sums, and its default depends on the machine.
     if machine.threads is None:
         machine = replace(machine, threads=int(before["threads"]))
     now = describe_environment(setup, machine)
@@ -325,6 +328,7 @@ def list_deviations(
     if loaded is not None:
         known = list(loaded.promised.get("departures", ()))
     seen = {line for one in known for line in one["what"]}
+    # A hook given in Python is there again in each attempt, and is recorded by the first.
     new = [*(line for line in given if line not in seen), *changed]
     if new:
         return [*known, {"updates": updates, "what": new}]

@@ -164,6 +164,7 @@ def write_documents(
     for name, text in texts.items():
         content = text.encode(errors="surrogateescape")  # paths need not be text in any encoding
         storage.replace(folder.file(name), content, durable=False)
+    # A run folder is copied and shared: no secret of the environment may be in it.
     clean = Redaction(os.environ)
     public = [
         {"updates": one["updates"], "what": [clean.redact_text(line) for line in one["what"]]}
@@ -281,6 +282,7 @@ def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[s
     words = [
         word for word in setup.composed.overrides if word.lstrip("+").partition("=")[0] not in own
     ]
+    # The number of threads is part of the bits, and its default depends on the machine.
     if "MACHINE.threads" not in seen:
         words.append(f"MACHINE.threads={describe_environment(setup, setup.machine)['threads']}")
     launch: list[str] = []

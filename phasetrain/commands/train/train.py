@@ -56,6 +56,7 @@ def train(
             # alone would hang the others in the next collective.
             signals.reads = lambda frame: clock.kind == "data" and is_reading_here(frame)
         builder = setup.builder()
+        # Data is opened before the folder is, so that a mistake in DATA leaves no run behind.
         with report_all_problems(setup):
             data = builder.data()
         check_same_data(world, data)
@@ -106,12 +107,15 @@ def _open_run(
             "to resume it, or RUN.dir to another folder",
             code="resume.not_allowed",
         )
+    # Without the lock, so that a finished run can be asked for in a read-only folder.
     done = _finished_result(setup, checkpointer, data)
     if done is not None:
         _mark_finished(folder, checkpointer, done)
         return done
     if setup.config.RUN.resume == "must" and not folder.storage.list_names(checkpointer.root):
         raise nothing_to_resume(folder)
+    # Locked before it is read: status.json, the ledger and the newest checkpoint decide how this
+    # attempt starts, and from here on no other process can change them.
     folder.open()
     return None
 

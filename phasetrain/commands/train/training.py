@@ -140,6 +140,8 @@ class Training:
         trained = next((phase for phase in run_plan.plan.phases if phase.is_train), None)
         try:
             with run_plan.machine.apply_settings():
+                # DistributedDataParallel rebuilds its buckets after its first backward pass, with
+                # another order of additions: without discarded passes a resume has other bits.
                 if trained is not None:
                     warm_up(engine.task, trained)
                 if not self._is_stopped_before_first_step():
@@ -153,6 +155,7 @@ class Training:
 
     def _is_stopped_before_first_step(self) -> bool:
         """Return whether any rank was asked to stop, and let all ranks know."""
+        # All ranks together: one that leaves alone blocks the others in their first collective.
         asked = [one for one in self.setup.world.all_gather(self.signals.stop) if one]
         self.signals.stop = next(iter(asked), 0)
         return bool(asked)
@@ -168,6 +171,7 @@ class Training:
                 checkpointer.clear_leftovers()
             manifests = [saved.manifest for saved in checkpointer.list_checkpoints()]
             sequence = max((one.sequence for one in manifests if one.facts.healthy), default=0)
+            # Counted before the checkpoint is loaded, which may be where attempts fail.
             self.attempt.check_progress(self.folder, sequence, self.setup.config.RUN.give_up_after)
             found[0] = self._load_newest()
             if found[0] is not None:
@@ -284,6 +288,7 @@ class Training:
             rows = stopped_lines(self.setup, state, engine.plan, result.reason)
         self.setup.terminal.print_pairs(rows, always=True)
         facts = {"updates": state.updates, "reason": result.reason, "exit_code": result.exit_code}
+        # The run has ended and is saved: a full disk must not turn that into a failure.
         try:
             self.folder.write_status(result.state, **facts, digest=result.digest)
         except OSError as error:
