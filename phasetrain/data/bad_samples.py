@@ -85,7 +85,8 @@ class BadSamples:
             latest = {**self._reasons, **reasons}
             raise SampleError(
                 f"DATA.{split.upper()}.bad_sample_budget = {self.budget}: {len(together)} distinct "
-                f"samples cannot be read, the last ones {format_samples(list(latest.items())[-SHOWN:])}; "
+                "samples cannot be read, the last ones "
+                f"{format_samples(list(latest.items())[-SHOWN:])}; "
                 "fix the data, or raise the budget",
                 code="data.bad_sample_budget",
             )

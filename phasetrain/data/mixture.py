@@ -113,8 +113,8 @@ class MixedDataset(Dataset[Any]):
                 if facts.get(key) != first.get(key):
                     raise ValueError(
                         f"{key} of {label!r} are {shorten(str(facts.get(key)), 60)}, and "
-                        f"{shorten(str(first.get(key)), 60)} in {self._labels[0]!r}; mixed datasets "
-                        "need the same classes"
+                        f"{shorten(str(first.get(key)), 60)} in {self._labels[0]!r}; mixed "
+                        "datasets need the same classes"
                     )
         return {
             key: value

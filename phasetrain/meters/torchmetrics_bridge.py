@@ -153,7 +153,12 @@ class TorchMetric(Meter):
         self._room.clear()
         self.load_buffers(self._initial)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TorchMetric":  # noqa: FBT001, FBT002
+    def _apply(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        recurse: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> "TorchMetric":
+        # The metric is not a submodule, so a move to another device has to be passed on to it.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.__dict__["_metric"]._apply(fn)
         return self

@@ -153,7 +153,8 @@ class FreezeSchedule:
         self._check_trainable(tensors or {})
 
     def begin_stage(self, stage: int = 0) -> None:
-        """Put the frozen modules of a stage in eval mode, after the model was put in training mode."""
+        """Put the frozen modules of a stage in eval mode, after the model was put in training
+        mode."""
         self._first = 0
         self._end = 0.0
         self._set_modes(self._stages[stage])
@@ -187,7 +188,8 @@ class FreezeSchedule:
         return found
 
     def _find_constant_span(self, updates: int) -> tuple[int, float]:
-        """Return the first and the end of the updates around this one with the same frozen names."""
+        """Return the first and the end of the updates around this one with the same frozen
+        names."""
         before = [end for end in self._ends if end <= updates]
         after = [end for end in self._ends if end > updates]
         return max(before, default=0), min(after, default=float("inf"))

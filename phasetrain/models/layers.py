@@ -79,7 +79,8 @@ class LayerOutputs:
         for name in self.names:
             if name not in found:
                 raise ConfigError(
-                    f"{self._where}: {name!r} is not called in the forward pass; name another module",
+                    f"{self._where}: {name!r} is not called in the forward pass; name another "
+                    "module",
                     code="config.module_not_called",
                 )
         return {name: found[name] for name in self.names}

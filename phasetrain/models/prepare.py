@@ -47,7 +47,9 @@ def convert_sync_batchnorm(module: nn.Module, group: Any = None) -> nn.Module:
         module: the module with the batch norms.
         group: process group; None: all ranks.
     """
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)  # type: ignore[no-untyped-call]
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(  # type: ignore[no-untyped-call]
+        module, group
+    )
     return converted
 
 
@@ -104,7 +106,8 @@ def check_compilable(
     """
     if checkpointed and "eager" in settings.backend and not settings.backend.startswith("aot_"):
         raise ConfigError(
-            f"MACHINE.compile.backend = {settings.backend!r} with MACHINE.activation_checkpointing: "
+            f"MACHINE.compile.backend = {settings.backend!r} with "
+            "MACHINE.activation_checkpointing: "
             "this backend draws different random numbers in the recomputation; use aot_eager or "
             "inductor",
             code="config.conflict",
@@ -220,7 +223,8 @@ def _make_contexts(
 
 
 class _BufferChange(NamedTuple):
-    """A buffer that a pass has changed in place, or replaced by another tensor (`content` is None)."""
+    """A buffer that a pass has changed in place, or replaced by another tensor (`content` is
+    None)."""
 
     buffers: dict[str, Tensor | None]
     name: str

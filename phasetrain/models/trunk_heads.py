@@ -147,7 +147,8 @@ class TrunkHeads(nn.Module):
             if is_out_of_memory(error):
                 raise
             raise ValueError(
-                f"the trunk, after trunk.cut, rejects samples of shape {tuple(input_shape)}: {error}"
+                f"the trunk, after trunk.cut, rejects samples of shape {tuple(input_shape)}: "
+                f"{error}"
             ) from error
         self.trunk.train(was)
         return {label: tuple(one.shape[1:]) for label, one in features.items()}

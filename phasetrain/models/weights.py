@@ -291,9 +291,12 @@ class WeightMatcher:
         where = self._sources[-1].where
         names = [f"{name} {self.report.shapes[name]}{self._suggest_name(name)}" for name in missing]
         return (
-            f"{self._sources[0].where.partition('[')[0]}: {len(missing)} of {len(self._own)} tensors of the model have "
-            f"no source: {join_first(names, SHOWN)}. {_suggest_prefix(where, missing, list(self.report.unexpected))}Keep initial "
-            f"values where they are meant to be kept, with {where}.reinit=[{_suggest_patterns(missing)}], or wherever there is "
+            f"{self._sources[0].where.partition('[')[0]}: {len(missing)} of {len(self._own)} "
+            "tensors of the model have "
+            f"no source: {join_first(names, SHOWN)}. "
+            f"{_suggest_prefix(where, missing, list(self.report.unexpected))}Keep initial "
+            "values where they are meant to be kept, with "
+            f"{where}.reinit=[{_suggest_patterns(missing)}], or wherever there is "
             f"no source, with {where}.strict=false"
         )
 
@@ -306,8 +309,10 @@ class WeightMatcher:
     def _describe_no_fit(self, source: WeightSource, names: Mapping[str, str]) -> str:
         advice = _suggest_prefix(source.where, list(self._own), list(names))
         return (
-            f"nothing of it fits: the model has {join_first(self._own, SHOWN)}, and it has, after {source.where}.rename and its "
-            f"like, {join_first(names, SHOWN)}. {advice}See {source.where}.prefix_remove, prefix_add and rename"
+            f"nothing of it fits: the model has {join_first(self._own, SHOWN)}, and it has, after "
+            f"{source.where}.rename and its "
+            f"like, {join_first(names, SHOWN)}. {advice}See {source.where}.prefix_remove, "
+            "prefix_add and rename"
         )
 
     def _describe_mismatch(self, source: WeightSource, mismatched: Mapping[str, str]) -> str:
@@ -317,8 +322,8 @@ class WeightMatcher:
         ]
         return (
             f"{join_first(pairs, SHOWN)}. Keep the model's initial values there with "
-            f"{source.where}.reinit=[{_suggest_patterns(list(mismatched))}], or wherever shapes differ, with "
-            f"{source.where}.skip_mismatched=true"
+            f"{source.where}.reinit=[{_suggest_patterns(list(mismatched))}], or wherever shapes "
+            f"differ, with {source.where}.skip_mismatched=true"
         )
 
 
@@ -334,7 +339,8 @@ def _check_sources_exist(sources: Sequence[WeightSource]) -> None:
         if not storage.exists(source.path):
             parent, _, name = source.path.rstrip("/").rpartition("/")
             raise source.make_error(
-                f"there is no such file or folder{did_you_mean(name, storage.list_names(parent or '.'))} (A start needs it; "
+                "there is no such file or "
+                f"folder{did_you_mean(name, storage.list_names(parent or '.'))} (A start needs it; "
                 "a run that goes on from a checkpoint does not.)"
             )
 
@@ -345,7 +351,8 @@ def _rename_tensors(
     """Return new name -> old name of the tensors of a source."""
     if source.prefix_remove and not any(name.startswith(source.prefix_remove) for name in names):
         raise ConfigError(
-            f"{source.where}.prefix_remove = {source.prefix_remove!r}: no name in {source.path!r} begins so; it has "
+            f"{source.where}.prefix_remove = {source.prefix_remove!r}: no name in {source.path!r} "
+            "begins so; it has "
             f"{join_first(names, SHOWN)}"
         )
     found = {name: name.removeprefix(source.prefix_remove) for name in names}
@@ -357,7 +364,8 @@ def _rename_tensors(
             raise ConfigError(f"{what}: the replacement cannot be used: {error}") from error
         if not any(re.search(pattern, new) for new in found.values()):
             raise ConfigError(
-                f"{what}: it finds nothing; the names in {source.path!r} are {join_first(found.values(), SHOWN)}"
+                f"{what}: it finds nothing; the names in {source.path!r} are "
+                f"{join_first(found.values(), SHOWN)}"
             )
         found = changed
     # Only if all names have the prefix, and none of the model: it is then an artefact of a wrapper.
@@ -370,7 +378,8 @@ def _rename_tensors(
     for old, new in found.items():
         if back.setdefault(source.prefix_add + new, old) != old:
             raise source.make_error(
-                f"{back[source.prefix_add + new]!r} and {old!r} would both be named {source.prefix_add + new!r}; see "
+                f"{back[source.prefix_add + new]!r} and {old!r} would both be named "
+                f"{source.prefix_add + new!r}; see "
                 f"{source.where}.prefix_remove and rename"
             )
     return back
@@ -381,7 +390,10 @@ def _filter_names(source: WeightSource, names: Mapping[str, str]) -> dict[str, s
     for key, patterns in (("include", source.include), ("exclude", source.exclude)):
         found: set[str] = set()
         for number, pattern in enumerate(patterns):
-            what = f"{source.where}.{key}[{number}] = {pattern!r}: nothing in {source.path!r} has such a name"
+            what = (
+                f"{source.where}.{key}[{number}] = {pattern!r}: nothing in {source.path!r} has "
+                "such a name"
+            )
             found |= set(_match_names(pattern, names, what))
         if patterns and key == "include":
             taken &= found

@@ -1,4 +1,5 @@
-"""The registry of datasets (`dataset` in section DATA.*), and the base class of datasets in memory."""
+"""The registry of datasets (`dataset` in section DATA.*), and the base class of datasets in
+memory."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -17,7 +18,8 @@ DATASETS: Registry[Samples] = Registry("dataset", "DATA.*")
 
 
 class Role(str):
-    """The purpose of a split, `train` or `test`: a fact for datasets whose config names no split."""
+    """The purpose of a split, `train` or `test`: a fact for datasets whose config names no
+    split."""
 
     __slots__ = ()
 
@@ -85,7 +87,8 @@ class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
         return self.targets.numpy().astype(np.int64, copy=False)
 
     def facts(self) -> Mapping[str, Any]:
-        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs, `channels`."""
+        """Return `classes`, `class_names`, `input_shape` and, for `(C, H, W)` inputs,
+        `channels`."""
         shape = tuple(self.inputs.shape[1:])
         found: dict[str, Any] = {
             "classes": self.classes,

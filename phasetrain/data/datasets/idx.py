@@ -93,8 +93,8 @@ def read_idx(content: bytes, source: str) -> NDArray[Any]:
     if len(content) != expected:
         fault = "truncated" if len(content) < expected else "longer than its header says"
         raise ValueError(
-            f"{source!r} is {fault}: shape {shape} of {dtype.itemsize}-byte values takes {expected} "
-            f"bytes, found {len(content)}"
+            f"{source!r} is {fault}: shape {shape} of {dtype.itemsize}-byte values takes "
+            f"{expected} bytes, found {len(content)}"
         )
     return np.frombuffer(content, dtype, offset=header).reshape(shape)
 

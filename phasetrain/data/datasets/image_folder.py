@@ -71,7 +71,8 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         file, target = self.samples[index]
-        return self._decode_image(index, os.path.join(self.path, file)), target  # noqa: PTH118 - Path costs 5 us a sample
+        whole = os.path.join(self.path, file)  # noqa: PTH118 - Path costs 5 us a sample
+        return self._decode_image(index, whole), target
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample, int64 `(N,)`."""

@@ -105,7 +105,9 @@ class Lines(StreamDataset):
             return text, None
         found = json.loads(text)
         if not isinstance(found, dict):
-            raise ValueError(f"its line is {type(found).__name__}, expected a JSON object")  # noqa: TRY004 - bad data
+            raise ValueError(  # noqa: TRY004 - bad data
+                f"its line is {type(found).__name__}, expected a JSON object"
+            )
         for name, key in (("input_key", self.input_key), ("target_key", self.target_key)):
             if key is not None and key not in found:
                 near = did_you_mean(key, found) or ";"

@@ -42,7 +42,8 @@ def find_files(files: str | Sequence[str]) -> list[str]:
     """
     found = []
     for pattern in [files] if isinstance(files, str) else files:
-        paths = sorted(path for path in glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207 - `**` of any path
+        matches = glob(pattern, recursive=True)  # noqa: PTH207 - `**` of any path
+        paths = sorted(path for path in matches if Path(path).is_file())
         if not paths:
             raise ValueError(f"files = {pattern!r}: no file has this name or matches this pattern")
         found += paths

@@ -104,7 +104,8 @@ class StreamDataset(Dataset[Any]):
         return vars(self) | {"_readers": {}}
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 over the lengths of the shards; subclasses that know more override it."""
+        """Return the SHA-256 over the lengths of the shards; subclasses that know more override
+        it."""
         return sha256(str(self.shard_lengths).encode()).hexdigest()
 
     def facts(self) -> dict[str, Any]:

@@ -34,7 +34,8 @@ STRIDE = 64
 
 GZIP_MAGIC = b"\x1f\x8b"
 NAME = re.compile(r"^((?:.*/)?[^./]+)\.([^/]*)$")
-"""Key and extension of a member: the key ends at the first dot of the file name, as in WebDataset."""
+"""Key and extension of a member: the key ends at the first dot of the file name, as in
+WebDataset."""
 
 IMAGES = tuple(one.removeprefix(".") for one in EXTENSIONS)
 DECODED = ("cls", "id", "index", "txt", "text", "json", "npy", "npz")
@@ -176,7 +177,8 @@ class WebDataset(StreamDataset):
         return value, self._read_key(index, sample, self.target_key, "target_key")
 
     def facts(self) -> dict[str, Any]:
-        """Return `classes` if set, and for image inputs `channels`, and `input_shape` if resized."""
+        """Return `classes` if set, and for image inputs `channels`, and `input_shape` if
+        resized."""
         found: dict[str, Any] = {} if self.classes is None else {"classes": self.classes}
         if not isinstance(self.input_key, str) or not _asks_for_images(self.input_key):
             return found
@@ -252,7 +254,10 @@ def read_samples(path: str, place: int = 0) -> Iterator[TarSample]:
     """
     with open(path, "rb") as beginning:
         gzipped = beginning.read(2) == GZIP_MAGIC
-    file = cast("IO[bytes]", gzip.open(path) if gzipped else open(path, "rb"))  # noqa: SIM115 - closed with its archive
+    if gzipped:
+        file = cast("IO[bytes]", gzip.open(path))  # noqa: SIM115 - closed with its archive
+    else:
+        file = open(path, "rb")  # noqa: SIM115 - closed with its archive
     try:
         file.seek(place)
         # `r:` does not detect compression: places are offsets after decompression, and detection

@@ -36,9 +36,9 @@ def stack_samples(samples: Sequence[Any]) -> Any:
         odd = next((i for i, sample in enumerate(samples) if sample[0].shape != first.shape), None)
         if odd is not None:
             raise ValueError(
-                f"sample {odd} of the batch has shape {tuple(samples[odd][0].shape)}, the first has "
-                f"{tuple(first.shape)}; resize samples to one shape (a transform such as resize), "
-                "or set another collate"
+                f"sample {odd} of the batch has shape {tuple(samples[odd][0].shape)}, the first "
+                f"has {tuple(first.shape)}; resize samples to one shape (a transform such as "
+                "resize), or set another collate"
             )
     return _collate_values([sample[0] for sample in samples], "inputs"), _collate_targets(
         [sample[1] for sample in samples]

@@ -256,9 +256,9 @@ class CustomLoader(PhaseLoader):
                 return state
             found = f"batch {position[1]} of epoch {position[0]} with a world size of {position[2]}"
         raise ChangedError(
-            f"{self.spec.where}.loader has to resume at batch {place} of epoch {phase.epoch} with a "
-            f"world size of {self.spec.processes}, and the checkpoint has {found}; resume with the old "
-            "world size and batch size, or from a checkpoint at the end of an epoch",
+            f"{self.spec.where}.loader has to resume at batch {place} of epoch {phase.epoch} with "
+            f"a world size of {self.spec.processes}, and the checkpoint has {found}; resume with "
+            "the old world size and batch size, or from a checkpoint at the end of an epoch",
             code="resume.loader_position",
         )
 

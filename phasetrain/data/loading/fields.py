@@ -51,7 +51,8 @@ class FieldSelection:
 
     @property
     def keeps_inputs(self) -> bool:
-        """Whether inputs and targets are the ones of pairs, so that whole batches can be gathered."""
+        """Whether inputs and targets are the ones of pairs, so that whole batches can be
+        gathered."""
         return self.inputs is None and (self.targets is None or self._has_no_target)
 
     @property
@@ -121,13 +122,13 @@ class FieldSelection:
             return sample[name]
         if not isinstance(sample, list | tuple):
             raise TypeError(
-                f"{where} = {name!r}: the dataset returns {describe_form(sample)}, expected a mapping, list "
-                "or tuple"
+                f"{where} = {name!r}: the dataset returns {describe_form(sample)}, expected a "
+                "mapping, list or tuple"
             )
         if not isinstance(name, int) or not 0 <= name < len(sample):
             raise ValueError(
-                f"{where} = {name!r}: the sample is {describe_form(sample)}, expected an index from 0 to "
-                f"{len(sample) - 1}"
+                f"{where} = {name!r}: the sample is {describe_form(sample)}, expected an index "
+                f"from 0 to {len(sample) - 1}"
             )
         return sample[name]
 

@@ -107,7 +107,8 @@ def _check_fields(reader: SampleReader) -> None:
 
 
 def _select_indices(reader: SampleReader) -> list[int]:
-    """Return the indices of some samples in use, spread over all of them, including the first one."""
+    """Return the indices of some samples in use, spread over all of them, including the first
+    one."""
     length = len(reader.dataset) if reader.chosen is None else len(reader.chosen)
     places = sorted({length * part // SAMPLES for part in range(SAMPLES)})
     if reader.chosen is None:

@@ -1,4 +1,4 @@
-"""Batches read by torch's worker processes: the only file that uses private API of torch's DataLoader.
+"""Batches read by torch's worker processes: the only file that uses private API of its DataLoader.
 
 Tested with every torch version in the supported range, see tests/data/loading/test_loader.py.
 """
@@ -245,7 +245,8 @@ def prepare_worker(worker: int, stacks: str | None = None) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if stacks is not None:
         with suppress(OSError):  # the signal stays ignored if the file cannot be opened
-            file = open(stacks, "ab", buffering=0)  # noqa: SIM115 - open as long as the worker lives
+            # Open as long as the worker lives; unbuffered, because it may be killed at any time.
+            file = open(stacks, "ab", buffering=0)  # noqa: SIM115
             faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
     # A fork inherits an active profiler, which would record until memory is exhausted.
     if torch._C._autograd._profiler_enabled():

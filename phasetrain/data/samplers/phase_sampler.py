@@ -1,4 +1,5 @@
-"""The samples of each step: a pure function of seed, phase, rank and step, so resuming is slicing."""
+"""The samples of each step: a pure function of seed, phase, rank and step, so resuming is
+slicing."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -49,7 +50,8 @@ class SampleOrder(Protocol):
 
 @runtime_checkable
 class BatchOrder(Protocol):
-    """An order made for one batch size, so that an epoch cannot continue with another batch size."""
+    """An order made for one batch size, so that an epoch cannot continue with another batch
+    size."""
 
     batch_size: int
 
@@ -178,7 +180,8 @@ class PhaseSampler:
         if start < phase.steps and phase.offset + phase.samples > length:
             raise ChangedError(
                 f"DATA.{phase.data.upper()} has {length} samples now, and the current phase needs "
-                f"{phase.offset + phase.samples}; restore the data, or start a new run with RUN.dir=...",
+                f"{phase.offset + phase.samples}; restore the data, or start a new run with "
+                "RUN.dir=...",
                 code="resume.data_changed",
             )
         if start < phase.steps:
@@ -335,6 +338,7 @@ def _check_indices(where: str, what: str, found: Any, count: int, *, below: int)
     if found.view(np.uint64).max(initial=0) >= below:
         wrong = found[(found < 0) | (found >= below)][0]
         raise ConfigError(
-            f"{where}: it returned index {wrong} for {what}, expected indices from 0 to {below - 1}",
+            f"{where}: it returned index {wrong} for {what}, expected indices from 0 to "
+            f"{below - 1}",
             code="config.invalid_order",
         )

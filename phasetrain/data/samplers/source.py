@@ -1,4 +1,5 @@
-"""The samples behind a sampler: their labels, lengths and weights, and the selection of a subset."""
+"""The samples behind a sampler: their labels, lengths and weights, and the selection of a
+subset."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -63,10 +63,10 @@ class TorchOrder:
         drawn = self._draw_list(ANY_SEED)
         if not np.array_equal(drawn, self._draw_list(ANY_SEED)):
             raise ConfigError(
-                f"{where}: {kind} returns different orders for the same seed, so a resume could not "
-                "be exact: it has its own generator or epoch counter. Let it draw from the global "
-                "generators of torch, NumPy or Python, which are seeded before each epoch, or give "
-                "it a method `set_epoch(number)` and seed its generator with that number",
+                f"{where}: {kind} returns different orders for the same seed, so a resume could "
+                "not be exact: it has its own generator or epoch counter. Let it draw from the "
+                "global generators of torch, NumPy or Python, which are seeded before each epoch, "
+                "or give it a method `set_epoch(number)` and seed its generator with that number",
                 code="config.impure_sampler",
             )
         self._count = len(drawn)
@@ -127,7 +127,7 @@ def to_order(found: Any, where: str) -> SampleOrder:
     if isinstance(found, Iterable):
         return TorchOrder(found, where)
     raise ConfigError(
-        f"{where}: it returned {type(found).__name__}, expected a function of the number of samples "
-        "and a seed, or a torch sampler",
+        f"{where}: it returned {type(found).__name__}, expected a function of the number of "
+        "samples and a seed, or a torch sampler",
         code="config.invalid_order",
     )

@@ -157,7 +157,8 @@ class Pipeline:
         for position, transform in enumerate(self.transforms):
             if not isinstance(transform, BatchTransform):
                 raise TypeError(
-                    f"transform {position} ({_class_name(transform)}) takes single samples, not batches"
+                    f"transform {position} ({_class_name(transform)}) takes single samples, not "
+                    "batches"
                 )
             if not isinstance(batch, Tensor):
                 raise TypeError(_describe_non_tensor(position, transform, batch))

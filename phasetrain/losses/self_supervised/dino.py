@@ -81,7 +81,8 @@ class DINO(nn.Module):
         self.teacher_temperature = self._first + fraction * (self._last - self._first)
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the mean over the samples of this rank, a scalar, of views and targets `(N, K)`."""
+        """Return the mean over the samples of this rank, a scalar, of views and targets `(N,
+        K)`."""
         pairs = pair_views_with_teacher(views, targets)
         teacher = [target.detach() for target in targets or ()]
         probabilities = [
@@ -96,7 +97,8 @@ class DINO(nn.Module):
 
     @torch.no_grad()
     def _update_center(self, scores: Tensor) -> None:
-        """Move the centre towards the mean of logits `(views, N, K)`; N is the same on every rank."""
+        """Move the centre towards the mean of logits `(views, N, K)`; N is the same on every
+        rank."""
         # The sum is reduced, not the mean, so that the centre is the one of a single process with
         # the whole batch.
         mean = reduce(self._world, scores.sum(dim=(0, 1))) / (

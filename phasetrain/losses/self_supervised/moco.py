@@ -69,7 +69,8 @@ class MoCo(nn.Module):
         self.register_buffer("place", torch.zeros((), dtype=torch.int64))
 
     def forward(self, views: Sequence[Tensor], targets: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the mean over the samples of this rank, a scalar, of views and targets `(N, D)`."""
+        """Return the mean over the samples of this rank, a scalar, of views and targets `(N,
+        D)`."""
         pairs = pair_views_with_teacher(views, targets)
         queries = [normalize(view, dim=1) for view in views]
         keys = [normalize(target.detach(), dim=1) for target in targets or ()]

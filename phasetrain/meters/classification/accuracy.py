@@ -72,5 +72,6 @@ class Accuracy(Meter):
             raise ValueError(f"accuracy takes integer targets, not {target.dtype}")
         if self.topk > output.shape[1]:
             raise ValueError(
-                f"accuracy: topk = {self.topk} is more than the {output.shape[1]} classes; lower topk"
+                f"accuracy: topk = {self.topk} is more than the {output.shape[1]} classes; lower "
+                "topk"
             )

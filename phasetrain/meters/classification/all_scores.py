@@ -70,7 +70,8 @@ class RankingMeter(Meter):
         self.append_rows("target" if found.is_single_label else "labels", found.target, found.mask)
 
     def compute(self) -> dict[str, float]:
-        """Return the mean, the number of absent classes and, if requested, the value of each class."""
+        """Return the mean, the number of absent classes and, if requested, the value of each
+        class."""
         problems = self.split_by_class()
         # float64 for the mean over classes: areas are quotients of exact counts.
         values = torch.tensor(

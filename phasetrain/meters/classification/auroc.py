@@ -101,7 +101,8 @@ class GroupedAUROC(Meter):
         )
         if found.scores.shape[1] != 1:
             raise ValueError(
-                f"grouped_auroc takes the scores of a binary task, not outputs {tuple(output.shape)}"
+                "grouped_auroc takes the scores of a binary task, not outputs "
+                f"{tuple(output.shape)}"
             )
         if group.shape != (len(found.scores),) or group.is_floating_point():
             raise ValueError(

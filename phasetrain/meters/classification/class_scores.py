@@ -26,7 +26,8 @@ class ClassScores:
 
     @property
     def is_single_label(self) -> bool:
-        """Whether each sample has one class, as opposed to any number of labels or a binary label."""
+        """Whether each sample has one class, as opposed to any number of labels or a binary
+        label."""
         return self.target.ndim == 1
 
     def as_two_classes(self, threshold: float) -> "ClassScores":
@@ -104,7 +105,8 @@ def check_classes(meter: str, given: int, classes: int) -> None:
     """
     if given != classes:
         raise ValueError(
-            f"{meter}: classes = {classes}, and the outputs have {given} scores; set classes={given}"
+            f"{meter}: classes = {classes}, and the outputs have {given} scores; set "
+            f"classes={given}"
         )
 
 
@@ -123,7 +125,8 @@ def make_class_labels(classes: int, class_names: Sequence[str] | None) -> tuple[
 
 
 def label_classes(labels: Sequence[str], values: Tensor) -> dict[str, float]:
-    """Return the value of each class under `of_` plus its name, which no overall metric can have."""
+    """Return the value of each class under `of_` plus its name, which no overall metric can
+    have."""
     return {f"of_{label}": value for label, value in zip(labels, values.tolist(), strict=True)}
 
 

@@ -58,7 +58,8 @@ class PresentAccuracy(Meter):
         present = torch.unique(self.target)
         if self.topk > len(present):
             raise ConfigError(
-                f"present_accuracy: topk = {self.topk} is more than the {len(present)} classes present",
+                f"present_accuracy: topk = {self.topk} is more than the {len(present)} classes "
+                "present",
                 code="config.conflict",
             )
         best = present[self.scores[:, present].topk(self.topk, dim=1).indices]

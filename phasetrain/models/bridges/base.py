@@ -1,4 +1,5 @@
-"""Common parts of the bridges to model libraries: parameters, and the forms of inputs and outputs."""
+"""Common parts of the bridges to model libraries: parameters, and the forms of inputs and
+outputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

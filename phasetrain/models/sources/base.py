@@ -118,7 +118,8 @@ def parse_sources(value: Any, where: str = KEY) -> tuple[WeightSource, ...]:
         return (_parse_source(value, where),)
     if not isinstance(value, Sequence) or not value:
         raise ConfigError(
-            f"{where} = {value!r}: expected null, a path, a mapping with `path`, or a list of these",
+            f"{where} = {value!r}: expected null, a path, a mapping with `path`, or a list of "
+            "these",
             code="config.wrong_type",
         )
     return tuple(_parse_source(one, f"{where}[{number}]") for number, one in enumerate(value))

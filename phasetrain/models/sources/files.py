@@ -1,4 +1,5 @@
-"""Reads a file of weights as data, safetensors or the output of torch.save, without executing code."""
+"""Reads a file of weights as data, safetensors or the output of torch.save, without executing
+code."""
 
 import io
 import json

@@ -1,4 +1,5 @@
-"""Formats of weights from other programs: plain files, VISSL and ClassyVision, timm, Hugging Face."""
+"""Formats of weights from other programs: plain files, VISSL and ClassyVision, timm, Hugging
+Face."""
 
 import json
 import re
@@ -180,7 +181,8 @@ def _select_state_dict(source: WeightSource, loaded: Any) -> Any:
             return loaded[key]
     if source.which == "ema":
         raise source.make_error(
-            f"the file has no averaged weights under {', '.join(WRAPPERS['ema'])}; it has {_describe_keys(loaded)}. Set "
+            f"the file has no averaged weights under {', '.join(WRAPPERS['ema'])}; it has "
+            f"{_describe_keys(loaded)}. Set "
             f"{source.where}.key to where they are, or {source.where}.which=model"
         )
     return loaded
@@ -195,7 +197,8 @@ def _read_classy(source: WeightSource, loaded: Mapping[str, Any]) -> dict[str, A
             state = state[key]
     if not isinstance(state, Mapping) or "trunk" not in state:
         raise source.make_error(
-            f"{CLASSY}.{part}.model.trunk is expected, and {CLASSY} has {_describe_keys(loaded[CLASSY])}; "
+            f"{CLASSY}.{part}.model.trunk is expected, and {CLASSY} has "
+            f"{_describe_keys(loaded[CLASSY])}; "
             f"set {source.where}.key to where the weights are"
         )
     return flatten_tensors({key: state[key] for key in ("trunk", "heads") if key in state})
@@ -209,7 +212,8 @@ def _lookup(source: WeightSource, loaded: Any, key: str) -> Any:
             at = ".".join(done) or "the file"
             near = did_you_mean(name, map(str, node)) if isinstance(node, Mapping) else ""
             raise source.make_error(
-                f"{source.where}.key = {key!r}: {at} has no {name!r}{near}; it has {_describe_keys(node)}"
+                f"{source.where}.key = {key!r}: {at} has no {name!r}{near}; it has "
+                f"{_describe_keys(node)}"
             )
         node = node[name]
         done.append(name)
