@@ -356,7 +356,7 @@ class TestRefused:
         meters.register_adapter("broken_library", "metrics")(metric_as_meter)
         with pytest.raises(
             ConfigError,
-            match=r"torchvision is installed for another build of torch: install the one",
+            match=r"torchvision is installed for another build of torch",
         ):
             meters.find("broken_library.AUROC", "METERS.m.name")
 
