@@ -115,22 +115,28 @@ class _Position:
         return at
 
     def advance(self, phase: Phase) -> None:
-        self.updates, self.samples = self.updates + phase.steps, self.samples + phase.samples
-        self.first, self.offset = self.first + phase.steps, self.offset + phase.samples
+        self.updates += phase.steps
+        self.samples += phase.samples
+        self.first += phase.steps
+        self.offset += phase.samples
         if phase.ends_epoch:
             self.next_epoch()
 
     def next_epoch(self) -> None:
-        self.epoch, self.first, self.offset = self.epoch + 1, 0, 0
+        self.epoch += 1
+        self.first = 0
+        self.offset = 0
 
     def next_stage(self) -> None:
         if self.offset:
             self.next_epoch()
-        self.stage, self.before = self.stage + 1, (self.epoch, self.updates, self.samples)
+        self.stage += 1
+        self.before = (self.epoch, self.updates, self.samples)
 
     def left(self, stage: Stage) -> int:
         """Return how much of the stage is left, in the unit of its length."""
-        settings, (epoch, updates, samples) = stage.settings, self.before
+        settings = stage.settings
+        epoch, updates, samples = self.before
         if settings.epochs is not None:
             return epoch + settings.epochs * (len(stage.splits[TRAIN].windows) or 1) - self.epoch
         if settings.updates is not None:

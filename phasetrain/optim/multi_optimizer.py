@@ -100,7 +100,8 @@ class MultiOptimizer(Optimizer):
         first = 0
         groups = list(state_dict["param_groups"])
         for one in self.optimizers.values():
-            mine, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
+            mine = groups[: len(one.param_groups)]
+            groups = groups[len(one.param_groups) :]
             count = sum(len(group["params"]) for group in mine)
             state = {
                 int(number) - first: kept

@@ -68,8 +68,12 @@ class Task(Passes, TaskState, Predictor):
         self._trains = phase.is_train
         self._casts = parts.machine.uses_autocast(train=phase.is_train)
         # Tests use the bare modules: the strategy's wrapper serves the backward pass.
-        self.model = self._train_model if phase.is_train else parts.tested(phase)
-        self.loss = self._train_loss if phase.is_train else parts.loss
+        if phase.is_train:
+            self.model = self._train_model
+            self.loss = self._train_loss
+        else:
+            self.model = parts.tested(phase)
+            self.loss = parts.loss
         # A loss that changes with the stage has no weights, so the strategy has not wrapped it.
         if parts.losses:
             self.loss = parts.losses[phase.stage]
@@ -146,7 +150,9 @@ class Task(Passes, TaskState, Predictor):
             return out
         # The mean loss is over all ranks, so its weight is too; `on_step` then needs no
         # communication.
-        weight = at.samples if self._weights.weight_of is None else self._weights.counted
+        weight: float = at.samples
+        if self._weights.weight_of is not None:
+            weight = self._weights.counted
         return replace(out, loss=loss, weight=weight, samples=at.samples)
 
     def _step_all(
@@ -162,7 +168,9 @@ class Task(Passes, TaskState, Predictor):
             withheld = _both_withheld(withheld, updater.withheld)
             if updater.loss is not None:
                 losses.append(updater.loss)
-        return withheld, sum_losses(losses) if losses else None
+        if losses:
+            return withheld, sum_losses(losses)
+        return withheld, None
 
     def step_updater(
         self, updater: Updater, done: GradientPass, at: Position, events: StepEvents

@@ -123,7 +123,10 @@ class Distillation(Supervised):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return every part that learns or accumulates, and the digest of the teacher."""
-        return super().stateful() | ({} if self.teacher is None else {"teacher": self.teacher})
+        found = super().stateful()
+        if self.teacher is not None:
+            found["teacher"] = self.teacher
+        return found
 
     def _soft_loss(self, teacher: Teacher, output: Any, batch: Batch) -> Tensor:
         try:

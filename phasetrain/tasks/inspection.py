@@ -158,13 +158,12 @@ def optimizer_bytes(parts: Parts) -> int:
             # Measured if the optimizer has stepped; else estimated from its options before the
             # first step.
             known = optimizer.state.get(parameter)
-            held = [one for one in known.values() if isinstance(one, Tensor)] if known else []
+            held = [one for one in (known or {}).values() if isinstance(one, Tensor)]
+            if held:
+                total += sum(_size(local_shard(one)) for one in held)
+                continue
             each = 2 if "betas" in group else int(group.get("momentum", 1.0) != 0)
-            total += (
-                sum(_size(local_shard(one)) for one in held)
-                if held
-                else each * _size(local_shard(parameter))
-            )
+            total += each * _size(local_shard(parameter))
     return total
 
 
@@ -255,10 +254,12 @@ def _depth(row: ModuleRow) -> int:
 
 
 def _format_shape(shape: Sequence[int], samples: int) -> str:
-    words = [
-        "N" if not place and size == samples else str(size) for place, size in enumerate(shape)
-    ]
-    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
+    words = [str(size) for size in shape]
+    if shape and shape[0] == samples:
+        words[0] = "N"
+    if len(words) == 1:
+        return f"({words[0]},)"
+    return f"({', '.join(words)})"
 
 
 def _bytes(value: Any) -> int:
@@ -275,7 +276,8 @@ def _tensors(value: Any) -> list[Tensor]:
         return [value]
     found: list[Tensor] = []
     if isinstance(value, Mapping | list | tuple):
-        inside = value.values() if isinstance(value, Mapping) else value
-        for one in inside:
+        if isinstance(value, Mapping):
+            value = value.values()
+        for one in value:
             found += _tensors(one)
     return found

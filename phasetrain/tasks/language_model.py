@@ -55,22 +55,27 @@ class LanguageModel(Supervised):
         weight = self.weight_of(batch) if batch.weight is None else batch.weight
         scores = self.output_of(batch)
         if not isinstance(scores, Tensor) or scores.ndim != 3 or scores.shape[:2] != targets.shape:
-            given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            given = type(scores).__name__
+            if isinstance(scores, Tensor):
+                given = str(tuple(scores.shape))
             raise ConfigError(
                 f"MODEL: {type(self.parts.model).__name__} gives {given} for targets "
                 f"{tuple(targets.shape)}; a "
                 "language model gives scores (N, T, V), one for each place and token"
             )
         counted = targets.flatten()
-        # A micro-batch of which nothing counts has a share of 0, and a mean over nothing would be
-        # no number.
-        flat = Batch(
-            batch.input, counted if weight else counted.clamp(min=0), batch.ids, batch.size
-        )
+        shown = counted.clamp(min=0)  # meters look classes up, and -100 is none
+        flat = Batch(batch.input, counted, batch.ids, batch.size)
+        if not weight:
+            # If nothing counts, the share of the micro-batch is 0, but a mean over nothing would
+            # be NaN, and 0 * NaN is NaN.
+            flat.target = shown
         output = scores.flatten(0, 1)
         loss = self.loss_of(output, flat)
-        mask = None if weight == counted.numel() else counted != IGNORED
-        return StepOutput(loss, weight, batch.size, output, counted.clamp(min=0), mask, batch.ids)
+        mask = None
+        if weight != counted.numel():
+            mask = counted != IGNORED
+        return StepOutput(loss, weight, batch.size, output, shown, mask, batch.ids)
 
     def _misfit(self, output: Tensor, batch: Batch, error: Exception) -> str:
         target = batch.target
@@ -83,9 +88,12 @@ class LanguageModel(Supervised):
         )
         if not wrong:
             return self._unfit(output, target, error)
-        sample = batch.ids[wrong[0] * batch.size // len(target)] if batch.size else -1
+        sample = -1
+        if batch.size:
+            # Targets are flat here, with T tokens per sample.
+            sample = int(batch.ids[wrong[0] * batch.size // len(target)])
         return (
-            f"DATA: sample {int(sample)} has token {int(target[wrong[0]])} as a target, and the "
+            f"DATA: sample {sample} has token {int(target[wrong[0]])} as a target, and the "
             "model gives "
             f"{vocabulary}, so tokens go from 0 to {vocabulary - 1} ({IGNORED} does not count); "
             "set MODEL.vocabulary "

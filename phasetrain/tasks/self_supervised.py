@@ -123,10 +123,9 @@ class SelfSupervised(Task):
                 "MODEL.name=trunk_head makes a model for views of a trunk and a head"
             ) from error
         if batch.mask is not None:
-            embeddings, targets = (
-                mapped(embeddings, lambda e: e[batch.mask]),
-                mapped(targets, lambda e: e[batch.mask]),
-            )
+            # Padding must not take part in comparisons within the batch.
+            embeddings = mapped(embeddings, lambda e: e[batch.mask])
+            targets = mapped(targets, lambda e: e[batch.mask])
         try:
             # Temperatures of 0.1 and below turn the rounding of half precision into large changes
             # of scores.
@@ -204,7 +203,10 @@ class SelfSupervised(Task):
                 "teacher's running statistics once more; leave one of the two out"
             )
         model = self.parts.model
-        teacher = model.as_teacher() if isinstance(model, Embedding) else deepcopy(model)
+        if isinstance(model, Embedding):
+            teacher = model.as_teacher()  # without the parts that only the student needs
+        else:
+            teacher = deepcopy(model)
         teacher.requires_grad_(requires_grad=False)
         if self.parts.updater is not None:
             # It moves before the forward pass that may turn out not finite, so a skipped update has
@@ -237,13 +239,14 @@ class SelfSupervised(Task):
                 "'self_supervised' has "
                 "views and no targets; leave it out"
             )
+        views = 1 if self._momentum is None else self._teacher_views
         for split, loader in self.parts.loaders.items():
-            for reader in (
-                loader.reader.readers
-                if isinstance(loader.reader, PerStageReader)
-                else (loader.reader,)
-            ):
-                _check_views(split, reader, 1 if self._momentum is None else self._teacher_views)
+            if isinstance(loader.reader, PerStageReader):
+                readers = list(loader.reader.readers)
+            else:
+                readers = [loader.reader]
+            for reader in readers:
+                _check_views(split, reader, views)
         for label, meter in self.meters.items():
             _check_meter(label, meter, self._device)
 

@@ -109,8 +109,8 @@ def maker(
         made = {}
         left = list(given)
         for share in shares:
-            mine, left = left[: len(share.groups)], left[len(share.groups) :]
-            made[share.label] = one(share, mine)
+            made[share.label] = one(share, left[: len(share.groups)])
+            left = left[len(share.groups) :]
         return MultiOptimizer(made)
 
     return make
@@ -120,8 +120,9 @@ def rows(shares: Sequence[Share]) -> Iterator[tuple[str, str, str, str]]:
     """Yield a row for each group of weights, with the optimizer named where there are several."""
     for share in shares:
         for options, *others in table(share.groups):
-            label = share.label or "OPTIMIZER"
-            yield (f"{label} ({share.name}): {options}" if len(shares) > 1 else options, *others)  # type: ignore[misc]
+            if len(shares) > 1:
+                options = f"{share.label or 'OPTIMIZER'} ({share.name}): {options}"
+            yield (options, *others)  # type: ignore[misc]
 
 
 def _check_schedules(share: Share, made: Optimizer) -> None:

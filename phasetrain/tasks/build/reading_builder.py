@@ -159,9 +159,10 @@ def build_collate(context: BuildContext, where: str, item: str | Mapping[str, An
         ConfigError: it cannot be made.
     """
     where = f"{where}.collate"
-    name, given = (
-        (item, {}) if isinstance(item, str) else (item["name"], parameters_of(item, {"name"}))
-    )
+    if isinstance(item, str):
+        item = {"name": item}
+    name = item["name"]
+    given = parameters_of(item, {"name"})
     factory = COLLATES.find(name, where)
     first = next(iter(parameters(factory).values()), None)
     if (

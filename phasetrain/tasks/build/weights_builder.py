@@ -32,13 +32,16 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
         ConfigError: a pattern that chooses nothing.
     """
     configs = context.stage_configs
-    where = [f"PHASES.stages[{number}].MODEL.freeze" for number in range(len(context.stages))]
-    return [
-        match_frozen(model, config.MODEL.freeze, name)
-        if config.MODEL.freeze != context.config.MODEL.freeze
-        else match_frozen(model, config.MODEL.freeze)
-        for config, name in zip(configs, where or [""], strict=True)
-    ]
+    found = []
+    for number, config in enumerate(configs):
+        patterns = config.MODEL.freeze
+        if patterns == context.config.MODEL.freeze:
+            found.append(match_frozen(model, patterns))
+        else:
+            # A message has to name the key that the user has written.
+            where = f"PHASES.stages[{number}].MODEL.freeze"
+            found.append(match_frozen(model, patterns, where))
+    return found
 
 
 def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) -> None:
@@ -119,10 +122,13 @@ def describe_freezes(
             str(number) for number, frozen in enumerate(stages, 1) if name in frozen.parameters
         ]
         end = max((end for frozen, end in until if name in frozen.parameters), default=0)
-        told = [f"frozen for {end} updates"] if end else []
-        told += [f"frozen in stages {', '.join(numbers)}"] if numbers else []
-        if told and parameter.requires_grad:
-            found[id(parameter)] = ", ".join(told)
+        notes = []
+        if end:
+            notes.append(f"frozen for {end} updates")
+        if numbers:
+            notes.append(f"frozen in stages {', '.join(numbers)}")
+        if notes and parameter.requires_grad:
+            found[id(parameter)] = ", ".join(notes)
     return found
 
 
@@ -179,14 +185,17 @@ def _length(facts: Mapping[str, Any]) -> RunLength:
 def _rule(rule: Any, where: str) -> tuple[list[str], Any]:
     """Return patterns and duration of a rule of MODEL.freeze_updates."""
     if not isinstance(rule, Mapping) or set(rule) != {"match", "for"}:
-        told = dict(rule) if isinstance(rule, Mapping) else rule
+        given = rule
+        if isinstance(rule, Mapping):
+            given = dict(rule)  # an AttrDict would show its class
         raise ConfigError(
-            f"{where} = {told!r}: expected `match`, patterns over names, and `for`, a number of "
+            f"{where} = {given!r}: expected `match`, patterns over names, and `for`, a number of "
             "updates or a duration, "
             "such as {match: trunk, for: 2 epochs}"
         )
-    match = [rule["match"]] if isinstance(rule["match"], str) else list(rule["match"])
-    return match, rule["for"]
+    if isinstance(rule["match"], str):
+        return [rule["match"]], rule["for"]
+    return list(rule["match"]), rule["for"]
 
 
 def _updates(where: str, duration: float | str, run: RunLength) -> int:

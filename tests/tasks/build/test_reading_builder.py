@@ -83,7 +83,7 @@ class TestSubset:
         [
             (
                 ["DATA.TRAIN.subset.samples=1443"],
-                "DATA.TRAIN.subset: samples = 1443 and skip = 0: the data set has 1442",
+                "DATA.TRAIN.subset: samples = 1443 and skip = 0: the dataset has 1442",
             ),
             (
                 ["DATA.TRAIN.subset.sample=3"],
@@ -99,7 +99,7 @@ class TestSubset:
                     "DATA.TRAIN.subset.samples=9",
                     "DATA.TRAIN.sampler={name: proportional, proportions: {a: 1}}",
                 ],
-                "DATA.TRAIN.sampler (sampler 'proportional'): it draws from the sources of a data set that has some",
+                "DATA.TRAIN.sampler (sampler 'proportional'): the sampler needs a dataset with sources",
             ),
         ],
     )
@@ -140,7 +140,7 @@ class TestOrder:
         [
             (
                 ["DATA.TRAIN.sampler=reading_parts.Counting"],
-                "DATA.TRAIN.sampler: Counting gives another order for the ",
+                "DATA.TRAIN.sampler: Counting returns different orders for the same seed",
             ),
             (
                 ["DATA.TRAIN.sampler=torch.utils.data.DistributedSampler"],
@@ -148,7 +148,7 @@ class TestOrder:
             ),
             (
                 ["DATA.TRAIN.sampler=weighted"],
-                "DATA.TRAIN.sampler (sampler 'weighted'): the data set (TensorSamples) does",
+                "DATA.TRAIN.sampler (sampler 'weighted'): the dataset (TensorSamples) does",
             ),
             (
                 ["DATA.TRAIN.sampler={name: stratified, source: 3}"],
@@ -160,7 +160,7 @@ class TestOrder:
             ),
             (
                 ["DATA.TRAIN.sampler=builtins.int"],
-                "DATA.TRAIN.sampler gave int, expected a function of the number of ",
+                "DATA.TRAIN.sampler: it returned int, expected a function of the number of ",
             ),
         ],
     )
@@ -188,7 +188,7 @@ class TestSelection:
 
     def test_a_contradiction_is_refused(self) -> None:
         assert refused("DATA.TRAIN.targets=1", "DATA.TRAIN.label_type=zero").startswith(
-            "DATA.TRAIN.label_type = 'zero' and DATA.TRAIN.targets = 1: the target is either made or taken"
+            "DATA.TRAIN.label_type = 'zero' and DATA.TRAIN.targets = 1: the target is either generated or read"
         )
 
 
