@@ -15,6 +15,7 @@ def restore(task: Task, loaded: LoadedCheckpoint) -> None:
         ChangedError: the checkpoint is of another model or loss, or has no such averages.
     """
     shared = loaded.state["task"]
+    # Here, because the error of task.restore() could not name the key to remove.
     for name in task.parts.averages.keys() - shared.keys():
         raise ChangedError(
             f"{loaded.path} has no averaged weights; remove MODEL.{name}",

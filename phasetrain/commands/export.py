@@ -96,6 +96,7 @@ def export(
             code="export.unknown_format",
         )
     storage = open_storage(out)
+    # first, because reading and tracing a large model takes minutes
     if storage.exists(out):
         raise ConfigError(
             f"{out!r} exists; name a file or folder that does not", code="file.exists"
@@ -277,6 +278,7 @@ def _write_folder(out: str, weights: Weights) -> None:
         **{key: weights.facts[key] for key in ("phasetrain", "checkpoint", "updates", "config")},
         "metrics": json.loads(weights.facts["metrics"]),
     }
+    # Written aside and renamed: a reader never finds config.json without the weights.
     working = storage.begin_folder(out.rstrip("/"))
     try:
         storage.create(f"{working}/config.json", (json.dumps(facts, indent=1) + "\n").encode())

@@ -62,6 +62,7 @@ def load(
         *FOR_INFERENCE,
         f"MACHINE.device={device}",
     ]
+    # silent: notes about the config are for the person who trains
     setup = resolve_config(words, terminal=Terminal(io.StringIO(), live=False))
     task = _build_task(setup, loaded)
     parts = task.parts

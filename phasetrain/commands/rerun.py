@@ -404,5 +404,6 @@ def _key_of(word: str) -> str:
 def _read_yaml(storage: Storage, path: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.create(storage.read(path).decode()))
+    # RecursionError: a deeply nested file exhausts the stack of the parser
     except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError, RecursionError):
         return None

@@ -163,6 +163,7 @@ def resolve_config(
     # Plugins register their parts, which the config may name: before anything is validated.
     for warning in load_plugins():
         log.warning(warning)
+    # Before the validation, because the imports register the parts that the config names.
     composed = _import_modules(composed)
     place = place or Placement()
     validate(composed, schema, place)

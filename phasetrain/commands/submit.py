@@ -83,8 +83,9 @@ def job_overrides(setup: "Setup") -> list[str]:
     found = [word for word in setup.composed.overrides if _OWN.match(word) is None]
     if not any(word.lstrip("+").startswith("RUN.dir=") for word in found):
         found.append(f"RUN.dir={setup.config.RUN.dir}")
+    # LAUNCH may also be set in a file, and the job must not submit itself once more.
     again = compose(found, config_dir=setup.config_dir, schema=setup.schema)
-    if again.config["LAUNCH"]["cluster"] is not None:  # a file asks for it
+    if again.config["LAUNCH"]["cluster"] is not None:
         found.append("LAUNCH.cluster=null")
     return found
 

@@ -71,6 +71,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         "updates": loaded.manifest.state["updates"],
         "metrics": found.metrics,
     }
+    # Metrics are reduced over all ranks, so rank 0 has the result of all.
     if setup.world.is_main:
         with folder.writing():
             folder.storage.make_folder(folder.path)

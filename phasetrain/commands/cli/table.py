@@ -23,6 +23,7 @@ def _run_help(call: Call) -> Outcome:
     if topic in by_name:
         text = by_name[topic].parser().format_help().rstrip()
     else:
+        # imports every registry of parts, and with them torch
         from phasetrain.commands.help import general_help, section_help
 
         if topic:

@@ -118,6 +118,7 @@ class _Extraction:
             for number in range(self.world.rank, count, self.world.size)
         }
         made = dict(self._make_shards([number for number, shard in own.items() if shard is None]))
+        # Each rank knows only its own shards, and the index lists those of all ranks.
         found: dict[int, Shard] = {}
         for part in self.world.all_gather(
             {number: made.get(number) or shard for number, shard in own.items()}
@@ -263,7 +264,7 @@ def _to_saved_type(value: Tensor) -> Tensor:
 
 def _read_in_order(split: SplitData) -> SplitData:
     """Return the split in the order of the dataset; unreadable samples are skipped or raise."""
-    reader = copy(split.reader)
+    reader = copy(split.reader)  # the split itself, with its settings, is used elsewhere as well
     if reader.on_bad_sample == "substitute":
         reader.on_bad_sample = "drop"  # a substitute would be a second row of another sample
     order: SampleOrder = make_sequential()

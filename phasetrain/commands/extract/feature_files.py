@@ -91,6 +91,7 @@ class FeatureFolder:
         if not isinstance(record, dict) or not self._storage.exists(f"{self.path}/{name}"):
             return None
         shard = Shard(**record)
+        # Read as a whole: a damaged shard is made again now instead of failing a reader later.
         content, digest = self._storage.read_hashed(f"{self.path}/{name}")
         if (len(content), digest) == (shard.size, shard.digest):
             return shard
@@ -105,6 +106,7 @@ class FeatureFolder:
         shard = Shard(name, first, rows, len(content), tree_digest(content), kinds)
         with self._explain_errors():
             self._storage.replace(f"{self.path}/{name}", content)
+            # after the shard: a record confirms that its shard is complete
             self._storage.replace_json(f"{self.path}/{name}.json", asdict(shard))
         return shard
 

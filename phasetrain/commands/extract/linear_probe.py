@@ -105,6 +105,7 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
             f"{train!r} has {features.shape[1]} numbers per sample in {settings.layer!r} and "
             f"{test!r} has {others.shape[1]}; extract both with one model"
         )
+    # Two models have no common feature space: the accuracies would be those of chance.
     if _read_origin(train) != _read_origin(test):
         raise ConfigError(
             f"{train!r} and {test!r} are features of different weights; extract both with one model"

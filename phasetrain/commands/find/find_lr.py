@@ -72,6 +72,7 @@ class LrRange(Hook):
             return
         self.losses.append(loss)
         curve = smooth(self.losses, self.smoothing)
+        # Not among the first updates, whose loss is too noisy to be called diverged.
         if len(curve) > HEAD * len(self.lrs) and curve[-1] > self.stop_at * min(curve):
             run.stop(f"the loss is {self.stop_at:g} times its lowest value")
         self._set_lr(run)
@@ -115,7 +116,7 @@ def find_lr(setup: Setup) -> RunResult:
             f"{len(watch.losses)} updates; expected a smaller value",
             code="numerics.nonfinite",
         )
-    lrs = lrs[: len(watch.losses)]
+    lrs = lrs[: len(watch.losses)]  # the test ends early once the loss diverges
     found = suggest_lr(lrs, watch.losses, section.smoothing)
     line = _format_override(setup, found.steepest)
     content = {

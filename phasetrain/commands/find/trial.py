@@ -57,6 +57,7 @@ def run_trial(setup: Setup, config: AttrDict, hook: Hook) -> str:
     data = builder.data()
     plan = builder.plan(data)
     state = RunState()
+    # without a folder, so that nothing is written
     engine = PhaseEngine(
         builder.task(builder.parts(data, plan)), plan, state, Hooks({"find": hook})
     )

@@ -199,6 +199,7 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
     machine = run_plan.machine
     log.info("rehearsal: one batch of every kind of phase, a save and a restore")
     if machine.device.type == "cuda":
+        # the peak until now is of building the parts, not of the steps
         torch.cuda.reset_peak_memory_stats(machine.device)
     _slow_down(task)
     try:

@@ -45,6 +45,7 @@ def report_all_problems(setup: Setup) -> Iterator[None]:
         if not others:
             raise
         complete = combine([*error.problems, *others])
+        # notes name the step of a rehearsal, and a new error starts without any
         complete.__notes__ = vars(error).get("__notes__", [])
         raise complete from error
 

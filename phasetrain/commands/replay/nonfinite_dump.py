@@ -73,6 +73,7 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
     """
     builder = Builder(setup.config, machine, setup.world, setup.stages)
     data = builder.data()
+    # fresh=False: the weights come from the dump, and MODEL.weights need not be there any more
     parts = builder.parts(data, builder.plan(data), fresh=False)
     # ordered reduction has numbers of its own for the shards of the global batch
     if len(dump.shares) > 1 and not isinstance(parts.strategy, Ordered):
@@ -250,6 +251,7 @@ def _watch_task(task: Task, seen: _Seen) -> Iterator[None]:
     try:
         yield
     finally:
+        # The same task runs the step once more in anomaly mode, which must not be recorded again.
         for handle in handles:
             handle.remove()
 

@@ -261,6 +261,7 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     ]
     recorded = loaded.promised.get("code", {})
     found = _hash_imports(setup)
+    # A module that is not imported any more is a change of RUN.imports, reported with the config.
     changed = [name for name in recorded if name in found and recorded[name] != found[name]]
     return lines + [
         f"the source of {name} has changed; equal bits are promised for equal code"

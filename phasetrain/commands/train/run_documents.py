@@ -242,6 +242,7 @@ def find_sources(run_folder: str) -> dict[str, SourceTree | None]:
     here = describe_source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
     found: dict[str, SourceTree | None] = {"git": here}
     package = Path(__file__).resolve().parents[2]
+    # Only for a checkout: an installed package is identified by its version.
     if (package.parent / ".git").exists() and (
         here is None or not package.is_relative_to(here.facts["folder"])
     ):
@@ -256,6 +257,7 @@ def _write_diffs(folder: RunFolder, sources: Mapping[str, SourceTree | None]) ->
         if name in kept:
             folder.storage.replace(folder.file(name), kept[name], durable=False)
         elif folder.storage.exists(folder.file(name)):
+            # of an earlier attempt, whose changes are committed or undone by now
             folder.storage.remove(folder.file(name))
 
 

@@ -118,6 +118,7 @@ def _split_into_units(plan: Plan) -> Iterator[tuple[tuple[str, int], ...]]:
     """Yield the (split, steps) of training phases up to and including the tests behind them."""
     unit: list[Phase] = []
     for phase in plan.phases:
+        # a train phase after a test begins the next unit
         if unit and not unit[-1].is_train and phase.is_train:
             yield tuple((one.split, one.steps) for one in unit)
             unit = []

@@ -167,6 +167,7 @@ class Training:
         found: list[LoadedCheckpoint | None] = [None]
 
         def choose() -> str:
+            # Half-written checkpoints are of killed attempts, because the folder is locked.
             with self.folder.writing():
                 checkpointer.clear_leftovers()
             manifests = [saved.manifest for saved in checkpointer.list_checkpoints()]
