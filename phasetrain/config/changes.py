@@ -123,6 +123,7 @@ def _is_default(path: str, value: Any, schema: Schema) -> bool:
 def _canonical(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _canonical(item) for key, item in value.items()}
+    # Tuples of a frozen config equal the lists of a config read from JSON.
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
     # YAML reads 1 and 1.0 as different types; as the value of a parameter they are equal.

@@ -44,6 +44,7 @@ def combine(problems: Sequence[str | Problem]) -> ConfigError:
     else:
         lines = [f"  {number}. {one.message}" for number, one in enumerate(unique, 1)]
         message = "\n".join([f"{len(unique)} problems in the config:", *lines])
+    # A program that reads a single code gets the first one; `problems` has all of them.
     return ConfigError(message, code=unique[0].code, problems=unique)
 
 

@@ -140,6 +140,7 @@ def _yaml_lines(section: Any, path: str, depth: int) -> Iterator[str]:
             continue
         one = define_key(definition, here)
         about = f"{one.meaning} ({one.type.text}; {one.resume})"
+        # The mark of a comment takes two of 100 columns.
         yield from (f"{indent}# {line}" for line in wrap(about, 98 - len(indent)))
         yield f"{indent}{name}: {as_word(one.default)}"
 

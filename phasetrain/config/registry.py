@@ -185,6 +185,8 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         given = dict(params or {})
         takes = parameters(factory)
         if free_parameters(factory):
+            # A config passes parameters that no signature declares in `params`, since any other
+            # unknown key is taken for a misspelling.
             given |= given.pop("params", None) or {}
         else:
             for key in given.keys() - takes.keys():

@@ -79,6 +79,7 @@ def _compose_stage(
     # Merged like a layer, so that a stage with another part drops the parameters of the old one.
     merged = Merged(schema)
     merged.values = config
+    # A copy: origins of a stage must not appear in messages about the other stages.
     merged.origins = dict(composed.origins)
     changes = {key: deepcopy(value) for key, value in stage.items() if key not in STAGE_KEYS}
     merged.apply(Layer(name, changes))

@@ -88,6 +88,7 @@ def compose(
 
 
 def _select_layers(files: ConfigFiles, line: CommandLine) -> list[Layer]:
+    # Without this, keys of the file that a defaults list names would remain below the selected one.
     replaced = tuple(line.groups)
     layers = []
     if line.experiment:

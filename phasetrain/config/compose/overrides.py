@@ -211,6 +211,7 @@ def _no_override(text: str) -> str:
 
 
 def _is_options(value: Any) -> bool:
+    # In `MODEL=[a,b]` each item names a file; a list of anything else is a value.
     if isinstance(value, list):
         return bool(value) and all(isinstance(v, str) for v in value)
     return isinstance(value, str | int) and not isinstance(value, bool) and "${" not in str(value)

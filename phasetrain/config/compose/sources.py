@@ -124,6 +124,8 @@ class ConfigFiles:
         # Hydra stops at the first missing file; the loop finds all of them.
         while True:
             try:
+                # prepend_hydra adds groups of Hydra itself, such as its launcher, which configure
+                # nothing here.
                 found = create_defaults_list(
                     repository, _SELECTED, [], prepend_hydra=False, skip_missing=False
                 )

@@ -52,6 +52,7 @@ def share_batch(draft: ConfigDraft, world_size: int) -> None:
     """Divide the batch among ranks: batch_size = micro_batch_size x world size x accumulate, or
     into virtual shards if the reduction is ordered."""
     section = draft.config["DISTRIBUTED"]
+    # Also on one rank, so that it sums the same shards as several ranks do.
     if section["reduction"] == "ordered":
         _share_virtual_shards(draft, world_size, section["virtual_shards"])
         return

@@ -10,6 +10,7 @@ from phasetrain.config.schema import Schema
 from phasetrain.config.stages import LENGTHS
 from phasetrain.errors import ConfigError
 
+# One path component, which needs no quotes in a shell.
 _NAME = re.compile(r"[\w.+-]+")
 
 

@@ -71,6 +71,7 @@ class CheckpointSection(Section):
         resume="free",
         gt=0,
     )
+    # At least 2: if the newest checkpoint turns out to be damaged, the one before it is loaded.
     keep_last: int = key(
         3,
         "newest checkpoints to keep; older ones are deleted after a newer one is committed",

@@ -65,6 +65,7 @@ class SplitSection(Section):
         resume="forbidden",
     )
     subset: SubsetSection = group(SubsetSection)
+    # Free: random numbers depend on the sample and not on the worker that loads it.
     workers: int | Literal["auto"] = key(
         0,
         "data loading processes per rank; 0: load in the main process; auto: number of cores minus "
@@ -98,6 +99,7 @@ class SplitSection(Section):
         "such as torchdata.stateful_dataloader.StatefulDataLoader",
         resume="forbidden",
     )
+    # Free: it changes how the position in the epoch is reached, not the position.
     fast_forward: bool = key(
         False,
         "on resume, replay the epoch from its start if the custom loader cannot save its position",
@@ -124,6 +126,7 @@ class SplitSection(Section):
         "step; needs memory for one more step, and pays off with pin_memory",
         resume="free",
     )
+    # Adjustable, so that a run which has met an unreadable sample can resume and leave it out.
     on_bad_sample: Literal["raise", "substitute", "drop"] = key(
         "raise",
         "what to do with an unreadable sample: fail, use another sample in its place, or leave it "
@@ -154,6 +157,8 @@ class TrainSplitSection(SplitSection):
         resume="forbidden",
         ge=1,
     )
+    # True, unlike in tests: a smaller last batch would give its samples a larger weight in the
+    # update.
     drop_last: bool = key(
         True, "drop the last batch of an epoch if it is not full", resume="forbidden"
     )

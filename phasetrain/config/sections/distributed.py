@@ -10,6 +10,7 @@ from phasetrain.config.sections.keys import Section, key
 class DistributedSection(Section):
     """How several ranks train together."""
 
+    # Free: strategies differ only in the rounding of sums, and other hardware may need another one.
     strategy: str = key(
         "ddp",
         "how ranks share an update; ignored with one rank. Its parameters are given next to it",
@@ -22,6 +23,7 @@ class DistributedSection(Section):
         "depend on the world size, so that weights are bit-identical on 1, 2, 4, ... ranks",
         resume="adjustable",
     )
+    # Forbidden: gradients are summed in the order of the shards, so their number shapes the bits.
     virtual_shards: int = key(
         8,
         "for reduction=ordered: shards into which each batch is split; a power of two, and at "

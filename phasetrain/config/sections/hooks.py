@@ -45,6 +45,8 @@ class HooksSection(Section):
 class HookSection(Section):
     """Keys of an entry of HOOKS next to the parameters of the hook."""
 
+    # A hook class may have another default in `policy`, which counts unless the config sets the
+    # key.
     on_exception: Literal["raise", "stop", "ignore"] = key(
         "raise",
         "what to do if the hook raises an exception: fail, stop the run at the next step "

@@ -26,6 +26,7 @@ class MachineSection(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = key(
         "auto", "auto: cuda if available, else cpu", resume="free"
     )
+    # `apex` is accepted for configs written for older frameworks; a rule replaces it by fp16.
     precision: Literal["fp32", "tf32", "bf16", "fp16", "apex"] = key(
         "fp32",
         "autocast type of the forward pass in training; weights stay fp32. tf32: matrix products "
@@ -36,6 +37,7 @@ class MachineSection(Section):
     test_precision: Literal["fp32", "bf16", "fp16"] | None = key(
         None, "autocast type of the forward pass in tests; null: as in training", resume="forbidden"
     )
+    # Free, but null takes the number in the checkpoint: sums over threads round differently.
     threads: int | None = key(
         None,
         "CPU threads of torch in the main process; null: torch's default, or on resume the "
@@ -68,5 +70,6 @@ class MachineSection(Section):
 class DerivedMachineSection(MachineSection):
     """Section MACHINE of a complete config, without aliases."""
 
+    # Aliases are replaced by the rules, so code that compares these values need not know them.
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"

@@ -72,6 +72,8 @@ class OptimizerSection(Section):
         resume="forbidden",
         fields=SamSection,
     )
+    # Forbidden, although the batch stays the same: gradients are summed in another order, and batch
+    # norm sees other batches.
     accumulate: int | None = key(
         None,
         "micro-batches per update on each rank (gradient accumulation); null: derived from "
@@ -103,6 +105,7 @@ class OptimizerSection(Section):
         "skip the update, or do not check",
         resume="adjustable",
     )
+    # Free: it decides whether the run stops, and never the result of an update.
     skip_budget: int = key(
         20,
         "maximum number of consecutive skipped updates before the run stops, including those "

@@ -17,6 +17,7 @@ class RunSection(Section):
         "prefix of the default folder name; null: the name of the experiment",
         resume="free",
     )
+    # Free, since a run may be moved: the folder does not affect a single bit of the weights.
     dir: str | None = key(
         None,
         "run folder; null: runs/{RUN.name}-{digest of the keys that affect the trajectory}",
@@ -34,6 +35,7 @@ class RunSection(Section):
         "verbose: everything in log.txt",
         resume="free",
     )
+    # Forbidden: initial weights, order of samples and augmentation all follow from it.
     seed: int = key(
         0, "seed from which all random streams of the run are derived", resume="forbidden", ge=0
     )
@@ -55,6 +57,7 @@ class RunSection(Section):
         resume="free",
         ge=1,
     )
+    # Free, since the names of the parts count and not the module that registers them.
     imports: tuple[str, ...] = key(
         [],
         "modules to import before the config is checked, so that they can register parts",
@@ -85,5 +88,6 @@ class RunSection(Section):
 class DerivedRunSection(RunSection):
     """Section RUN of a complete config, in which the name and the folder are derived."""
 
+    # Never null here: mypy lets code read both without a check for None.
     name: str = ""
     dir: str = ""
