@@ -23,7 +23,6 @@ under HOOKS, all other events in reverse order.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -304,8 +303,10 @@ class Hooks:
         with ExitStack() as stack:
             for hook in self.by_label.values():
                 guard = self._guards.get(hook)
-                close = hook.close if guard is None else partial(guard.close, hook.close)
-                stack.callback(close)
+                if guard is None:
+                    stack.callback(hook.close)
+                else:
+                    stack.callback(guard.close, hook.close)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every hook by label."""

@@ -67,7 +67,9 @@ class CheckpointHook(Hook):
         self.failures = 0
         self.best: tuple[str, dict[str, float]] | None = None
         monitor = checkpointer.retention.monitor
-        self._monitor = None if monitor is None else Monitor(monitor, "CHECKPOINT.best.monitor")
+        self._monitor: Monitor | None = None
+        if monitor is not None:
+            self._monitor = Monitor(monitor, "CHECKPOINT.best.monitor")
         self._promised = json.dumps(promised).encode()
         self._loaded = loaded
         self._checked = False
@@ -156,13 +158,14 @@ class CheckpointHook(Hook):
             for name, value in metrics.items()
             if math.isfinite(value)
         }
+        score = None
+        if self._monitor is not None:
+            score = self._monitor.read_score(phase, metrics)
         # A checkpoint gets the metrics of all phases since the last update, so tests of several
         # splits that follow each other count for the same weights.
-        score = None if self._monitor is None else self._monitor.read_score(phase, metrics)
-        self._measured = (
-            run.state.updates,
-            (measured if updates == run.state.updates else {}) | found,
-        )
+        if updates == run.state.updates:
+            found = measured | found
+        self._measured = run.state.updates, found
         every = self.settings.every_epochs
         ends_epoch = phase.is_train and phase.ends_epoch
         if every is not None and ends_epoch and (phase.epoch + 1) % every == 0:
@@ -250,9 +253,10 @@ class CheckpointHook(Hook):
         # next.
         run.hooks.on_save(run)
         updates, metrics = self._measured
-        facts = Facts(
-            why, epochs, metrics=metrics if updates == run.state.updates else {}, name=name
-        )
+        # Metrics of earlier weights would give this checkpoint a wrong rank.
+        if updates != run.state.updates:
+            metrics = {}
+        facts = Facts(why, epochs, metrics=metrics, name=name)
         self._saved_at = position
         self._restart_timer()
         draft = self._make_draft(run, facts)

@@ -136,7 +136,10 @@ class LedgerHook(Hook):
         """Open the file and truncate it to the records that the checkpoint covers."""
         assert run.folder is not None, "the ledger hook needs a run folder"
         device = run.task.parts.machine.device
-        self._defers = device.type != "cpu" if self.deferred is None else self.deferred
+        if self.deferred is None:
+            self._defers = device.type != "cpu"
+        else:
+            self._defers = self.deferred
         self._is_main = run.world.is_main
         if self._is_main:
             self._file = run.folder.log(FILE)

@@ -193,5 +193,7 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
             f"metric, such as {split}/{label}, with a minus sign before it where smaller is better",
             code="monitor.no_default",
         )
-    name = f"{split}/{label}_{kind.first}" if kind.first else f"{split}/{label}"
+    name = f"{split}/{label}"
+    if kind.first:
+        name = f"{name}_{kind.first}"
     return str(Objective(name, Direction(kind.better)))

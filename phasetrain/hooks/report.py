@@ -12,7 +12,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
-from phasetrain.meters import ConfusionMatrix
+from phasetrain.meters import ConfusionMatrix, Meter
 from phasetrain.meters.classification.class_scores import (
     ClassScores,
     make_class_labels,
@@ -150,7 +150,9 @@ class Report(Hook):
             return
         # A rank without a batch has no counts; then the others must not wait for it in the sum.
         has_counts = all(run.world.all_gather(counts is not None))
-        total = counts.all_reduce(run.world) if has_counts and counts is not None else None
+        total: Meter | None = None
+        if has_counts and counts is not None:
+            total = counts.all_reduce(run.world)
         if not run.world.is_main or run.folder is None:
             return
         content: dict[str, Any] = {"updates": run.state.updates, **(self._kept or {})}
@@ -206,7 +208,9 @@ class Report(Hook):
         if not isinstance(inputs, Tensor) or inputs.ndim not in (3, 4) or inputs.is_complex():
             return None
         pixels = normalize_pixels(inputs[place].detach().float().cpu().numpy(), self.pixels)
-        return None if pixels is None else make_data_url(pixels)
+        if pixels is None:
+            return None
+        return make_data_url(pixels)
 
     def _write_predictions(self, folder: RunFolder) -> None:
         self._written_at = time.monotonic()
@@ -247,6 +251,9 @@ class Report(Hook):
 def _find_class_names(run: Run, phase: Phase) -> tuple[str, ...] | None:
     """Return the class names of the dataset of a phase; None if it has none."""
     loader = run.task.parts.loaders.get(phase.data)
-    dataset = None if loader is None else loader.reader.dataset
-    names = dataset.facts().get("class_names") if isinstance(dataset, Described) else None
-    return None if names is None else tuple(map(str, names))
+    if loader is None or not isinstance(loader.reader.dataset, Described):
+        return None
+    names = loader.reader.dataset.facts().get("class_names")
+    if names is None:
+        return None
+    return tuple(map(str, names))

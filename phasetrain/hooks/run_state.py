@@ -91,5 +91,7 @@ def restore(
         raise ChangedError(f"{loaded.path}: {error}", code=error.code) from error.__cause__
     if what == "everything":
         # With another world size no rank has a predecessor, and all take the state of rank 0.
-        same_size = len(ranks) == run.world.size
-        run.hooks.load_state_dict(ranks[run.world.rank]["hooks"] if same_size else state["hooks"])
+        hooks = state["hooks"]
+        if len(ranks) == run.world.size:
+            hooks = ranks[run.world.rank]["hooks"]
+        run.hooks.load_state_dict(hooks)

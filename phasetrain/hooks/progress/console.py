@@ -160,10 +160,11 @@ class ConsoleView(Hook):
             left = (0.0, remaining * timed.seconds / timed.steps)
         if left is not None:
             self._estimate_printed = True
+            form = "%Y-%m-%d %H:%M"
             if left[1] < 600:
                 form = "%H:%M:%S"
-            else:
-                form = "%H:%M" if left[1] < 86_400 else "%Y-%m-%d %H:%M"
+            elif left[1] < 86_400:
+                form = "%H:%M"
             until = time.strftime(form, time.localtime(time.time() + left[1]))
             self.terminal.print_pairs(
                 [("time", f"about {format_duration(left[1])} to go, until {until}")]

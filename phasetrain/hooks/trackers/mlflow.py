@@ -112,7 +112,10 @@ class MLflowRun(Backend):
             create_database(path)
         client = MlflowClient(self._uri)
         found = client.get_experiment_by_name(self._experiment)
-        place = client.create_experiment(self._experiment) if found is None else found.experiment_id
+        if found is None:
+            place = client.create_experiment(self._experiment)
+        else:
+            place = found.experiment_id
         # By tag, since names of runs are not unique in MLflow.
         runs = client.search_runs(
             [place], f"tags.`{TAG}` = '{self._target.identity}'", max_results=1

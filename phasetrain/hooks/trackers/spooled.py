@@ -346,7 +346,9 @@ class SpooledTracker(Tracker):
 
     def on_end(self, run: Run) -> None:
         """Remember whether the run finished or was stopped."""
-        self._ending = "preempted" if run.stopping and run.consensus.interrupted else "finished"
+        self._ending = "finished"
+        if run.stopping and run.consensus.interrupted:
+            self._ending = "preempted"
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Remember whether the run failed, or was stopped by a signal."""
