@@ -162,7 +162,7 @@ class TestWholeRuns:
             raise Killed
 
         with monkeypatch.context() as patched:
-            patched.setattr(Checkpointer, "newest", killed)
+            patched.setattr(Checkpointer, "load_newest", killed)
             for _ in range(2):
                 with pytest.raises(Killed):
                     train(tmp_path, "RUN.give_up_after=2", "PHASES.epochs=1")
