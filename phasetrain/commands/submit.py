@@ -1,6 +1,7 @@
 """Submit a run to a cluster through submitit, and supervise it there (section LAUNCH).
 
-In each task of the job, a small process of submitit waits for the training, which is a child process: before the time limit, and when the job is preempted, it asks the training to save and end,
+In each task of the job, a small process of submitit waits for the training, which is a child
+process: before the time limit, and when the job is preempted, it asks the training to save and end,
 and has the job put back into the queue. Torch is not imported there.
 """
 
@@ -44,8 +45,8 @@ def submit(setup: "Setup") -> str:
     """Submit the run of a config, and return the job id.
 
     Raises:
-        ConfigError: submitit or SLURM is missing, a parameter is unknown to them, or there are already
-            several processes.
+        ConfigError: submitit or SLURM is missing, a parameter is unknown to them, or there are
+            already several processes.
         LaunchError: the cluster rejected the job.
     """
     section = setup.config.LAUNCH
@@ -178,8 +179,8 @@ class Training:
     def __call__(self) -> int:
         """Run to the end and return the exit code.
 
-        On ranks other than 0, a requested stop exits with 0: SLURM may end all processes of a job when one
-        fails, and rank 0 has yet to requeue the job.
+        On ranks other than 0, a requested stop exits with 0: SLURM may end all processes of a job
+        when one fails, and rank 0 has yet to requeue the job.
 
         Raises:
             SystemExit: with the exit code, if it is not 0.

@@ -1,8 +1,8 @@
 """Which values of a metric are better: the one definition that everything else reads.
 
-A meter declares the direction of its metrics (`Meter.better`, `Meter.direction`). It is written into
-plan.json and into the phase lines of metrics.jsonl, from where `runs list`, reports and sweeps read
-it. In configs a metric is named with a minus sign if smaller values are better: `-test/loss`.
+A meter declares the direction of its metrics (`Meter.better`, `Meter.direction`). It is written
+into plan.json and into the phase lines of metrics.jsonl, from where `runs list`, reports and sweeps
+read it. In configs a metric is named with a minus sign if smaller values are better: `-test/loss`.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """The one reader of the files of a run folder: typed records of status.json, attempts.jsonl,
 metrics.jsonl, plan.json, environment.json and predictions.json.
 
-Reading never fails because of the content: a file that is missing, torn by a kill, edited by hand or
-written by another version gives an empty record or defaults for the damaged fields, and
+Reading never fails because of the content: a file that is missing, torn by a kill, edited by hand
+or written by another version gives an empty record or defaults for the damaged fields, and
 `RunFiles.problems` says so. Each record keeps the whole JSON object as `content`. Nothing here
 imports torch: a thousand folders are listed in seconds.
 """

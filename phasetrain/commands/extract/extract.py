@@ -1,4 +1,5 @@
-"""Write features and predictions of a model for every sample of some splits (RUN.engine=extract)."""
+"""Write features and predictions of a model for every sample of some splits
+(RUN.engine=extract)."""
 
 import logging
 import time
@@ -46,8 +47,8 @@ def extract(setup: Setup) -> RunResult:
     """Write the outputs of layers and the predictions of the model for every sample, see section
     EXTRACT.
 
-    Existing shards are kept if their digest is correct. Takes no lock, so that it may read a run that
-    is training. Builds neither loss nor optimizer.
+    Existing shards are kept if their digest is correct. Takes no lock, so that it may read a run
+    that is training. Builds neither loss nor optimizer.
 
     Raises:
         ConfigError: there is no such checkpoint, split or layer, or the model does not accept the
@@ -110,7 +111,8 @@ class _Extraction:
         self._stream = seed_of(setup.config.RUN.seed, "extract", name)
 
     def run(self) -> tuple[int, int, int]:
-        """Make the missing shards, and return the number of rows, of shards, and of reused shards."""
+        """Make the missing shards, and return the number of rows, of shards, and of reused
+        shards."""
         count = ceil(self.split.length / self.section.rows_per_shard)
         self.world.run_on_main(lambda: self.folder.begin(self._describe_request()))
         own = {
@@ -161,7 +163,8 @@ class _Extraction:
     @torch.no_grad()
     def _make_columns(self, batch: Batch) -> dict[str, Tensor]:
         """Return the columns of a batch, on the CPU."""
-        # Seeded by the first sample of the batch: a model that draws random numbers returns the same
+        # Seeded by the first sample of the batch: a model that draws random numbers returns the
+        # same
         # rows on any rank and after any number of shards that were kept.
         reseed(mix_seed(self._stream, int(batch.ids[0])))
         moved = batch.to(self.setup.machine.device)
@@ -202,7 +205,8 @@ class _Extraction:
         return scores | labels
 
     def _describe_request(self) -> dict[str, Any]:
-        """Return everything that the rows depend on, except for facts that change last bits only."""
+        """Return everything that the rows depend on, except for facts that change last bits
+        only."""
         section = self.section
         keys = ("pool", "predictions", "format", "rows_per_shard")
         return {

@@ -93,8 +93,8 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
         out: file to write; None for `probe.json` next to the folder `test`.
 
     Raises:
-        ConfigError: a folder is not complete or has no such layer, there are no targets, or a setting
-            is invalid.
+        ConfigError: a folder is not complete or has no such layer, there are no targets, or a
+            setting is invalid.
     """
     device = resolve_device(settings.device)
     (features, labels), (others, targets) = (
@@ -196,8 +196,8 @@ def classify_linearly(
     """Return the best penalty on held-out features, the accuracy of each penalty, and the classes
     of `others`.
 
-    The final classifier is fitted to all training samples. Features are standardized over the samples
-    that a classifier is fitted to.
+    The final classifier is fitted to all training samples. Features are standardized over the
+    samples that a classifier is fitted to.
     """
     # on the CPU, because a CUDA generator draws another permutation from the same seed
     generator = torch.Generator().manual_seed(seed_of(settings.seed, "held out"))
@@ -242,8 +242,8 @@ def fit_classifier(features: Tensor, labels: Tensor, classes: int, penalty: floa
     """Return the linear classifier that minimizes the mean cross entropy plus `penalty / 2 *
     |W|^2`.
 
-    The bias has no penalty. LBFGS in float64 starts from zeros, so that the result is a function of the
-    arguments (and of the number of threads).
+    The bias has no penalty. LBFGS in float64 starts from zeros, so that the result is a function of
+    the arguments (and of the number of threads).
     """
     mean, scale = _moments(features)
     weight = torch.zeros(

@@ -25,7 +25,8 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def trial_config(config: AttrDict, *, updates: int, batch_size: int | None = None) -> AttrDict:
-    """Return the config of a training of `updates` updates without tests, schedules and averages."""
+    """Return the config of a training of `updates` updates without tests, schedules and
+    averages."""
     plain = config.plain()
     lengths: dict[str, Any] = {"epochs": None, "updates": updates, "samples": None, "stages": []}
     plain["PHASES"] |= lengths | {

@@ -1,4 +1,5 @@
-"""A save and a restore in a scratch folder, so that both are known to work before the first step."""
+"""A save and a restore in a scratch folder, so that both are known to work before the first
+step."""
 
 import logging
 import time

@@ -56,8 +56,8 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
     findings.
 
     The shards of several ranks are run one after the other, each with its own random state. Their
-    gradients and losses are then added in another order, so that a finite loss may differ in its last
-    bits.
+    gradients and losses are then added in another order, so that a finite loss may differ in its
+    last bits.
 
     Args:
         setup: the resolved config.

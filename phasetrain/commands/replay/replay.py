@@ -53,9 +53,9 @@ SHARED = ("samples", "lr")
 def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
     """Run update RUN.step again and print its values next to the record in the ledger.
 
-    Takes no lock and writes nothing into the run folder, so that it may read a run that is training.
-    Runs every update since the nearest checkpoint before it, and compares each. An update that was
-    skipped because it was not finite is run from the dump of the hook `numerics`.
+    Takes no lock and writes nothing into the run folder, so that it may read a run that is
+    training. Runs every update since the nearest checkpoint before it, and compares each. An update
+    that was skipped because it was not finite is run from the dump of the hook `numerics`.
 
     Args:
         setup: the resolved config.
@@ -209,7 +209,8 @@ class _Replay:
         return self._compare_updates(found)
 
     def _hashed_content(self) -> Content:
-        """Return how much of the batch content to hash, as in the ledger's record of this update."""
+        """Return how much of the batch content to hash, as in the ledger's record of this
+        update."""
         if self.ledger is None:
             return "sampled"
         flags = self.ledger[self.number].flags

@@ -21,8 +21,8 @@ METRICS = 24
 
 PER_CLASS = "_of_"
 CLASSES = 4
-"""Text between the meter and the class in the name of a metric, and the maximum number of classes of
-a meter that are plotted."""
+"""Text between the meter and the class in the name of a metric, and the maximum number of classes
+of a meter that are plotted."""
 
 DECADES = 2.0
 """Powers of ten of a range from which on its axis is logarithmic."""
