@@ -110,11 +110,11 @@ def test_it_travels_to_worker_processes(folder: str) -> None:
     [
         (
             {"path": "/nowhere"},
-            "path = '/nowhere': there is no such folder; give one that `save_to_disk` has written",
+            "path = '/nowhere': there is no such folder; .*`save_to_disk`",
         ),
         (
             {"split": "tst"},
-            r"split = 'tst': the data set has no such split; did you mean 'test'\? It has train, test",
+            r"split = 'tst': the dataset has no such split; did you mean 'test'\? It has train, test",
         ),
         (
             {"input_key": "idz"},

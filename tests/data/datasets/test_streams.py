@@ -314,7 +314,7 @@ class TestLanes:
             ),
             (
                 {"batch_size": 4, "shard_lengths": (9,)},
-                r"nearest batch sizes that work: 8; nearest lanes: 4$",
+                r"nearest valid batch sizes: 8; nearest valid lanes: 4$",
             ),
             (
                 {"batch_size": 8, "shard_lengths": (9,), "lanes": 0},
@@ -322,7 +322,7 @@ class TestLanes:
             ),
             (
                 {"batch_size": 8},
-                r"^DATA\.TRAIN\.sampler \(sampler 'lanes'\): the data set has no shards",
+                r"^DATA\.TRAIN\.sampler \(sampler 'lanes'\): the dataset has no shards",
             ),
         ],
     )
@@ -332,6 +332,6 @@ class TestLanes:
 
     def test_a_data_set_of_another_length_than_its_shards_is_refused(self) -> None:
         with pytest.raises(
-            ValueError, match=r"^the data set has 10 samples, and its shards have 9$"
+            ValueError, match=r"^the dataset has 10 samples, and its shards have 9$"
         ):
             LaneOrder(2, (4, 5), 2)(10, 0)

@@ -153,7 +153,7 @@ class TestRefusals:
             (Short, "DATA.TRAIN.loader ends after 2 batches of an epoch, and its length is 30"),
             (
                 Uneven,
-                "DATA.TRAIN.loader returns 5 samples in batch 0, expected 48 in each (DATA.TRAIN.micro_batch_size)",
+                "DATA.TRAIN.loader returns 5 samples in batch 0, expected 48 (DATA.TRAIN.micro_batch_size)",
             ),
         ],
     )

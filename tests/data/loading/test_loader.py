@@ -461,7 +461,7 @@ class TestSigusr2:
     def test_a_worker_that_is_not_prepared_dies_of_it(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("phasetrain.data.loading.loader.prepare_worker", unprepared)
+        monkeypatch.setattr("phasetrain.data.loading.worker_stream.prepare_worker", unprepared)
         with raises(SampleError, key="DATA.TRAIN"):
             self.stacks_of_workers(None)
         wait_for_no_children()

@@ -131,13 +131,12 @@ def test_what_uses_the_seeds_is_accepted(dataset: Samples) -> None:
 def test_a_data_set_that_ignores_them_is_named(dataset: Samples) -> None:
     with pytest.raises(ConfigError) as caught:
         check(dataset, jitter)
-    assert str(caught.value).startswith(
-        "data set 'mine' gives other samples each time although the seeds are the same"
-    )
+    assert caught.value.code == "config.impure_sample"
+    assert str(caught.value).startswith("dataset 'mine' returns different samples")
 
 
 def test_a_transform_that_ignores_them_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^transform 1 \(OwnJitter\) gives other samples"):
+    with pytest.raises(ConfigError, match=r"^transform 1 \(OwnJitter\) returns different samples"):
         check(Samples(), jitter, OwnJitter(), jitter)
 
 
@@ -151,7 +150,7 @@ def test_bad_samples_are_put_up_with_where_the_run_does(policy: OnBadSample) -> 
 
 
 def test_bad_samples_hide_no_generator() -> None:
-    with pytest.raises(ConfigError, match=r"^data set 'mine' gives other samples each time"):
+    with pytest.raises(ConfigError, match=r"^dataset 'mine' returns different samples"):
         check(FaultyOwnGenerator(), jitter, on_bad_sample="drop")
 
 
@@ -173,7 +172,7 @@ def test_a_data_set_in_memory_with_code_of_its_own_is_not_trusted() -> None:
             return self.inputs[index] + generator.normal(), self.targets[index]
 
     samples = Shaky(torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ConfigError, match="draws from a generator of its own"):
+    with pytest.raises(ConfigError, match="it has its own generator"):
         check(samples)
 
 
@@ -248,8 +247,8 @@ class TestNames:
         with pytest.raises(ConfigError) as caught:
             read_first_target(self.reader(Keyed(broken=(5,)), policy, targets="lable"))
         assert str(caught.value) == (
-            "DATA.VALID.targets = 'lable': the sample has no such name; did you mean 'label'? it has image, label (so "
-            "with each of 7 that were looked at)"
+            "DATA.VALID.targets = 'lable': the sample has no such key; did you mean 'label'? it has image, label (so "
+            "with each of 7 samples that were checked)"
         )
 
     def test_mappings_of_which_nobody_says_what_is_what(self) -> None:
@@ -291,9 +290,10 @@ class TestNames:
         ):
             with pytest.raises(ConfigError) as caught:
                 read_first_target(self.reader(samples, "drop", inputs=None, targets=None))
-            assert str(caught.value) == (
+            assert caught.value.code == "config.missing_field"
+            assert str(caught.value).startswith(
                 f"DATA.VALID.{key} = 'taget': its line has no 'taget'; did you mean 'target'? it has 'input', 'target' "
-                "(so with each of 1 that were looked at)"
+                "(so with each of 1 "
             )
 
 

@@ -255,11 +255,11 @@ class TestWeighted:
     @pytest.mark.parametrize(
         ("weights", "message"),
         [
-            (np.ones(99), r"weights of shape \(99,\): the data set has 100 samples"),
-            (np.zeros(100), "weights: all are 0, expected finite numbers"),
+            (np.ones(99), r"weights of shape \(99,\): expected one value for each of 100 samples"),
+            (np.zeros(100), "weights: all are 0, expected finite nonnegative numbers"),
             (
                 np.append(np.ones(99), -1),
-                "weights: sample 99 has -1.0, expected finite numbers, none below 0",
+                "weights: sample 99 has -1.0, expected finite nonnegative numbers",
             ),
             (np.append(np.nan, np.ones(99)), "weights: sample 0 has nan"),
         ],
@@ -325,7 +325,7 @@ class TestStratified:
         with pytest.raises(ValueError, match="classes_per_batch = 4: the data"):
             make_stratified(8, SOURCE, classes_per_batch=4)
         with pytest.raises(
-            TypeError, match=r"\(range\) does not tell the class of each sample; give it a met"
+            TypeError, match=r"\(range\) does not know the class of each sample; give it a met"
         ):
             make_stratified(8, SampleSource(range(5)))
 

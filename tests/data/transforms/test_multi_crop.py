@@ -87,7 +87,7 @@ def test_a_reader_gives_lists_of_views_that_depend_on_the_seed_and_the_place_alo
 
 def test_what_comes_after_it_is_refused():
     with pytest.raises(
-        TypeError, match=r"not list; .* after multi_crop belongs into the transforms of its views"
+        TypeError, match=r"not list; .* after multi_crop belong into the transforms of its views"
     ):
         Pipeline([views(), Noise(0.1)])(torch.zeros(2, 1, 8, 8), Keys([0, 1]))
 
@@ -95,7 +95,7 @@ def test_what_comes_after_it_is_refused():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([], "groups is empty"),
+        ([], r"groups = \[\]: expected at least one"),
         ([{"views": 0, "transforms": []}], r"groups\[0\] = .*expected {views: at least 1"),
         ([{"views": 1, "transform": []}], r"groups\[0\] = .*expected {views: at least 1"),
         (

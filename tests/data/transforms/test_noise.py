@@ -21,7 +21,7 @@ def test_the_type_stays():
 
 
 def test_bytes_and_negative_deviations_are_refused():
-    with pytest.raises(ValueError, match=r"takes floating values, not torch.uint8"):
+    with pytest.raises(ValueError, match=r"takes floats, not torch.uint8"):
         Noise(1)(torch.zeros(1, 3, dtype=torch.uint8), Keys([0]))
     with pytest.raises(ValueError, match="std = -1"):
         Noise(-1)

@@ -26,7 +26,7 @@ def test_padding_is_zeros_around():
 
 def test_too_small_images_are_refused_with_the_numbers():
     with pytest.raises(
-        ValueError, match="images of 5 x 5 pixels, padding included, are smaller than size = 6"
+        ValueError, match="images of 5 x 5 pixels, including padding, are smaller than size = 6"
     ):
         RandomCrop(6, padding=1)(torch.zeros(1, 1, 3, 3), Keys([0]))
 
