@@ -36,14 +36,19 @@ sections
   {", ".join(default_schema().sections)}
 
 to start with
-  RUN.engine=plan        print what would happen, and exit
+  phasetrain plan        print the plan, and exit
   RUN.dir=FOLDER         run folder; a run in it is resumed
   PHASES.epochs=N        length of the training
 
 exit codes
-  0 done, or finished before   2 config or usage   3 data, plan or a forbidden key has changed since the checkpoint
-  4 run folder is in use   5 no checkpoint is valid   6 no progress in several attempts   128+n after signal n
-  1 anything else"""
+  0      done, or finished before
+  2      config or usage
+  3      data, plan or a forbidden key has changed since the checkpoint
+  4      run folder is in use
+  5      no checkpoint is valid
+  6      no progress in several attempts
+  128+n  after signal n
+  1      anything else"""
 
 
 def section_help(section: str) -> str:

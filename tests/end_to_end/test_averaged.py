@@ -265,7 +265,7 @@ class TestRefused:
             train(tmp_path / "other", quiet, "HOOKS.early_stopping={monitor: test@ema/accuracy}")
 
     def test_a_key_that_it_does_not_have(self, tmp_path: Path) -> None:
-        with raises(ConfigError, key="MODEL.ema.decya", suggestion="decay"):
+        with raises(ConfigError, key="MODEL.ema.decya", suggestion="MODEL.ema.decay"):
             train(tmp_path / "run", "MODEL.ema={decya: 0.9}")
         assert not (tmp_path / "run").exists()
 

@@ -169,7 +169,10 @@ class TestARestartLoop:
         for _ in range(2):  # a refusal counts neither for nor against it
             code, output = self.attempt(starter, folder, kill=False)
             assert code == 6, output
-            assert "the last 3 attempts ended without a new checkpoint (the last one:" in output
+            assert (
+                "RUN.give_up_after = 3: the last 3 attempts ended without a new checkpoint"
+                in output
+            )
             assert json.loads((folder / "status.json").read_text())["exit_code"] == 6
             assert leftovers(folder) == []
         assert self.attempt(starter, folder, "RUN.give_up_after=null", kill=False)[0] == 0

@@ -90,9 +90,9 @@ MORE = "The weights may differ nevertheless: this run is more than its newest co
 
 REPRODUCE = """#!/bin/sh
 # Repeats this training from the start, in a new folder:   sh reproduce.sh [NEW_FOLDER]
-# In a clone of the source at the same commit, it runs there, after git.diff is applied; elsewhere it
-# runs in the folder in which the training was started. PYTHON=... selects the Python interpreter.
-# On an equal machine (see environment.json) the digest of the weights is the same as in status.json.
+# In a clone of the source at the same commit, it runs there, after git.diff is applied;
+# elsewhere it runs in the folder in which the training was started. PYTHON=... selects the Python interpreter.
+# On an equal machine (see environment.json) the digest of the weights equals that in status.json.
 {departures}from=$(cd "$(dirname "$0")" && pwd) || exit
 case ${{1:-{again}}} in
     /* | *://*) to=${{1:-{again}}} ;;

@@ -69,10 +69,11 @@ def _draw_charts(charts: Sequence[Chart]) -> dict[str, Any]:
 def _draw_chart(figure: Any, chart: Chart) -> Any:
     axes = figure.add_subplot()
     for line in chart.lines:
-        dash = marker = ""
+        linestyle = "none"  # unjoined points
+        marker = ""
         style = {"alpha": 1.0, "linewidth": 1.3}
         if line.joined:
-            dash = DASHES[line.dash % len(DASHES)]
+            linestyle = DASHES[line.dash % len(DASHES)]
         if line.faint:
             style = {"alpha": 0.3, "linewidth": 0.7}
         if line.marked:
@@ -80,7 +81,7 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
         axes.plot(
             line.curve.x,
             line.curve.y,
-            dash,
+            linestyle=linestyle,
             color=COLORS[line.color % len(COLORS)],
             marker=marker,
             markersize=2.5,

@@ -10,6 +10,7 @@ from torch.nn.utils import get_total_norm
 from phasetrain.distributed import World
 from phasetrain.distributed.strategies import ShardedDataParallel
 from phasetrain.optim import GuardSettings, Updater
+from phasetrain.optim.update.gradients import GradientSettings
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -90,7 +91,7 @@ def test_what_is_not_finite_is_left_out(world: World, clip_norm: float | None) -
     wrapped = strategy.wrap_module(model, optimizer)
     updater = Updater(
         optimizer,
-        clip_norm=clip_norm,
+        gradients=GradientSettings(clip_norm=clip_norm),
         guard=GuardSettings("skip", names=["weight"]),
         strategy=strategy,
     )

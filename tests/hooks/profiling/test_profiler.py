@@ -238,7 +238,7 @@ class TestWhatGoesWrong:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "phasetrain.runs.folder.RunFolder.free", lambda folder: (1 << 20) + 1000
+            "phasetrain.runs.folder.DiskSpace.free_bytes", lambda space: (1 << 20) + 1000
         )
         text = told(tmp_path, "HOOKS.profiler={wait: 1, active: 1}", "PHASES.epochs=1")
         assert re.search(
