@@ -393,9 +393,7 @@ def test_shared_memory_that_is_full(tmp_path: Path, size: str) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     told = done.stderr.splitlines()[0]  # torch may add a complaint about its half-made iterator
-    assert told.startswith(
-        "DATA.TRAIN: a worker needs shared memory, and /dev/shm does not give it ("
-    )
+    assert told.startswith("DATA.TRAIN: a worker needs shared memory, and /dev/shm is exhausted (")
     assert "No space left on device" in told
     assert told.endswith("or set DATA.TRAIN.workers=0, which needs none")
     assert "torch_" not in done.stdout.splitlines()[-1]

@@ -52,8 +52,8 @@ def test_another_world_size_cannot_resume_inside_a_custom_loader(
     assert broken.codes[1] == -9, broken.outputs
     other = launcher.run(tmp_path / "run", 2, *words, KILL)
     assert other.codes == [3, 3], other.outputs
-    assert "DATA.TRAIN.loader is to go on at batch 1 of pass 1 with 2 processes" in other.outputs[0]
-    assert "and the checkpoint knows of batch 1 of pass 1 with 3 processes" in other.outputs[0]
+    assert "a world size of 2, and the checkpoint has batch 1 of epoch 1" in other.outputs[0]
+    assert "with a world size of 3" in other.outputs[0]
 
 
 def test_features_are_those_of_a_subset_with_the_ids_of_the_data_set(tmp_path: Path) -> None:

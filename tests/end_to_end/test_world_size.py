@@ -398,6 +398,6 @@ class TestStreams:
         )
         assert done.codes == [3]
         assert re.search(
-            r"DATA\.TRAIN\.batch_size = 24: the order that DATA\.TRAIN\.sampler gives",
+            r"DATA\.TRAIN\.batch_size = 24: the order of DATA\.TRAIN\.sampler depends on it",
             done.outputs[0],
         )

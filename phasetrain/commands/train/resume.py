@@ -89,7 +89,8 @@ def _hash_imports(setup: Setup) -> dict[str, str]:
     found = {}
     for name in setup.config.RUN.imports:
         found[name] = ""
-        file = getattr(sys.modules.get(name), "__file__", None)
+        # A module without a file is built in or a namespace package.
+        file = vars(sys.modules[name]).get("__file__") if name in sys.modules else None
         if file is not None and Path(file).is_file():
             found[name] = sha256(Path(file).read_bytes()).hexdigest()
     return found
