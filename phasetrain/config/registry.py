@@ -98,17 +98,15 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 )
             if name in self._own:
                 raise ConfigError(
-                    f"the {self.kind} name {name!r} is defined twice: "
-                    f"{source_of(self._own[name])} and "
-                    f"{source_of(factory)}; rename one of them"
+                    f"the {self.kind} name {name!r} is defined twice: {source_of(self._own[name])} "
+                    f"and {source_of(factory)}; rename one of them"
                 )
             # A misspelt parameter of a registered part must not be accepted silently.
             if free_parameters(factory):
                 raise ConfigError(
                     f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a mistyped "
-                    "parameter would "
-                    "pass unseen; name its parameters, and take all others as one mapping "
-                    "`params`"
+                    "parameter would pass unseen; name its parameters, and take all others as one "
+                    "mapping `params`"
                 )
             self._own[name] = factory
             return factory
@@ -248,8 +246,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             if "torchvision::" in str(error):
                 advice = (
                     "torchvision is installed for another build of torch: install the matching "
-                    "one, "
-                    "or remove it"
+                    "one, or remove it"
                 )
                 raise ConfigError(f"{error}; {advice}", code=error.code) from error
             # An installed library that fails to import needs another remedy than a missing one.

@@ -86,8 +86,8 @@ class BadSamples:
             raise SampleError(
                 f"DATA.{split.upper()}.bad_sample_budget = {self.budget}: {len(together)} distinct "
                 "samples cannot be read, the last ones "
-                f"{format_samples(list(latest.items())[-SHOWN:])}; "
-                "fix the data, or raise the budget",
+                f"{format_samples(list(latest.items())[-SHOWN:])}; fix the data, or raise the "
+                "budget",
                 code="data.bad_sample_budget",
             )
         for index, reason in reasons.items():

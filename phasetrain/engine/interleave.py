@@ -170,10 +170,8 @@ def _few(phases: Iterator[Phase]) -> list[Phase]:
     if len(found) > MOST_PHASES:
         raise ConfigError(
             f"PHASES: the plan has more than {MOST_PHASES:,} phases, and so many reach epoch "
-            f"{found[-1].epoch + 1}; "
-            "test less often (PHASES.test_every), or give the run, or its epochs (`samples` of a "
-            "sampler), another "
-            "length"
+            f"{found[-1].epoch + 1}; test less often (PHASES.test_every), or give the run, or its "
+            "epochs (`samples` of a sampler), another length"
         )
     return found
 
@@ -304,8 +302,7 @@ def _check(stages: Sequence[Stage]) -> None:
         if sum(length is not None for length in lengths) != 1:
             raise ConfigError(
                 f"PHASES.epochs = {settings.epochs}, PHASES.updates = {settings.updates}, "
-                "PHASES.samples = "
-                f"{settings.samples}: set exactly one of them"
+                f"PHASES.samples = {settings.samples}: set exactly one of them"
             )
 
 
@@ -318,8 +315,6 @@ def _check_split(split: Split) -> None:
         what = "longest window" if split.windows else "split"
         raise ConfigError(
             f"{key}.batch_size = {split.batch_size} is larger than the {longest} samples of the "
-            f"{what}, and "
-            f"{key}.drop_last = true drops the only batch; set {key}.batch_size to {longest} or "
-            "less, or "
-            f"{key}.drop_last=false"
+            f"{what}, and {key}.drop_last = true drops the only batch; set {key}.batch_size to "
+            f"{longest} or less, or {key}.drop_last=false"
         )

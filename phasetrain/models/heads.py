@@ -213,7 +213,7 @@ def _measure_width(module: nn.Module, shape: Sequence[int], where: str) -> int:
         else:
             given = type(found).__name__
         raise ValueError(
-            f"{where} returns {given} for 2 samples, expected (2, F); "
-            "cut another layer of the trunk (MODEL.trunk.cut)"
+            f"{where} returns {given} for 2 samples, expected (2, F); cut another layer of the "
+            "trunk (MODEL.trunk.cut)"
         )
     return found.shape[1]

@@ -107,9 +107,8 @@ def check_compilable(
     if checkpointed and "eager" in settings.backend and not settings.backend.startswith("aot_"):
         raise ConfigError(
             f"MACHINE.compile.backend = {settings.backend!r} with "
-            "MACHINE.activation_checkpointing: "
-            "this backend draws different random numbers in the recomputation; use aot_eager or "
-            "inductor",
+            "MACHINE.activation_checkpointing: this backend draws different random numbers in the "
+            "recomputation; use aot_eager or inductor",
             code="config.conflict",
         )
     for name in checkpointed:

@@ -292,12 +292,10 @@ class WeightMatcher:
         names = [f"{name} {self.report.shapes[name]}{self._suggest_name(name)}" for name in missing]
         return (
             f"{self._sources[0].where.partition('[')[0]}: {len(missing)} of {len(self._own)} "
-            "tensors of the model have "
-            f"no source: {join_first(names, SHOWN)}. "
-            f"{_suggest_prefix(where, missing, list(self.report.unexpected))}Keep initial "
-            "values where they are meant to be kept, with "
-            f"{where}.reinit=[{_suggest_patterns(missing)}], or wherever there is "
-            f"no source, with {where}.strict=false"
+            f"tensors of the model have no source: {join_first(names, SHOWN)}. "
+            f"{_suggest_prefix(where, missing, list(self.report.unexpected))}Keep initial values "
+            f"where they are meant to be kept, with {where}.reinit=[{_suggest_patterns(missing)}], "
+            f"or wherever there is no source, with {where}.strict=false"
         )
 
     def _suggest_name(self, name: str) -> str:
@@ -310,9 +308,8 @@ class WeightMatcher:
         advice = _suggest_prefix(source.where, list(self._own), list(names))
         return (
             f"nothing of it fits: the model has {join_first(self._own, SHOWN)}, and it has, after "
-            f"{source.where}.rename and its "
-            f"like, {join_first(names, SHOWN)}. {advice}See {source.where}.prefix_remove, "
-            "prefix_add and rename"
+            f"{source.where}.rename and its like, {join_first(names, SHOWN)}. {advice}See "
+            f"{source.where}.prefix_remove, prefix_add and rename"
         )
 
     def _describe_mismatch(self, source: WeightSource, mismatched: Mapping[str, str]) -> str:
@@ -352,8 +349,7 @@ def _rename_tensors(
     if source.prefix_remove and not any(name.startswith(source.prefix_remove) for name in names):
         raise ConfigError(
             f"{source.where}.prefix_remove = {source.prefix_remove!r}: no name in {source.path!r} "
-            "begins so; it has "
-            f"{join_first(names, SHOWN)}"
+            f"begins so; it has {join_first(names, SHOWN)}"
         )
     found = {name: name.removeprefix(source.prefix_remove) for name in names}
     for number, (pattern, replacement) in enumerate(source.rename):
@@ -379,8 +375,7 @@ def _rename_tensors(
         if back.setdefault(source.prefix_add + new, old) != old:
             raise source.make_error(
                 f"{back[source.prefix_add + new]!r} and {old!r} would both be named "
-                f"{source.prefix_add + new!r}; see "
-                f"{source.where}.prefix_remove and rename"
+                f"{source.prefix_add + new!r}; see {source.where}.prefix_remove and rename"
             )
     return back
 

@@ -43,8 +43,7 @@ def timm_optimizer(name: str) -> Factory[Optimizer] | None:
     if get_optimizer_info(name).second_order:
         raise ConfigError(
             f"OPTIMIZER.name = 'timm.{name}': it takes second derivatives, for which the graph of "
-            "the gradient would "
-            "have to be kept; take another optimizer"
+            "the gradient would have to be kept; take another optimizer"
         )
     found: Factory[Optimizer] = get_optimizer_class(name)
     return found

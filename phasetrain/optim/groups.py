@@ -211,8 +211,7 @@ def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> se
     if not any(key not in SELECTORS for key in rule):
         raise ConfigError(
             f"{where} = {dict(rule)}: it chooses weights and says nothing about them; add lr_scale "
-            "or an option of the "
-            "optimizer, such as weight_decay: 0.0"
+            "or an option of the optimizer, such as weight_decay: 0.0"
         )
     _check_types(rule, where)
     for pattern in patterns(rule.get("match", [])):

@@ -138,8 +138,7 @@ def assign_weights(
         for name in sorted(names & owners.keys()):
             raise ConfigError(
                 f"{where}.others: {name} is chosen by two optimizers, {owners[name]} and {label}; "
-                "make their rules so "
-                "that each weight has one"
+                "make their rules so that each weight has one"
             )
         owners |= dict.fromkeys(names, label)
         found[label] = [weight for weight in weights if weight.name in names]
@@ -147,8 +146,7 @@ def assign_weights(
     if not left:
         raise ConfigError(
             f"{where}.others: {', '.join(others)} choose all {len(weights)} trained weights, and "
-            f"{where}.name has none "
-            f"left; describe one of them by {where} itself"
+            f"{where}.name has none left; describe one of them by {where} itself"
         )
     return {MAIN: left} | found
 
@@ -162,8 +160,6 @@ def refuse_closures(optimizer: Optimizer, where: str) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             f"{where}.name = 'LBFGS': it computes the loss several times within a step (a "
-            "closure), and an update here "
-            "has one gradient; take another optimizer, such as adamw, or call LBFGS in a loop of "
-            "your own over "
-            "engine.steps() (docs/task.md)"
+            "closure), and an update here has one gradient; take another optimizer, such as adamw, "
+            "or call LBFGS in a loop of your own over engine.steps() (docs/task.md)"
         )

@@ -51,10 +51,8 @@ class Teacher:
         if state["digest"] != self.digest:
             raise ValueError(
                 f"{TEACHER}.weights are others than those it has learned from so far (sha256 "
-                f"{self.digest[:16]} "
-                f"instead of {state['digest'][:16]}); bring the old file back, or start anew in "
-                "another folder with "
-                "RUN.dir=..."
+                f"{self.digest[:16]} instead of {state['digest'][:16]}); bring the old file back, "
+                "or start anew in another folder with RUN.dir=..."
             )
 
 

@@ -41,8 +41,7 @@ class LanguageModel(Supervised):
         if smooth and wrong:
             raise ConfigError(
                 f"METERS.{wrong[0]} and LOSS.label_smoothing = {smooth}: exp of a smoothed loss is "
-                "no perplexity; "
-                "leave one of them out"
+                "no perplexity; leave one of them out"
             )
 
     def weight_of(self, batch: Batch) -> int:
@@ -60,8 +59,8 @@ class LanguageModel(Supervised):
                 given = str(tuple(scores.shape))
             raise ConfigError(
                 f"MODEL: {type(self.parts.model).__name__} gives {given} for targets "
-                f"{tuple(targets.shape)}; a "
-                "language model gives scores (N, T, V), one for each place and token"
+                f"{tuple(targets.shape)}; a language model gives scores (N, T, V), one for each "
+                "place and token"
             )
         counted = targets.flatten()
         shown = counted.clamp(min=0)  # meters look classes up, and -100 is none
@@ -93,11 +92,9 @@ class LanguageModel(Supervised):
             # Targets are flat here, with T tokens per sample.
             sample = int(batch.ids[wrong[0] * batch.size // len(target)])
         return (
-            f"DATA: sample {sample} has token {int(target[wrong[0]])} as a target, and the "
-            "model gives "
-            f"{vocabulary}, so tokens go from 0 to {vocabulary - 1} ({IGNORED} does not count); "
-            "set MODEL.vocabulary "
-            "to the number of tokens, or mend the data"
+            f"DATA: sample {sample} has token {int(target[wrong[0]])} as a target, and the model "
+            f"gives {vocabulary}, so tokens go from 0 to {vocabulary - 1} ({IGNORED} does not "
+            "count); set MODEL.vocabulary to the number of tokens, or mend the data"
         )
 
 
@@ -111,8 +108,7 @@ def _targets(batch: Batch) -> Tensor:
             given = type(targets).__name__
         raise ConfigError(
             f"DATA: a language model takes as targets the next tokens, int64 (N, T), not {given}; "
-            "the data sets text "
-            "and alice give such"
+            "the data sets text and alice give such"
         )
     if batch.mask is None:
         return targets

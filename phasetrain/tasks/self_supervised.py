@@ -119,8 +119,8 @@ class SelfSupervised(Task):
             raise_unless_misfit(error)
             raise ConfigError(
                 f"MODEL: {type(self.parts.model).__name__} does not take a list of views "
-                f"{_shapes(views)}: {error}; "
-                "MODEL.name=trunk_head makes a model for views of a trunk and a head"
+                f"{_shapes(views)}: {error}; MODEL.name=trunk_head makes a model for views of a "
+                "trunk and a head"
             ) from error
         if batch.mask is not None:
             # Padding must not take part in comparisons within the batch.
@@ -152,8 +152,8 @@ class SelfSupervised(Task):
         if not isinstance(views, list) or not all(isinstance(view, Tensor) for view in views):
             raise ConfigError(
                 f"TASK.name = 'self_supervised': the input of a batch is {type(views).__name__}, "
-                "expected a list of "
-                "views, tensors (N, ...); end the transforms of the split with multi_crop"
+                "expected a list of views, tensors (N, ...); end the transforms of the split with "
+                "multi_crop"
             )
         return views
 
@@ -186,21 +186,19 @@ class SelfSupervised(Task):
         if self._strategy.shards_weights:
             raise ConfigError(
                 f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and this "
-                "DISTRIBUTED.strategy "
-                "leaves no process the whole of it; take the strategy ddp or zero"
+                "DISTRIBUTED.strategy leaves no process the whole of it; take the strategy ddp or "
+                "zero"
             )
         if isinstance(self._strategy, Ordered):
             raise ConfigError(
                 f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered', which "
-                "computes a batch in "
-                "parts and knows nothing of the teacher's running statistics; take "
-                "DISTRIBUTED.reduction=native"
+                "computes a batch in parts and knows nothing of the teacher's running statistics; "
+                "take DISTRIBUTED.reduction=native"
             )
         if self.parts.updater is not None and self.parts.updater.sam is not None:
             raise ConfigError(
                 f"TASK.momentum = {self._momentum} and OPTIMIZER.sam: the second pass of an update "
-                "would change the "
-                "teacher's running statistics once more; leave one of the two out"
+                "would change the teacher's running statistics once more; leave one of the two out"
             )
         model = self.parts.model
         if isinstance(model, Embedding):
@@ -236,8 +234,7 @@ class SelfSupervised(Task):
         if self.parts.batch_transforms:
             raise ConfigError(
                 "DATA.TRAIN.batch_transforms mixes inputs with their targets, and TASK.name = "
-                "'self_supervised' has "
-                "views and no targets; leave it out"
+                "'self_supervised' has views and no targets; leave it out"
             )
         views = 1 if self._momentum is None else self._teacher_views
         for split, loader in self.parts.loaders.items():
@@ -302,10 +299,8 @@ def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
             raise
         raise ConfigError(
             f"METERS.{label} needs scores and targets, and TASK.name = 'self_supervised' has "
-            "embeddings of views and "
-            f"no targets ({type(error).__name__}: {error}); take METERS.loss, and measure features "
-            "with a probe "
-            "afterwards"
+            f"embeddings of views and no targets ({type(error).__name__}: {error}); take "
+            "METERS.loss, and measure features with a probe afterwards"
         ) from error
 
 

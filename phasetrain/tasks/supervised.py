@@ -71,8 +71,7 @@ class Supervised(Task):
             raise_unless_misfit(error)
             raise ConfigError(
                 f"MODEL: {_type_name(self.parts.model)} does not take the input "
-                f"{_shape(batch.input)} of samples "
-                f"{_first(batch)}: {error}"
+                f"{_shape(batch.input)} of samples {_first(batch)}: {error}"
             ) from error
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
@@ -108,8 +107,7 @@ class Supervised(Task):
         advice = "" if split == "train" else f", or leave the split out with {where}=null"
         raise ConfigError(
             f"{where}: its samples have no targets (None), and {needing} needs them; give a data "
-            "set that has "
-            f"targets{advice}"
+            f"set that has targets{advice}"
         )
 
     def _check_mean(self, loss: Any) -> None:
@@ -148,16 +146,15 @@ class Supervised(Task):
             )
         return (
             f"LOSS: {_type_name(self.parts.loss)} does not fit the output {_shape(output)} of the "
-            "model "
-            f"{_type_name(self.parts.model)} and the target {_shape(target)}: {error}{advice}"
+            f"model {_type_name(self.parts.model)} and the target {_shape(target)}: {error}{advice}"
         )
 
     def _label_outside(self, label: int, sample: int, classes: int) -> str:
         split = "DATA.TRAIN" if self.model.training else "the test split"
         return (
             f"{split}: sample {sample} has label {label}, and the model gives {classes} classes, "
-            "so labels go from 0 "
-            f"to {classes - 1}; set MODEL.classes to the number of classes, or mend the labels"
+            f"so labels go from 0 to {classes - 1}; set MODEL.classes to the number of classes, or "
+            "mend the labels"
         )
 
 

@@ -194,8 +194,8 @@ def _show_model(setup: Setup, content: Mapping[str, Any]) -> None:
     head = ("module", "kind", "parameters", "trained", "output", "activations", "flops per sample")
     setup.terminal.print_table(f"model {model['name']}", head, rows)
     line = (
-        f"model {model['name']}: {model['parameters']:,} parameters, "
-        f"{model['trained']:,} of them trained"
+        f"model {model['name']}: {model['parameters']:,} parameters, {model['trained']:,} of them "
+        "trained"
     )
     if inspection is not None:
         line += (
@@ -263,10 +263,9 @@ def _show_rehearsal(setup: Setup, rehearsal: Mapping[str, Any] | None) -> None:
     time = rehearsal["time"]
     names = "; ".join(kind["name"] for kind in rehearsal["kinds"])
     setup.terminal.say(
-        f"rehearsed in {format_duration(time['rehearsal'])}: {names}. "
-        f"A save took {format_duration(time['save'])}, "
-        f"a restore {format_duration(time['restore'])}; "
-        f"the run will take about {format_duration(time['expected'])}"
+        f"rehearsed in {format_duration(time['rehearsal'])}: {names}. A save took "
+        f"{format_duration(time['save'])}, a restore {format_duration(time['restore'])}; the run "
+        f"will take about {format_duration(time['expected'])}"
     )
 
 

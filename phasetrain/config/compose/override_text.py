@@ -88,9 +88,8 @@ def literal(value: Any, path: str) -> str:
             + "]"
         )
     raise ConfigError(
-        f"{path} = {value!r}: a config holds numbers, texts, true, false, null, lists and "
-        "mappings of them, and not "
-        f"{type(value).__name__}"
+        f"{path} = {value!r}: a config holds numbers, texts, true, false, null, lists and mappings "
+        f"of them, and not {type(value).__name__}"
     )
 
 

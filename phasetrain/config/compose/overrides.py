@@ -96,8 +96,7 @@ class _Reader:
                 more = f"; a part is chosen by name with {group}.name={option}"
             message = (
                 f"{group}={option}: there is no file {group}/{option}.yaml{near} options of "
-                f"{group}: "
-                f"{listed}{more}"
+                f"{group}: {listed}{more}"
             )
             self._add_problem(message, group, "config.unknown_file")
         if group == EXPERIMENT and len(chosen) > 1:

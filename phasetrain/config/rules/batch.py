@@ -62,8 +62,7 @@ def share_batch(draft: ConfigDraft, world_size: int) -> None:
         draft.reject(
             "DISTRIBUTED.strategy",
             f"DISTRIBUTED.strategy = 'none' and {world_size} processes: each would train for "
-            "itself; "
-            "take another strategy, such as DISTRIBUTED.strategy=ddp, or start one process",
+            "itself; take another strategy, such as DISTRIBUTED.strategy=ddp, or start one process",
         )
     micro_given = draft.get_given(MICRO) is not None
     if micro_given and draft.get_given(ACCUMULATE) is not None:
@@ -98,8 +97,7 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
         draft.reject(
             SHARDS,
             f"{SHARDS} = {shards} and {world_size} processes: DISTRIBUTED.reduction = 'ordered' "
-            "works "
-            f"on 1, 2, 4, ... processes, up to {shards}; start as many, or take "
+            f"works on 1, 2, 4, ... processes, up to {shards}; start as many, or take "
             "DISTRIBUTED.reduction=native",
         )
     elif draft.check_divides(SHARDS, shards, BATCH, batch):
@@ -109,8 +107,7 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
                 draft.reject(
                     key,
                     f"{key} = {given} and DISTRIBUTED.reduction = 'ordered': it follows from "
-                    f"{SHARDS}; "
-                    f"leave {key} out",
+                    f"{SHARDS}; leave {key} out",
                 )
         processes = "1 process" if world_size == 1 else f"{world_size} processes"
         why = f"{SHARDS} = {shards}, {processes}"

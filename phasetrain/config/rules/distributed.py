@@ -65,9 +65,7 @@ def _check_ordered(draft: ConfigDraft) -> None:
         if is_set:
             draft.reject(
                 f"DISTRIBUTED.{key}",
-                f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = "
-                "'ordered': bits "
-                "would depend on the number of processes, which ordered promises they do not; "
-                "leave "
-                "one of them out",
+                f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = 'ordered': "
+                "bits would depend on the number of processes, which ordered promises they do not; "
+                "leave one of them out",
             )

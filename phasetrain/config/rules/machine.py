@@ -26,8 +26,7 @@ def derive_precision(draft: ConfigDraft) -> None:
         draft.reject(
             "MACHINE.precision",
             f"MACHINE.precision = 'tf32' and MACHINE.device = {machine['device']!r}: only CUDA "
-            "devices "
-            "have it; take fp32",
+            "devices have it; take fp32",
         )
     if draft.config["DISTRIBUTED"]["sync_batch_norm"] == "apex":
         draft.set("DISTRIBUTED.sync_batch_norm", "global", "Apex's is torch's today")
@@ -65,10 +64,8 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
         draft.reject(
             f"{_COMPILE}.mode",
             f"{_COMPILE}.mode = {mode!r} and MACHINE.deterministic = true: it takes the kernels "
-            "that "
-            "are the fastest in this very attempt, and others have other bits; take another "
-            "mode, or "
-            "MACHINE.deterministic=false",
+            "that are the fastest in this very attempt, and others have other bits; take another "
+            "mode, or MACHINE.deterministic=false",
         )
     train = draft.config["DATA"]["TRAIN"]
     fixes = (("drop_last", False, "true"), ("on_bad_sample", "drop", "substitute"))
@@ -76,17 +73,14 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
         if train[key] == value:
             draft.reject(
                 f"DATA.TRAIN.{key}",
-                f"{_COMPILE} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for "
-                "one size "
-                f"of batches, and this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or "
-                "leave out "
-                f"{_COMPILE}",
+                f"{_COMPILE} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for one "
+                f"size of batches, and this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or "
+                f"leave out {_COMPILE}",
             )
     distributed = draft.config["DISTRIBUTED"]
     if distributed["strategy"] in ("ddp", "zero") and distributed.get("bucket_cap_mb", 25) < 1:
         draft.reject(
             "DISTRIBUTED.bucket_cap_mb",
             f"{_COMPILE} and DISTRIBUTED.bucket_cap_mb = {distributed['bucket_cap_mb']}: "
-            "torch.compile "
-            "expects buckets of at least 1 MiB",
+            "torch.compile expects buckets of at least 1 MiB",
         )

@@ -68,8 +68,7 @@ def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
         draft.reject(
             "RUN.name",
             f"RUN.name = {run['name']!r} ({draft.layer_of('RUN.name')}): it becomes part of a "
-            "folder's "
-            "name; use letters, digits and . _ + - only",
+            "folder's name; use letters, digits and . _ + - only",
             "config.wrong_value",
         )
     if run["dir"] is None:
@@ -86,8 +85,8 @@ def check_launch(draft: ConfigDraft) -> None:
         draft.reject(
             "LAUNCH.lead_seconds",
             f"LAUNCH.lead_seconds = {launch['lead_seconds']} and LAUNCH.minutes = "
-            f"{launch['minutes']}: "
-            f"the run is to be warned before its time is up; set LAUNCH.lead_seconds below {limit}",
+            f"{launch['minutes']}: the run is to be warned before its time is up; set "
+            f"LAUNCH.lead_seconds below {limit}",
         )
     if launch["cluster"] == "local" and launch["nodes"] > 1:
         draft.reject(

@@ -83,8 +83,7 @@ class CheckpointSection(Section):
     load_best: bool = key(
         False,
         "load the best weights by best.monitor (null: auto) into the model once the run has "
-        "finished "
-        "and its last state is saved; the result and `weights sha256` refer to them",
+        "finished and its last state is saved; the result and `weights sha256` refer to them",
         resume="free",
     )
     verify: Literal["full", "size", "off"] = key(

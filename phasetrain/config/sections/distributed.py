@@ -19,24 +19,21 @@ class DistributedSection(Section):
     reduction: Literal["native", "ordered"] = key(
         "native",
         "how gradients are summed over ranks: natively by the strategy, or in an order that does "
-        "not "
-        "depend on the world size, so that weights are bit-identical on 1, 2, 4, ... ranks",
+        "not depend on the world size, so that weights are bit-identical on 1, 2, 4, ... ranks",
         resume="adjustable",
     )
     # Forbidden: gradients are summed in the order of the shards, so their number shapes the bits.
     virtual_shards: int = key(
         8,
         "for reduction=ordered: shards into which each batch is split; a power of two, and at "
-        "least "
-        "the largest world size",
+        "least the largest world size",
         resume="forbidden",
         ge=1,
     )
     sync_batch_norm: bool | int | Literal["node", "global", "apex"] = key(
         False,
-        "synchronize batch norm statistics over all ranks (true, global), over groups of n "
-        "ranks, or "
-        "over the ranks of a node; needs CUDA if there are several ranks",
+        "synchronize batch norm statistics over all ranks (true, global), over groups of n ranks, "
+        "or over the ranks of a node; needs CUDA if there are several ranks",
         resume="forbidden",
         ge=2,
     )

@@ -49,8 +49,7 @@ class HookSection(Section):
     # key.
     on_exception: Literal["raise", "stop", "ignore"] = key(
         "raise",
-        "what to do if the hook raises an exception: fail, stop the run at the next step "
-        "boundary, or "
-        "log it and continue",
+        "what to do if the hook raises an exception: fail, stop the run at the next step boundary, "
+        "or log it and continue",
         resume="free",
     )

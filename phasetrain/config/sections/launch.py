@@ -14,8 +14,7 @@ class LaunchSection(Section):
     cluster: Literal["slurm", "local", "debug"] | None = key(
         None,
         "where the run submits itself: SLURM, or a job on this machine; debug and null: run in "
-        "this "
-        "process",
+        "this process",
         resume="free",
     )
     nodes: int = key(1, "number of nodes", resume="free", ge=1)
@@ -51,8 +50,7 @@ class LaunchSection(Section):
     parameters: Mapping[str, Any] = key(
         {},
         "further SLURM parameters of submitit, such as constraint, exclude, comment, setup "
-        "(commands "
-        "before srun), additional_parameters",
+        "(commands before srun), additional_parameters",
         resume="free",
     )
     folder: str | None = key(

@@ -30,8 +30,7 @@ class MachineSection(Section):
     precision: Literal["fp32", "tf32", "bf16", "fp16", "apex"] = key(
         "fp32",
         "autocast type of the forward pass in training; weights stay fp32. tf32: matrix products "
-        "on "
-        "CUDA at reduced precision; apex: fp16",
+        "on CUDA at reduced precision; apex: fp16",
         resume="forbidden",
     )
     test_precision: Literal["fp32", "bf16", "fp16"] | None = key(
@@ -40,9 +39,8 @@ class MachineSection(Section):
     # Free, but null takes the number in the checkpoint: sums over threads round differently.
     threads: int | None = key(
         None,
-        "CPU threads of torch in the main process; null: torch's default, or on resume the "
-        "number in "
-        "the checkpoint",
+        "CPU threads of torch in the main process; null: torch's default, or on resume the number "
+        "in the checkpoint",
         resume="free",
         ge=1,
     )

@@ -51,9 +51,8 @@ class PhasesSection(Section):
     )
     stages: tuple[Mapping[str, Any], ...] = key(
         [],
-        "consecutive parts of the training, each with `epochs`, `updates` or `samples`, "
-        "optionally a "
-        "`name`, and the keys that it changes: transforms, batch size, loss, frozen weights, "
+        "consecutive parts of the training, each with `epochs`, `updates` or `samples`, optionally "
+        "a `name`, and the keys that it changes: transforms, batch size, loss, frozen weights, "
         "learning rate, schedules",
         resume="adjustable",
     )

@@ -132,6 +132,5 @@ def _check_labels(numbers: NDArray[Any], classes: int, source: str) -> None:
     if len(outside):
         raise ValueError(
             f"label {numbers[outside[0]]} of sample {outside[0]} in {source!r} is outside "
-            f"0..{classes - 1} "
-            f"({len(outside)} such labels); correct the file or set classes"
+            f"0..{classes - 1} ({len(outside)} such labels); correct the file or set classes"
         )

@@ -60,8 +60,8 @@ class Accuracy(Meter):
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
         if not isinstance(output, Tensor) or not isinstance(target, Tensor):
             raise ValueError(  # noqa: TRY004 - the user chose a meter that does not fit
-                "accuracy takes tensors of scores and classes, not "
-                f"{type(output).__name__} and {type(target).__name__}"
+                f"accuracy takes tensors of scores and classes, not {type(output).__name__} and "
+                f"{type(target).__name__}"
             )
         if output.ndim != 2 or target.ndim != 1 or len(output) != len(target):
             raise ValueError(

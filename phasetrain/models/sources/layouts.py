@@ -182,8 +182,8 @@ def _select_state_dict(source: WeightSource, loaded: Any) -> Any:
     if source.which == "ema":
         raise source.make_error(
             f"the file has no averaged weights under {', '.join(WRAPPERS['ema'])}; it has "
-            f"{_describe_keys(loaded)}. Set "
-            f"{source.where}.key to where they are, or {source.where}.which=model"
+            f"{_describe_keys(loaded)}. Set {source.where}.key to where they are, or "
+            f"{source.where}.which=model"
         )
     return loaded
 
@@ -198,8 +198,7 @@ def _read_classy(source: WeightSource, loaded: Mapping[str, Any]) -> dict[str, A
     if not isinstance(state, Mapping) or "trunk" not in state:
         raise source.make_error(
             f"{CLASSY}.{part}.model.trunk is expected, and {CLASSY} has "
-            f"{_describe_keys(loaded[CLASSY])}; "
-            f"set {source.where}.key to where the weights are"
+            f"{_describe_keys(loaded[CLASSY])}; set {source.where}.key to where the weights are"
         )
     return flatten_tensors({key: state[key] for key in ("trunk", "heads") if key in state})
 

@@ -55,10 +55,8 @@ class Average(ABC):
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise ConfigError(
                     f"MODEL.{self.name}: parameter {name!r} is {kind}, in which an average stands "
-                    "still because its "
-                    "steps are smaller than what the type resolves; keep the weights in float32 "
-                    "and set "
-                    "MACHINE.precision=bf16"
+                    "still because its steps are smaller than what the type resolves; keep the "
+                    "weights in float32 and set MACHINE.precision=bf16"
                 )
         # Integer parameters (quantised weights, indices) have no mean.
         self._averaged = [
@@ -184,8 +182,7 @@ class SWA(Average):
         if run.updates and ceil(self._start - TOLERANCE) > run.updates:
             raise ConfigError(
                 f"MODEL.swa.start = {settings.start!r}: the run ends after {run.updates} updates, "
-                "before that; "
-                "start earlier, or leave MODEL.swa out"
+                "before that; start earlier, or leave MODEL.swa out"
             )
         self.norms = [
             part

@@ -49,8 +49,7 @@ class RunLength:
         if unit == "" and number > 1:
             raise ValueError(
                 f"{key} = {duration!r}: a number without a unit is a fraction of the run, in [0, "
-                "1]; "
-                f"write '{duration} epochs' or '{duration} updates'"
+                f"1]; write '{duration} epochs' or '{duration} updates'"
             )
         # A run without updates (a test of a checkpoint) has no fractions; its schedules are never
         # called.
@@ -59,9 +58,8 @@ class RunLength:
         if unit in ("epochs", "samples") and math.isnan(self.updates_per_epoch):
             raise ValueError(
                 f"{key} = {duration!r}: the stages of this run have passes or batches of different "
-                "sizes, so these "
-                "are no one number of updates; write updates or %, or give each stage a schedule "
-                "of its own"
+                "sizes, so these are no one number of updates; write updates or %, or give each "
+                "stage a schedule of its own"
             )
         updates = {
             "": self.updates,
@@ -152,7 +150,6 @@ def _parse_duration(key: str, duration: float | str) -> tuple[float, str]:
     if not found or (unit and unit not in UNITS):
         raise ValueError(
             f"{key} = {duration!r}: expected a fraction of the run such as 0.05, or a number with "
-            "one of the units "
-            f"{', '.join(UNITS)}, such as '5 epochs'{did_you_mean(unit, UNITS)}"
+            f"one of the units {', '.join(UNITS)}, such as '5 epochs'{did_you_mean(unit, UNITS)}"
         )
     return float(found["number"]), unit

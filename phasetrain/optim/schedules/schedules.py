@@ -194,8 +194,7 @@ def inverse_sqrt(
     if updates and scale == 0:
         raise ValueError(
             f"timescale = {timescale!r} and warmup = {warmup!r}: expected one of them above 0, "
-            "such as "
-            "warmup: 1000 updates"
+            "such as warmup: 1000 updates"
         )
     left = 1 - run.fraction("warmup", warmup)
     return run.warmed(InverseSqrt(scale / left if left > 0 else scale), warmup, warmup_start)
@@ -332,8 +331,7 @@ def _ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
     if run.updates and ends[-1] < 1 - TOLERANCE:
         raise ValueError(
             f"parts: {told} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out "
-            "the length of the "
-            "last part"
+            "the length of the last part"
         )
     if run.updates and ends[-2] > 1 - TOLERANCE:
         raise ValueError(f"parts: {told} leave nothing for the last part of {run}")

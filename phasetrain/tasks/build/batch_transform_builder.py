@@ -67,9 +67,8 @@ def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> Non
     if refusal and not _refusal(loss, scores, labels):
         raise ConfigError(
             f"{WHERE} and LOSS: {type(loss).__name__} takes classes (N,) as targets and not the "
-            "probabilities "
-            f"(N, classes) that mixing makes of them ({refusal}); take a loss that does, such as "
-            f"LOSS.name=cross_entropy, or leave out {WHERE}"
+            f"probabilities (N, classes) that mixing makes of them ({refusal}); take a loss that "
+            f"does, such as LOSS.name=cross_entropy, or leave out {WHERE}"
         )
 
 

@@ -274,9 +274,8 @@ def build_stage_losses(
         if stage_loss.state_dict() or (not same and loss.state_dict()):
             raise ConfigError(
                 f"PHASES.stages[{number}].LOSS: the loss {config.LOSS.name!r} has weights or "
-                "buffers of its own, "
-                "which would be lost from one stage to the next; only a loss without any may "
-                "change in a run"
+                "buffers of its own, which would be lost from one stage to the next; only a loss "
+                "without any may change in a run"
             )
     return found
 
@@ -383,11 +382,9 @@ def make_model(
     )
     if other is not None:
         raise ConfigError(
-            f"{where}.name = {name!r}: {other[0]} of its state is of type {other[1].__name__}, "
-            "and only tensors "
-            "are saved, averaged and compared; register a buffer in its place, or return a "
-            "tensor from "
-            "get_extra_state"
+            f"{where}.name = {name!r}: {other[0]} of its state is of type {other[1].__name__}, and "
+            "only tensors are saved, averaged and compared; register a buffer in its place, or "
+            "return a tensor from get_extra_state"
         )
     return model
 
@@ -435,9 +432,8 @@ def make_loss(
     # With `sum`, the gradient of an update would depend on how its batch is cut into micro-batches.
     if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):
         raise ConfigError(
-            f"{where}.reduction = {loss.reduction!r}: an update weighs means over samples; "
-            "leave it out, which is "
-            "mean, and scale with OPTIMIZER.lr"
+            f"{where}.reduction = {loss.reduction!r}: an update weighs means over samples; leave "
+            "it out, which is mean, and scale with OPTIMIZER.lr"
         )
     if isinstance(loss, nn.Module):
         return loss

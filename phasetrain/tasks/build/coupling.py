@@ -50,14 +50,12 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
         if not world.is_single_process and not train.drop_last:
             raise ConfigError(
                 f"{name} over {world.size} processes, and DATA.TRAIN.drop_last = false can leave "
-                "them a last batch "
-                "with unequal shares; set DATA.TRAIN.drop_last=true"
+                "them a last batch with unequal shares; set DATA.TRAIN.drop_last=true"
             )
         if not world.is_single_process and train.on_bad_sample == "drop":
             raise ConfigError(
                 f"{name} over {world.size} processes, and DATA.TRAIN.on_bad_sample = 'drop' can "
-                "leave them unequal "
-                "shares; set DATA.TRAIN.on_bad_sample=substitute"
+                "leave them unequal shares; set DATA.TRAIN.on_bad_sample=substitute"
             )
 
 
@@ -73,8 +71,6 @@ def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
     if pieces > 1:
         raise ConfigError(
             f"LOSS.name = {configs[0].LOSS.name!r}: a part of it leaves targets out or weighs "
-            "classes, so its mean is "
-            "not over samples, and a batch in parts would be another loss; take it as the only "
-            "loss, or "
-            "OPTIMIZER.accumulate=1 on one process"
+            "classes, so its mean is not over samples, and a batch in parts would be another loss; "
+            "take it as the only loss, or OPTIMIZER.accumulate=1 on one process"
         )

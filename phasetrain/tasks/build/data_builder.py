@@ -235,9 +235,8 @@ def build_split(
         windows = tuple(dataset.window_lengths)
     if windows and isinstance(order, HasPassLength):
         raise ConfigError(
-            f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one "
-            "pass: take a sampler "
-            "that draws each sample once, such as shuffled, and neither subset nor "
+            f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one pass: "
+            "take a sampler that draws each sample once, such as shuffled, and neither subset nor "
             "PHASES.overfit"
         )
     own = build_own_loader(context, where, section, source)
@@ -247,9 +246,8 @@ def build_split(
         length = own.pass_samples
     if length >= ENDLESS and name != TRAIN:
         raise ConfigError(
-            f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes "
-            "over one pass; take "
-            "sequential, or give it `samples`"
+            f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes over "
+            "one pass; take sequential, or give it `samples`"
         )
     return SplitData(
         section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own
@@ -276,9 +274,8 @@ def _overfit_order(
     batches: int = context.config.PHASES.overfit
     if batches * batch_size > samples:
         raise ConfigError(
-            f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} "
-            "whole batches of "
-            f"{batch_size}"
+            f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} whole "
+            f"batches of {batch_size}"
         )
     return OverfitOrder(order, batches * batch_size, seed_of(context.seed, "order", TRAIN, 0))
 
@@ -356,9 +353,8 @@ def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
     if split.length >= ENDLESS and epochs and config.PHASES.limit.train is None:
         raise ConfigError(
             f"DATA.TRAIN.sampler = {split.section.sampler!r}: a pass of it has no end, and "
-            f"{where}.epochs = {epochs} "
-            f"counts passes; give a length in updates or samples ({where}.updates=...), or give "
-            "the sampler `samples`"
+            f"{where}.epochs = {epochs} counts passes; give a length in updates or samples "
+            f"({where}.updates=...), or give the sampler `samples`"
         )
 
 

@@ -24,8 +24,7 @@ from phasetrain.tasks.build.weights_builder import describe_freezes, still
 
 WHOLE = (
     "each process would have to know all gradients and weights as they are; take "
-    "DISTRIBUTED.strategy=ddp with "
-    "DISTRIBUTED.reduction=native"
+    "DISTRIBUTED.strategy=ddp with DISTRIBUTED.reduction=native"
 )
 ASCENT = (
     "in the ascent every weight moves, rows that a batch does not have included; take one of them"
@@ -43,9 +42,8 @@ def build_strategy(context: BuildContext) -> Strategy:
         if section.strategy not in ("none", "ddp"):
             raise ConfigError(
                 "DISTRIBUTED.reduction = 'ordered' and DISTRIBUTED.strategy = "
-                f"{section.strategy!r}: it adds "
-                "gradients itself, which only the strategies none and ddp leave to it; take "
-                "one of them"
+                f"{section.strategy!r}: it adds gradients itself, which only the strategies none "
+                "and ddp leave to it; take one of them"
             )
         return Ordered(context.world, section.virtual_shards)
     if context.world.control is None:

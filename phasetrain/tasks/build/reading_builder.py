@@ -65,8 +65,7 @@ def build_order(
     if isinstance(factory, type) and issubclass(factory, DistributedSampler):
         raise ConfigError(
             f"{where} = {name!r}: it gives each process a share of the samples, and phasetrain "
-            "shares out each "
-            "batch itself; take shuffled or sequential"
+            "shares out each batch itself; take shuffled or sequential"
         )
     takes = parameters(factory).keys()
     facts: dict[str, Any] = {"batch_size": section.batch_size, "source": source}
@@ -83,8 +82,7 @@ def build_order(
     if isinstance(source.dataset, WindowedDataset) and "source" in takes:
         raise ConfigError(
             f"{where} = {name!r} orders the data set as a whole, which comes in windows; take "
-            "shuffled or "
-            "sequential"
+            "shuffled or sequential"
         )
     if source.chosen is None:
         return order
@@ -107,11 +105,9 @@ def build_own_loader(
     takes = parameters(LOADERS.find(name, f"{where}.loader")).keys()
     if "dataset" not in takes or not (context.world.is_single_process or "rank" in takes):
         raise ConfigError(
-            f"{where}.loader = {name!r}: it is called with the data set (`dataset`), "
-            "`batch_size`, `seed`, "
-            "`processes` and `rank` as far as it asks for them; let it take `dataset`, and "
-            "`rank` where there "
-            "are several processes, which each get batches of their own"
+            f"{where}.loader = {name!r}: it is called with `dataset`, `batch_size`, `seed`, "
+            "`processes` and `rank`, as far as it takes them; let it take `dataset`, and "
+            "`rank` if there are several processes, each of which gets different batches"
         )
     ours = {
         f"{where}.transforms": bool(section.transforms),
@@ -121,17 +117,15 @@ def build_own_loader(
     if set_ones := " and ".join(key for key, is_set in ours.items() if is_set):
         raise ConfigError(
             f"{where}.loader = {name!r}: {set_ones} changes what phasetrain's loader does, and "
-            "nothing of "
-            f"another one; leave it out ({where}.transforms=[])"
+            f"nothing of another one; leave it out ({where}.transforms=[])"
         )
     share = section.batch_size // context.world.size
     samples = min(section.micro_batch_size or share, share)
     if section.batch_size % (samples * context.world.size):
         raise ConfigError(
             f"{where}.batch_size = {section.batch_size} and {where}.loader: each of "
-            f"{context.world.size} processes "
-            f"takes the same number of batches of {samples}; take a multiple of "
-            f"{samples * context.world.size}"
+            f"{context.world.size} processes takes the same number of batches of {samples}; take a "
+            f"multiple of {samples * context.world.size}"
         )
     facts: dict[str, Any] = {"dataset": source.samples, "batch_size": samples}
     facts |= {"rank": context.world.rank, "processes": context.world.size}

@@ -57,8 +57,7 @@ def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) 
     ):
         raise ConfigError(
             f"MODEL.freeze = {list(context.config.MODEL.freeze)} freezes all parameters, and "
-            "nothing is left to "
-            "train; leave some out, or test the model with RUN.engine=test"
+            "nothing is left to train; leave some out, or test the model with RUN.engine=test"
         )
 
 
