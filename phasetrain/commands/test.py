@@ -12,7 +12,7 @@ from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.digest import hash_model
 from phasetrain.data.loading.seed_check import read_first_target
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, Plan, one_test
+from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, Plan, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks, Run
@@ -42,7 +42,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
     parts = builder.parts(data, builder.plan(data), train=False)
-    phases = [one_test(split, limit=setup.config.PHASES.limit.test) for split in tests]
+    phases = [make_test_phase(split, limit=setup.config.PHASES.limit.test) for split in tests]
     averages = [
         f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test
     ]

@@ -1,5 +1,5 @@
 """Divides a run into phases: at the end of an epoch, at a test, at the start of a stage, or
-when the rest of the plan changes."""
+when a run continues with other settings."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,78 +9,86 @@ from math import ceil
 from phasetrain.engine.plan import (
     AVERAGED,
     TRAIN,
+    Anchor,
     Phase,
     PhaseSettings,
     Plan,
     Progress,
     Split,
     Stage,
-    one_test,
+    make_test_phase,
 )
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 
 MOST_PHASES = 1_000_000
-"""Phases of a plan, which is made before the first step and kept in every checkpoint."""
+"""Maximum number of phases of a plan, which is made before the first step and saved in every
+checkpoint."""
 
 
 def interleave(stages: Sequence[Stage]) -> Plan:
-    """Return the plan of a run: train phases, cut where an epoch ends or a test is due, and the
-    tests.
+    """Return the plan of a run: train phases, which end with an epoch or when a test is due, and
+    the tests.
 
     Raises:
-        ConfigError: a split without samples, or without a single batch, or more than `MOST_PHASES`
-            phases.
+        ConfigError: a split has no samples or not a single batch, or there would be more than
+            `MOST_PHASES` phases.
     """
-    _check(stages)
+    _check_stages(stages)
     first = stages[0]
-    tests = _tests(first, _Position()) if first.settings.test_first else ()
-    return Plan(
-        tuple(
-            _number_phases(_due([*tests, *_few(_coming(stages, _Position(), tested=True))], stages))
-        )
-    )
+    tests = _test_phases(first, _Cursor()) if first.settings.test_first else ()
+    phases = _limit_phases(_plan_phases(stages, _Cursor(), tested=True))
+    return Plan(_number_phases(_drop_early_averages([*tests, *phases], stages)))
 
 
 def splice(plan: Plan, state: RunState, stages: Sequence[Stage]) -> Plan:
     """Return the plan of a run that continues from `state` with other settings.
 
     Completed phases stay, the current train phase ends at once, and tests that are due or running
-    stay. The rest is planned again from the samples consumed, so that no sample of the epoch is
-    repeated or skipped. `where` continues from its value to 1; for a finished plan, from the value
-    of its last update.
+    stay. The rest is planned again, starting after the samples consumed, so that no sample of the
+    epoch is repeated or skipped. `where` continues from its current value to 1; for a finished
+    plan, from its value at the last update.
 
     Args:
         plan: the plan so far.
         state: the position in it.
         stages: stages from now on.
     """
-    _check(stages)
+    _check_stages(stages)
     done = list(plan.phases[: state.phase])
     rest = plan.phases[state.phase :]
     if rest and rest[0].is_train and state.step:
         done.append(replace(rest[0], steps=state.step))
         rest = rest[1:] if state.step == rest[0].steps else ()
     done += takewhile(lambda phase: not phase.is_train, rest)
-    done = [
-        replace(phase, stage=min(phase.stage, len(stages) - 1)) for phase in done
-    ]  # there may be fewer now
-    at = _Position.after(done, state, stages)
-    coming = _coming(stages, at, tested=not done or not done[-1].is_train)
+    # There may be fewer stages now.
+    done = [replace(phase, stage=min(phase.stage, len(stages) - 1)) for phase in done]
+    at = _Cursor.after(done, state, stages)
     # Of a finished plan, the position after its last update is past its end and has no `where`.
     last = min(state.updates, max(plan.updates - 1, 0))
-    anchor = (
+    anchor = Anchor(
         state.updates,
         plan.where_at(last),
         plan.within(min(at.stage, len(plan.stages) - 1), last),
     )
-    return Plan(tuple(_number_phases([*done, *_due(_few(coming), stages, state.updates)])), anchor)
+    phases = _limit_phases(_plan_phases(stages, at, tested=not done or not done[-1].is_train))
+    later = _drop_early_averages(phases, stages, state.updates)
+    return Plan(_number_phases([*done, *later]), anchor)
 
 
 @dataclass
-class _Position:
-    """Position while a plan is divided; `before` is epoch, updates and samples at the start of the
-    stage."""
+class _Cursor:
+    """The point that a plan has reached while it is made.
+
+    Attributes:
+        epoch: current epoch.
+        first: updates made in the epoch.
+        offset: samples consumed in the epoch.
+        updates: updates made in the run.
+        samples: samples consumed in the run.
+        stage: current stage.
+        before: epoch, updates and samples at the start of the stage.
+    """
 
     epoch: int = 0
     first: int = 0
@@ -91,7 +99,7 @@ class _Position:
     before: tuple[int, int, int] = (0, 0, 0)
 
     @classmethod
-    def after(cls, done: list[Phase], state: RunState, stages: Sequence[Stage]) -> "_Position":
+    def after(cls, done: list[Phase], state: RunState, stages: Sequence[Stage]) -> "_Cursor":
         trained = [phase for phase in done if phase.is_train]
         if not trained:
             return cls()
@@ -144,7 +152,7 @@ class _Position:
         return samples + (settings.samples or 0) - self.samples
 
     def progress(self, steps: int = 0, batch_size: int = 0) -> Progress:
-        """Return the position, or that after some more steps of the pass under way."""
+        """Return the progress, or the progress after some more steps of the current epoch."""
         return Progress(
             self.stage,
             self.epoch,
@@ -154,7 +162,7 @@ class _Position:
         )
 
 
-def _coming(stages: Sequence[Stage], at: _Position, *, tested: bool) -> Iterator[Phase]:
+def _plan_phases(stages: Sequence[Stage], at: _Cursor, *, tested: bool) -> Iterator[Phase]:
     """Yield the phases from `at` on; `tested` tells whether tests have followed the last update."""
     while True:
         yield from _divide_stage(stages[at.stage], at, tested=tested)
@@ -164,19 +172,19 @@ def _coming(stages: Sequence[Stage], at: _Position, *, tested: bool) -> Iterator
         tested = True
 
 
-def _few(phases: Iterator[Phase]) -> list[Phase]:
+def _limit_phases(phases: Iterator[Phase]) -> list[Phase]:
     found = list(islice(phases, MOST_PHASES + 1))
     # One phase more than allowed is taken from the iterator, which may be endless.
     if len(found) > MOST_PHASES:
         raise ConfigError(
-            f"PHASES: the plan has more than {MOST_PHASES:,} phases, and so many reach epoch "
-            f"{found[-1].epoch + 1}; test less often (PHASES.test_every), or give the run, or its "
-            "epochs (`samples` of a sampler), another length"
+            f"PHASES: the plan has more than {MOST_PHASES:,} phases by epoch "
+            f"{found[-1].epoch + 1}; test less often (PHASES.test_every), shorten the run, or make "
+            "its epochs longer (`samples` of a sampler)"
         )
     return found
 
 
-def _divide_stage(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phase]:
+def _divide_stage(stage: Stage, at: _Cursor, *, tested: bool) -> Iterator[Phase]:
     """Yield the phases of a stage from `at` on."""
     train = stage.splits[TRAIN]
     settings = stage.settings
@@ -184,9 +192,9 @@ def _divide_stage(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phas
     epoch = at.epoch if at.offset else at.epoch - 1
     while at.left(stage) > 0:
         epoch = at.epoch
-        end = _end(train, settings, at)
+        end = _pass_end(train, settings, at)
         if at.offset < end:
-            steps = _steps(stage, at, left=ceil((end - at.offset) / train.batch_size))
+            steps = _phase_steps(stage, at, left=ceil((end - at.offset) / train.batch_size))
             phase = Phase(
                 0, TRAIN, epoch, at.first, steps, at.offset, end, train.batch_size, at.stage
             )
@@ -197,16 +205,15 @@ def _divide_stage(stage: Stage, at: _Position, *, tested: bool) -> Iterator[Phas
             # An empty window, or a splice with larger batches that finds no whole batch left in
             # the epoch.
             at.next_epoch()
-        if not tested and _test_due(settings, at, epoch):
-            yield from _tests(stage, at, epoch)
+        if not tested and _is_test_due(settings, at, epoch):
+            yield from _test_phases(stage, at, epoch)
             tested = True
     if not tested:
-        yield from _tests(stage, at, epoch)
+        yield from _test_phases(stage, at, epoch)
 
 
-def _end(train: Split, settings: PhaseSettings, at: _Position) -> int:
-    """Return the sample at which this pass ends: short batches dropped if so set, the limit
-    applied."""
+def _pass_end(train: Split, settings: PhaseSettings, at: _Cursor) -> int:
+    """Return the sample at which this pass ends, after `drop_last` and `limit_train`."""
     end = train.samples(at.epoch)
     if train.drop_last:
         # Relative to the offset: after a splice, batches of another size begin in mid-epoch.
@@ -216,7 +223,7 @@ def _end(train: Split, settings: PhaseSettings, at: _Position) -> int:
     return end
 
 
-def _steps(stage: Stage, at: _Position, *, left: int) -> int:
+def _phase_steps(stage: Stage, at: _Cursor, *, left: int) -> int:
     settings = stage.settings
     batch_size = stage.splits[TRAIN].batch_size
     steps = left
@@ -231,27 +238,27 @@ def _steps(stage: Stage, at: _Position, *, left: int) -> int:
         ends = (
             made
             for made in range(1, steps)
-            if _says(settings.test_when, at.progress(made, batch_size))
+            if _ask_predicate(settings.test_when, at.progress(made, batch_size))
         )
         steps = next(ends, steps)
     return steps
 
 
-def _test_due(settings: PhaseSettings, at: _Position, epoch: int) -> bool:
+def _is_test_due(settings: PhaseSettings, at: _Cursor, epoch: int) -> bool:
     by_epochs = settings.test_every_epochs
     by_updates = settings.test_every_updates
     if by_epochs is not None and at.epoch > epoch and at.epoch % by_epochs == 0:
         return True
-    if settings.test_when is not None and _says(settings.test_when, at.progress()):
+    if settings.test_when is not None and _ask_predicate(settings.test_when, at.progress()):
         return True
     return by_updates is not None and at.updates % by_updates == 0
 
 
-def _says(when: Callable[[Progress], bool], at: Progress) -> bool:
-    """Return whether the user's function asks for a test at a position.
+def _ask_predicate(when: Callable[[Progress], bool], at: Progress) -> bool:
+    """Return whether the user's function requests a test at a position.
 
     Raises:
-        ConfigError: it fails, or says neither yes nor no.
+        ConfigError: it fails, or does not return a bool.
     """
     where = "PHASES.test_every.when"
     try:
@@ -259,23 +266,27 @@ def _says(when: Callable[[Progress], bool], at: Progress) -> bool:
     except Exception as error:
         raise ConfigError(f"{where} fails at {at}: {type(error).__name__}: {error}") from error
     if not isinstance(found, bool):
-        raise ConfigError(f"{where} says {found!r} at {at}: expected True or False")
+        raise ConfigError(f"{where} returned {found!r} at {at}: expected True or False")
     return found
 
 
-def _tests(stage: Stage, at: _Position, epoch: int = 0) -> Iterator[Phase]:
+def _test_phases(stage: Stage, at: _Cursor, epoch: int = 0) -> Iterator[Phase]:
     settings = stage.settings
     for name, split in stage.splits.items():
         if name != TRAIN and (split.samples(epoch) or not split.windows):
-            test = replace(one_test(split, epoch=epoch, limit=settings.limit_test), stage=at.stage)
+            test = replace(
+                make_test_phase(split, epoch=epoch, limit=settings.limit_test), stage=at.stage
+            )
             yield test
             for weights in settings.averaged if at.updates else ():
                 yield replace(test, split=f"{name}{AVERAGED}{weights}")
 
 
-def _due(phases: list[Phase], stages: Sequence[Stage], updates: int = 0) -> list[Phase]:
-    """Leave out tests of averaged weights that come before there is an average, now that the length
-    is known."""
+def _drop_early_averages(
+    phases: list[Phase], stages: Sequence[Stage], updates: int = 0
+) -> list[Phase]:
+    """Drop tests of averaged weights that are due before averaging starts; `updates` were made
+    before these phases."""
     total = updates + sum(phase.steps for phase in phases if phase.is_train)
     found = []
     for phase in phases:
@@ -289,11 +300,11 @@ def _due(phases: list[Phase], stages: Sequence[Stage], updates: int = 0) -> list
     return found
 
 
-def _number_phases(phases: Iterator[Phase] | list[Phase]) -> Iterator[Phase]:
-    return (replace(phase, index=index) for index, phase in enumerate(phases))
+def _number_phases(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    return tuple(replace(phase, index=index) for index, phase in enumerate(phases))
 
 
-def _check(stages: Sequence[Stage]) -> None:
+def _check_stages(stages: Sequence[Stage]) -> None:
     for stage in stages:
         for split in stage.splits.values():
             _check_split(split)

@@ -108,9 +108,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
 
     def position(self) -> Position:
         """Return the position of the current step."""
-        state = self.state
-        phase = self.plan.phases[state.phase]
-        return Position(phase.split, state.updates, phase.first + state.step, *self.plan.at(state))
+        return self.plan.position(self.state)
 
     def events(self) -> Any:
         """Return the events of the current phase, for `Task.train_step`."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
-from phasetrain.engine.position import RunState
+from phasetrain.engine.position import Position, RunState
 
 TRAIN = "train"
 
@@ -162,24 +162,52 @@ class Stage:
     name: str = ""
 
 
+class Anchor(NamedTuple):
+    """The point from which progress goes on evenly to 1; after a splice it is not the start.
+
+    Attributes:
+        updates: updates made.
+        where: training progress.
+        within: progress in the stage.
+    """
+
+    updates: int
+    where: float
+    within: float
+
+
+START = Anchor(0, 0.0, 0.0)
+
+
+class StageSpan(NamedTuple):
+    """The updates of a stage.
+
+    Attributes:
+        begin: updates before the stage.
+        updates: updates in it.
+    """
+
+    begin: int
+    updates: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """The phases of a run, in order, and progress through them.
 
     Attributes:
         phases: every phase.
-        anchor: (updates, where, progress in the stage) from which both go on evenly to 1; other
-            than (0, 0.0, 0.0) after a splice.
+        anchor: from where progress is computed.
         updates: optimizer updates of the whole run.
         epochs: passes over the training data, a last partial one included.
-        stages: updates before each stage, and in it.
+        stages: the updates of each stage.
     """
 
     phases: tuple[Phase, ...]
-    anchor: tuple[int, float, float] = (0, 0.0, 0.0)
+    anchor: Anchor = START
     updates: int = field(init=False, compare=False, default=0)
     epochs: int = field(init=False, compare=False, default=0)
-    stages: tuple[tuple[int, int], ...] = field(init=False, compare=False, default=())
+    stages: tuple[StageSpan, ...] = field(init=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         # Computed once: `where` is asked for in every update, and a plan may have a million phases.
@@ -187,7 +215,7 @@ class Plan:
         trained = [phase for phase in self.phases if phase.is_train]
         object.__setattr__(self, "updates", sum(phase.steps for phase in trained))
         object.__setattr__(self, "epochs", 1 + max((phase.epoch for phase in trained), default=-1))
-        object.__setattr__(self, "stages", tuple(_stages(self.phases)))
+        object.__setattr__(self, "stages", tuple(_stage_spans(self.phases)))
 
     @property
     def total_samples(self) -> int:
@@ -200,35 +228,32 @@ class Plan:
 
     def where_at(self, updates: int) -> float:
         """Return `where` after a number of updates."""
-        done, reached, _ = self.anchor
-        rest = self.updates - done
-        if rest:
-            return reached + (updates - done) / rest * (1.0 - reached)
-        return reached
+        return _progress(updates, self.anchor.updates, self.updates, self.anchor.where)
 
     def within(self, stage: int, updates: int) -> float:
         """Return progress through a stage in [0, 1) after a number of updates; `where` if it is the
         only one."""
         if len(self.stages) == 1:
             return self.where_at(updates)
-        begin, count = self.stages[stage]
-        done, _, reached = self.anchor
+        begin = self.stages[stage].begin
+        end = begin + self.stages[stage].updates
+        if begin < self.anchor.updates <= end:
+            return _progress(updates, self.anchor.updates, end, self.anchor.within)
         # The splice was in another stage, so this one runs evenly from its beginning.
-        if not begin < done <= begin + count:
-            done = begin
-            reached = 0.0
-        rest = begin + count - done
-        if rest:
-            return reached + (updates - done) / rest * (1.0 - reached)
-        return reached
+        return _progress(updates, begin, end, 0.0)
 
-    def at(self, state: RunState) -> tuple[float, int, int, float]:
-        """Return of the step under way: `where`, samples, number of the stage, and progress in the
-        stage."""
+    def position(self, state: RunState) -> Position:
+        """Return the position of the step under way."""
         phase = self.phases[state.phase]
-        where = self.where_at(state.updates)
-        within = where if len(self.stages) == 1 else self.within(phase.stage, state.updates)
-        return where, phase.samples_in(state.step), phase.stage, within
+        return Position(
+            phase.split,
+            state.updates,
+            phase.first + state.step,
+            self.where_at(state.updates),
+            phase.samples_in(state.step),
+            phase.stage,
+            self.within(phase.stage, state.updates),
+        )
 
     def following(self, phase: Phase) -> Iterator[Phase]:
         """Yield `phase` and all later phases over the same samples, in order."""
@@ -244,24 +269,31 @@ class Plan:
         """Return the plan that `to_json` wrote."""
         # Plans of older checkpoints have no third value.
         updates, where, *within = data["anchor"]
-        anchor = (int(updates), float(where), float(within[0] if within else where))
+        anchor = Anchor(int(updates), float(where), float(within[0] if within else where))
         return cls(tuple(Phase(**phase) for phase in data["phases"]), anchor)
 
 
-def one_test(split: Split, *, index: int = 0, epoch: int = 0, limit: int | None = None) -> Phase:
-    """Return the phase that passes once over a test split, or over its first `limit` batches."""
+def make_test_phase(split: Split, *, epoch: int = 0, limit: int | None = None) -> Phase:
+    """Return a phase with one pass over a test split, or over its first `limit` batches."""
     length = split.samples(epoch)
     end = length - length % split.batch_size if split.drop_last else length
     if limit is not None:
         end = min(end, limit * split.batch_size)
-    return Phase(
-        index, split.name, epoch, 0, ceil(end / split.batch_size), 0, end, split.batch_size
-    )
+    steps = ceil(end / split.batch_size)
+    return Phase(0, split.name, epoch, 0, steps, 0, end, split.batch_size)
 
 
-def _stages(phases: Sequence[Phase]) -> Iterator[tuple[int, int]]:
+def _progress(updates: int, begin: int, end: int, reached: float) -> float:
+    """Return the progress after some updates, which goes evenly from `reached` at `begin` to 1 at
+    `end`."""
+    if begin == end:
+        return reached
+    return reached + (updates - begin) / (end - begin) * (1.0 - reached)
+
+
+def _stage_spans(phases: Sequence[Phase]) -> Iterator[StageSpan]:
     begin = 0
     for number in range(1 + max((phase.stage for phase in phases), default=0)):
         count = sum(phase.steps for phase in phases if phase.is_train and phase.stage == number)
-        yield begin, count
+        yield StageSpan(begin, count)
         begin += count

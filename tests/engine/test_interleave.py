@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raising import raises
 
 from phasetrain.engine.interleave import interleave, splice
-from phasetrain.engine.plan import Phase, PhaseSettings, Plan, Progress, Split, Stage
+from phasetrain.engine.plan import Anchor, Phase, PhaseSettings, Plan, Progress, Split, Stage
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 
@@ -70,10 +70,11 @@ class TestStages:
 
     def test_what_the_step_under_way_is_told(self) -> None:
         plan = interleave(self.TWO)
-        assert plan.at(RunState(phase=3, step=1, updates=9, samples=50)) == (0.9, 10, 1, 0.5)
+        state = RunState(phase=3, step=1, updates=9, samples=50)
+        assert plan.position(state) == ("train", 9, 1, 0.9, 10, 1, 0.5)
 
     def test_the_progress_is_where_there_is_one_stage(self) -> None:
-        plan = Plan(interleave([stage(epochs=2)]).phases, anchor=(2, 0.5, 0.25))
+        plan = Plan(interleave([stage(epochs=2)]).phases, anchor=Anchor(2, 0.5, 0.25))
         assert plan.within(0, 4) == plan.where_at(4)
 
     def test_without_a_length(self) -> None:
@@ -149,7 +150,7 @@ class TestPredicate:
     @pytest.mark.parametrize(
         ("when", "message"),
         [
-            (lambda at: "no", "says 'no' at Progress"),
+            (lambda at: "no", "returned 'no' at Progress"),
             (lambda at: 1 / 0, "fails at .*: ZeroDivisionError"),
         ],
     )
@@ -234,7 +235,7 @@ class TestMostPhases:
         assert len(interleave([stage(epochs=4)]).phases) == 8
         with pytest.raises(
             ConfigError,
-            match=r"^PHASES: the plan has more than 8 phases, and so many reach epoch 5; ",
+            match=r"^PHASES: the plan has more than 8 phases by epoch 5; ",
         ):
             interleave([stage(epochs=5)])
 
@@ -243,6 +244,6 @@ class TestMostPhases:
     ) -> None:
         monkeypatch.setattr("phasetrain.engine.interleave.MOST_PHASES", 1000)
         with pytest.raises(
-            ConfigError, match=r"so many reach epoch 1; test less often \(PHASES\.test_every\)"
+            ConfigError, match=r"by epoch 1; test less often \(PHASES\.test_every\)"
         ):
             interleave([stage(length=10**12, epochs=1, test_every_updates=100)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raising import raises
 
 from phasetrain.engine.interleave import interleave, splice
-from phasetrain.engine.plan import Phase, PhaseSettings, Plan, Split, Stage, one_test
+from phasetrain.engine.plan import Anchor, Phase, PhaseSettings, Plan, Split, Stage, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 
@@ -181,7 +181,8 @@ class TestPlan:
 
     def test_where_goes_on_from_an_anchor(self) -> None:
         plan = Plan(
-            interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases, anchor=(2, 0.5, 0.5)
+            interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases,
+            anchor=Anchor(2, 0.5, 0.5),
         )
         assert [plan.where_at(n) for n in range(2, 6)] == [0.5, 0.625, 0.75, 0.875]
 
@@ -192,7 +193,8 @@ class TestPlan:
 
     def test_round_trip_through_json(self) -> None:
         plan = Plan(
-            interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases, anchor=(3, 1 / 3, 1 / 5)
+            interleave([Stage(splits(), PhaseSettings(epochs=2))]).phases,
+            anchor=Anchor(3, 1 / 3, 1 / 5),
         )
         assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
@@ -209,8 +211,8 @@ class TestPlan:
         plan = Plan.from_json({"anchor": [1, 0.25], "phases": [{**phase, "batch_size": 6}]})
         assert (plan.anchor, plan.phases[0].stage, plan.stages) == ((1, 0.25, 0.25), 0, ((0, 3),))
 
-    def test_one_test(self) -> None:
-        assert one_test(TEST, index=4, epoch=2, limit=1) == Phase(4, "test", 2, 0, 1, 0, 3, 3)
+    def test_make_test_phase(self) -> None:
+        assert make_test_phase(TEST, epoch=2, limit=1) == Phase(0, "test", 2, 0, 1, 0, 3, 3)
 
 
 def positions(plan: Plan) -> Iterator[RunState]:

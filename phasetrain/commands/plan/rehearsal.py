@@ -291,8 +291,7 @@ def _position_of(plan: Plan, phase: Phase, step: int) -> Position:
     updates = sum(one.steps for one in plan.phases[: phase.index] if one.is_train)
     if phase.is_train:
         updates += step
-    at = RunState(phase=phase.index, step=step, updates=updates)
-    return Position(phase.split, updates, phase.first + step, *plan.at(at))
+    return plan.position(RunState(phase=phase.index, step=step, updates=updates))
 
 
 def _run_step(task: Task, phase: Phase, batches: list[Batch], at: Position) -> None:

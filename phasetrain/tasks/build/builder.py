@@ -245,10 +245,10 @@ def collect_stage_facts(context: BuildContext, plan: Plan) -> list[dict[str, Any
     return [
         {
             "batch_size": config.DATA.TRAIN.batch_size,
-            "updates": updates,
+            "updates": stage.updates,
             "updates_per_epoch": per_epoch,
         }
-        for config, (_, updates), per_epoch in zip(
+        for config, stage, per_epoch in zip(
             context.stages, plan.stages, _updates_per_epoch(plan), strict=False
         )
     ]
