@@ -55,39 +55,23 @@ SLOTS = (
         only=("MODEL.name", "trunk_head"),
     ),
     Slot("LOSS", LOSSES, provided=LOSS_FACTS),
-    Slot(
-        "LOSS.losses.*",
-        LOSSES,
-        label_is_name=True,
-        provided=LOSS_FACTS,
-        only=("LOSS.name", "weighted_sum"),
-    ),
-    Slot("METERS.*", METERS, label_is_name=True),
+    Slot("LOSS.losses.*", LOSSES, provided=LOSS_FACTS, only=("LOSS.name", "weighted_sum")),
+    Slot("METERS.*", METERS),
     Slot("OPTIMIZER", OPTIMIZERS, provided=frozenset({"params", "lr"})),
     Slot("OPTIMIZER.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
     Slot("OPTIMIZER.others.*", OPTIMIZERS, provided=frozenset({"params"})),
     Slot("OPTIMIZER.others.*.SCHEDULES.*", SCHEDULES, provided=frozenset({"base_value"})),
     Slot("OPTIMIZER.scaler", SCALERS),
-    Slot("DATA.*", DATASETS, key="dataset"),
+    Slot("DATA.*", DATASETS),
     Slot("DATA.*.transforms[]", TRANSFORMS),
     Slot("DATA.TRAIN.batch_transforms[]", BATCH_TRANSFORMS),
     Slot("DATA.*.sampler", SAMPLERS, provided=SAMPLER_FACTS),
     Slot("DATA.*.collate", COLLATES),
     Slot("DATA.*.loader", LOADERS, provided=LOADER_FACTS),
-    Slot(
-        "DISTRIBUTED",
-        STRATEGIES,
-        key="strategy",
-        provided=frozenset({"world", "communication", "precision"}),
-    ),
-    Slot(
-        "HOOKS.*",
-        HOOKS,
-        label_is_name=True,
-        provided=frozenset({"terminal", "hparams"}),
-    ),
+    Slot("DISTRIBUTED", STRATEGIES, provided=frozenset({"world", "communication", "precision"})),
+    Slot("HOOKS.*", HOOKS, provided=frozenset({"terminal", "hparams"})),
 )
-"""All places in the config where a name chooses a part."""
+"""The registry of each place in the config where a name chooses a part."""
 
 SUBMITTED_ENGINES = ("train", "test", "extract")
 """Values of RUN.engine that run as a job if LAUNCH.cluster is set; the others run here."""

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from phasetrain.config.compose.merge import leaves
-from phasetrain.config.schema import PARTS, WORDS, Schema, part_pattern
+from phasetrain.config.schema import LABELLED, PARTS, WORDS, Schema, part_pattern
 from phasetrain.config.sections import Resume
 from phasetrain.config.sections.keys import join_path
 
@@ -22,7 +22,7 @@ class _Absent(Enum):
 
 
 ABSENT: Final = _Absent.ABSENT
-LABELS = ("DATA.*", "METERS.*", "HOOKS.*", "OPTIMIZER.SCHEDULES.*", "OPTIMIZER.others.*")
+LABELS = tuple(f"{mapping}.*" for mapping in ("DATA", *LABELLED))
 """Places that are added or removed as a whole."""
 
 

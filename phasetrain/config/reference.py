@@ -14,7 +14,7 @@ from textwrap import wrap
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from phasetrain.config.compose.overrides import as_word
+from phasetrain.config.compose.override_text import literal
 from phasetrain.config.problems import shown
 from phasetrain.config.schema import part_pattern
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
@@ -142,7 +142,7 @@ def _yaml_lines(section: Any, path: str, depth: int) -> Iterator[str]:
         about = f"{one.meaning} ({one.type.text}; {one.resume})"
         # The mark of a comment takes two of 100 columns.
         yield from (f"{indent}# {line}" for line in wrap(about, 98 - len(indent)))
-        yield f"{indent}{name}: {as_word(one.default)}"
+        yield f"{indent}{name}: {literal(one.default, here)}"
 
 
 def _json_object(section: Any, path: str, *, closed: bool) -> dict[str, Any]:

@@ -33,7 +33,10 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "HOOKS.*": "name",
     }
 )
-"""Places where a name chooses a part -> the key of the name. `*` is one label or data split."""
+"""Places where a name chooses a part -> the key of the name. `*` is one label or data split.
+
+The registry of each place is in `phasetrain.commands.setup.SLOTS`.
+"""
 
 WORDS = (
     "DATA.*.sampler",
@@ -57,7 +60,7 @@ STEERING = ("HOOKS.plateau",)
 ROUNDING = ("DISTRIBUTED.param_dtype", "DISTRIBUTED.reduce_dtype")
 """Parameters of fsdp that change more than the last bits, so that a change needs consent."""
 
-DEFAULT_NAMES = ("METERS.*", "HOOKS.*")
+DEFAULT_NAMES = ("METERS.*", "HOOKS.*", "LOSS.losses.*")
 """Places where the label is the default name."""
 
 
@@ -87,6 +90,10 @@ class Schema:
         """Return the key at a dotted path, or None; all splits except DATA.TRAIN have the keys of
         DATA.TEST."""
         return self.keys.get(_as_known(path))
+
+    def has(self, path: str) -> bool:
+        """Return whether a path is a key or a group of keys; all others belong to parts."""
+        return self.key(path) is not None or bool(self.children(path))
 
     def children(self, path: str) -> tuple[str, ...]:
         """Return the names of the keys and groups of keys directly below a path, in order; `""`

@@ -10,8 +10,10 @@ from phasetrain.config.compose.merge import leaves, lookup
 from phasetrain.config.problems import make_problem, raise_all
 from phasetrain.config.registry import Registry, free_parameters, parameter_types, parameters
 from phasetrain.config.schema import (
+    DEFAULT_NAMES,
     DEFAULTS,
     LABELLED,
+    PARTS,
     WORDS,
     Schema,
     is_split,
@@ -21,7 +23,7 @@ from phasetrain.config.sections import ENTRIES
 from phasetrain.config.sections.keys import Key, join_path, section_keys
 from phasetrain.config.sections.value_types import describe_type, fits
 from phasetrain.config.suggestions import KnownPaths
-from phasetrain.errors import ConfigError, Problem, nearest
+from phasetrain.errors import ConfigError, Problem, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -31,29 +33,26 @@ class Slot:
     Attributes:
         path: dotted path; `*` is one label or data split, `[]` at the end each item of a list.
         registry: registry in which the name is looked up.
-        key: the key that holds the name.
-        label_is_name: the label is the default name.
         provided: parameters that the program passes and a config must not set.
-        own: section whose fields are the keys of the place that are not parameters of the part;
-            None: the section in `ENTRIES`, if any.
         only: a key and a value; the place exists only if the key has the value.
     """
 
     path: str
     registry: Registry[Any]
-    key: str = "name"
-    label_is_name: bool = False
     provided: frozenset[str] = frozenset()
-    own: type | None = None
     only: tuple[str, str] | None = None
+
+    @property
+    def key(self) -> str:
+        """The key with the name of the part."""
+        return PARTS.get(self.path, "name")
 
     @property
     def own_keys(self) -> Mapping[str, Key]:
         """Keys of the place by name, without the parameters of the part."""
-        own = self.own or ENTRIES.get(self.path)
-        if own is None:
+        if self.path not in ENTRIES:
             return {}
-        return section_keys(own, self.path)
+        return section_keys(ENTRIES[self.path], self.path)
 
     @property
     def takes_bare_name(self) -> bool:
@@ -71,14 +70,13 @@ class _Part:
     given: Mapping[str, Any]
     takes: Mapping[str, Parameter]
     types: Mapping[str, Any]
-    is_free: bool
+    takes_any: bool
     """Whether the part takes any parameters, as a mapping `params`."""
 
     def accepts(self, key: str, value: Any) -> bool:
         """Return whether a value can be passed as a parameter; interpolations are not checked."""
-        parameter = self.takes[key]
         # Libraries often annotate an optional parameter without None, as in `size: int = None`.
-        if key not in self.types or (value is None and parameter.default is None):
+        if key not in self.types or (value is None and self.takes[key].default is None):
             return True
         return (isinstance(value, str) and "${" in value) or fits(value, self.types[key])
 
@@ -106,12 +104,12 @@ def check(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
     # Parts are found first, since unknown keys anywhere may be suggested to be their parameters.
     finder = _PartFinder(composed.config, schema, report)
     parts = [part for slot in slots for part in finder.find_parts(slot)]
-    _KeyChecker(composed, schema, report).check()
+    _KeyChecker(composed.config, schema, report).check_section(composed.config, "")
     for part in parts:
         _check_parameters(part, schema, report)
     _check_schedule_options(composed.config, parts, report)
     # Last, since the suggestions need the parameters of all parts.
-    report.add_unknown(_known_paths(schema, parts))
+    report.add_unknown_keys(_known_paths(schema, parts))
     raise_all([*composed.problems, *report.problems])
 
 
@@ -130,7 +128,12 @@ class _Report:
         layer = self.layer_of(path)
         self.problems.append(make_problem(code, path, value, layer, sentence, suggestion or ""))
 
-    def add_unknown(self, known: KnownPaths) -> None:
+    def add_sentence(self, code: str, path: str, sentence: str) -> None:
+        """Add a problem of a path whose value is not shown."""
+        message = f"{path} ({self.layer_of(path)}): {sentence}"
+        self.problems.append(Problem.from_message(message, code, path))
+
+    def add_unknown_keys(self, known: KnownPaths) -> None:
         """Add the unknown keys with their suggestions."""
         for one in self.unknown:
             near = known.near(one.path)
@@ -150,15 +153,13 @@ class _Report:
 class _KeyChecker:
     """Checks the keys of the sections, without parameters of parts."""
 
-    def __init__(self, composed: Composed, schema: Schema, report: _Report) -> None:
-        self._config = composed.config
+    def __init__(self, config: Mapping[str, Any], schema: Schema, report: _Report) -> None:
+        self._config = config
         self._schema = schema
         self._report = report
 
-    def check(self) -> None:
-        self._check_section(self._config, "")
-
-    def _check_section(self, values: Mapping[str, Any], path: str) -> None:
+    def check_section(self, values: Mapping[str, Any], path: str) -> None:
+        """Check the keys below a path, which is empty for the whole config."""
         for name, value in values.items():
             here = join_path(path, name)
             key = self._schema.key(here)
@@ -197,32 +198,20 @@ class _KeyChecker:
                 "config.wrong_type", path, value, f"expected keys below it: {children}"
             )
             return
-        if path.startswith("DATA.") and path not in ("DATA.TRAIN", "DATA.TEST"):
-            self._check_split(path)
-        self._check_section(value, path)
-
-    def _check_split(self, path: str) -> None:
-        """Reject a split without a dataset, which is rather a misspelt key of DATA."""
-        origins = self._report.origins
-        if self._report.layer_of(f"{path}.dataset") != DEFAULTS:
-            return
-        name = path.partition(".")[2]
-        set_below = (
-            layer
-            for below, layer in origins.items()
-            if below.startswith(f"{path}.") and layer != DEFAULTS
-        )
-        layer = next(set_below, DEFAULTS)
-        near = nearest(name, [other for other in self._config["DATA"] if other != name])
-        meant = f"; did you mean {near!r}?" if near else ""
-        sentence = (
-            "each upper-case key of DATA except TRAIN is a test split, and this one has no "
-            f"dataset; set {path}.dataset{meant}"
-        )
-        message = f"{path} ({layer}): {sentence}"
-        self._report.problems.append(
-            Problem("config.missing_dataset", message, path, "", sentence, near or "")
-        )
+        # A split without a dataset is rather a misspelt key of DATA.
+        if (
+            path.startswith("DATA.")
+            and path not in ("DATA.TRAIN", "DATA.TEST")
+            and self._report.layer_of(f"{path}.dataset") == DEFAULTS
+        ):
+            name = path.partition(".")[2]
+            near = did_you_mean(name, [other for other in self._config["DATA"] if other != name])
+            sentence = (
+                "each upper-case key of DATA except TRAIN is a test split, and this one has no "
+                f"dataset; set {path}.dataset{near}"
+            )
+            self._report.add_sentence("config.missing_dataset", path, sentence)
+        self.check_section(value, path)
 
     def _add_unknown(self, path: str, value: Any, parent: str) -> None:
         below = leaves(value, path) if isinstance(value, Mapping) else {}
@@ -266,66 +255,60 @@ class _PartFinder:
             given = {slot.key: value}
         else:
             # A checked place is reported by `_KeyChecker`, and one mistake must not appear twice.
-            if self._is_unchecked(path):
+            if not self._schema.has(path):
                 sentence = _describe_expected(slot, path, value)
                 self._report.add("config.missing_part", path, value, sentence)
             return None
-        name = given.get(slot.key, path.rpartition(".")[2] if slot.label_is_name else None)
-        where = path
+        label = path.rpartition(".")[2] if slot.path in DEFAULT_NAMES else None
+        name = given.get(slot.key, label)
+        named_by = path
         if given is value and slot.key in given:
-            where = f"{path}.{slot.key}"
+            named_by = f"{path}.{slot.key}"
         if not isinstance(name, str):
-            if self._is_unchecked(f"{path}.{slot.key}"):
+            if not self._schema.has(f"{path}.{slot.key}"):
                 sentence = _describe_expected(slot, path, value)
                 wrong = given.get(slot.key, value)
-                self._report.add("config.missing_part", where, wrong, sentence)
+                self._report.add("config.missing_part", named_by, wrong, sentence)
             return None
         try:
-            factory = slot.registry.find(name, where)
+            factory = slot.registry.find(name, named_by)
         except ConfigError as error:
-            sentence = str(error).removeprefix(f"{where} = {name!r}: ")
+            sentence = str(error).removeprefix(f"{named_by} = {name!r}: ")
             problem = error.problems[0]
-            self._report.add(problem.code, where, name, sentence, problem.suggestion)
+            self._report.add(problem.code, named_by, name, sentence, problem.suggestion)
             return None
         takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}
         types = parameter_types(factory)
         return _Part(path, name, slot, given, takes, types, free_parameters(factory))
-
-    def _is_unchecked(self, path: str) -> bool:
-        """Return whether a path is not checked with the keys of its section."""
-        return self._schema.key(path) is None and not self._schema.children(path)
 
 
 def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
     own = part.slot.own_keys
     for key, value in part.given.items():
         here = f"{part.path}.{key}"
-        is_own = schema.key(here) is not None or bool(schema.children(here))
         # Keys with a dot are problems of the composition.
-        if key == part.slot.key or is_own or "." in key:
+        if key == part.slot.key or schema.has(here) or "." in key:
             continue  # checked with the keys of the section
         if key in own:
             if not own[key].type.fits(value):
                 report.add("config.wrong_type", here, value, f"expected {own[key].type.text}")
         elif key in part.slot.provided:
-            sentence = "the program passes this one itself; leave it out"
+            sentence = "the program sets this parameter itself; leave it out"
             report.add("config.reserved_parameter", here, value, sentence)
-        elif part.is_free and key == "params":
+        elif part.takes_any and key == "params":
             if not isinstance(value, Mapping):
                 report.add("config.wrong_type", here, value, "expected mapping")
         elif key not in part.takes:
-            report.unknown.append(_unknown_parameter(part, here, value, own))
+            known = ", ".join([*part.takes, *own]) or "no parameters"
+            if part.takes_any:
+                known = f"{known}, and others in one mapping `params`"
+            sentence = f"{part.name!r} has no such parameter"
+            report.unknown.append(
+                _Unknown("config.unknown_parameter", here, value, sentence, f"It takes: {known}")
+            )
         elif not part.accepts(key, value):
             sentence = f"expected {describe_type(part.types[key])}"
             report.add("config.wrong_type", here, value, sentence)
-
-
-def _unknown_parameter(part: _Part, path: str, value: Any, own: Mapping[str, Key]) -> _Unknown:
-    takes = ", ".join([*part.takes, *own]) or "no parameters"
-    if part.is_free:
-        takes = f"{takes}, and others in one mapping `params`"
-    sentence = f"{part.name!r} has no such parameter"
-    return _Unknown("config.unknown_parameter", path, value, sentence, f"It takes: {takes}")
 
 
 def _check_schedule_options(
@@ -333,23 +316,18 @@ def _check_schedule_options(
 ) -> None:
     optimizer = next((part for part in parts if part.path == "OPTIMIZER"), None)
     schedules = lookup(config, "OPTIMIZER.SCHEDULES")
-    if optimizer is None or optimizer.is_free or not isinstance(schedules, Mapping):
+    if optimizer is None or optimizer.takes_any or not isinstance(schedules, Mapping):
         return
     # The learning rate is passed by the program, so it is not among the parameters.
     options = list(dict.fromkeys(["lr", *optimizer.takes]))
     for option in schedules:
-        if option in options:
-            continue
-        path = f"OPTIMIZER.SCHEDULES.{option}"
-        near = nearest(option, options)
-        meant = f"; did you mean {near!r}?" if near else "."
-        sentence = (
-            f"{optimizer.name!r} has no option {option!r}{meant} It has: {', '.join(options)}"
-        )
-        message = f"{path} ({report.layer_of(path)}): {sentence}"
-        report.problems.append(
-            Problem("config.unknown_option", message, path, "", sentence, near or "")
-        )
+        if option not in options:
+            near = did_you_mean(option, options) or "."
+            report.add_sentence(
+                "config.unknown_option",
+                f"OPTIMIZER.SCHEDULES.{option}",
+                f"{optimizer.name!r} has no option {option!r}{near} It has: {', '.join(options)}",
+            )
 
 
 def _known_paths(schema: Schema, parts: Sequence[_Part]) -> KnownPaths:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasetrain.commands.setup import SLOTS, resolve_config
+from phasetrain.config.schema import PARTS
 from phasetrain.engine.plan import PhaseSettings
 from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.data_builder import phase_settings
@@ -52,6 +53,7 @@ def test_everything_wrong_at_once_with_broken_imports(
 
 
 def test_every_section_that_names_a_part_has_a_slot() -> None:
+    assert PARTS.keys() <= {slot.path for slot in SLOTS}
     assert {slot.path for slot in SLOTS} == {
         "TASK",
         "TASK.teacher",

@@ -83,7 +83,7 @@ def slots() -> list[Slot]:
     models = registry("model", "MODEL", small_cnn=small_cnn, mlp=mlp, resnet_cifar=resnet_cifar)
     schedules = registry("schedule", "OPTIMIZER.SCHEDULES", cosine=cosine, linear=linear)
     return [
-        Slot("DATA.*", registry("data set", "DATA", digits=digits), key="dataset"),
+        Slot("DATA.*", registry("dataset", "DATA", digits=digits)),
         Slot(
             "DATA.*.transforms[]",
             registry("transform", "DATA.*.transforms", normalize=normalize, flatten=plain),
@@ -93,17 +93,12 @@ def slots() -> list[Slot]:
         Slot("TASK", registry("task", "TASK", supervised=plain)),
         Slot("MODEL", models),
         Slot("LOSS", registry("loss", "LOSS", cross_entropy=cross_entropy, focal=focal)),
-        Slot(
-            "METERS.*",
-            registry("meter", "METERS", accuracy=accuracy, loss=plain),
-            label_is_name=True,
-        ),
+        Slot("METERS.*", registry("meter", "METERS", accuracy=accuracy, loss=plain)),
         Slot("OPTIMIZER", optimizers, provided=frozenset({"params"})),
         Slot("OPTIMIZER.scaler", scalers),
         Slot("OPTIMIZER.SCHEDULES.*", schedules),
         Slot(
             "HOOKS.*",
             registry("hook", "HOOKS", console=console, **dict.fromkeys(WATCHING, plain)),
-            label_is_name=True,
         ),
     ]

@@ -1,7 +1,6 @@
 import re
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from phasetrain.config.compose.composed import compose
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import raise_all, shown
 from phasetrain.config.schema import default_schema
-from phasetrain.config.sections.keys import key
 from phasetrain.config.validation import Slot, check
 from phasetrain.errors import ConfigError, Problem
 
@@ -381,49 +379,21 @@ def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
     assert min(times) < 0.12, "seconds of CPU"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeterKeys:
-    output: str | None = key(None, "output to measure", resume="forbidden")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossKeys:
-    weight: float = key(1.0, "factor", resume="forbidden")
-
-
-class TestKeysBesideAPart:
-    def slots(self, slots: list[Slot]) -> list[Slot]:
-        places = [slot for slot in slots if slot.path not in ("METERS.*", "LOSS")]
-        meters, losses = (
-            next(slot.registry for slot in slots if slot.path == path)
-            for path in ("METERS.*", "LOSS")
-        )
-        own = MeterKeys
-        return [
-            *places,
-            Slot("LOSS", losses),
-            Slot(
-                "LOSS.of.*",
-                losses,
-                label_is_name=True,
-                own=LossKeys,
-                only=("LOSS.name", "focal"),
-            ),
-            Slot("METERS.*", meters, label_is_name=True, own=own),
-        ]
-
+class TestKeysNextToAPart:
     def test_they_are_taken(self, slots: list[Slot]) -> None:
-        check(compose(["METERS.accuracy={output: head, top: 2}"]), self.slots(slots), SCHEMA)
+        check(compose(["METERS.accuracy={output: head, top: 2}"]), slots, SCHEMA)
 
     def test_wrong_type_and_suggestion(self, slots: list[Slot]) -> None:
-        wrong = find_problem(self.slots(slots), "METERS.accuracy.output=3")
-        assert (wrong.code, wrong.expected) == ("config.wrong_type", "expected str or null")
-        unknown = find_problem(self.slots(slots), "METERS.accuracy.outptu=head")
+        wrong = find_problem(slots, "METERS.accuracy.output=0.5")
+        assert (wrong.code, wrong.expected) == ("config.wrong_type", "expected str or int or null")
+        unknown = find_problem(slots, "METERS.accuracy.outptu=head")
         assert unknown.suggestion == "METERS.accuracy.output"
 
     def test_place_that_exists_for_one_value_of_a_key(self, slots: list[Slot]) -> None:
-        override = "LOSS.of={focal: {weight: a}}"
-        found = find_problems(self.slots(slots), "LOSS.name=focal", override)
-        assert "LOSS.of.focal.weight" in [one.key for one in found]
-        (other,) = find_problems(self.slots(slots), override)
-        assert (other.code, other.key) == ("config.unknown_parameter", "LOSS.of")
+        losses = next(slot.registry for slot in slots if slot.path == "LOSS")
+        slots.append(Slot("LOSS.losses.*", losses, only=("LOSS.name", "focal")))
+        override = "LOSS.losses={focal: {weight: a}}"
+        found = find_problems(slots, "LOSS.name=focal", override)
+        assert "LOSS.losses.focal.weight" in [one.key for one in found]
+        (other,) = find_problems(slots, override)
+        assert (other.code, other.key) == ("config.unknown_parameter", "LOSS.losses")

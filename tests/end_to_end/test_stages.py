@@ -14,7 +14,7 @@ from raising import raises
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import resolve_config
-from phasetrain.config.compose.overrides import as_word
+from phasetrain.config.compose.override_text import literal
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook
@@ -51,9 +51,8 @@ def stages(*epochs: int) -> str:
     found = resolve_config(["experiment=digits_progressive"]).config.plain()["PHASES"]["stages"]
     found[-1]["OPTIMIZER"]["lr"] = 0.05
     kept = [{key: value for key, value in stage.items() if key != "PHASES"} for stage in found]
-    return "PHASES.stages=" + as_word(
-        [{**stage, "epochs": count} for stage, count in zip(kept, epochs, strict=True)]
-    )
+    chosen = [{**stage, "epochs": count} for stage, count in zip(kept, epochs, strict=True)]
+    return f"PHASES.stages={literal(chosen, 'PHASES.stages')}"
 
 
 SHORT = stages(1, 1, 1)

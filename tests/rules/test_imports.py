@@ -1,4 +1,4 @@
-"""The floors of pyproject.toml cover the package: every module stands on exactly one."""
+"""The levels of pyproject.toml cover the package: every module is on exactly one."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def floors() -> list[str]:
+def levels() -> list[str]:
     """Return the modules and folders named in the layers contract."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
         "contracts"
@@ -26,21 +26,21 @@ def modules() -> list[str]:
     return names
 
 
-def misplaced(modules: Iterable[str], floors: Iterable[str]) -> list[str]:
-    """Return a line for each module that stands on no floor, or on more than one."""
-    floors = list(floors)
+def misplaced(modules: Iterable[str], levels: Iterable[str]) -> list[str]:
+    """Return a line for each module that is on no level, or on more than one."""
+    levels = list(levels)
     found = []
     for module in modules:
-        homes = [floor for floor in floors if module == floor or module.startswith(f"{floor}.")]
+        homes = [level for level in levels if module == level or module.startswith(f"{level}.")]
         if module != "phasetrain" and len(homes) != 1:
             found.append(
-                f"{module}: on {', '.join(homes) or 'no floor'}; name it once in [tool.importlinter]"
+                f"{module}: on {', '.join(homes) or 'no level'}; name it once in [tool.importlinter]"
             )
     return found
 
 
-def test_every_module_stands_on_one_floor() -> None:
-    assert misplaced(modules(), floors()) == []
+def test_every_module_is_on_one_level() -> None:
+    assert misplaced(modules(), levels()) == []
 
 
 def test_a_new_module_and_a_module_named_twice_are_seen() -> None:
@@ -49,13 +49,13 @@ def test_a_new_module_and_a_module_named_twice_are_seen() -> None:
         ["phasetrain.engine", "phasetrain.engine.plan", "phasetrain.data"],
     )
     assert found == [
-        "phasetrain.new: on no floor; name it once in [tool.importlinter]",
+        "phasetrain.new: on no level; name it once in [tool.importlinter]",
         "phasetrain.engine.plan: on phasetrain.engine, phasetrain.engine.plan; name it once in [tool.importlinter]",
     ]
 
 
 def test_the_contract_lists_top_level_folders_and_files_only() -> None:
-    assert [floor for floor in floors() if floor.count(".") > 1] == []
+    assert [level for level in levels() if level.count(".") > 1] == []
 
 
 def test_type_checking_imports_count() -> None:

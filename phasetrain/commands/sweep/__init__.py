@@ -21,15 +21,11 @@ from omegaconf import OmegaConf
 from phasetrain.commands.setup import find_first_metric
 from phasetrain.commands.sweep.jobs import NUMBER_KEY, Job, handle_signals, read_job_records
 from phasetrain.commands.sweep.output import show_results
-from phasetrain.commands.sweep.override_text import (
-    FOLDER_KEY,
-    SweepOverrides,
-    hash_overrides,
-    quote_value,
-)
+from phasetrain.commands.sweep.override_text import FOLDER_KEY, SweepOverrides, hash_overrides
 from phasetrain.commands.sweep.results import Results
 from phasetrain.commands.sweep.study import Trials
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.runs.records import RunFiles
 from phasetrain.runtime.live_view import LastingStream

@@ -17,12 +17,8 @@ from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
 
-from phasetrain.commands.sweep.override_text import (
-    hash_overrides,
-    quote_value,
-    split_words,
-    strip_prefixes,
-)
+from phasetrain.commands.sweep.override_text import hash_overrides, split_words, strip_prefixes
+from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import FolderInUseError
 from phasetrain.runs.lock import Owner, find_owner, process_start
 from phasetrain.runs.records import process_exists

@@ -1,6 +1,5 @@
 """Parses the command line of a sweep: fixed overrides, swept overrides, and those for Hydra."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -9,7 +8,7 @@ from itertools import product, zip_longest
 from types import MappingProxyType
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -33,8 +32,6 @@ LAUNCHERS = MappingProxyType(
 )
 """Launcher -> its package below hydra_plugins, the library it needs, and the extra that installs
 both."""
-
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]+")
 
 GROUP = "select."
 """Prefix of a swept config group. Hydra composes one config of all swept keys, in which a group
@@ -194,13 +191,6 @@ def split_words(words: Sequence[str]) -> dict[str, str]:
 def strip_prefixes(words: Sequence[str]) -> list[str]:
     """Return the overrides of a run, given those with which Hydra has launched it."""
     return [word.removeprefix("++").removeprefix(GROUP) for word in words]
-
-
-def quote_value(text: str) -> str:
-    """Return a text as a value that Hydra reads as this text; plain paths stay as they are."""
-    if _PLAIN_PATH.fullmatch(text):
-        return text
-    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _check_installed(launcher: str) -> None:

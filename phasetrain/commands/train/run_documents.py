@@ -2,7 +2,6 @@
 script that reproduces it."""
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from phasetrain.commands.train.resume import (
     format_deviations,
     list_packages,
 )
-from phasetrain.config.compose.override_text import quoted
+from phasetrain.config.compose.override_text import quote_value
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import (
     describe_host,
@@ -33,8 +32,6 @@ from phasetrain.runtime.source_tree import SourceTree, describe_source
 GIT_DIFF = "git.diff"
 PACKAGE_DIFF = "phasetrain.diff"
 """Files with the uncommitted changes of the working directory's and of the package's git tree."""
-
-_PLAIN = re.compile(r"[A-Za-z_./-][\w./-]*", re.ASCII)
 
 RUN_MD = """# Run {name}
 
@@ -185,7 +182,7 @@ def format_command(setup: Setup) -> str:
 def _command_words(setup: Setup) -> list[str]:
     words = [*_config_dir_flags(setup), *setup.composed.overrides]
     if not any(word.lstrip("+").startswith("RUN.dir=") for word in words):
-        words.append(f"RUN.dir={_quote_value(setup.config.RUN.dir)}")
+        words.append(f"RUN.dir={quote_value(setup.config.RUN.dir)}")
     return words
 
 
@@ -193,13 +190,6 @@ def _config_dir_flags(setup: Setup) -> list[str]:
     if setup.config_dir:
         return ["--config-dir", setup.config_dir]
     return []
-
-
-def _quote_value(text: str) -> str:
-    """Return a text as the value of an override, in quotes if it needs them."""
-    if _PLAIN.fullmatch(text):
-        return text
-    return quoted(text)
 
 
 def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) -> dict[str, Any]:

@@ -74,17 +74,14 @@ class Merged:
             return False
         del parent[names[-1]]
         self._forget(path)
-        # Labels and test splits may be absent; all other keys of a config always have a value.
-        if not (is_label(path) or matches(path, "DATA.*")) or path == "DATA.TRAIN":
+        if not _may_be_absent(path):
             self._restore(path, default)
         return True
 
     def finish(self, default: Layer) -> None:
         """Drop labels and splits that are null, and give each split the keys it does not set."""
         # A list, since `_forget` deletes from the origins.
-        for path in [
-            p for p in self.origins if (is_label(p) or matches(p, "DATA.*")) and p != "DATA.TRAIN"
-        ]:
+        for path in filter(_may_be_absent, list(self.origins)):
             if self.get(path) is None:
                 parent, _, label = path.rpartition(".")
                 del lookup(self.values, parent)[label]
@@ -166,17 +163,13 @@ class Merged:
         new_name = new.get(name_key)
         if new_name is None or old_name is None or new_name == old_name:
             return
-        for parameter in [p for p in old if p != name_key and not self._is_own(f"{here}.{p}")]:
+        for parameter in [p for p in old if p != name_key and not self._schema.has(f"{here}.{p}")]:
             path = f"{here}.{parameter}"
             self.notes.append(
                 f"{path} = {old.pop(parameter)!r} ({origin_of(self.origins, path)}) dropped: "
                 f"{here}.{name_key} is now {new_name!r} ({layer})"
             )
             self._forget(path)
-
-    def _is_own(self, path: str) -> bool:
-        """Return whether a path is a key or a group of keys of a section."""
-        return self._schema.key(path) is not None or bool(self._schema.children(path))
 
     def _restore(self, path: str, default: Layer) -> None:
         value = lookup(default.values, path)
@@ -231,6 +224,8 @@ def origin_of(origins: Mapping[str, str], path: str) -> str:
     return next((layer for known, layer in origins.items() if known.startswith(f"{path}.")), "")
 
 
-def is_label(path: str) -> bool:
-    """Return whether a path is a label in one of the mappings of `LABELLED`."""
-    return path.rpartition(".")[0] in LABELLED
+def _may_be_absent(path: str) -> bool:
+    """Return whether a path is a label or a test split; all other keys always have a value."""
+    if path.rpartition(".")[0] in LABELLED:
+        return True
+    return matches(path, "DATA.*") and path != "DATA.TRAIN"

@@ -10,6 +10,7 @@ from phasetrain.errors import ConfigError
 
 _SPECIAL = re.compile(r"([\\()\[\]{}:=,\s])")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]+")
 _QUOTE = re.compile(r"(\\*)'")
 _END = re.compile(r"(\\+)$")
 
@@ -61,32 +62,26 @@ def literal(value: Any, path: str) -> str:
 
     Raises:
         ConfigError: it is none of these.
+
+    Example:
+        >>> literal({"name": "step", "every": [1, None]}, "LOSS")
+        "{name: 'step', every: [1, null]}"
     """
     if value is None:
         return "null"
     # Before the numbers, since bool is a subclass of int.
     if isinstance(value, bool):
-        if value:
-            return "true"
-        return "false"
+        return str(value).lower()
     if isinstance(value, int | float):
         return repr(value + 0)  # + 0 turns an IntEnum into a plain int
     if isinstance(value, str | PathLike):
         return quoted(str(value))
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ",".join(
-                f"{_key(name)}:{literal(item, f'{path}.{name}')}" for name, item in value.items()
-            )
-            + "}"
-        )
+        entries = (f"{_key(key)}: {literal(item, f'{path}.{key}')}" for key, item in value.items())
+        return "{" + ", ".join(entries) + "}"
     if isinstance(value, Sequence):
-        return (
-            "["
-            + ",".join(literal(item, f"{path}[{number}]") for number, item in enumerate(value))
-            + "]"
-        )
+        items = (literal(item, f"{path}[{number}]") for number, item in enumerate(value))
+        return "[" + ", ".join(items) + "]"
     raise ConfigError(
         f"{path} = {value!r}: a config holds numbers, texts, true, false, null, lists and mappings "
         f"of them, and not {type(value).__name__}"
@@ -98,6 +93,13 @@ def quoted(text: str) -> str:
     quote."""
     inner = _END.sub(r"\1\1", _QUOTE.sub(r"\1\1\\'", text))
     return f"'{inner}'"
+
+
+def quote_value(text: str) -> str:
+    """Return a text as a value that Hydra reads as this text; plain paths stay as they are."""
+    if _PLAIN_PATH.fullmatch(text):
+        return text
+    return quoted(text)
 
 
 def _key(name: object) -> str:

@@ -1,7 +1,6 @@
 """Parse overrides: `SECTION=GROUP` selects a file, `A.b=c` sets a value, `~A.b` removes one."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,12 +130,7 @@ class _Reader:
                 return
             node[name] = node.get(name) or {}
             node = node[name]
-        before = node.get(last)
-        node[last] = (
-            _merge_mappings(before, value)
-            if isinstance(before, dict) and isinstance(value, dict)
-            else value
-        )
+        node[last] = _merge_values(node.get(last), value)
 
     def _remove(self, path: str, value: Any) -> None:
         # The later override wins: `LOSS=focal ~LOSS` removes the selection before it.
@@ -180,31 +174,6 @@ def _unreadable(text: str, error: HydraException) -> Problem:
     return Problem.from_message(message, "config.override", key)
 
 
-def as_word(value: Any) -> str:
-    """Return a value as the right-hand side of an override.
-
-    Example:
-        >>> as_word({"name": "step", "every": [1, None]})
-        "{name: 'step', every: [1, null]}"
-    """
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {as_word(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(as_word, value)) + "]"
-    if isinstance(value, str):
-        # Backslashes are literal, except before a quote.
-        return (
-            "'"
-            + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
-            + "'"
-        )
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
-
-
 def _no_override(text: str) -> str:
     return f"{text!r} is no override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key"
 
@@ -223,13 +192,8 @@ def _text_keys(value: Any) -> Any:
     return value
 
 
-def _merge_mappings(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for key, value in above.items():
-        old = result.get(key)
-        result[key] = (
-            _merge_mappings(old, value)
-            if isinstance(old, dict) and isinstance(value, dict)
-            else value
-        )
-    return result
+def _merge_values(old: Any, new: Any) -> Any:
+    """Return the new value; if both are mappings, keys that only the old one has are kept."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old | {key: _merge_values(old.get(key), value) for key, value in new.items()}
+    return new

@@ -1,6 +1,7 @@
 import pytest
 
-from phasetrain.commands.sweep.override_text import SweepOverrides, hash_overrides, quote_value
+from phasetrain.commands.sweep.override_text import SweepOverrides, hash_overrides
+from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError
 
 

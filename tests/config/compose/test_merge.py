@@ -1,4 +1,4 @@
-from phasetrain.config.compose.merge import Merged, is_label, leaves, lookup, origin_of
+from phasetrain.config.compose.merge import Merged, leaves, lookup, origin_of
 from phasetrain.config.compose.sources import Layer
 from phasetrain.config.schema import default_schema
 
@@ -78,8 +78,6 @@ def test_small_questions() -> None:
     assert leaves({"a": {"b": {}, "c": [1]}, "d": None}) == {"a.b": {}, "a.c": [1], "d": None}
     assert origin_of({"a.b": "x", "a.c": "y"}, "a") == "x"
     assert origin_of({"ab": "x"}, "a") == ""
-    assert is_label("METERS.x")
-    assert not is_label("METERS.x.y")
 
 
 class TestGroupsOfKeysInASplit:
