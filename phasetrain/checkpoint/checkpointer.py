@@ -165,11 +165,12 @@ class Checkpointer(CheckpointReader):
 
         if self.group is not None:
             # Imported here, since it takes a second and most runs do not need it.
-            from phasetrain.checkpoint.sharded import save_sharded
+            from phasetrain.checkpoint.sharded import ShardWriter
 
-            return save_sharded(
-                self.storage, self.root, draft, self.group, describe, give_up=give_up, before=before
+            writer = ShardWriter(
+                self.storage, self.root, draft, self.group, describe, give_up, before
             )
+            return writer.save()
         before()
         # From the copy, not the model: training has gone on since the copy was made.
         healthy = not has_nan(draft.tensors, WEIGHT_PREFIXES)

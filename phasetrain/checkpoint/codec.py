@@ -6,7 +6,8 @@ a damaged one is not detected.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,8 @@ def decode(tree: bytes | bytearray, tensors: bytes | bytearray) -> Any:
     """
     # Tensors must be writable, so bytes are copied.
     data = tensors if isinstance(tensors, bytearray) else bytearray(tensors)
-    try:
+    with reject_malformed("its state"):
         return assemble_state(tree, parse_safetensors(data))
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InvalidCheckpointError(
-            f"its state cannot be read ({type(error).__name__}: {error})"
-        ) from error
 
 
 def assemble_state(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> Any:
@@ -119,11 +116,23 @@ def assemble_state(tree: bytes | bytearray, tensors: Mapping[str, Tensor]) -> An
     Raises:
         InvalidCheckpointError: the text is not of that form, or names a missing tensor.
     """
-    try:
+    with reject_malformed("its state"):
         return _decode(json.loads(tree), tensors, 0)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, RuntimeError) as error:
+
+
+@contextmanager
+def reject_malformed(name: str) -> Iterator[None]:
+    """Turn the errors of parsing malformed data into an InvalidCheckpointError.
+
+    Args:
+        name: the data, for the message.
+    """
+    try:
+        yield
+    # RuntimeError includes RecursionError, which deeply nested JSON raises.
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         raise InvalidCheckpointError(
-            f"its state cannot be read ({type(error).__name__}: {error})"
+            f"{name} cannot be read ({type(error).__name__}: {error})"
         ) from error
 
 

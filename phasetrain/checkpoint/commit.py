@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from phasetrain.checkpoint.codec import reject_malformed
 from phasetrain.engine.position import RunState
 from phasetrain.errors import InvalidCheckpointError
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
@@ -81,7 +82,7 @@ class Manifest:
         Raises:
             InvalidCheckpointError: it is truncated or altered, or of a later format.
         """
-        try:
+        with reject_malformed(MANIFEST):
             content = json.loads(data)
             body = content["body"]
             if content["digest"] != _digest(body):
@@ -101,15 +102,6 @@ class Manifest:
             return cls(
                 **(body | {"files": files, "facts": facts, "sequence": int(body["sequence"])})
             )
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
-            raise InvalidCheckpointError(f"{MANIFEST} cannot be read ({error})") from error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from phasetrain.checkpoint.codec import decode
+from phasetrain.checkpoint.codec import decode, reject_malformed
 from phasetrain.checkpoint.commit import (
     Manifest,
     Saved,
@@ -27,6 +27,7 @@ TREE = "state.json"
 TENSORS = "tensors.safetensors"
 PROMISED = "promised.json"
 INDEX = "shards.json"
+"""Name of the file that lists the file of each shard of each tensor."""
 
 _UNHEALTHY = "its model or loss contains NaN"
 
@@ -218,9 +219,5 @@ class CheckpointReader:
 
 
 def _parse_json(data: bytes | bytearray) -> Any:
-    try:
+    with reject_malformed(PROMISED):
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidCheckpointError(
-            f"{PROMISED} cannot be read ({type(error).__name__}: {error})"
-        ) from error

@@ -23,18 +23,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as save_together
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from phasetrain.checkpoint.codec import assemble_state
+from phasetrain.checkpoint.codec import assemble_state, reject_malformed
 from phasetrain.checkpoint.commit import CheckpointWriter, Manifest, Saved, Verify, read_file
 from phasetrain.checkpoint.contents import WEIGHT_PREFIXES, Draft, FindTargets, SaveGroup
+from phasetrain.checkpoint.reader import INDEX
 from phasetrain.checkpoint.snapshot import DTYPE_OF_NAME, DTYPES, has_nan, parse_safetensors
 from phasetrain.errors import InvalidCheckpointError, SaveError
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
-
-INDEX = "shards.json"
-"""Name of the file that lists the file of each shard of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +54,10 @@ Describe = Callable[[dict[str, FileRecord], bool], Manifest]
 """Makes the manifest from the records of files, and from whether the weights are healthy."""
 
 
-def save_sharded(
-    storage: Storage,
-    root: str,
-    draft: Draft,
-    group: SaveGroup,
-    describe: Describe,
-    *,
-    give_up: Callable[[], bool],
-    before: Callable[[], None],
-) -> Saved | None:
-    """Commit a checkpoint of which each rank writes its shards; a collective call, from a thread.
+@dataclass(eq=False)
+class ShardWriter(StorageWriter):
+    """Writes a checkpoint with one file per rank within the commit protocol, through
+    torch.distributed.checkpoint.
 
     Args:
         storage: file access.
@@ -77,59 +68,47 @@ def save_sharded(
         give_up: polled between operations; True stops the write.
         before: called on rank 0 before anything is written.
 
-    Returns:
-        The checkpoint on rank 0, else None.
-
-    Raises:
-        OSError, SaveError: it failed on one rank, perhaps another one; no trace of it is left.
-        Unfinished: it was given up on one rank; no trace of it is left.
-        RuntimeError: another rank is gone.
-    """
-    assert draft.shards is not None
-    writer = ShardWriter(storage, root, draft, group, describe, give_up=give_up, before=before)
-    # Not flattened: the names are final, and must be the same when the file is read.
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    try:
-        save_together(
-            dict(draft.shards), storage_writer=writer, planner=planner, process_group=group.group
-        )
-    except CheckpointException as error:
-        raise _find_cause(error, group.size) from error
-    finally:
-        writer.close()
-    return writer.saved
-
-
-class ShardWriter(StorageWriter):
-    """Writes one file per rank within the commit protocol, for torch.distributed.checkpoint.
-
-    Args:
-        storage, root, draft, group, describe, give_up, before: see `save_sharded`.
-
     Attributes:
         saved: the checkpoint on rank 0, once it is committed.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        root: str,
-        draft: Draft,
-        group: SaveGroup,
-        describe: Describe,
-        *,
-        give_up: Callable[[], bool],
-        before: Callable[[], None],
-    ) -> None:
-        self._storage = storage
-        self._root = root
-        self._draft = draft
-        self._group = group
-        self._describe = describe
-        self._give_up = give_up
-        self._before = before
-        self._writer: CheckpointWriter | None = None
-        self.saved: Saved | None = None
+    storage: Storage
+    root: str
+    draft: Draft
+    group: SaveGroup
+    describe: Describe
+    give_up: Callable[[], bool]
+    before: Callable[[], None]
+    saved: Saved | None = None
+    _writer: CheckpointWriter | None = None
+
+    def save(self) -> Saved | None:
+        """Commit the checkpoint; a collective call, from a thread.
+
+        Returns:
+            The checkpoint on rank 0, else None.
+
+        Raises:
+            OSError, SaveError: it failed on one rank, perhaps another one; no trace of it is left.
+            Unfinished: it was given up on one rank; no trace of it is left.
+            RuntimeError: another rank is gone.
+        """
+        assert self.draft.shards is not None
+        # Not flattened: the names are final, and must be the same when the file is read.
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        try:
+            save_together(
+                dict(self.draft.shards),
+                storage_writer=self,
+                planner=planner,
+                process_group=self.group.group,
+            )
+        except CheckpointException as error:
+            raise _find_cause(error, self.group.size) from error
+        finally:
+            if self._writer is not None and self.saved is None:
+                self._writer.abandon()
+        return self.saved
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Do nothing: each checkpoint gets a new writer."""
@@ -143,10 +122,10 @@ class ShardWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Create the working folder on rank 0, and send its path to all ranks."""
-        self._before()
-        self._storage.make_folder(self._root)
-        manifest = self._describe({}, True)  # noqa: FBT003 - passed on by position
-        self._writer = CheckpointWriter(self._storage, self._root, manifest)
+        self.before()
+        self.storage.make_folder(self.root)
+        manifest = self.describe({}, True)  # noqa: FBT003 - passed on by position
+        self._writer = CheckpointWriter(self.storage, self.root, manifest)
         # storage_data is the field of a plan that torch leaves to storage implementations.
         return [replace(plan, storage_data=self._writer.working) for plan in plans]
 
@@ -157,13 +136,13 @@ class ShardWriter(StorageWriter):
         return done
 
     def _write_file(self, plan: SavePlan) -> list[WriteResult]:
-        if self._give_up():
-            raise Unfinished(self._root)
-        name = _file_name(self._group.rank, self._group.size)
+        if self.give_up():
+            raise Unfinished(self.root)
+        name = _file_name(self.group.rank, self.group.size)
         # torch resolves each item through the planner; the draft already contains all of them in
         # the layout of the file.
-        data = self._draft.tensors
-        record = self._storage.create(f"{plan.storage_data}/{name}", data, give_up=self._give_up)
+        data = self.draft.tensors
+        record = self.storage.create(f"{plan.storage_data}/{name}", data, give_up=self.give_up)
         file = ShardFile(name, record, not has_nan(data, WEIGHT_PREFIXES))
         return [
             WriteResult(item.index, item.tensor_storage_size() or 0, file) for item in plan.items
@@ -175,18 +154,13 @@ class ShardWriter(StorageWriter):
         written = {_shard_key(one.index): one.storage_data for result in results for one in result}
         files = {one.file: one.record for one in written.values()}
         index = _encode_index(metadata, {key: one.file for key, one in written.items()})
-        texts = {INDEX: index, **self._draft.texts}
+        texts = {INDEX: index, **self.draft.texts}
         for name, data in texts.items():
-            if self._give_up():
-                raise Unfinished(self._root)
-            files[name] = self._storage.create(f"{self._writer.working}/{name}", data)
+            if self.give_up():
+                raise Unfinished(self.root)
+            files[name] = self.storage.create(f"{self._writer.working}/{name}", data)
         is_healthy = all(one.healthy for one in written.values())
-        self.saved = self._writer.publish(self._describe(files, is_healthy))
-
-    def close(self) -> None:
-        """Delete the files of a checkpoint that was not committed."""
-        if self._writer is not None and self.saved is None:
-            self._writer.abandon()
+        self.saved = self._writer.publish(self.describe(files, is_healthy))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
@@ -215,7 +189,7 @@ class ShardedTensors:
         self._folder = folder
         self._manifest = manifest
         self._verify = verify
-        try:
+        with reject_malformed(INDEX):
             tensors = json.loads(index)["tensors"]
             self.metadata = Metadata(
                 {name: _parse_metadata(entry) for name, entry in tensors.items()}
@@ -225,17 +199,6 @@ class ShardedTensors:
                 for name, entry in tensors.items()
                 for chunk in entry["chunks"]
             }
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-            RecursionError,
-        ) as error:
-            raise InvalidCheckpointError(
-                f"{INDEX} cannot be read ({type(error).__name__}: {error})"
-            ) from error
         for file, _ in self.files.values():
             if file not in manifest.files:
                 raise InvalidCheckpointError(
@@ -276,78 +239,24 @@ class ShardedTensors:
         try:
             planner.set_up_planner(dict(targets), self.metadata)
             plan = planner.finish_plan(planner.create_local_plan())
-            ShardReader(self).read_data(plan, planner).wait()
+            self._copy_slices(plan, planner)
         except (ValueError, RuntimeError, KeyError) as error:
             raise InvalidCheckpointError(
                 f"its tensors cannot be read ({type(error).__name__}: {error})"
             ) from error
 
-    def read_file(self, file: str) -> dict[str, Tensor]:
-        """Return the tensors of a file, verified while it is read."""
-        data = read_file(
-            self._storage, self._folder, file, self._manifest.files[file], self._verify
-        )
-        try:
-            return parse_safetensors(data)
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            OverflowError,
-            RecursionError,
-            RuntimeError,
-        ) as error:
-            raise InvalidCheckpointError(
-                f"{file} cannot be read ({type(error).__name__}: {error})"
-            ) from error
-
-
-class ShardReader(StorageReader):
-    """Reads shards from the files of a checkpoint, each file once.
-
-    Args:
-        shards: the tensors of the checkpoint.
-    """
-
-    def __init__(self, shards: ShardedTensors) -> None:
-        self._shards = shards
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: each checkpoint gets a new reader."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the tensors and their shards."""
-        return self._shards.metadata
-
-    def set_up_storage_reader(
-        self,
-        metadata: Metadata,
-        is_coordinator: bool,  # noqa: FBT001 - torch passes it so
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """Do nothing: the metadata comes from the index."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+    def _copy_slices(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Copy the planned slices to their targets."""
         # Grouped by file, so that the content of only one file is in memory at a time.
         items: dict[str, list[Any]] = {}
         for item in plan.items:
-            file, _ = self._shards.files[_shard_key(item.storage_index)]
+            file, _ = self.files[_shard_key(item.storage_index)]
             items.setdefault(file, []).append(item)
         for file, wanted in items.items():
-            tensors = self._shards.read_file(file)
+            tensors = self.read_file(file)
             for item in wanted:
                 source = tensors[item.storage_index.fqn]
-                _, shape = self._shards.files[_shard_key(item.storage_index)]
+                _, shape = self.files[_shard_key(item.storage_index)]
                 if source.shape != shape:
                     raise ValueError(
                         f"{file} has another shard of {item.storage_index.fqn!r} than {INDEX} says"
@@ -357,14 +266,14 @@ class ShardReader(StorageReader):
                 ):
                     source = source.narrow(dim, start, length)
                 planner.resolve_tensor(item).detach().copy_(source)
-        done: Future[None] = Future()  # torch expects a future, also for a blocking read
-        done.set_result(None)
-        return done
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Accept every name."""
-        return True
+    def read_file(self, file: str) -> dict[str, Tensor]:
+        """Return the tensors of a file, verified while it is read."""
+        data = read_file(
+            self._storage, self._folder, file, self._manifest.files[file], self._verify
+        )
+        with reject_malformed(file):
+            return parse_safetensors(data)
 
 
 def _file_name(rank: int, size: int) -> str:

@@ -7,7 +7,7 @@ begin to differ.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -72,21 +72,8 @@ class PendingRecord:
     norm: float | Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class RankRecord:
-    """The record of an update on one rank, with the sample indices themselves."""
-
-    updates: int
-    phase: int
-    step: int
-    samples: int
-    flags: int
-    ids: bytes
-    content: int
-    weights: int
-    loss: float
-    norm: float
-    lr: float
+RankRecord = tuple[LedgerRecord, bytes]
+"""The record of an update on one rank without `ids`, and the bytes of its sample indices."""
 
 
 @HOOKS.register("ledger")
@@ -124,7 +111,6 @@ class LedgerHook(Hook):
         self._file: LogFile | None = None
         self._is_main = True
         self._records = 0
-        self._warned = False
         self._pending: list[PendingRecord] = []
         self._skipped: set[int] = set()
         self._parameters: list[Tensor] = []
@@ -286,12 +272,7 @@ class LedgerHook(Hook):
         lines = [merge_ranks(records) for records in zip(*by_rank, strict=True)]
         self._file.write(b"".join(lines))
         self._records += len(lines)
-        error = self._file.flush()
-        if error is not None and not self._warned:
-            log.warning(
-                "%s cannot be written: %s; records are kept in memory until it can", FILE, error
-            )
-        self._warned = error is not None
+        self._file.flush_or_warn()
 
     def _finish_records(self, pending: Sequence[PendingRecord]) -> Iterator[RankRecord]:
         """Yield the records of this rank, with one copy per device and type for all of them."""
@@ -319,19 +300,20 @@ class LedgerHook(Hook):
                 content = row.content
             elif row.flags & SAMPLED:
                 content = hash_pieces(row.content)
-            yield RankRecord(
+            record = LedgerRecord(
                 updates=row.updates,
                 phase=row.phase,
                 step=row.step,
                 samples=row.samples,
                 flags=row.flags | (SKIPPED if row.updates in skipped else 0),
-                ids=b"".join(row.ids),
+                ids=0,
                 content=content,
                 weights=hash_pieces(row.weights),
                 loss=next(numbers) if isinstance(row.loss, Tensor) else row.loss,
                 norm=next(numbers) if isinstance(row.norm, Tensor) else row.norm,
                 lr=row.lr,
             )
+            yield record, b"".join(row.ids)
 
 
 def truncate_ledger(file: LogFile, covered: int) -> int:
@@ -362,25 +344,14 @@ def merge_ranks(records: Sequence[RankRecord]) -> bytes:
     The hash of the sample indices does not depend on the number of ranks; the hash of the content
     does. Everything else is the value of rank 0.
     """
-    first = records[0]
+    first, _ = records[0]
     content = first.content
     flags = first.flags
     if len(records) > 1:
         flags |= len(records) << PROCESSES_SHIFT
         if flags & (SAMPLED | FULL):
-            content = hash_bytes(b"".join(one.content.to_bytes(8, "little") for one in records))
-    record = LedgerRecord(
-        updates=first.updates,
-        phase=first.phase,
-        step=first.step,
-        samples=first.samples,
-        flags=flags,
-        # The indices are joined, not their hashes, so that every world size gives the same hash.
-        ids=hash_bytes(b"".join(one.ids for one in records)),
-        content=content,
-        weights=first.weights,
-        loss=first.loss,
-        norm=first.norm,
-        lr=first.lr,
-    )
-    return record.encode()
+            contents = (record.content.to_bytes(8, "little") for record, _ in records)
+            content = hash_bytes(b"".join(contents))
+    # The indices are joined, not their hashes, so that every world size gives the same hash.
+    ids = hash_bytes(b"".join(indices for _, indices in records))
+    return replace(first, ids=ids, flags=flags, content=content).encode()

@@ -1,7 +1,6 @@
 """Writes metrics.jsonl: one JSON object per logged step and per phase."""
 
 import json
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -14,8 +13,6 @@ from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.meters.base import metric_directions
 from phasetrain.runs.records import METRICS
 from phasetrain.runtime.storage import LogFile
-
-log = logging.getLogger(__name__)
 
 
 @HOOKS.register("metrics")
@@ -39,7 +36,6 @@ class Metrics(Hook):
             raise ValueError(f"every_updates = {every_updates}: expected at least 1")
         self.every_updates = every_updates
         self._file: LogFile | None = None
-        self._warned = False
         self._offset = 0
         self._last_logged = _Reading()
         self._phase_began = 0.0
@@ -50,17 +46,8 @@ class Metrics(Hook):
         if not run.world.is_main:
             return
         self._file = run.folder.log(METRICS)
-        if self._file.size < self._offset:
-            log.warning(
-                "%s has %d bytes, the checkpoint covers %d: earlier lines are lost",
-                self._file.path,
-                self._file.size,
-                self._offset,
-            )
-            # Up to the last complete line, since the next one would be appended to a torn one.
-            self._offset = self._file.read().rfind(b"\n") + 1
         # The steps after the checkpoint are repeated, and would be in the file twice.
-        self._file.truncate(self._offset)
+        self._offset = self._file.truncate_lines(self._offset)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Start the clock of the phase."""
@@ -82,11 +69,7 @@ class Metrics(Hook):
         self.record(
             {
                 "kind": "step",
-                "updates": state.updates,
-                "phase": phase.index,
-                "split": phase.split,
-                "epoch": phase.epoch,
-                "step": state.step,
+                **describe_position(run, phase, state.step),
                 "samples": state.samples,
                 "loss": _encode_number(float(out.loss)),
                 "lr": run.task.updater.lr,
@@ -141,14 +124,26 @@ class Metrics(Hook):
         self._offset += len(line)
 
     def _flush(self) -> None:
-        error = None if self._file is None else self._file.flush()
-        if error is not None and not self._warned:
-            log.warning(
-                "%s cannot be written now: %s; lines are kept in memory until it can",
-                METRICS,
-                error,
-            )
-        self._warned = error is not None
+        if self._file is not None:
+            self._file.flush_or_warn()
+
+
+def record_line(run: Run, line: dict[str, Any]) -> None:
+    """Append a line to metrics.jsonl through the hook `metrics`, if the run has one."""
+    for hook in run.hooks.by_label.values():
+        if isinstance(hook, Metrics):
+            hook.record(line)
+
+
+def describe_position(run: Run, phase: Phase, step: int) -> dict[str, Any]:
+    """Return the entries of a line that say where in the plan it was written."""
+    return {
+        "updates": run.state.updates,
+        "phase": phase.index,
+        "split": phase.split,
+        "epoch": phase.epoch,
+        "step": step,
+    }
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.metrics import Metrics
+from phasetrain.hooks.metrics import record_line
 from phasetrain.models.sources import WeightSource, parse_sources, read_source
 from phasetrain.models.weights import LoadReport, WeightMatcher, broadcast_tensors, model_tensors
 from phasetrain.runtime.storage import TEMPORARY
@@ -139,15 +139,17 @@ class ReloadWeights(Hook):
         log.info(
             "update %d: %d tensors from %s/%s", run.state.updates, len(new), self.folder, self._last
         )
-        record = {
-            "kind": "reload",
-            "updates": run.state.updates,
-            "phase": run.state.phase,
-            "step": run.state.step,
-        }
-        for hook in run.hooks.by_label.values():
-            if isinstance(hook, Metrics):
-                hook.record(record | {"file": self._last, "digest": digest})
+        record_line(
+            run,
+            {
+                "kind": "reload",
+                "updates": run.state.updates,
+                "phase": run.state.phase,
+                "step": run.state.step,
+                "file": self._last,
+                "digest": digest,
+            },
+        )
 
     def _choose_file(
         self, run: Run, own: Mapping[str, Tensor], values: dict[str, Tensor]

@@ -16,7 +16,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.metrics import Metrics
+from phasetrain.hooks.metrics import Metrics, describe_position, record_line
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.format import join_first
 
@@ -129,16 +129,8 @@ class Activations(Hook):
         if state.updates != self._update or not self._statistics:
             self._warn_missing_line()
             return
-        place = {
-            "phase": phase.index,
-            "split": phase.split,
-            "epoch": phase.epoch,
-            "step": state.step,
-        }
-        line = {"kind": "activations", "updates": state.updates, **place, **self._statistics.take()}
-        for hook in run.hooks.by_label.values():
-            if isinstance(hook, Metrics):
-                hook.record(line)
+        position = describe_position(run, phase, state.step)
+        record_line(run, {"kind": "activations", **position, **self._statistics.take()})
 
     def close(self) -> None:
         """Remove the module hooks."""

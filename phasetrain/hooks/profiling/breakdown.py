@@ -8,7 +8,7 @@ from typing import Any
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.metrics import Metrics
+from phasetrain.hooks.metrics import describe_position, record_line
 from phasetrain.hooks.profiling.breakdown_tables import (
     flop_rates,
     make_tables,
@@ -179,20 +179,12 @@ class Breakdown(Hook):
         totals = self._times.totals[phase.split]
         new = totals.subtract(self._recorded.get(phase.split, StepTotals()))
         self._recorded[phase.split] = totals.copy()
-        position = {
-            "updates": run.state.updates,
-            "phase": phase.index,
-            "split": phase.split,
-            "epoch": phase.epoch,
-        }
         figures: dict[str, Any] = {"steps": new.steps, "seconds": round_parts(new.seconds)}
         if new.device_seconds:
             figures["device_seconds"] = round_parts(new.device_seconds)
         figures |= flop_rates(new, self.peak_flops)
-        line = {"kind": "breakdown", **position, "step": step, "time": figures}
-        for hook in run.hooks.by_label.values():
-            if isinstance(hook, Metrics):
-                hook.record(line)
+        position = describe_position(run, phase, step)
+        record_line(run, {"kind": "breakdown", **position, "time": figures})
 
     def _print_summary(self) -> None:
         for title, head, rows in make_tables(

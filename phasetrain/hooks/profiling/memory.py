@@ -12,7 +12,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
-from phasetrain.hooks.metrics import Metrics
+from phasetrain.hooks.metrics import describe_position, record_line
 from phasetrain.hooks.profiling.resource_usage import (
     NOT_LINUX,
     GpuReader,
@@ -174,18 +174,8 @@ class Memory(Hook):
         peaks = self._peaks.setdefault(phase.split, {})
         peaks |= {name: max(value, peaks.get(name, value)) for name, value in values.items()}
         self._updates = run.state.updates
-        line = {
-            "kind": "memory",
-            "updates": run.state.updates,
-            "phase": phase.index,
-            "split": phase.split,
-            "epoch": phase.epoch,
-            "step": step,
-            "time": {"at": time.time(), **values},
-        }
-        for hook in run.hooks.by_label.values():
-            if isinstance(hook, Metrics):
-                hook.record(line)
+        position = describe_position(run, phase, step)
+        record_line(run, {"kind": "memory", **position, "time": {"at": time.time(), **values}})
 
     def _write_snapshot(self) -> None:
         folder = self._folder

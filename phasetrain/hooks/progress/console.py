@@ -5,8 +5,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ import torch
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.hooks.profiling.resource_usage import resident_bytes
 from phasetrain.hooks.progress.eta import EtaEstimator
 from phasetrain.hooks.progress.phase_lines import PhaseLines
 from phasetrain.hooks.progress.results import COLUMNS, Results
@@ -53,7 +52,7 @@ class ConsoleView(Hook):
         self.every_seconds = every_seconds
         self._interval = 0.5 if terminal.live else every_seconds
         self._lines = PhaseLines(terminal)
-        self._eta: EtaEstimator | None = None
+        self._eta = EtaEstimator()
         self._due = 0.0
         self._last_line = 0.0
         self._phase_began = 0.0
@@ -67,7 +66,6 @@ class ConsoleView(Hook):
 
     def on_start(self, run: Run) -> None:
         """Start the clock, and the live view on a terminal."""
-        self._eta = EtaEstimator(run.plan)
         self._last_line = time.perf_counter()
         self._lines.epochs = run.plan.epochs
         self.terminal.start_live(lambda: self._make_view(run))
@@ -76,7 +74,6 @@ class ConsoleView(Hook):
         """Start the clock of the phase; before a train phase, print the pending lines."""
         if phase.is_train:
             self._lines.end()
-        assert self._eta is not None
         self._starts_split = self._eta.enter(phase, run.state.step, run.plan)
         self._phase_began = time.perf_counter()
         self._waited = run.clock.seconds()["data"]
@@ -93,7 +90,6 @@ class ConsoleView(Hook):
             return
         if self._starts_split:
             self._starts_split = False
-            assert self._eta is not None
             self._eta.begin(run.state.step)
             self._waited = run.clock.seconds()["data"]
         interval = self._interval
@@ -107,7 +103,6 @@ class ConsoleView(Hook):
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Print the line of the phase."""
-        assert self._eta is not None
         self._eta.leave()
         for name, value in metrics.items():
             direction = metric_direction(name, run.task.meters)
@@ -149,7 +144,7 @@ class ConsoleView(Hook):
 
     def _print_estimate(self, run: Run, min_seconds: float) -> None:
         """Print the remaining time once, after `min_seconds` of training were timed."""
-        if self._estimate_printed or self._eta is None:
+        if self._estimate_printed:
             return
         timed = self._eta.train_steps(run.state.step)
         left = None
@@ -186,7 +181,6 @@ class ConsoleView(Hook):
 
     def _format_facts(self, run: Run, phase: Phase) -> tuple[str, ...]:
         """Return loss, learning rate, speed, and memory as text, the most important first."""
-        assert self._eta is not None
         rate, elapsed = self._eta.measure_rate(run.state.step)
         facts = [f"loss {self._loss}", f"lr {self._lr}"] if self._loss else []
         if rate:
@@ -211,9 +205,9 @@ class ConsoleView(Hook):
         return View(bars, self._format_facts(run, phase), self._lines.pending())
 
 
-def format_remaining(eta: EtaEstimator | None, step: int) -> tuple[str, str]:
+def format_remaining(eta: EtaEstimator, step: int) -> tuple[str, str]:
     """Return the remaining time of the phase and of the run as text, empty if not known yet."""
-    remaining = None if eta is None else eta.estimate_remaining(step)
+    remaining = eta.estimate_remaining(step)
     if remaining is None:
         return ("", "")
     return (format_duration(remaining[0]), format_duration(remaining[1]))
@@ -223,9 +217,9 @@ def format_memory(device: torch.device) -> str:
     """Return the memory that torch has reserved on a CUDA device, or else the resident set size."""
     if device.type == "cuda":
         return f"{format_bytes(torch.cuda.memory_reserved(device))} on the device"
-    with suppress(OSError, ValueError, IndexError):
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-        return format_bytes(pages * os.sysconf("SC_PAGE_SIZE"))
+    resident = resident_bytes([os.getpid()])
+    if resident:
+        return format_bytes(resident)
     # No /proc: macOS, where only the peak is known, and in bytes instead of KiB.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f"{format_bytes(peak * (1 if sys.platform == 'darwin' else 2**10))} at most"

@@ -1,4 +1,4 @@
-"""TimedSteps of a run, and estimates of the remaining time."""
+"""Times the steps of a run and estimates the remaining time."""
 
 import time
 from collections import Counter
@@ -19,13 +19,9 @@ class EtaEstimator:
     """Times the steps of each split and estimates the remaining time.
 
     The first step of a split in an attempt is not timed: it starts workers and fills caches.
-
-    Args:
-        plan: every phase.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self) -> None:
         self._speeds: dict[str, TimedSteps] = {}
         self._later: Counter[str] = Counter()
         self._phase: Phase | None = None
@@ -35,7 +31,6 @@ class EtaEstimator:
 
     def enter(self, phase: Phase, step: int, plan: Plan) -> bool:
         """Begin a phase at `step`; return whether `begin` has to be called after its first step."""
-        self._plan = plan
         self._phase = phase
         self._later = Counter()
         for later in plan.phases[phase.index + 1 :]:

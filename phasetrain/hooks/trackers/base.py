@@ -4,7 +4,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
@@ -44,15 +44,6 @@ class Record:
             own.get(name, f"{self.split}/{name}"): value for name, value in self.values.items()
         }
         return values | {f"time/{name}": value for name, value in self.speeds.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Record":
-        """Return the record that `to_json` wrote."""
-        return cls(**data)
 
 
 class Tracker(Hook):
@@ -113,6 +104,15 @@ def _make_record(
     values: Mapping[str, float],
     speeds: Mapping[str, float],
 ) -> Record:
-    state = run.state
-    where = (phase.split, phase.index, phase.epoch, step, state.updates, state.samples)
-    return Record(kind, *where, values, time.time(), speeds)
+    return Record(
+        kind=kind,
+        split=phase.split,
+        phase=phase.index,
+        epoch=phase.epoch,
+        step=step,
+        updates=run.state.updates,
+        samples=run.state.samples,
+        values=values,
+        at=time.time(),
+        speeds=speeds,
+    )

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from typing import Any
 from phasetrain.hooks.base import HOOKS, Run
 from phasetrain.hooks.trackers.base import Record, Tracker
 from phasetrain.runtime.storage import LogFile
-
-log = logging.getLogger(__name__)
 
 POSITION = ("updates", "epoch", "phase", "step", "samples")
 """First columns of every table; the last one is `at`, in seconds since 1970."""
@@ -48,7 +45,6 @@ class CSV(Tracker):
     def __init__(self, every_updates: int = 10) -> None:
         super().__init__(every_updates)
         self._tables: dict[str, _Table] = {}
-        self._warned = False
 
     def on_start(self, run: Run) -> None:
         """Truncate the tables to the checkpoint, and remove tables that started after it."""
@@ -61,13 +57,7 @@ class CSV(Tracker):
                 storage.remove(f"{root}/{name}")
         for name, table in self._tables.items():
             table.file = run.folder.log(f"csv/{name}")
-            if table.file.size < table.size:
-                log.warning(
-                    "%s is shorter than at the checkpoint: some rows are lost", table.file.path
-                )
-                # Up to the last complete row, since the next one would be appended to a torn one.
-                table.size = table.file.read().rfind(b"\n") + 1
-            table.file.truncate(table.size)
+            table.size = table.file.truncate_lines(table.size)
             if not table.size:
                 self._append_row(table, (*POSITION, *table.columns, "at"))
 
@@ -133,14 +123,9 @@ class CSV(Tracker):
         table.size += len(line)
 
     def _flush_tables(self) -> None:
-        errors = [
-            error for table in self._tables.values() if table.file and (error := table.file.flush())
-        ]
-        if errors and not self._warned:
-            log.warning(
-                "csv/ cannot be written: %s; rows are kept in memory until it can", errors[0]
-            )
-        self._warned = bool(errors)
+        for table in self._tables.values():
+            if table.file is not None:
+                table.file.flush_or_warn()
 
 
 def _file_name(stem: str, number: int) -> str:

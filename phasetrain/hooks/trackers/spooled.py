@@ -118,7 +118,7 @@ class Spool:
                 self._number += 1
                 self._offset = file.tell()
                 if self._number > first:
-                    yield Record.from_json(json.loads(line))
+                    yield Record(**json.loads(line))
 
 
 class Sender:
@@ -293,7 +293,6 @@ class SpooledTracker(Tracker):
         self._size = 0
         self._saving = 0
         self._ending: Ending = "failed"
-        self._warned = False
 
     @abstractmethod
     def make_backend(self, target: Target) -> Backend:
@@ -326,7 +325,7 @@ class SpooledTracker(Tracker):
         """Append a record to the spool."""
         if self._file is None:
             return
-        line = (json.dumps(record.to_json()) + "\n").encode()
+        line = (json.dumps(vars(record)) + "\n").encode()
         self._file.write(line)
         self._lines += 1
         self._size += len(line)
@@ -420,33 +419,27 @@ class SpooledTracker(Tracker):
         """Truncate the spool and return its identity; a damaged spool is started again."""
         content = file.read()
         identity = _read_identity(content)
-        if not identity or (self._size and len(content) < self._size):
+        if identity and len(content) >= self._size:
+            head = content[: content.index(b"\n") + 1]
+            file.truncate(self._size or len(head))
+        else:
             if self._size:
                 log.warning("%s is damaged: HOOKS.%s starts a new run", file.path, self.kind)
             # The backend has records under the old identity that this spool lacks.
             identity = uuid4().hex[:12]
-            head = b""
-            file.truncate(0)
-        else:
-            head = content[: content.index(b"\n") + 1]
-            file.truncate(self._size or len(head))
-        if not head or not self._size:
-            self._lines = 0
-        if not head:
             head = (json.dumps({"kind": self.kind, "run": identity}) + "\n").encode()
+            file.truncate(0)
             file.write(head)
             self._size = 0
-        self._size = self._size or len(head)
+        if not self._size:
+            self._lines = 0
+            self._size = len(head)
         file.sync()  # the backend must never see an identity that a crash could lose
         return identity
 
     def _flush_spool(self) -> None:
-        error = None if self._file is None else self._file.flush()
-        if error is not None and not self._warned:
-            log.warning(
-                "%s.jsonl cannot be written: %s; records are kept in memory", self.kind, error
-            )
-        self._warned = error is not None
+        if self._file is not None:
+            self._file.flush_or_warn()
 
 
 def _read_identity(content: bytes) -> str:

@@ -1,9 +1,12 @@
 """Append-only files that can be truncated, and that survive a full disk."""
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Lock
+
+log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 8192
 """Bytes that are collected before they are written, unless `flush` is called."""
@@ -22,6 +25,7 @@ class LogFile(ABC):
         self._pending = bytearray()
         self._written = size
         self._lock = Lock()
+        self._warned = False
 
     @property
     def size(self) -> int:
@@ -40,6 +44,17 @@ class LogFile(ABC):
         with self._lock:
             return self._write_pending()
 
+    def flush_or_warn(self) -> None:
+        """Write everything to the file, or log a warning, once until it can be written again."""
+        error = self.flush()
+        if error is not None and not self._warned:
+            log.warning(
+                "%s cannot be written now: %s; new lines are kept in memory until it can",
+                self.path,
+                error,
+            )
+        self._warned = error is not None
+
     def sync(self) -> None:
         """Make everything durable.
 
@@ -57,6 +72,23 @@ class LogFile(ABC):
             self._pending.clear()
             self._truncate_to(size)
             self._written = size
+
+    def truncate_lines(self, covered: int) -> int:
+        """Truncate the file to the bytes that a checkpoint covers, and return its size.
+
+        A file that has become shorter is truncated to its last complete line, with a warning.
+        """
+        if self.size < covered:
+            log.warning(
+                "%s has %d bytes, the checkpoint covers %d: earlier lines are lost",
+                self.path,
+                self.size,
+                covered,
+            )
+            # The next line would be appended to a torn one.
+            covered = self.read().rfind(b"\n") + 1
+        self.truncate(covered)
+        return covered
 
     def close(self) -> None:
         """Write the remaining bytes if possible, and close the file."""

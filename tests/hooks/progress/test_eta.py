@@ -35,7 +35,7 @@ def plan() -> Plan:
 
 
 def test_the_first_step_does_not_count(time: Time, plan: Plan) -> None:
-    pace = EtaEstimator(plan)
+    pace = EtaEstimator()
     assert pace.enter(plan.phases[0], 0, plan)
     time.now += 60.0  # compiling
     assert pace.estimate_remaining(1) is None
@@ -49,7 +49,7 @@ def test_the_first_step_does_not_count(time: Time, plan: Plan) -> None:
 
 
 def test_tests_have_a_speed_of_their_own(time: Time, plan: Plan) -> None:
-    pace = EtaEstimator(plan)
+    pace = EtaEstimator()
     pace.enter(plan.phases[0], 0, plan)
     pace.begin(1)
     time.now += 18.0
@@ -65,7 +65,7 @@ def test_tests_have_a_speed_of_their_own(time: Time, plan: Plan) -> None:
 
 
 def test_after_a_resume_it_times_what_this_attempt_does(time: Time, plan: Plan) -> None:
-    pace = EtaEstimator(plan)
+    pace = EtaEstimator()
     pace.enter(plan.phases[4], 6, plan)
     pace.begin(7)
     time.now += 3.0

@@ -58,7 +58,7 @@ class Journal:
         for number, record in enumerate(records, first):
             self.fail()
             with open(self.path, "a") as file:
-                file.write(json.dumps({"number": number, **record.to_json()}) + "\n")
+                file.write(json.dumps({"number": number, **vars(record)}) + "\n")
 
     def note(self, name: str, value: str) -> None:
         self.notes[name] = value
@@ -133,7 +133,7 @@ def test_names() -> None:
     }  # fmt: skip
     phase = Record("phase", "test@ema", 1, 0, 4, 2, 48, {"accuracy": 0.5, "loss": 1.0}, 8.0)
     assert phase.values_by_name() == {"test@ema/accuracy": 0.5, "test@ema/loss": 1.0}
-    assert Record.from_json(json.loads(json.dumps(step.to_json()))) == step
+    assert Record(**json.loads(json.dumps(vars(step)))) == step
 
 
 class TestExactlyOnce:
@@ -220,7 +220,7 @@ class TestFailing:
         monkeypatch.setattr(spooled, "FIRST_DELAY", 0.01)
         made = [Record("step", "train", 0, 0, n, n, n, {"loss": 1.0}, 0.0) for n in range(1, 21)]
         (tmp_path / "spool").write_text(
-            "".join(f"{json.dumps(line)}\n" for line in [{}, *(r.to_json() for r in made)])
+            "".join(f"{json.dumps(line)}\n" for line in [{}, *(vars(r) for r in made)])
         )
         journal = Flaky(tmp_path / "journal")
         Journal(tmp_path / "journal").send(0, made[:has])
