@@ -28,6 +28,17 @@ TENSOR = "$tensor"
 TUPLE = "$tuple"
 ITEMS = "$items"
 FLOAT = "$float"
+# RuntimeError includes RecursionError, which deeply nested JSON raises.
+PARSING_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+)
+"""Exceptions raised while malformed data is parsed."""
+
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -129,8 +140,7 @@ def reject_malformed(name: str) -> Iterator[None]:
     """
     try:
         yield
-    # RuntimeError includes RecursionError, which deeply nested JSON raises.
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+    except PARSING_ERRORS as error:
         raise InvalidCheckpointError(
             f"{name} cannot be read ({type(error).__name__}: {error})"
         ) from error
