@@ -123,18 +123,18 @@ def check_compilable(
 
 
 class CompiledModel(nn.Module):
-    """Calls a network through torch.compile; the network and its state are unchanged.
+    """Calls a model through torch.compile; the model and its state are unchanged.
 
     Args:
-        network: the network to call.
+        model: the model to call.
         settings: how it is compiled.
 
     Raises:
-        ConfigError: there is no such backend, mode or option; from `forward`: the network cannot be
+        ConfigError: there is no such backend, mode or option; from `forward`: the model cannot be
             compiled.
     """
 
-    def __init__(self, network: nn.Module, settings: CompileSettings) -> None:
+    def __init__(self, model: nn.Module, settings: CompileSettings) -> None:
         super().__init__()
         import torch._dynamo  # takes seconds, so only if a run compiles
 
@@ -147,7 +147,7 @@ class CompiledModel(nn.Module):
             )
         # Graphs of earlier runs in this process would count towards torch's recompile limit.
         torch.compiler.reset()
-        self.network = network
+        self.model = model
         self._backend = settings.backend
         self._error = torch._dynamo.exc.TorchDynamoException
         self._limit = torch._dynamo.exc.FailOnRecompileLimitHit
@@ -157,7 +157,7 @@ class CompiledModel(nn.Module):
             self._compiled: Callable[..., Any] = torch.compile(
                 # The bound call instead of the module: torch.compile of a module returns a wrapper
                 # whose state dict has the prefix `_orig_mod.`.
-                network.__call__,
+                model.__call__,
                 # Kernels for exact shapes. With dynamic shapes torch switches to general kernels
                 # at the second shape, so bits would depend on the batches that came before.
                 dynamic=False,
@@ -172,7 +172,7 @@ class CompiledModel(nn.Module):
             ) from error
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the network."""
+        """Return the output of the model."""
         try:
             with self._strict():
                 return self._compiled(*args, **kwargs)

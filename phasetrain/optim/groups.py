@@ -51,12 +51,12 @@ class Group:
         """Number of scalars."""
         return sum(weight.parameter.numel() for weight in self.weights)
 
-    def as_given(self) -> dict[str, Any]:
+    def to_param_group(self) -> dict[str, Any]:
         """Return the group as optimizers of torch take it."""
         return {"params": [weight.parameter for weight in self.weights], **self.options}
 
 
-def weights_of(*modules: nn.Module) -> list[Weight]:
+def list_weights(*modules: nn.Module) -> list[Weight]:
     """Return the parameters of modules that require a gradient, each once."""
     seen: set[int] = set()
     found = []
@@ -105,7 +105,9 @@ def group_weights(
     if layer_decay is not None:
         layers = _layers(weights)
     last = max(layers.values(), default=0)
-    found = [chosen(rule, weights, f"{where}[{number}]") for number, rule in enumerate(rules)]
+    found = [
+        select_weights(rule, weights, f"{where}[{number}]") for number, rule in enumerate(rules)
+    ]
     groups: dict[str, Group] = {}
     for weight in weights:
         options: dict[str, Any] = {}
@@ -158,7 +160,7 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
                 )
 
 
-def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
+def tabulate(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
     """Yield a row for each group: its options, how many weights, how many scalars, and the first
     few names."""
     for group in groups:
@@ -171,7 +173,7 @@ def table(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
         yield options, str(len(group.weights)), f"{group.entries:,}", names
 
 
-def apart(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Group]:
+def split_by_note(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Group]:
     """Return groups in which all weights have the same note.
 
     Fused kernels of torch take a group whose weights make their first update together, and no
@@ -198,7 +200,7 @@ def patterns(value: str | Sequence[str]) -> list[str]:
     return list(value)
 
 
-def chosen(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
+def select_weights(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
     """Return the names of the weights that a rule chooses.
 
     Raises:

@@ -7,7 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError
-from phasetrain.optim.groups import SELECTORS, Weight, chosen
+from phasetrain.optim.groups import SELECTORS, Weight, select_weights
 
 MAIN = ""
 """Label of the optimizer that OPTIMIZER itself names; it has the weights that no rule of
@@ -134,7 +134,7 @@ def assign_weights(
     owners: dict[str, str] = {}
     for label, rule in others.items():
         selectors = {key: rule[key] for key in (*SELECTORS, "name") if key in rule}
-        names = chosen(selectors, weights, f"{where}.others.{label}")
+        names = select_weights(selectors, weights, f"{where}.others.{label}")
         for name in sorted(names & owners.keys()):
             raise ConfigError(
                 f"{where}.others: {name} is chosen by two optimizers, {owners[name]} and {label}; "

@@ -46,8 +46,8 @@ class Task(Passes, TaskState, Predictor):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._train_model = parts.model if parts.network is None else parts.network
-        self._train_loss = parts.loss if parts.criterion is None else parts.criterion
+        self._train_model = parts.model if parts.train_model is None else parts.train_model
+        self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
         # A plain attribute, so that a profiler can wrap it, see `around`.
         self._move: Callable[[list[Batch]], list[Batch]] = self._move_to_device
 
@@ -80,8 +80,8 @@ class Task(Passes, TaskState, Predictor):
             self._logged = logging_loss(self.loss)
         self.model.train(phase.is_train)
         self.loss.train(phase.is_train)
-        if phase.is_train and parts.holds is not None:
-            parts.holds.begin_stage(phase.stage)
+        if phase.is_train and parts.freeze_schedule is not None:
+            parts.freeze_schedule.begin_stage(phase.stage)
         # Before every test and not saved: a resume at the test computes the same statistics again.
         if phase.weights:
             average = parts.averages[phase.weights]
@@ -107,13 +107,13 @@ class Task(Passes, TaskState, Predictor):
 
     def begin_update(self, at: Position) -> None:
         """Set the scheduled options of the optimizers, and the weights that are frozen."""
-        held = None
-        if self.parts.holds is not None:
-            held = self.parts.holds.frozen_tensors(at.updates, at.stage)
+        frozen = None
+        if self.parts.freeze_schedule is not None:
+            frozen = self.parts.freeze_schedule.frozen_tensors(at.updates, at.stage)
         for updater in self.updaters.values():
             updater.schedule(at.where, at.stage, at.within)
-            if held is not None:
-                updater.gradients.held = held
+            if frozen is not None:
+                updater.gradients.frozen = frozen
 
     def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
         """Make one update from the micro-batches of a step; return the output for `on_step`."""

@@ -12,7 +12,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
-from phasetrain.optim.averaging.averages import SWA, Average, noting, set_statistics
+from phasetrain.optim.averaging.averages import SWA, Average, record_statistics, set_statistics
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def refresh_batch_norm(
             # In this process and not by the workers, which may be prefetching the next train phase.
             batch = loader.read(draw)
             found = list[Tensor]()
-            with noting(average.norms, found):
+            with record_statistics(average.norms, found):
                 compute(batch, Position(TRAIN, 0, step, 0.0))
             own.append((step, world.rank, micro, batch.size, found[0]))
     rows = sorted(

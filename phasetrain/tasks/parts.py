@@ -53,7 +53,7 @@ class Parts:
     """Everything that the builder makes from the config for a task.
 
     Attributes:
-        model: the network.
+        model: the model.
         loss: called as `loss(output, target)`; returns a mean over samples.
         meters: label -> meter.
         updater: updater of all weights, or of those that no other updater has; None without
@@ -67,12 +67,13 @@ class Parts:
         train_meters: whether meters also measure train phases.
         groups: rows of the table of parameter groups: options, weights, scalars, names.
         strategy: how ranks share an update; None: a single process.
-        network: model as the strategy wraps it for training; None if it does not.
-        criterion: loss as the strategy wraps it for training; None if it does not.
+        train_model: model as called in training, after the strategy's wrapper and compilation;
+            None without training.
+        train_loss: loss as called in training; None without training.
         losses: loss of each stage of PHASES.stages; empty if it never changes.
         weights: report of the weights loaded through MODEL.weights, as JSON data; None without.
         batch_transforms: transforms of micro-batches in training, for each stage; empty without.
-        holds: which weights are frozen in which update; None if none are.
+        freeze_schedule: which weights are frozen in which update; None if none are.
         averages: averages of the model's weights by name.
         other_updaters: label in OPTIMIZER.others -> its updater, for a task with
             `separate_updaters`.
@@ -92,12 +93,12 @@ class Parts:
     train_meters: bool = True
     groups: Sequence[tuple[str, str, str, str]] = ()
     strategy: Strategy | None = None
-    network: nn.Module | None = None
-    criterion: nn.Module | None = None
+    train_model: nn.Module | None = None
+    train_loss: nn.Module | None = None
     losses: Sequence[nn.Module] = ()
     weights: Mapping[str, Any] | None = None
     batch_transforms: Sequence[PairPipeline] = ()
-    holds: FreezeSchedule | None = None
+    freeze_schedule: FreezeSchedule | None = None
     averages: Mapping[str, Average] = field(default_factory=dict)
     other_updaters: Mapping[str, Updater] = field(default_factory=dict)
     known_facts: Mapping[str, Any] = field(default_factory=dict)

@@ -212,7 +212,7 @@ class TestRefused:
             ),
             (
                 ["MODEL.freeze=['*']"],
-                r"^MODEL.freeze = \['\*'\] freezes all parameters, and nothing is left to train",
+                r"^MODEL.freeze = \['\*'\] freezes all parameters, so nothing is left to train",
             ),
             (
                 ["MODEL.freeze_updates=[{match: '*', for: 2}]"],
@@ -224,7 +224,7 @@ class TestRefused:
             ),
             (
                 ["MODEL.freeze=[features]", "MODEL.freeze_updates=[{match: features.0, for: 2}]"],
-                r"^MODEL.freeze_updates\[0\].match = \['features.0'\]: MODEL.freeze freezes all of it for good",
+                r"^MODEL.freeze_updates\[0\].match = \['features.0'\]: MODEL.freeze freezes all of these weights",
             ),
             (
                 ["MODEL.freeze_updates=[{match: features.0, for: 2 moons}]"],

@@ -238,7 +238,7 @@ def test_with_an_ordered_reduction_they_are_those_of_one_process(
         ),
         (
             (PARTS, *ROWS, "OPTIMIZER.sam={rho: 0.1}"),
-            r"^an embedding with sparse=True and OPTIMIZER\.sam: in the ascent every weight moves",
+            r"^an embedding with sparse=True and OPTIMIZER\.sam: the ascent moves every weight",
         ),
         (
             ("OPTIMIZER.SCHEDULES.lr={name: torch.OneCycleLR, max_lr: 0.1, total_steps: 9}",),

@@ -89,7 +89,7 @@ def test_without_it_they_differ(launcher: Launcher, tmp_path: Path) -> None:
         (
             2,
             ("DISTRIBUTED.strategy=zero",),
-            "and DISTRIBUTED.strategy = 'zero': it adds gradients itself",
+            "and DISTRIBUTED.strategy = 'zero': ordered reduction sums the gradients itself",
         ),
     ],
 )

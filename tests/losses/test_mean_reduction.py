@@ -37,13 +37,14 @@ def test_losses_over_samples_have_no_counter(loss: nn.Module) -> None:
 def test_nested_counter_is_rejected_with_accumulation() -> None:
     words = ["LOSS={name: weighted_sum, losses: {a: {name: CrossEntropyLoss, ignore_index: 3}}}"]
     build_run(words)
-    with pytest.raises(ConfigError, match=r"a part of it leaves targets out or weighs classes"):
+    with pytest.raises(ConfigError, match=r"one of its terms ignores targets or weights classes"):
         build_run([*words, "OPTIMIZER.accumulate=4"])
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_reduction_other_than_mean_is_rejected(reduction: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"LOSS\.reduction = '{reduction}': an update weighs means over samples"
+        ConfigError,
+        match=rf"LOSS\.reduction = '{reduction}': an update is a weighted mean over samples",
     ):
         build_run(["LOSS.name=CrossEntropyLoss", f"LOSS.reduction={reduction}"])

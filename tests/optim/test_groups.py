@@ -6,7 +6,7 @@ from raising import raises
 from torch import nn
 
 from phasetrain.errors import ConfigError
-from phasetrain.optim.groups import Group, check_options, group_weights, table, weights_of
+from phasetrain.optim.groups import Group, check_options, group_weights, list_weights, tabulate
 
 
 def model() -> nn.Module:
@@ -18,7 +18,7 @@ def plain(groups: list[Group]) -> list[tuple[dict[str, object], list[str]]]:
     return [(group.options, [weight.name for weight in group.weights]) for group in groups]
 
 
-WEIGHTS = weights_of(model())
+WEIGHTS = list_weights(model())
 NAMES = [
     "stem.weight", "stem.bias", "trunk.0.weight", "trunk.0.bias", "trunk.1.weight", "trunk.1.bias",
     "trunk.2.weight", "trunk.2.bias", "head.weight", "head.bias",
@@ -31,7 +31,7 @@ def test_weights_are_found_once_with_their_modules() -> None:
     tied = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2, bias=False)})
     tied["b"].weight = tied["a"].weight  # type: ignore[union-attr]
     tied["a"].bias.requires_grad_(False)  # type: ignore[union-attr]
-    assert [weight.name for weight in weights_of(tied)] == ["a.weight"]
+    assert [weight.name for weight in list_weights(tied)] == ["a.weight"]
 
 
 def test_without_rules_there_is_one_group() -> None:
@@ -93,7 +93,7 @@ def test_each_layer_learns_more_slowly_than_the_next() -> None:
 
 def test_groups_go_to_an_optimizer() -> None:
     groups = group_weights(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)
-    optimizer = torch.optim.SGD([group.as_given() for group in groups], lr=0.4, momentum=0.9)
+    optimizer = torch.optim.SGD([group.to_param_group() for group in groups], lr=0.4, momentum=0.9)
     assert [
         (group["lr"], group["momentum"], len(group["params"])) for group in optimizer.param_groups
     ] == [
@@ -103,7 +103,7 @@ def test_groups_go_to_an_optimizer() -> None:
 
 
 def test_the_table() -> None:
-    rows = list(table(group_weights(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)))
+    rows = list(tabulate(group_weights(WEIGHTS, [{"match": "head.*", "lr_scale": 0.5}], lr=0.4)))
     assert rows[0][:2] == ("defaults", "8")
     assert rows[1] == ("lr 0.2", "2", "9", "head.weight, head.bias")
 
@@ -141,7 +141,7 @@ def test_an_option_that_cannot_be_one_is_refused_before_the_first_step(
 ) -> None:
     groups = group_weights(WEIGHTS, [{"match": "*", **option}], lr=0.1)
     optimizer = torch.optim.SGD(
-        [group.as_given() for group in group_weights(WEIGHTS, [], lr=0.1)], lr=0.1
+        [group.to_param_group() for group in group_weights(WEIGHTS, [], lr=0.1)], lr=0.1
     )
     with raises(ConfigError, key="OPTIMIZER.groups"):
         check_options(groups, optimizer)

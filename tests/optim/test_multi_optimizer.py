@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError
 from phasetrain.optim import GradientSettings, Schedules
-from phasetrain.optim.groups import Weight, weights_of
+from phasetrain.optim.groups import Weight, list_weights
 from phasetrain.optim.multi_optimizer import MAIN, MultiOptimizer, assign_weights, refuse_closures
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.updater import Updater
@@ -222,7 +222,7 @@ class TestSchedules:
 
 
 def trained() -> list[Weight]:
-    return weights_of(model())
+    return list_weights(model())
 
 
 def names(found: list[Weight]) -> list[str]:

@@ -283,7 +283,7 @@ def _read_in_order(split: SplitData) -> SplitData:
         train=False,
         windows=(),
         stages=(),
-        own=None,
+        loader=None,
     )
 
 

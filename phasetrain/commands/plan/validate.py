@@ -17,13 +17,13 @@ from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
 from phasetrain.hooks.monitor import AUTO, Monitor
 from phasetrain.meters import METERS, Meter
-from phasetrain.optim.groups import weights_of
+from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder, Parts, SplitData, Task
 from phasetrain.tasks.build.builder import build_loss, build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_split
 from phasetrain.tasks.build.optimizer_builder import build_updaters
-from phasetrain.tasks.build.optimizer_factory import shares_of
+from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
 from phasetrain.tasks.build.sections import METER_KEYS, parameters_of
 from phasetrain.tasks.build.weights_builder import freeze_parameters
 from phasetrain.tasks.inspection import checkpoint_bytes
@@ -96,7 +96,7 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
     Raises:
         ConfigError: names the split or the dataset.
     """
-    ours = {name: split for name, split in data.items() if split.own is None}
+    ours = {name: split for name, split in data.items() if split.loader is None}
     for name, split in ours.items():
         task.check_targets(name, read_first_target(split.reader))
         for reader in dict.fromkeys(one.reader for one in (split, *split.stages)):
@@ -243,8 +243,8 @@ class _Survey:
             self._try(lambda: load_weights(context, model))
         if model is not None and loss is not None:
             self._try(lambda: freeze_parameters(context, model, loss))
-            if trained := weights_of(model, loss):
-                self._try(lambda: shares_of(self.setup.config.OPTIMIZER, trained))
+            if trained := list_weights(model, loss):
+                self._try(lambda: list_optimizer_specs(self.setup.config.OPTIMIZER, trained))
                 self._try(lambda: build_updaters(context, model, loss, facts))
         self._build_hooks()
         if data is None or plan is None or self.found:

@@ -89,8 +89,8 @@ class Activations(Hook):
                 "HOOKS.activations writes to metrics.jsonl, and HOOKS.metrics is null: enable it",
                 code="config.conflict",
             )
-        network = parts.model if parts.network is None else parts.network
-        if any(isinstance(module, CompiledModel) for module in network.modules()):
+        train_model = parts.model if parts.train_model is None else parts.train_model
+        if any(isinstance(module, CompiledModel) for module in train_model.modules()):
             raise ConfigError(
                 "HOOKS.activations and MACHINE.compile: a compiled graph does not call module "
                 "hooks; set MACHINE.compile=null, or HOOKS.activations=null",

@@ -38,7 +38,7 @@ class SWASettings(SWASection):
 Settings = EMASettings | SWASettings
 
 
-def settings_of(section: Mapping[str, Any]) -> dict[str, Settings]:
+def read_average_settings(section: Mapping[str, Any]) -> dict[str, Settings]:
     """Return name -> settings of the averages in a checked section MODEL.
 
     Args:

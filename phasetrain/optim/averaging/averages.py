@@ -29,7 +29,7 @@ class Average(ABC):
 
     Args:
         model: model whose weights are averaged.
-        module: a copy of it, see `copy_of`; sharded in the same way as the model.
+        module: a copy of it, see `copy_model`; sharded in the same way as the model.
         name: name of the average, for messages.
 
     Attributes:
@@ -224,7 +224,7 @@ class SWA(Average):
         return floor(since + TOLERANCE) + 1
 
 
-def copy_of(model: nn.Module, name: str) -> nn.Module:
+def copy_model(model: nn.Module, name: str) -> nn.Module:
     """Return a copy of a model for an average.
 
     Raises:
@@ -240,7 +240,7 @@ def copy_of(model: nn.Module, name: str) -> nn.Module:
 
 
 @contextmanager
-def noting(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Iterator[None]:
+def record_statistics(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Iterator[None]:
     """Let batch norms compute with the statistics of a batch, and note these; the rest of a model
     stays as it is.
 
@@ -272,7 +272,7 @@ def noting(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Iterator[None]:
 
 
 def set_statistics(norms: Sequence[_BatchNorm], values: Tensor) -> None:
-    """Give batch norms statistics in the form in which `noting` has noted them."""
+    """Give batch norms statistics in the form in which `record_statistics` has noted them."""
     parts = _statistics(norms)
     for one, value in zip(parts, torch.split(values, [one.numel() for one in parts]), strict=True):
         one.copy_(value.view_as(one))

@@ -52,7 +52,7 @@ class GradientPipeline:
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ]
         self.device = self.parameters[0].device
-        self.held: Sequence[Tensor] = ()
+        self.frozen: Sequence[Tensor] = ()
         self.clips = settings.clip_norm is not None or settings.clip_value is not None
         self.norm: Tensor | None = None
         self._optimizer = optimizer
@@ -67,9 +67,9 @@ class GradientPipeline:
         self._check = FiniteCheck(self.device, any_rank)
         self._has_own_zero_grad = type(optimizer).zero_grad is not Optimizer.zero_grad
 
-    def drop_held(self) -> None:
+    def drop_frozen(self) -> None:
         """Drop the gradients of parameters that must not move."""
-        for parameter in self.held:
+        for parameter in self.frozen:
             parameter.grad = None
 
     def coalesce(self) -> None:

@@ -33,7 +33,7 @@ class Updater:
 
     Attributes:
         gradients: gradients of the trained parameters; `gradients.norm` is the norm before
-            clipping, `gradients.held` the parameters that must not move.
+            clipping, `gradients.frozen` the parameters that must not move.
         guard: count of skipped updates.
         stepper: steps the optimizer.
         schedules: values of scheduled options.
@@ -152,7 +152,7 @@ class Updater:
         assert self.sam is not None, "there is no ascent without OPTIMIZER.sam"
         if self.strategy.has_global_loss:
             self._collect()
-        self.gradients.drop_held()
+        self.gradients.drop_frozen()
         # With a lag the host must not wait here either; `climb` then marks the second gradient
         # instead.
         reads = self.guard.watches and not self.stepper.lag
@@ -185,8 +185,8 @@ class Updater:
             self._collect()
         # Dropped after the ranks have exchanged gradients (all must reduce the same buckets), and
         # before the norm is taken: weights that do not move must not count in clipping.
-        if self.gradients.held:
-            self.gradients.drop_held()
+        if self.gradients.frozen:
+            self.gradients.drop_frozen()
         if self.gradients.settings.sparse:
             self.gradients.coalesce()
         try:

@@ -18,15 +18,15 @@ WHERE = "DATA.TRAIN.batch_transforms"
 def build_batch_transforms(
     context: BuildContext, losses: Sequence[nn.Module], facts: Mapping[str, Any]
 ) -> tuple[PairPipeline, ...]:
-    """Return the transforms of each stage of PHASES.stages; nothing where no stage has any.
+    """Return the transforms of each stage of PHASES.stages; empty if no stage has any.
 
     Args:
         losses: loss of each stage, or a single one for all stages.
         facts: values that parts may ask for by name.
 
     Raises:
-        ConfigError: one cannot be made, or the loss does not take the targets that they make of
-            classes.
+        ConfigError: one cannot be built, or the loss does not take probabilities of classes,
+            which mixing makes of classes.
     """
     configs = context.stage_configs
     found = tuple(
@@ -66,8 +66,8 @@ def check_takes_soft(loss: nn.Module, classes: int, device: torch.device) -> Non
     refusal = _refusal(loss, scores, torch.eye(classes, device=device)[labels])
     if refusal and not _refusal(loss, scores, labels):
         raise ConfigError(
-            f"{WHERE} and LOSS: {type(loss).__name__} takes classes (N,) as targets and not the "
-            f"probabilities (N, classes) that mixing makes of them ({refusal}); take a loss that "
+            f"{WHERE} and LOSS: {type(loss).__name__} takes classes (N,) as targets, but not the "
+            f"probabilities (N, classes) that mixing makes of them ({refusal}); use a loss that "
             f"does, such as LOSS.name=cross_entropy, or leave out {WHERE}"
         )
 
@@ -82,4 +82,4 @@ def _refusal(loss: nn.Module, scores: torch.Tensor, target: torch.Tensor) -> str
         return str(error).strip().partition("\n")[0] or type(error).__name__
     if isinstance(found, torch.Tensor) and found.ndim == 0:
         return ""
-    return "it gives no scalar"
+    return "it does not return a scalar"

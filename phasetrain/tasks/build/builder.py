@@ -45,7 +45,7 @@ from phasetrain.tasks.build.optimizer_builder import build_strategy, build_updat
 from phasetrain.tasks.build.sections import METER_KEYS, MODEL_KEYS, BuildContext, parameters_of
 from phasetrain.tasks.build.weights_builder import (
     build_averages,
-    build_holds,
+    build_freeze_schedule,
     copy_for_averages,
     freeze_parameters,
 )
@@ -145,7 +145,7 @@ def build_parts(
     weights = None
     if train and fresh:
         weights = load_weights(context, built)
-    model, loss, forgetting = prepare_modules(
+    model, loss, checkpointed = prepare_modules(
         context, built, build_loss(context, facts), train=train
     )
     meters = {
@@ -163,6 +163,7 @@ def build_parts(
     others: dict[str, Updater] = {}
     updater = None
     if train:
+        kind = TASKS.find(context.config.TASK.name, "TASK.name")
         others = build_updaters(
             context,
             model,
@@ -170,22 +171,24 @@ def build_parts(
             facts,
             strategy,
             collect_stage_facts(context, plan),
-            separate=_has_separate_updaters(context.config.TASK.name),
+            separate=isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters,
         )
         updater = others.pop(MAIN)
     losses = build_stage_losses(context, loss, facts)
     loaders = {name: build_loader(context, split, plan) for name, split in data.items()}
     groups: list[tuple[str, str, str, str]] = []
-    network = None
-    criterion = None
-    if train:
-        groups = tabulate_groups(context, model, loss, facts)
+    train_model = None
+    train_loss = None
     if updater is not None:
+        groups = tabulate_groups(context, model, loss, facts)
         # After the optimizer, which some wrappers need; compiled last, so that the compiler sees
         # the hooks of the wrapper and of activation checkpointing.
-        wrapped = strategy.wrap_module(model, updater.optimizer)
-        network = compile_network(context, wrapped, model, forgetting)
-        criterion = strategy.wrap_module(loss, updater.optimizer)
+        train_model = strategy.wrap_module(model, updater.optimizer)
+        if (section := context.config.MACHINE.compile) is not None:
+            settings = CompileSettings(**section)
+            check_compilable(model, checkpointed, settings)
+            train_model = CompiledModel(train_model, settings)
+        train_loss = strategy.wrap_module(loss, updater.optimizer)
     return Parts(
         model=model,
         loss=loss,
@@ -200,12 +203,14 @@ def build_parts(
         train_meters=context.config.PHASES.train_meters,
         groups=groups,
         strategy=strategy,
-        network=network,
-        criterion=criterion,
+        train_model=train_model,
+        train_loss=train_loss,
         losses=losses,
         weights=weights.to_dict() if weights else None,
         batch_transforms=build_batch_transforms(context, losses or [loss], facts) if train else (),
-        holds=build_holds(context, model, loss, strategy, facts) if train else None,
+        freeze_schedule=build_freeze_schedule(context, model, loss, strategy, facts)
+        if train
+        else None,
         averages=build_averages(context, model, copies, strategy, facts),
         other_updaters=others,
         known_facts=facts,
@@ -257,7 +262,7 @@ def collect_stage_facts(context: BuildContext, plan: Plan) -> list[dict[str, Any
 def build_stage_losses(
     context: BuildContext, loss: nn.Module, facts: Mapping[str, Any]
 ) -> list[nn.Module]:
-    """Return the loss in each stage; none where it is one for the whole run.
+    """Return the loss of each stage; empty if the loss is the same in the whole run.
 
     Raises:
         ConfigError: a stage has another loss, and one of the losses has state, which would be lost.
@@ -274,8 +279,8 @@ def build_stage_losses(
         if stage_loss.state_dict() or (not same and loss.state_dict()):
             raise ConfigError(
                 f"PHASES.stages[{number}].LOSS: the loss {config.LOSS.name!r} has weights or "
-                "buffers of its own, which would be lost from one stage to the next; only a loss "
-                "without any may change in a run"
+                "buffers of its own, which would be lost between stages; only a loss without "
+                "state may change during a run"
             )
     return found
 
@@ -283,12 +288,12 @@ def build_stage_losses(
 def prepare_modules(
     context: BuildContext, model: nn.Module, loss: nn.Module, *, train: bool
 ) -> tuple[nn.Module, nn.Module, list[str]]:
-    """Return model and loss as the strategy takes them, and which modules compute their
-    activations twice.
+    """Return model and loss as the strategy takes them, and the names of the modules with
+    activation checkpointing.
 
     The order is fixed: device, SyncBatchNorm, freezing, activation checkpointing; then come
     copies for averages, the strategy, the optimizer, the strategy's wrapper and compilation.
-    Parameters that do not require a gradient stay so.
+    Parameters that do not require a gradient keep it that way.
     """
     # First of all: an optimizer or a copy made on the CPU would refer to other tensors.
     model.to(context.machine.device)
@@ -305,22 +310,10 @@ def prepare_modules(
     if train:
         freeze_parameters(context, model, loss)
     rules = context.config.MACHINE.activation_checkpointing
-    forgetting: list[str] = []
+    checkpointed: list[str] = []
     if train and rules:
-        forgetting = checkpoint_activations(model, rules)
-    return model, loss, forgetting
-
-
-def compile_network(
-    context: BuildContext, network: nn.Module, model: nn.Module, forgetting: list[str]
-) -> nn.Module:
-    """Return the module to call in training, compiled if MACHINE.compile asks for it."""
-    section = context.config.MACHINE.compile
-    if section is None:
-        return network
-    settings = CompileSettings(**section)
-    check_compilable(model, forgetting, settings)
-    return CompiledModel(network, settings)
+        checkpointed = checkpoint_activations(model, rules)
+    return model, loss, checkpointed
 
 
 def build_model(context: BuildContext, facts: Mapping[str, Any]) -> nn.Module:
@@ -356,7 +349,7 @@ def make_model(
     """
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise ConfigError(
-            f"{where} = {section!r}: expected a mapping with `name`, that of a model, and "
+            f"{where} = {section!r}: expected a mapping with the `name` of a model and its "
             "parameters"
         )
     given = {**facts, **own, "make_model": partial(make_model, context, facts=facts)}
@@ -372,25 +365,18 @@ def make_model(
         raise ConfigError(
             f"{where}.name = {name!r} gave {type(model).__name__}, expected a torch.nn.Module"
         )
-    other = next(
-        (
-            (key, type(one))
-            for key, one in model.state_dict().items()
-            if not isinstance(one, Tensor)
-        ),
-        None,
-    )
-    if other is not None:
-        raise ConfigError(
-            f"{where}.name = {name!r}: {other[0]} of its state is of type {other[1].__name__}, and "
-            "only tensors are saved, averaged and compared; register a buffer in its place, or "
-            "return a tensor from get_extra_state"
-        )
+    for key, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{where}.name = {name!r}: {key} in its state is of type {type(value).__name__}, "
+                "and only tensors are saved, averaged and compared; register a buffer instead, or "
+                "return a tensor from get_extra_state"
+            )
     return model
 
 
 def load_weights(context: BuildContext, model: nn.Module) -> LoadReport | None:
-    """Give a fresh model the weights that MODEL.weights names; every process takes part."""
+    """Load the weights that MODEL.weights names into a new model; a collective call."""
     sources = parse_sources(context.config.MODEL.weights)
     if sources:
         return load_pretrained(model, sources, context.world)
@@ -414,15 +400,13 @@ def make_loss(
     used = dict[str, Any]()
     factory = LOSSES.find(name, f"{where}.name")
     # YAML has no tensors: class weights are written as lists.
-    tensors = [key for key, hint in parameter_types(factory).items() if _takes_tensor(hint)]
     params |= {
         key: torch.tensor(params[key], dtype=torch.float32)
-        for key in tensors
-        if params.get(key) is not None
+        for key, hint in parameter_types(factory).items()
+        if Tensor in (hint, *get_args(hint)) and params.get(key) is not None
     }
-    if not isinstance(factory, type) and list(parameters(factory))[1:2] == [
-        "target"
-    ]:  # loss(output, target, ...)
+    # A function loss(output, target, ...) and not a factory of one.
+    if not isinstance(factory, type) and list(parameters(factory))[1:2] == ["target"]:
         return FunctionLoss(factory, params)
     given = {**facts, "make_loss": partial(make_loss, context, facts=facts), "world": context.world}
     loss = LOSSES.build(name, params, where=where, facts=given, used=used)
@@ -432,8 +416,8 @@ def make_loss(
     # With `sum`, the gradient of an update would depend on how its batch is cut into micro-batches.
     if isinstance(loss, _Loss) and loss.reduction not in ("mean", "batchmean"):
         raise ConfigError(
-            f"{where}.reduction = {loss.reduction!r}: an update weighs means over samples; leave "
-            "it out, which is mean, and scale with OPTIMIZER.lr"
+            f"{where}.reduction = {loss.reduction!r}: an update is a weighted mean over samples; "
+            "leave reduction out (its default is mean), and scale with OPTIMIZER.lr"
         )
     if isinstance(loss, nn.Module):
         return loss
@@ -452,8 +436,7 @@ def build_meters(context: BuildContext, facts: Mapping[str, Any]) -> dict[str, M
 
 
 def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
-    """Return for the labels of meters that do not look at all outputs and targets at which they
-    do."""
+    """Return label -> which output and target the meter gets, for meters that do not get all."""
     return {
         label: OutputChoice(f"METERS.{label}", section.get("output"), section.get("target"))
         for label, section in context.config.METERS.items()
@@ -462,20 +445,11 @@ def choose_outputs(context: BuildContext) -> dict[str, OutputChoice]:
 
 
 def _updates_per_epoch(plan: Plan) -> list[float]:
-    """Return the updates of a pass over the training data in each stage; 0.0 where there is
-    none."""
+    """Return the updates per pass over the training data in each stage; 0.0 for a stage without
+    train phases."""
     found = [0.0] * len(plan.stages)
     # Backwards, so that the first pass of a stage counts: a later one may be shorter.
     for phase in reversed(plan.phases):
         if phase.is_train:
             found[phase.stage] = phase.end / phase.batch_size
     return found
-
-
-def _takes_tensor(hint: Any) -> bool:
-    return torch.Tensor in (hint, *get_args(hint))
-
-
-def _has_separate_updaters(name: str) -> bool:
-    kind = TASKS.find(name, "TASK.name")
-    return isinstance(kind, type) and issubclass(kind, Task) and kind.separate_updaters

@@ -11,7 +11,7 @@ from phasetrain.losses import CoupledLoss, has_nested_target_counter
 
 
 def is_coupled(loss: nn.Module) -> bool:
-    """Return whether a loss, or a part of it, says that its samples depend on each other, see
+    """Return whether a loss or a submodule of it couples the samples of a batch, see
     `CoupledLoss`."""
     # Searched through all modules: a coupled loss may be a term of a weighted sum.
     return any(isinstance(part, CoupledLoss) and part.coupled for part in loss.modules())
@@ -26,8 +26,7 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
         world: ranks of the run; they exchange rows, so all need the same number.
 
     Raises:
-        ConfigError: accumulation, ordered reduction, or shares of a batch that are not equally
-            large.
+        ConfigError: accumulation, ordered reduction, or shards of a batch of unequal size.
     """
     if not is_coupled(loss):
         return
@@ -37,25 +36,24 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
         accumulate = config.OPTIMIZER.accumulate
         if config.DISTRIBUTED.reduction == "ordered":
             raise ConfigError(
-                f"{name}, and DISTRIBUTED.reduction = 'ordered' computes a batch in parts; take "
+                f"{name}, and DISTRIBUTED.reduction = 'ordered' computes a batch in parts; set "
                 "DISTRIBUTED.reduction=native"
             )
         if accumulate is not None and accumulate > 1:
             raise ConfigError(
                 f"{name}, and OPTIMIZER.accumulate = {accumulate} (DATA.TRAIN.micro_batch_size = "
-                f"{train.micro_batch_size}) computes a batch in parts, which is another loss; set "
-                "OPTIMIZER.accumulate=1 and a DATA.TRAIN.batch_size that fits, or take more "
-                "processes"
+                f"{train.micro_batch_size}) computes a batch in parts, which changes the loss; set "
+                "OPTIMIZER.accumulate=1 and a smaller DATA.TRAIN.batch_size, or use more ranks"
             )
         if not world.is_single_process and not train.drop_last:
             raise ConfigError(
-                f"{name} over {world.size} processes, and DATA.TRAIN.drop_last = false can leave "
-                "them a last batch with unequal shares; set DATA.TRAIN.drop_last=true"
+                f"{name} over {world.size} ranks, and DATA.TRAIN.drop_last = false can leave "
+                "a last batch with shards of unequal size; set DATA.TRAIN.drop_last=true"
             )
         if not world.is_single_process and train.on_bad_sample == "drop":
             raise ConfigError(
-                f"{name} over {world.size} processes, and DATA.TRAIN.on_bad_sample = 'drop' can "
-                "leave them unequal shares; set DATA.TRAIN.on_bad_sample=substitute"
+                f"{name} over {world.size} ranks, and DATA.TRAIN.on_bad_sample = 'drop' can "
+                "leave shards of unequal size; set DATA.TRAIN.on_bad_sample=substitute"
             )
 
 
@@ -70,7 +68,7 @@ def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
     pieces = max(world.size, *(config.OPTIMIZER.accumulate or 1 for config in configs))
     if pieces > 1:
         raise ConfigError(
-            f"LOSS.name = {configs[0].LOSS.name!r}: a part of it leaves targets out or weighs "
-            "classes, so its mean is not over samples, and a batch in parts would be another loss; "
-            "take it as the only loss, or OPTIMIZER.accumulate=1 on one process"
+            f"LOSS.name = {configs[0].LOSS.name!r}: one of its terms ignores targets or weights "
+            "classes, so its mean is not over samples, and computing a batch in parts would change "
+            "the loss; use this term as the only loss, or OPTIMIZER.accumulate=1 on a single rank"
         )

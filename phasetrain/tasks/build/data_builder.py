@@ -27,22 +27,22 @@ from phasetrain.data.transforms import Pipeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, Stage
 from phasetrain.errors import ConfigError
-from phasetrain.optim.averaging.average_settings import settings_of
+from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
 from phasetrain.runtime.machine import reseed_all, seed_of
-from phasetrain.tasks.build.reading_builder import (
+from phasetrain.tasks.build.loading_builder import (
     build_collate,
+    build_custom_loader,
     build_order,
-    build_own_loader,
     build_selection,
     build_source,
-    workers_of,
+    count_workers,
 )
 from phasetrain.tasks.build.sections import DATA_KEYS, BuildContext, parameters_of
 from phasetrain.tasks.misfits import MISFITS, raise_unless_misfit
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
-"""Functions of a `phasetrain.engine.plan.Progress` that tell whether to test there."""
+"""Functions of a `phasetrain.engine.plan.Progress` that return whether to test at this point."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class SplitData:
         length: samples of a pass.
         facts: properties of the dataset; the shape of an input is measured after the transforms.
         train: whether it is the split that is learned from.
-        windows: samples of successive passes, where the data set comes in windows; see
+        windows: samples of successive passes if the dataset comes in windows; see
             `phasetrain.engine.plan.Split`.
-        stages: the same split in each stage of PHASES.stages; empty where there are none.
-        own: the user's own loader, where there is one.
+        stages: the same split in each stage of PHASES.stages; empty without stages.
+        loader: the custom loader, if any.
     """
 
     section: AttrDict
@@ -70,7 +70,7 @@ class SplitData:
     train: bool = False
     windows: tuple[int, ...] = ()
     stages: tuple["SplitData", ...] = ()
-    own: CustomLoaderSpec | None = None
+    loader: CustomLoaderSpec | None = None
 
     def at(self, stage: int) -> "SplitData":
         """Return the split as it is in a stage."""
@@ -79,15 +79,14 @@ class SplitData:
         return self
 
     def fingerprint(self) -> str:
-        """Return a digest of the data: of its content where the data set can tell, else of its name
-        and length."""
+        """Return the fingerprint of the dataset, or its name and length if it has none."""
         if isinstance(self.reader.dataset, Described):
             return self.reader.dataset.fingerprint()
         return f"{self.section.dataset}:{len(self.reader.dataset)}"
 
 
 def build_data(context: BuildContext) -> dict[str, SplitData]:
-    """Return the data of every split, `train` first; opens data sets, reads no sample."""
+    """Return the data of every split, `train` first; opens datasets, but reads no sample."""
     sections = context.config.DATA
     # Train first: test splits take its class names, so that labels mean the same in both.
     found = {TRAIN: build_split(context, TRAIN, sections.TRAIN, {})}
@@ -114,7 +113,7 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
     """Return the stages of the plan; a single one if PHASES has no stages.
 
     Raises:
-        ConfigError: a length in epochs, of a sampler whose passes have no end.
+        ConfigError: the length is in epochs, and an epoch of the sampler never ends.
     """
     names = [
         stage.get("name") or f"stage {number}"
@@ -124,7 +123,7 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
     lengths = {
         unit: length for unit in UNITS if (length := context.config.PHASES.get(unit)) is not None
     }
-    averages = settings_of(context.config.MODEL).items()
+    averages = read_average_settings(context.config.MODEL).items()
     averaged = {name: one.share(lengths) for name, one in averages if one.test}
     for number, config in enumerate(configs):
         where = f"PHASES.stages[{number}]" if names else "PHASES"
@@ -150,13 +149,13 @@ def list_splits(
 
 
 def _align_windows(context: BuildContext, found: dict[str, SplitData]) -> dict[str, SplitData]:
-    """Return splits in windows with as many as the one that has the fewest, and as
-    PHASES.limit.windows says."""
+    """Return the splits with the same number of windows: the smallest of any split, limited by
+    PHASES.limit.windows."""
     limit = context.config.PHASES.limit.windows
     counts = [len(split.windows) for split in found.values() if split.windows]
     if limit is not None and not counts:
         raise ConfigError(
-            f"PHASES.limit.windows = {limit}: no data of this run comes in windows; leave it out"
+            f"PHASES.limit.windows = {limit}: no dataset of this run has windows; leave it out"
         )
     if limit is not None:
         counts.append(limit)
@@ -199,8 +198,8 @@ def build_split(
     """Return the data of one split; `dataset` is one that is open already.
 
     Raises:
-        ConfigError: the data set, a transform, the sampler or the collate function cannot be
-            made.
+        ConfigError: the dataset, a transform, the sampler or the collate function cannot be
+            built.
     """
     where = f"DATA.{name.upper()}"
     # The same numbers for all splits, so that random ones complete each other.
@@ -235,29 +234,28 @@ def build_split(
         windows = tuple(dataset.window_lengths)
     if windows and isinstance(order, HasPassLength):
         raise ConfigError(
-            f"{where}.dataset = {section.dataset!r} comes in windows, each of which is one pass: "
-            "take a sampler that draws each sample once, such as shuffled, and neither subset nor "
-            "PHASES.overfit"
+            f"{where}.dataset = {section.dataset!r}: each pass covers one window of this dataset; "
+            "use a sampler that draws each sample once, such as shuffled, without PHASES.overfit"
         )
-    own = build_own_loader(context, where, section, source)
-    if own is None:
+    loader = build_custom_loader(context, where, section, source)
+    if loader is None:
         length = pass_length(order, len(dataset))
     else:
-        length = own.pass_samples
+        length = loader.pass_samples
     if length >= ENDLESS and name != TRAIN:
         raise ConfigError(
-            f"{where}.sampler = {section.sampler!r}: a pass of it has no end, and a test goes over "
-            "one pass; take sequential, or give it `samples`"
+            f"{where}.sampler = {section.sampler!r}: a pass of this sampler never ends, and a test "
+            "is one pass; use sequential, or set `samples` of the sampler"
         )
     return SplitData(
-        section, reader, order, length, known, train=name == TRAIN, windows=windows, own=own
+        section, reader, order, length, known, train=name == TRAIN, windows=windows, loader=loader
     )
 
 
 def _open_dataset(
     context: BuildContext, name: str, section: AttrDict, facts: Mapping[str, Any]
 ) -> Samples:
-    # Data that has both roles gives the one that fits, unless the config names one.
+    # A dataset with both parts returns the one for this split, unless the config names another.
     part = Role("train" if name == TRAIN else "test")
     return DATASETS.build(
         section.dataset,
@@ -274,8 +272,8 @@ def _overfit_order(
     batches: int = context.config.PHASES.overfit
     if batches * batch_size > samples:
         raise ConfigError(
-            f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has {samples // batch_size} whole "
-            f"batches of {batch_size}"
+            f"PHASES.overfit = {batches}: a pass over DATA.TRAIN has only {samples // batch_size} "
+            f"full batches of {batch_size}; lower one of the two"
         )
     return OverfitOrder(order, batches * batch_size, seed_of(context.seed, "order", TRAIN, 0))
 
@@ -300,7 +298,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     if section.prefetch_to_device and context.machine.device.type == "cuda":
         device = context.machine.device
     settings = LoaderSettings(
-        workers=workers_of(section.workers, split.reader),
+        workers=count_workers(section.workers, split.reader),
         prefetch=section.prefetch,
         start_method=section.start_method,
         timeout_seconds=section.timeout_seconds,
@@ -309,10 +307,10 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
         stacks=stacks,
         device=device,
     )
-    if split.own is not None:
+    if split.loader is not None:
         selection = split.reader.selection
         known = (split.reader, _build_sampler(context, split), plan, settings)
-        return CustomLoader(split.own, selection, context.seed, *known)
+        return CustomLoader(split.loader, selection, context.seed, *known)
     return PhaseLoader(reader, sampler, plan, settings)
 
 
@@ -348,13 +346,13 @@ def phase_settings(config: AttrDict) -> PhaseSettings:
 
 
 def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
-    """Refuse a length in passes where a pass has no end."""
+    """Reject a length in epochs if an epoch never ends."""
     epochs = config.PHASES.epochs
     if split.length >= ENDLESS and epochs and config.PHASES.limit.train is None:
         raise ConfigError(
-            f"DATA.TRAIN.sampler = {split.section.sampler!r}: a pass of it has no end, and "
-            f"{where}.epochs = {epochs} counts passes; give a length in updates or samples "
-            f"({where}.updates=...), or give the sampler `samples`"
+            f"DATA.TRAIN.sampler = {split.section.sampler!r}: an epoch of this sampler never ends, "
+            f"and {where}.epochs = {epochs}; set a length in updates or samples instead "
+            f"({where}.updates=...), or set `samples` of the sampler"
         )
 
 
@@ -373,5 +371,6 @@ def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tupl
     except MISFITS as error:
         raise_unless_misfit(error)
         raise ConfigError(
-            f"{where} do not fit the inputs of the data set, of shape {shape}: {error}"
+            f"{where}: the transforms do not fit the inputs of the dataset, of shape {shape}: "
+            f"{error}"
         ) from error

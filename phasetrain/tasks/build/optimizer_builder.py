@@ -13,21 +13,26 @@ from phasetrain.config.registry import parameters
 from phasetrain.distributed import STRATEGIES, Ordered, Strategy, buffer_lookup
 from phasetrain.errors import ConfigError
 from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, MultiOptimizer, Updater
-from phasetrain.optim.groups import apart, weights_of
+from phasetrain.optim.groups import list_weights, split_by_note, tabulate
 from phasetrain.optim.schedules.param_schedules import GroupSchedules, Schedules, StageOptions
 from phasetrain.optim.update.gradients import GradientSettings
 from phasetrain.optim.update.sam import sam_settings
 from phasetrain.optim.update.sparse import find_sparse_weights
-from phasetrain.tasks.build.optimizer_factory import Share, maker, rows, shares_of
-from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, parameters_of
-from phasetrain.tasks.build.weights_builder import describe_freezes, still
-
-WHOLE = (
-    "each process would have to know all gradients and weights as they are; take "
-    "DISTRIBUTED.strategy=ddp with DISTRIBUTED.reduction=native"
+from phasetrain.tasks.build.optimizer_factory import (
+    OptimizerSpec,
+    list_optimizer_specs,
+    make_factory,
 )
-ASCENT = (
-    "in the ascent every weight moves, rows that a batch does not have included; take one of them"
+from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS, BuildContext, parameters_of
+from phasetrain.tasks.build.weights_builder import describe_freezes, tabulate_frozen
+
+NEEDS_WHOLE_WEIGHTS = (
+    "each rank would need all gradients and weights, unsharded; use DISTRIBUTED.strategy=ddp with "
+    "DISTRIBUTED.reduction=native"
+)
+MOVES_ALL_ROWS = (
+    "the ascent moves every weight, including rows that the batch does not use; leave one of them "
+    "out"
 )
 
 STAGED = ("lr", "momentum", "weight_decay")
@@ -35,15 +40,15 @@ STAGED = ("lr", "momentum", "weight_decay")
 
 
 def build_strategy(context: BuildContext) -> Strategy:
-    """Return how the processes share an update; a process that has joined no group trains
-    alone."""
+    """Return how ranks share an update; without a process group, the strategy of a single
+    process."""
     section = context.config.DISTRIBUTED
     if section.reduction == "ordered":
         if section.strategy not in ("none", "ddp"):
             raise ConfigError(
                 "DISTRIBUTED.reduction = 'ordered' and DISTRIBUTED.strategy = "
-                f"{section.strategy!r}: it adds gradients itself, which only the strategies none "
-                "and ddp leave to it; take one of them"
+                f"{section.strategy!r}: ordered reduction sums the gradients itself, which only "
+                "the strategies none and ddp allow; use one of them"
             )
         return Ordered(context.world, section.virtual_shards)
     if context.world.control is None:
@@ -59,8 +64,8 @@ def build_strategy(context: BuildContext) -> Strategy:
     ):
         raise ConfigError(
             f"DISTRIBUTED.communication = {section.communication!r} and DISTRIBUTED.strategy = "
-            f"{section.strategy!r}: it has no such choice; take "
-            "DISTRIBUTED.communication=none, or the strategy ddp"
+            f"{section.strategy!r}: this strategy cannot compress its communication; set "
+            "DISTRIBUTED.communication=none, or use the strategy ddp"
         )
     return STRATEGIES.build(section.strategy, params, where="DISTRIBUTED", facts=facts)
 
@@ -87,14 +92,16 @@ def build_updaters(
             steps all optimizers.
     """
     strategy = strategy or Strategy(context.world)
-    trained = weights_of(model, loss)
+    trained = list_weights(model, loss)
     if not trained:
-        raise ConfigError(f"MODEL.name = {context.config.MODEL.name!r} has no parameter to train")
-    shares = _assign_shares(context, model, loss, facts)
-    check_conflicts(context, strategy, shares, find_sparse_weights(model, loss))
-    together = [shares]
+        raise ConfigError(
+            f"MODEL.name = {context.config.MODEL.name!r}: the model has no parameters to train"
+        )
+    specs = _list_specs(context, model, loss, facts)
+    check_conflicts(context, strategy, specs, find_sparse_weights(model, loss))
+    together = [specs]
     if separate:
-        together = [[share] for share in shares]
+        together = [[spec] for spec in specs]
     return {
         mine[0].label: _build_updater(context, mine, (model, loss), facts, strategy, stages)
         for mine in together
@@ -105,28 +112,33 @@ def tabulate_groups(
     context: BuildContext, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any]
 ) -> list[tuple[str, str, str, str]]:
     """Return a row for each parameter group, and for frozen parameters."""
-    shares = _assign_shares(context, model, loss, facts)
-    if sum(len(share.groups) for share in shares) > 1:
-        return [*rows(shares), *still(model)]
-    return still(model)
+    specs = _list_specs(context, model, loss, facts)
+    found = []
+    for spec in specs:
+        for options, weights, scalars, names in tabulate(spec.groups):
+            prefix = f"{spec.label or 'OPTIMIZER'} ({spec.name}): " if len(specs) > 1 else ""
+            found.append((prefix + options, weights, scalars, names))
+    if len(found) == 1:  # a single group says nothing that the summary of the model does not
+        found = []
+    return found + tabulate_frozen(model)
 
 
-def _assign_shares(
+def _list_specs(
     context: BuildContext, model: nn.Module, loss: nn.Module, facts: Mapping[str, Any]
-) -> list[Share]:
-    """Return the weights of each optimizer; weights that are frozen at times are in own groups."""
+) -> list[OptimizerSpec]:
+    """Return the optimizers; weights that are frozen for a time are in separate groups."""
     # torch's fused SGD fails if only some weights of a group have a momentum buffer, and a frozen
     # weight gets its first update later than the others.
-    spells = describe_freezes(context, model, facts)
+    notes = describe_freezes(context, model, facts)
     return [
-        replace(share, groups=apart(share.groups, spells))
-        for share in shares_of(context.config.OPTIMIZER, weights_of(model, loss))
+        replace(spec, groups=split_by_note(spec.groups, notes))
+        for spec in list_optimizer_specs(context.config.OPTIMIZER, list_weights(model, loss))
     ]
 
 
 def _build_updater(
     context: BuildContext,
-    shares: Sequence[Share],
+    specs: Sequence[OptimizerSpec],
     modules: tuple[nn.Module, nn.Module],
     facts: Mapping[str, Any],
     strategy: Strategy,
@@ -137,30 +149,28 @@ def _build_updater(
     # The scaler comes first: whether there is one decides about the kernels of SGD, see `fusable`.
     scaler = context.named(SCALERS, section.scaler, "OPTIMIZER.scaler", {**facts, **shards})
     sparse = find_sparse_weights(*modules)
-    groups = [group for share in shares for group in share.groups]
+    groups = [group for spec in specs for group in spec.groups]
     own = {id(weight.parameter) for group in groups for weight in group.weights}
     used: dict[str, Any] = {}
-    make = maker(
-        shares,
+    make = make_factory(
+        specs,
         facts,
         scaled=scaler is not None,
         sparse={id(weight) for weight in sparse},
         used=used,
     )
     # Through the strategy, which hands its own tensors (shards, flat buffers) to the optimizer.
-    optimizer = strategy.make_optimizer(make, [group.as_given() for group in groups])
+    optimizer = strategy.make_optimizer(make, [group.to_param_group() for group in groups])
     context.used.update(
         {key: value for key, value in used.items() if not key.endswith((".params", ".lr"))}
     )
-    if shares[0].label:  # all of its groups follow the schedules of its entry
+    if specs[0].label:  # all of its groups follow the schedules of its entry
         by_group: GroupSchedules = dict.fromkeys(
             range(len(groups)),
-            build_schedules(
-                context, shares[0].schedules, shares[0].where, facts, optimizer.defaults
-            ),
+            build_schedules(context, specs[0].schedules, specs[0].where, facts, optimizer.defaults),
         )
     else:
-        by_group = build_group_schedules(context, shares, optimizer, facts)
+        by_group = build_group_schedules(context, specs, optimizer, facts)
     sam = None
     if section.sam is not None:
         sam = sam_settings(section.sam)
@@ -218,31 +228,34 @@ def build_schedules(
 
 
 def build_group_schedules(
-    context: BuildContext, shares: Sequence[Share], made: Optimizer, facts: Mapping[str, Any]
+    context: BuildContext, specs: Sequence[OptimizerSpec], made: Optimizer, facts: Mapping[str, Any]
 ) -> GroupSchedules:
     """Return the schedules of OPTIMIZER.others by number of group."""
     found = dict[int, Mapping[str, Any]]()
     first = 0
-    for share in shares:
-        if isinstance(made, MultiOptimizer) and share.label:
-            values = made.optimizers[share.label].defaults
-            own = build_schedules(context, share.schedules, share.where, facts, values)
-            found |= dict.fromkeys(range(first, first + len(share.groups)), own)
-        first += len(share.groups)
+    for spec in specs:
+        if isinstance(made, MultiOptimizer) and spec.label:
+            values = made.optimizers[spec.label].defaults
+            own = build_schedules(context, spec.schedules, spec.where, facts, values)
+            found |= dict.fromkeys(range(first, first + len(spec.groups)), own)
+        first += len(spec.groups)
     return found
 
 
 def check_conflicts(
-    context: BuildContext, strategy: Strategy, shares: Sequence[Share], sparse: Sequence[Tensor]
+    context: BuildContext,
+    strategy: Strategy,
+    specs: Sequence[OptimizerSpec],
+    sparse: Sequence[Tensor],
 ) -> None:
     """Reject settings that do not work with sharded or with sparse gradients."""
     section = context.config.OPTIMIZER
     distributed = context.config.DISTRIBUTED
-    # The name of each setting that is in use, else empty.
+    # Each setting as it appears in a message; empty if it is not in use.
     rows = "an embedding with sparse=True" if sparse else ""
-    pieces = ""
+    sharded = ""
     if strategy.shards_optimizer:
-        pieces = f"DISTRIBUTED.strategy = {distributed.strategy!r}"
+        sharded = f"DISTRIBUTED.strategy = {distributed.strategy!r}"
     ordered = "DISTRIBUTED.reduction = 'ordered'" if isinstance(strategy, Ordered) else ""
     sends = ""
     nccl = ""
@@ -252,20 +265,20 @@ def check_conflicts(
         if context.machine.device.type == "cuda":
             nccl = "several processes on CUDA"
     others = ""
-    if len(shares) > 1:
-        others = f"OPTIMIZER.others = {', '.join(share.label for share in shares[1:])}"
+    if len(specs) > 1:
+        others = f"OPTIMIZER.others = {', '.join(spec.label for spec in specs[1:])}"
     sam = ""
     ascent = ""
     if section.sam is not None:
         sam = f"OPTIMIZER.sam = {dict(section.sam)}"
         ascent = "OPTIMIZER.sam"
     for what, other, why in (
-        (others, pieces, WHOLE),
-        (sam, pieces, WHOLE),
-        (rows, pieces or ordered, WHOLE),
-        (rows, sends, "torch cannot round its rows"),
-        (rows, nccl, "NCCL cannot add sparse gradients; take one without it, or the CPU"),
-        (rows, ascent, ASCENT),
+        (others, sharded, NEEDS_WHOLE_WEIGHTS),
+        (sam, sharded, NEEDS_WHOLE_WEIGHTS),
+        (rows, sharded or ordered, NEEDS_WHOLE_WEIGHTS),
+        (rows, sends, "torch cannot compress sparse gradients"),
+        (rows, nccl, "NCCL cannot sum sparse gradients; leave sparse=True out, or use the CPU"),
+        (rows, ascent, MOVES_ALL_ROWS),
     ):
         if what and other:
             raise ConfigError(f"{what} and {other}: {why}")
@@ -295,8 +308,8 @@ def build_stage_options(
     for option, (before, now) in changed.items():
         if before is None and now is not None:
             raise ConfigError(
-                f"{where}.{option} = {now}: give OPTIMIZER.{option} a value for the whole run "
-                "as well"
+                f"{where}.{option} = {now}: OPTIMIZER.{option} has no value for the whole run; "
+                "set it too"
             )
     return StageOptions(
         schedules, {option: pair for option, pair in changed.items() if pair[0] != pair[1]}

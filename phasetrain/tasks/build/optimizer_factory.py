@@ -1,6 +1,6 @@
 """Assigns weights to the optimizers of OPTIMIZER and OPTIMIZER.others."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
-from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, group_weights, table
+from phasetrain.optim.groups import SELECTORS, Group, Weight, check_options, group_weights
 from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closures
 from phasetrain.optim.update.sparse import check_sparse
 from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, parameters_of
@@ -20,8 +20,8 @@ optimizer."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """The weights of one optimizer.
+class OptimizerSpec:
+    """One optimizer of the config and its weights.
 
     Attributes:
         label: under OPTIMIZER.others; empty for the main one.
@@ -42,11 +42,13 @@ class Share:
     schedules: Mapping[str, Any]
 
 
-def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Share]:
-    """Return the share of each optimizer of a section, the main one first.
+def list_optimizer_specs(
+    section: Mapping[str, Any], trained: Sequence[Weight]
+) -> list[OptimizerSpec]:
+    """Return every optimizer of section OPTIMIZER with its weights, the main one first.
 
     Raises:
-        ConfigError: a rule that chooses nothing, or a weight that two choose; see `group_weights`
+        ConfigError: a rule selects nothing, or two rules select one weight; see `group_weights`
             and `assign_weights`.
     """
     others = section["others"]
@@ -55,7 +57,7 @@ def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Sha
         weights[MAIN], section["groups"], lr=section["lr"], layer_decay=section["layer_decay"]
     )
     params = parameters_of(section, OPTIMIZER_KEYS)
-    found = [Share(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups, {})]
+    found = [OptimizerSpec(MAIN, "OPTIMIZER", section["name"], section["lr"], params, groups, {})]
     for label, other in others.items():
         where = f"OPTIMIZER.others.{label}"
         lr = other.get("lr", section["lr"])
@@ -64,12 +66,12 @@ def shares_of(section: Mapping[str, Any], trained: Sequence[Weight]) -> list[Sha
         )
         params = parameters_of(other, OTHER_KEYS)
         schedules = other.get("SCHEDULES") or {}
-        found.append(Share(label, where, other["name"], lr, params, groups, schedules))
+        found.append(OptimizerSpec(label, where, other["name"], lr, params, groups, schedules))
     return found
 
 
-def maker(
-    shares: Sequence[Share],
+def make_factory(
+    specs: Sequence[OptimizerSpec],
     facts: Mapping[str, Any],
     *,
     scaled: bool,
@@ -79,55 +81,43 @@ def maker(
     """Return a factory of the optimizer over groups of parameters.
 
     Args:
-        shares: weights of each optimizer, in the order of the groups.
-        facts: of the run.
+        specs: the optimizers, in the order of the groups.
+        facts: facts of the run.
         scaled: whether a gradient scaler is in use.
         sparse: identities of parameters whose gradients are sparse.
         used: filled with the facts that were passed.
     """
 
-    def one(share: Share, given: list[dict[str, Any]]) -> Optimizer:
-        own: dict[str, Any] = {"lr": share.lr, "params": given}
-        if "fused" not in share.params:
+    def build_one(spec: OptimizerSpec, given: list[dict[str, Any]]) -> Optimizer:
+        own: dict[str, Any] = {"lr": spec.lr, "params": given}
+        if "fused" not in spec.params:
             # Fused kernels take dense gradients only.
             takes = not sparse & {
-                id(weight.parameter) for group in share.groups for weight in group.weights
+                id(weight.parameter) for group in spec.groups for weight in group.weights
             }
-            own["fused"] = takes and fusable(share.name, share.params, scaled=scaled)
+            own["fused"] = takes and fusable(spec.name, spec.params, scaled=scaled)
         made = OPTIMIZERS.build(
-            share.name, share.params, where=share.where, facts={**facts, **own}, used=used
+            spec.name, spec.params, where=spec.where, facts={**facts, **own}, used=used
         )
-        refuse_closures(made, share.where)
-        check_options(share.groups, made, share.where)
-        check_sparse(made, share.groups, sparse, share.where)
-        _check_schedules(share, made)
+        refuse_closures(made, spec.where)
+        check_options(spec.groups, made, spec.where)
+        check_sparse(made, spec.groups, sparse, spec.where)
+        for option in spec.schedules.keys() - made.defaults.keys():
+            near = did_you_mean(option, list(made.defaults)) or "."
+            raise ConfigError(
+                f"{spec.where}.SCHEDULES.{option}: {spec.name!r} has no option {option!r}{near} "
+                f"It has {', '.join(made.defaults)}"
+            )
         return made
 
-    def make(given: list[dict[str, Any]]) -> Optimizer:
-        if len(shares) == 1:
-            return one(shares[0], given)
+    def build(given: list[dict[str, Any]]) -> Optimizer:
+        if len(specs) == 1:
+            return build_one(specs[0], given)
         made = {}
         left = list(given)
-        for share in shares:
-            made[share.label] = one(share, left[: len(share.groups)])
-            left = left[len(share.groups) :]
+        for spec in specs:
+            made[spec.label] = build_one(spec, left[: len(spec.groups)])
+            left = left[len(spec.groups) :]
         return MultiOptimizer(made)
 
-    return make
-
-
-def rows(shares: Sequence[Share]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each group of weights, with the optimizer named where there are several."""
-    for share in shares:
-        for options, *others in table(share.groups):
-            if len(shares) > 1:
-                options = f"{share.label or 'OPTIMIZER'} ({share.name}): {options}"
-            yield (options, *others)  # type: ignore[misc]
-
-
-def _check_schedules(share: Share, made: Optimizer) -> None:
-    for option in share.schedules.keys() - made.defaults.keys():
-        raise ConfigError(
-            f"{share.where}.SCHEDULES.{option}: {share.name!r} has no option {option!r}"
-            f"{did_you_mean(option, list(made.defaults)) or '.'} It has {', '.join(made.defaults)}"
-        )
+    return build

@@ -17,8 +17,8 @@ from phasetrain.models.freeze import (
     intersect_frozen,
     match_frozen,
 )
-from phasetrain.optim.averaging.average_settings import EMASettings, settings_of
-from phasetrain.optim.averaging.averages import EMA, SWA, Average, copy_of
+from phasetrain.optim.averaging.average_settings import EMASettings, read_average_settings
+from phasetrain.optim.averaging.averages import EMA, SWA, Average, copy_model
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.runtime.format import join_first
@@ -29,7 +29,7 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
     """Return the frozen weights of each stage of PHASES.stages, or of the single stage.
 
     Raises:
-        ConfigError: a pattern that chooses nothing.
+        ConfigError: a pattern selects nothing.
     """
     configs = context.stage_configs
     found = []
@@ -45,8 +45,8 @@ def find_frozen(context: BuildContext, model: nn.Module) -> list[FrozenNames]:
 
 
 def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) -> None:
-    """Let the parameters that are frozen in all stages require no gradient, so that the
-    optimizer has none of them.
+    """Disable the gradients of parameters that are frozen in all stages, so that no optimizer
+    gets them.
 
     Raises:
         ConfigError: nothing would be left to train.
@@ -56,23 +56,23 @@ def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) 
         p.requires_grad for part in (model, loss) for p in part.parameters()
     ):
         raise ConfigError(
-            f"MODEL.freeze = {list(context.config.MODEL.freeze)} freezes all parameters, and "
-            "nothing is left to train; leave some out, or test the model with RUN.engine=test"
+            f"MODEL.freeze = {list(context.config.MODEL.freeze)} freezes all parameters, so "
+            "nothing is left to train; freeze fewer, or test the model with RUN.engine=test"
         )
 
 
-def build_holds(
+def build_freeze_schedule(
     context: BuildContext,
     model: nn.Module,
     loss: nn.Module,
     strategy: Strategy,
     facts: Mapping[str, Any],
 ) -> FreezeSchedule | None:
-    """Return which weights are held in which update; None where none ever are.
+    """Return which weights are frozen in which update; None if none ever are.
 
     Raises:
-        ConfigError: a pattern that chooses nothing that trains, no duration, or updates in
-            which all are held.
+        ConfigError: a pattern selects nothing that trains, a duration is invalid, or all weights
+            are frozen in some updates.
     """
     stages = find_frozen(context, model)
     until = find_temporary_freezes(context, model, facts)
@@ -89,7 +89,7 @@ def find_temporary_freezes(
     """Return the weights that are frozen at first, and for how many updates.
 
     Raises:
-        ConfigError: a pattern that chooses nothing that trains, or no duration.
+        ConfigError: a pattern selects nothing that trains, or a duration is invalid.
     """
     always = intersect_frozen(find_frozen(context, model))
     run = _length(facts)
@@ -100,8 +100,8 @@ def find_temporary_freezes(
         found = match_frozen(model, match, f"{where}.match")
         if found.parameters <= always.parameters:
             raise ConfigError(
-                f"{where}.match = {match}: MODEL.freeze freezes all of it for good; drop one "
-                "of the two"
+                f"{where}.match = {match}: MODEL.freeze freezes all of these weights for the whole "
+                "run; drop one of the two"
             )
         until.append((found, _updates(f"{where}.for", duration, run)))
     return [(found, end) for found, end in until if end]
@@ -110,8 +110,8 @@ def find_temporary_freezes(
 def describe_freezes(
     context: BuildContext, model: nn.Module, facts: Mapping[str, Any]
 ) -> dict[int, str]:
-    """Return when weights that train are frozen nevertheless, in words, by id of the
-    parameter."""
+    """Return id of a parameter -> when it is frozen, in words, for trained parameters that are
+    frozen for a time."""
     stages = find_frozen(context, model)
     until = find_temporary_freezes(context, model, facts)
     found = {}
@@ -132,12 +132,12 @@ def describe_freezes(
 
 
 def copy_for_averages(context: BuildContext, model: nn.Module) -> dict[str, nn.Module]:
-    """Return a copy of the model for each average, made before a strategy divides it.
+    """Return a copy of the model for each average, made before a strategy shards it.
 
     Raises:
         ConfigError: the model cannot be copied.
     """
-    return {name: copy_of(model, name) for name in settings_of(context.config.MODEL)}
+    return {name: copy_model(model, name) for name in read_average_settings(context.config.MODEL)}
 
 
 def build_averages(
@@ -147,13 +147,13 @@ def build_averages(
     strategy: Strategy,
     facts: Mapping[str, Any],
 ) -> dict[str, Average]:
-    """Return averages of the model's weights by name, divided as these are.
+    """Return averages of the model's weights by name, sharded like the weights.
 
     Raises:
         ConfigError: an average of these weights cannot be made.
     """
-    wanted = settings_of(context.config.MODEL)
-    still = intersect_frozen(find_frozen(context, model)).modules if wanted else NOTHING.modules
+    wanted = read_average_settings(context.config.MODEL)
+    frozen = intersect_frozen(find_frozen(context, model)).modules if wanted else NOTHING.modules
     found: dict[str, Average] = {}
     for name, settings in wanted.items():
         if strategy.shards_weights:
@@ -163,13 +163,12 @@ def build_averages(
         if isinstance(settings, EMASettings):
             found[name] = EMA(model, copies[name], settings)
         else:
-            found[name] = SWA(model, copies[name], settings, _length(facts), still)
+            found[name] = SWA(model, copies[name], settings, _length(facts), frozen)
     return found
 
 
-def still(model: nn.Module) -> list[tuple[str, str, str, str]]:
-    """Return a row for the table of groups with the parameters that no optimizer has; nothing where
-    there are none."""
+def tabulate_frozen(model: nn.Module) -> list[tuple[str, str, str, str]]:
+    """Return a row of the table of groups for the parameters that no optimizer has, if any."""
     found = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
     if found:
         names = join_first((name for name, _ in found), 3)
@@ -189,8 +188,7 @@ def _rule(rule: Any, where: str) -> tuple[list[str], Any]:
             given = dict(rule)  # an AttrDict would show its class
         raise ConfigError(
             f"{where} = {given!r}: expected `match`, patterns over names, and `for`, a number of "
-            "updates or a duration, "
-            "such as {match: trunk, for: 2 epochs}"
+            "updates or a duration, such as {match: trunk, for: 2 epochs}"
         )
     if isinstance(rule["match"], str):
         return [rule["match"]], rule["for"]
@@ -198,7 +196,7 @@ def _rule(rule: Any, where: str) -> tuple[list[str], Any]:
 
 
 def _updates(where: str, duration: float | str, run: RunLength) -> int:
-    """Return a duration in updates, rounded up; a bare whole number is one of updates."""
+    """Return a duration in updates, rounded up; an integer without a unit counts updates."""
     if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0:
         return duration
     if not isinstance(duration, str):

@@ -418,17 +418,17 @@ class TestEnds:
         [
             (
                 ["DATA.TRAIN.sampler=infinite", "PHASES.epochs=3", "PHASES.test_every.updates=100"],
-                "DATA.TRAIN.sampler = 'infinite': a pass of it has no end, and PHASES.epochs = 3 counts passes; give a "
-                "length in updates or samples (PHASES.updates=...), or give the sampler `samples`",
+                "DATA.TRAIN.sampler = 'infinite': an epoch of this sampler never ends, and PHASES.epochs = 3; set a "
+                "length in updates or samples instead (PHASES.updates=...), or set `samples` of the sampler",
             ),
             (
                 ["PHASES.stages=[{updates: 2}, {epochs: 1, DATA: {TRAIN: {sampler: infinite}}}]"],
-                "DATA.TRAIN.sampler = 'infinite': a pass of it has no end, and PHASES.stages[1].epochs = 1 counts",
+                "DATA.TRAIN.sampler = 'infinite': an epoch of this sampler never ends, and PHASES.stages[1].epochs = 1",
             ),
             (
                 ["DATA.TEST.sampler=infinite", "PHASES.updates=1"],
-                "DATA.TEST.sampler = 'infinite': a pass of it has no end, and a test goes over one pass; take "
-                "sequential, or give it `samples`",
+                "DATA.TEST.sampler = 'infinite': a pass of this sampler never ends, and a test is one pass; use "
+                "sequential, or set `samples` of the sampler",
             ),
         ],
     )

@@ -2,13 +2,20 @@
 
 import pytest
 
-from phasetrain.optim.averaging.average_settings import EMASettings, SWASettings, settings_of
+from phasetrain.optim.averaging.average_settings import (
+    EMASettings,
+    SWASettings,
+    read_average_settings,
+)
 
 
 def test_none_and_defaults() -> None:
-    assert settings_of({"ema": None, "swa": None}) == {}
-    assert settings_of({"ema": {}, "swa": {}}) == {"ema": EMASettings(), "swa": SWASettings()}
-    assert settings_of({"swa": {"start": "5 epochs", "every": 0.1}}) == {
+    assert read_average_settings({"ema": None, "swa": None}) == {}
+    assert read_average_settings({"ema": {}, "swa": {}}) == {
+        "ema": EMASettings(),
+        "swa": SWASettings(),
+    }
+    assert read_average_settings({"swa": {"start": "5 epochs", "every": 0.1}}) == {
         "swa": SWASettings("5 epochs", 0.1)
     }
 

@@ -13,7 +13,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from phasetrain.distributed import buffer_lookup
 from phasetrain.errors import ConfigError
 from phasetrain.optim.averaging.average_settings import EMASettings, SWASettings
-from phasetrain.optim.averaging.averages import EMA, SWA, copy_of, noting, set_statistics
+from phasetrain.optim.averaging.averages import (
+    EMA,
+    SWA,
+    copy_model,
+    record_statistics,
+    set_statistics,
+)
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.optim.update.nonfinite import GuardSettings
 from phasetrain.optim.update.updater import Updater
@@ -30,11 +36,11 @@ class Scalar(nn.Module):
 
 
 def ema(model: nn.Module, **settings: Any) -> EMA:
-    return EMA(model, copy_of(model, "ema"), EMASettings(**settings))
+    return EMA(model, copy_model(model, "ema"), EMASettings(**settings))
 
 
 def swa(model: nn.Module, **settings: Any) -> SWA:
-    return SWA(model, copy_of(model, "swa"), SWASettings(**settings), RUN)
+    return SWA(model, copy_model(model, "swa"), SWASettings(**settings), RUN)
 
 
 def net() -> nn.Module:
@@ -142,7 +148,7 @@ class TestAnUpdateThatWasNotMade:
     def test_leaves_the_mean_as_it_was(self, withheld: bool | Tensor) -> None:
         model = net()
         average = ema(model, decay=0.5)
-        before = copy_of(average.module, "ema")
+        before = copy_model(average.module, "ema")
         moved(model, 0)
         average.update(1, withheld=withheld)
         assert equal(average.module, before)
@@ -174,7 +180,7 @@ class TestAnUpdateThatWasNotMade:
         )
         average, moves = ema(model, decay=0.5, warmup=False), []
         for updates in range(1, 6):
-            before = copy_of(average.module, "ema")
+            before = copy_model(average.module, "ema")
             loss = model(torch.randn(8, 3)).square().mean()
             updater.backward(
                 loss * (1e38 if scaled and updates == 3 else torch.nan if updates == 3 else 1.0)
@@ -259,7 +265,7 @@ class TestSWA:
     def test_frozen_norms_keep_their_statistics(self) -> None:
         model = net()
         assert len(swa(model).norms) == 1
-        assert SWA(model, copy_of(model, "swa"), SWASettings(), RUN, frozen=["1"]).norms == []
+        assert SWA(model, copy_model(model, "swa"), SWASettings(), RUN, frozen=["1"]).norms == []
 
 
 def test_statistics_are_those_that_torch_takes() -> None:
@@ -268,7 +274,7 @@ def test_statistics_are_those_that_torch_takes() -> None:
     norms, found = [model[1]], list[Tensor]()
     before = model(batches[0])
     for batch in batches:
-        with noting(norms, found), torch.no_grad():
+        with record_statistics(norms, found), torch.no_grad():
             model(batch)
     set_statistics(norms, torch.stack(found).mean(0))
     update_bn(batches, other)
@@ -303,7 +309,7 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
         ConfigError,
         match=r"^MODEL.ema needs a copy of the model, and Scalar cannot be copied: Only",
     ):
-        copy_of(model, "ema")
+        copy_model(model, "ema")
 
 
 def test_the_average_needs_no_gradient() -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from phasetrain.checkpoint.codec import decode, encode
 from phasetrain.errors import ConfigError
 from phasetrain.optim import GradientSettings
-from phasetrain.optim.groups import Group, weights_of
+from phasetrain.optim.groups import Group, list_weights
 from phasetrain.optim.multi_optimizer import MAIN, MultiOptimizer
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
 from phasetrain.optim.update.sparse import check_sparse, coalesce_gradients, find_sparse_weights
@@ -177,7 +177,7 @@ def test_which_weights_have_them() -> None:
 
 
 def groups(net: nn.Module) -> list[Group]:
-    return [Group({}, weights_of(net))]
+    return [Group({}, list_weights(net))]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_run_is_refused_before_training(tmp_path: Path) -> None:
     words = ("DATA.TRAIN.batch_transforms=[mixup]", "LOSS.name=MultiMarginLoss")
     with pytest.raises(
         ConfigError,
-        match=r"MultiMarginLoss takes classes \(N,\) as targets and not the probabilities",
+        match=r"MultiMarginLoss takes classes \(N,\) as targets, but not the probabilities",
     ):
         train(tmp_path, *words)
     assert not (tmp_path / "metrics.jsonl").exists()

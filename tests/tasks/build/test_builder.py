@@ -113,7 +113,7 @@ class TestData:
             ),
             (
                 ["DATA.TRAIN.transforms=[flatten, {name: center_crop, size: 4}]"],
-                "DATA.TRAIN.transforms do not fit the inputs of the data set, of shape (1, 8, 8): CenterCrop takes",
+                "DATA.TRAIN.transforms: the transforms do not fit the inputs of the dataset, of shape (1, 8, 8): CenterCrop takes",
             ),
         ],
     )
@@ -176,15 +176,15 @@ class TestParts:
         assert refused(
             "MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=false"
         ) == (
-            "MODEL.name = 'counting_mlp.Counting': inner._extra_state of its state is of type dict, and only tensors "
-            "are saved, averaged and compared; register a buffer in its place, or return a tensor from get_extra_state"
+            "MODEL.name = 'counting_mlp.Counting': inner._extra_state in its state is of type dict, and only tensors "
+            "are saved, averaged and compared; register a buffer instead, or return a tensor from get_extra_state"
         )
         built("MODEL=null", "MODEL.name=counting_mlp.Counting", "MODEL.as_tensor=true")
 
     def test_nothing_to_train(self) -> None:
         assert (
             refused("MODEL.name=torch.nn.Flatten")
-            == "MODEL.name = 'torch.nn.Flatten' has no parameter to train"
+            == "MODEL.name = 'torch.nn.Flatten': the model has no parameters to train"
         )
 
 
@@ -353,9 +353,9 @@ class TestPrepare:
         assert witness.seen == [
             (event, "cpu", True, 1, True, False) for event in ("prepare", "optimizer", "wrap")
         ]
-        assert isinstance(parts.network, CompiledModel)
-        assert isinstance(parts.network.network, nn.Sequential)
-        assert parts.network.network[0] is parts.model
+        assert isinstance(parts.train_model, CompiledModel)
+        assert isinstance(parts.train_model.model, nn.Sequential)
+        assert parts.train_model.model[0] is parts.model
         assert isinstance(parts.model, SmallCNN)
         mean = parts.averages["ema"].module
         assert isinstance(mean, SmallCNN)
@@ -371,7 +371,7 @@ class TestPrepare:
             "MACHINE.activation_checkpointing=['layers.1']",
             train=False,
         )[0]
-        assert parts.network is None
+        assert parts.train_model is None
         assert not any("forward" in vars(module) for module in parts.model.modules())
 
     def test_a_strategy_that_cannot_round_gradients(self) -> None:

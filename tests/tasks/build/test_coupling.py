@@ -41,11 +41,11 @@ def test_a_batch_in_parts_is_refused(words: list[str], message: str, tmp_path: P
     [
         (
             ["DATA.TRAIN.drop_last=false"],
-            "DATA.TRAIN.drop_last = false can leave them .*unequal shares",
+            "DATA.TRAIN.drop_last = false can leave .*unequal size",
         ),
         (
             ["DATA.TRAIN.on_bad_sample=drop"],
-            "DATA.TRAIN.on_bad_sample = 'drop' can leave them unequal shares",
+            "DATA.TRAIN.on_bad_sample = 'drop' can leave shards of unequal size",
         ),
     ],
 )

@@ -29,7 +29,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
 
 MOST_WORKERS = 8
-"""Loader workers of a process that `auto` starts at most."""
+"""Maximum number of loader workers per rank with `auto`."""
 
 
 def build_source(
@@ -46,7 +46,8 @@ def build_source(
         raise ConfigError(f"{where}.subset: {error}") from error
     if chosen is not None and isinstance(dataset, WindowedDataset):
         raise ConfigError(
-            f"{where}.subset: data that comes in windows is taken whole; set PHASES.limit.windows"
+            f"{where}.subset: a dataset with windows has no subsets; set PHASES.limit.windows "
+            "instead"
         )
     return SampleSource(dataset, chosen)
 
@@ -54,25 +55,26 @@ def build_source(
 def build_order(
     context: BuildContext, where: str, section: AttrDict, source: SampleSource
 ) -> SampleOrder:
-    """Return the order of the samples that take part, as indices of the data set.
+    """Return the order of the samples in use, as indices of the dataset.
 
     Raises:
-        ConfigError: the sampler cannot be made, or does not go with the data set.
+        ConfigError: the sampler cannot be built, or does not fit the dataset.
     """
     name = section.sampler if isinstance(section.sampler, str) else section.sampler["name"]
     where = f"{where}.sampler"
     factory = SAMPLERS.find(name, where)
     if isinstance(factory, type) and issubclass(factory, DistributedSampler):
         raise ConfigError(
-            f"{where} = {name!r}: it gives each process a share of the samples, and phasetrain "
-            "shares out each batch itself; take shuffled or sequential"
+            f"{where} = {name!r}: this sampler shards the samples over ranks, and phasetrain "
+            "shards each batch itself; use shuffled or sequential"
         )
     takes = parameters(factory).keys()
     facts: dict[str, Any] = {"batch_size": section.batch_size, "source": source}
     if isinstance(source.dataset, ShardedDataset):
         if source.chosen is not None and "shard_lengths" in takes:
             raise ConfigError(
-                f"{where} = {name!r} reads whole shards, and {where[:-8]}.subset takes part of them"
+                f"{where} = {name!r} reads whole shards, and {where[:-8]}.subset selects parts of "
+                "them; leave one of the two out"
             )
         facts["shard_lengths"] = source.dataset.shard_lengths
     if takes & {"data_source", "dataset"}:
@@ -81,8 +83,8 @@ def build_order(
     order = to_order(context.named(SAMPLERS, section.sampler, where, facts), where)
     if isinstance(source.dataset, WindowedDataset) and "source" in takes:
         raise ConfigError(
-            f"{where} = {name!r} orders the data set as a whole, which comes in windows; take "
-            "shuffled or sequential"
+            f"{where} = {name!r} orders the dataset as a whole, and each pass covers only one of "
+            "its windows; use shuffled or sequential"
         )
     if source.chosen is None:
         return order
@@ -91,10 +93,10 @@ def build_order(
     return SubsetOrder(order, source.chosen)
 
 
-def build_own_loader(
+def build_custom_loader(
     context: BuildContext, where: str, section: AttrDict, source: SampleSource
 ) -> CustomLoaderSpec | None:
-    """Return the user's own loader of a split; None where there is none.
+    """Return the custom loader of a split; None without one.
 
     Raises:
         ConfigError: it cannot be built, or conflicts with other keys of the section.
@@ -105,9 +107,9 @@ def build_own_loader(
     takes = parameters(LOADERS.find(name, f"{where}.loader")).keys()
     if "dataset" not in takes or not (context.world.is_single_process or "rank" in takes):
         raise ConfigError(
-            f"{where}.loader = {name!r}: it is called with `dataset`, `batch_size`, `seed`, "
-            "`processes` and `rank`, as far as it takes them; let it take `dataset`, and "
-            "`rank` if there are several processes, each of which gets different batches"
+            f"{where}.loader = {name!r}: it is called with those of `dataset`, `batch_size`, "
+            "`seed`, `processes` and `rank` that it has as parameters; it needs `dataset`, and "
+            "with several ranks also `rank`, because each rank gets different batches"
         )
     ours = {
         f"{where}.transforms": bool(section.transforms),
@@ -116,15 +118,15 @@ def build_own_loader(
     }
     if set_ones := " and ".join(key for key, is_set in ours.items() if is_set):
         raise ConfigError(
-            f"{where}.loader = {name!r}: {set_ones} changes what phasetrain's loader does, and "
-            f"nothing of another one; leave it out ({where}.transforms=[])"
+            f"{where}.loader = {name!r}: {set_ones} would have no effect on a custom loader; leave "
+            f"it out ({where}.transforms=[])"
         )
     share = section.batch_size // context.world.size
     samples = min(section.micro_batch_size or share, share)
     if section.batch_size % (samples * context.world.size):
         raise ConfigError(
             f"{where}.batch_size = {section.batch_size} and {where}.loader: each of "
-            f"{context.world.size} processes takes the same number of batches of {samples}; take a "
+            f"{context.world.size} ranks takes the same number of batches of {samples}; set a "
             f"multiple of {samples * context.world.size}"
         )
     facts: dict[str, Any] = {"dataset": source.samples, "batch_size": samples}
@@ -150,7 +152,7 @@ def build_collate(context: BuildContext, where: str, item: str | Mapping[str, An
     """Return the collate function; a dotted path may name the function or its factory.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be built.
     """
     where = f"{where}.collate"
     if isinstance(item, str):
@@ -173,13 +175,13 @@ def build_collate(context: BuildContext, where: str, item: str | Mapping[str, An
     return factory
 
 
-def workers_of(asked: int | str, reader: SampleReader) -> int:
-    """Return how many workers read for this process.
+def count_workers(asked: int | str, reader: SampleReader) -> int:
+    """Return the number of loader workers of this rank.
 
     Args:
-        asked: their number, or `auto`: none for data in memory that is gathered by whole batches,
-            else one for each core of this process except its own, at most 8; under torchrun the
-            processes of a machine share the cores.
+        asked: a number, or `auto`: none for data in memory that is gathered by whole batches,
+            otherwise one per core of this process but one, at most 8; under torchrun the ranks of
+            a machine share the cores.
         reader: reader that the workers run.
     """
     if isinstance(asked, int):

@@ -9,7 +9,7 @@ import torch
 
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.reading_builder import MOST_WORKERS, workers_of
+from phasetrain.tasks.build.loading_builder import MOST_WORKERS, count_workers
 from phasetrain.testing import assert_exact_resume, assert_world_size_invariant
 from phasetrain.testing.build import BuiltRun, build_run
 
@@ -144,7 +144,7 @@ class TestOrder:
             ),
             (
                 ["DATA.TRAIN.sampler=torch.utils.data.DistributedSampler"],
-                "DATA.TRAIN.sampler = 'torch.utils.data.DistributedSampler': it gives each process a share",
+                "DATA.TRAIN.sampler = 'torch.utils.data.DistributedSampler': this sampler shards the samples",
             ),
             (
                 ["DATA.TRAIN.sampler=weighted"],
@@ -218,9 +218,9 @@ class TestWorkers:
         for cores, processes in ((4, 1), (64, 1), (64, 16), (1, 1), (2, 4)):
             monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
             monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-            found.append(workers_of("auto", one.reader))
+            found.append(count_workers("auto", one.reader))
         assert found == [3, MOST_WORKERS, 3, 0, 0]
-        assert workers_of(5, one.reader) == 5
+        assert count_workers(5, one.reader) == 5
 
     def test_another_word_is_refused(self) -> None:
         assert "expected int >= 0 or 'auto'" in refused("DATA.TRAIN.workers=many")
