@@ -5,8 +5,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phasetrain.commands.load import load
+from phasetrain.engine.plan import Phase
+from phasetrain.hooks import Hook, Run
 from phasetrain.runs.history import Best, History
 from phasetrain.tasks import Task
+
+
+class LatestMetrics(Hook):
+    """Keeps the latest value of every metric, by `split/name`, for the result."""
+
+    main_only = False  # each rank returns the metrics in its result
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of the phase."""
+        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,20 @@
 """Test a checkpoint on every test split, without changing the run (RUN.engine=test)."""
 
-import json
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from phasetrain.commands.choose import choose_checkpoint, restore
-from phasetrain.commands.result import RunResult
+from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.digest import hash_model
 from phasetrain.data.loading.seed_check import read_first_target
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, Plan, make_test_phase
+from phasetrain.engine.plan import AVERAGED, TRAIN, Plan, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.hooks import Hook, Hooks, Run
+from phasetrain.hooks import Hook, Hooks
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks.build.data_builder import list_splits
 
@@ -46,56 +45,40 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     averages = [
         f"{AVERAGED}{name}" for name, average in parts.averages.items() if average.settings.test
     ]
-    each = [
-        replace(phase, split=f"{phase.split}{weights}")
-        for phase in phases
-        for weights in ("", *averages)
-    ]
-    plan = Plan(tuple(replace(phase, index=index) for index, phase in enumerate(each)))
+    tested = [(phase, weights) for phase in phases for weights in ("", *averages)]
+    plan = Plan(
+        tuple(
+            replace(phase, index=index, split=f"{phase.split}{weights}")
+            for index, (phase, weights) in enumerate(tested)
+        )
+    )
     task = builder.task(parts)
-    found = _Collected()
+    latest = LatestMetrics()
     restore(task, loaded)
     for split in tests:
         task.check_targets(split.name, read_first_target(data[split.name].reader))
-    called = Hooks({"collected": found, **(hooks or {})}, setup.world)
+    called = Hooks({"latest": latest, **(hooks or {})}, setup.world)
     engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
     with setup.machine.apply_settings():
         engine.run()
-    rows = [(name, f"{value:.4f}") for name, value in found.metrics.items()]
-    setup.terminal.print_table(
-        f"{loaded.path} at update {loaded.manifest.state['updates']}", ("metric", "value"), rows
-    )
-    name = f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json"
-    content = {
-        "checkpoint": loaded.path,
-        "updates": loaded.manifest.state["updates"],
-        "metrics": found.metrics,
-    }
+    updates = loaded.manifest.state["updates"]
+    rows = [(name, f"{value:.4f}") for name, value in latest.metrics.items()]
+    setup.terminal.print_table(f"{loaded.path} at update {updates}", ("metric", "value"), rows)
+    file = folder.file(f"test-{loaded.path.rstrip('/').rpartition('/')[2]}.json")
+    content = {"checkpoint": loaded.path, "updates": updates, "metrics": latest.metrics}
     # Metrics are reduced over all ranks, so rank 0 has the result of all.
     if setup.world.is_main:
         with folder.writing():
             folder.storage.make_folder(folder.path)
-            folder.storage.replace(
-                folder.file(name), (json.dumps(content, indent=1) + "\n").encode(), durable=False
-            )
-        log.info("written to %s", folder.file(name))
+            folder.storage.replace_json(file, content, durable=False)
+        log.info("written to %s", file)
     return RunResult(
         "tested",
         folder=folder.path,
         reason=loaded.path,
-        updates=loaded.manifest.state["updates"],
-        last=found.metrics,
+        updates=updates,
+        last=latest.metrics,
         details=content,
         digest=hash_model(parts.model),
         seconds=time.perf_counter() - began,
     )
-
-
-class _Collected(Hook):
-    main_only = False  # each rank returns the metrics in its result
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-
-    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""A run again from its folder: the same bits, or where they part."""
+"""A run again from its folder: the same bits, or where they diverge."""
 
 import io
 import json
@@ -122,7 +122,7 @@ class TestParts:
         verdict = repeat(str(copy), words, config_dir=None, run=quietly)
         assert (verdict.exit_code, verdict.is_identical) == (1, False)
         assert verdict.text.startswith(f"NOT bit-identical to {copy}.")
-        assert "They part at update 2: " in verdict.text
+        assert "They diverge at update 2: " in verdict.text
         assert "OPTIMIZER.weight_decay" in verdict.text
 
     def test_in_the_weights_alone(self, copy: Path, tmp_path: Path) -> None:

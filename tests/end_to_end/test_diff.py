@@ -127,7 +127,7 @@ class TestFaultsInCode:
         found = diff(str(unbroken), str(tmp_path))
         assert (found.updates, found.components) == (6, ("loss", "weights"))
         assert found.verdict == (
-            "They part at update 6: same samples, same batch content, same lr, other loss. Everything on record was "
+            "They diverge at update 6: same samples, same batch content, same lr, different loss. Everything on record was "
             "equal up to update 5, some of the weights included; the forward pass differs: the loss or its "
             "parameters, the model, its randomness (dropout) or its buffers, the precision, the number of threads; or "
             "weights differ that are not on record."
@@ -211,7 +211,7 @@ class TestEqual:
         assert (found.equal, found.updates, found.components) == (True, 0, ())
         assert (
             found.verdict
-            == "They do not part: their 10 updates are equal, and so are all measured values."
+            == "They do not differ: their 10 updates are equal, and so are all measured values."
         )
         assert [change.path for change in found.config] == ["DATA.TRAIN.workers"]
 
@@ -275,7 +275,8 @@ class TestCommandLine:
         assert call("diff", unbroken, tmp_path) == 1
         shown = capsys.readouterr().out
         assert (
-            "They part at update 1: same samples, same batch content, same lr, other loss." in shown
+            "They diverge at update 1: same samples, same batch content, same lr, different loss."
+            in shown
         )
         assert re.search(r"LOSS\.label_smoothing +absent +0\.1 +forbidden", shown)
         assert re.search(r"threads +1 +64", shown)

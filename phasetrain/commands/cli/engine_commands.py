@@ -4,14 +4,12 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from phasetrain.commands.cli.output import Outcome
 from phasetrain.commands.cli.parsing import Call
 from phasetrain.errors import ConfigError
-from phasetrain.runtime.clock import Clock
 
 # The modules of the commands are imported in the functions that run them, because most of them
 # import torch: `--help` and usage errors would take a second longer.
@@ -79,18 +77,16 @@ def run_rerun(call: Call) -> Outcome:
     """Repeat a run in a new folder and compare every bit."""
     from phasetrain.commands.engines import print_log, run_engine
     from phasetrain.commands.rerun import repeat
-    from phasetrain.commands.result import RunResult
     from phasetrain.runtime.terminal import Terminal
-
-    def run(overrides: Sequence[str], config_dir: str | None, clock: Clock | None) -> RunResult:
-        return run_engine(overrides, config_dir=config_dir, clock=clock)
 
     with print_log(Terminal()):
         verdict = repeat(
             call.flags.run_folder,
             call.overrides,
             config_dir=call.flags.config_dir,
-            run=partial(run, clock=call.clock),
+            run=lambda words, config_dir: run_engine(
+                words, config_dir=config_dir, clock=call.clock
+            ),
         )
     content = {
         "original": call.flags.run_folder,

@@ -4,9 +4,8 @@ Own code instead of scikit-learn, because it runs on the GPU and in chunks: the 
 as float64 do not fit into the memory of most machines.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -130,7 +129,7 @@ def probe(train: str, test: str, settings: ProbeSettings, out: str | None = None
     )
     path = out or f"{test.rstrip('/').rpartition('/')[0] or '.'}/probe.json"
     content = {"train": train, "test": test, "settings": asdict(settings), **asdict(found)}
-    open_storage(path).replace(path, (json.dumps(content, indent=1) + "\n").encode())
+    open_storage(path).replace_json(path, content)
     return found
 
 
@@ -178,16 +177,16 @@ def _top_similarities(queries: Tensor, keys: Tensor, most: int) -> tuple[Tensor,
     """Return the highest similarities `(M, most)` in descending order, and the indices of their
     keys."""
     best = torch.empty(len(queries), 0, device=keys.device)
-    where = torch.empty(len(queries), 0, device=keys.device, dtype=torch.int64)
+    indices = torch.empty(len(queries), 0, device=keys.device, dtype=torch.int64)
     for first in range(0, len(keys), 16 * CHUNK):
         similarity = queries @ keys[first : first + 16 * CHUNK].T
         numbers = torch.arange(first, first + similarity.shape[1], device=keys.device).expand_as(
             similarity
         )
-        best, where = torch.cat([best, similarity], 1), torch.cat([where, numbers], 1)
-        best, place = best.topk(min(most, best.shape[1]), dim=1)
-        where = where.gather(1, place)
-    return best, where
+        candidates = torch.cat([best, similarity], 1)
+        best, chosen = candidates.topk(min(most, candidates.shape[1]), dim=1)
+        indices = torch.cat([indices, numbers], 1).gather(1, chosen)
+    return best, indices
 
 
 def classify_linearly(
@@ -202,11 +201,11 @@ def classify_linearly(
     # on the CPU, because a CUDA generator draws another permutation from the same seed
     generator = torch.Generator().manual_seed(seed_of(settings.seed, "held out"))
     order = torch.randperm(len(features), generator=generator).to(features.device)
-    held, rest = order.tensor_split([max(1, round(settings.held_out * len(order)))])
+    held_out, fitted = order.tensor_split([max(1, round(settings.held_out * len(order)))])
     scores: dict[float, float] = {}
     for penalty in settings.penalties:
-        classifier = fit_classifier(features[rest], labels[rest], classes, penalty)
-        scores[penalty] = share_equal(classifier.classify(features[held]), labels[held])
+        classifier = fit_classifier(features[fitted], labels[fitted], classes, penalty)
+        scores[penalty] = share_equal(classifier.classify(features[held_out]), labels[held_out])
     best = max(scores, key=lambda penalty: (scores[penalty], penalty))  # of equal ones the stronger
     return best, scores, fit_classifier(features, labels, classes, best).classify(others)
 
@@ -226,16 +225,14 @@ class Classifier:
     mean: Tensor
     scale: Tensor
 
+    def score(self, features: Tensor) -> Tensor:
+        """Return a score for each sample and class, float64 `(N, classes)`."""
+        return (features.double() - self.mean) / self.scale @ self.weight.T + self.bias
+
     def classify(self, features: Tensor) -> Tensor:
         """Return the class of each sample, int64 `(N,)`."""
-        scores = [
-            (self._standardize(part) @ self.weight.T + self.bias).argmax(1)
-            for part in torch.split(features, CHUNK)
-        ]
-        return torch.cat(scores)
-
-    def _standardize(self, features: Tensor) -> Tensor:
-        return (features.double() - self.mean) / self.scale
+        parts = torch.split(features, CHUNK)
+        return torch.cat([self.score(part).argmax(1) for part in parts])
 
 
 def fit_classifier(features: Tensor, labels: Tensor, classes: int, penalty: float) -> Classifier:
@@ -245,11 +242,11 @@ def fit_classifier(features: Tensor, labels: Tensor, classes: int, penalty: floa
     The bias has no penalty. LBFGS in float64 starts from zeros, so that the result is a function of
     the arguments (and of the number of threads).
     """
-    mean, scale = _moments(features)
     weight = torch.zeros(
         classes, features.shape[1], dtype=torch.float64, device=features.device, requires_grad=True
     )
     bias = torch.zeros(classes, dtype=torch.float64, device=features.device, requires_grad=True)
+    classifier = Classifier(weight, bias, *_moments(features))
     steps = torch.optim.LBFGS(
         [weight, bias],
         max_iter=STEPS,
@@ -266,7 +263,7 @@ def fit_classifier(features: Tensor, labels: Tensor, classes: int, penalty: floa
         for part, target in zip(
             torch.split(features, CHUNK), torch.split(labels, CHUNK), strict=True
         ):
-            scores = (part.double() - mean) / scale @ weight.T + bias
+            scores = classifier.score(part)
             loss = functional.cross_entropy(scores, target, reduction="sum") / len(features)
             # a backward pass per chunk, so that one chunk at a time is held as float64
             loss.backward()  # type: ignore[no-untyped-call]
@@ -274,7 +271,7 @@ def fit_classifier(features: Tensor, labels: Tensor, classes: int, penalty: floa
         return total
 
     steps.step(loss_of)  # type: ignore[no-untyped-call]
-    return Classifier(weight.detach(), bias.detach(), mean, scale)
+    return replace(classifier, weight=weight.detach(), bias=bias.detach())
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,6 @@
 """Short trial trainings that leave no run behind, and the files that describe them."""
 
 import io
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -103,9 +102,7 @@ def write_results(
     path = folder.file(FOLDER)
     with folder.writing():
         folder.storage.make_folder(path)
-        folder.storage.replace(
-            f"{path}/{name}.json", (json.dumps(content, indent=1) + "\n").encode(), durable=False
-        )
+        folder.storage.replace_json(f"{path}/{name}.json", content, durable=False)
         try:
             folder.storage.replace(f"{path}/{name}.png", draw(), durable=False)
         except ImportError:

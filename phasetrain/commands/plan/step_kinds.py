@@ -28,14 +28,12 @@ class StepKind:
         step: first step of the phase to rehearse.
         steps: number of steps to rehearse.
         name: for messages.
-        is_short: whether this is the last, smaller batch of an epoch.
     """
 
     phase: Phase
     step: int
     steps: int
     name: str
-    is_short: bool = False
 
 
 def list_step_kinds(plan: Plan, task: Task) -> list[StepKind]:
@@ -51,9 +49,7 @@ def list_step_kinds(plan: Plan, task: Task) -> list[StepKind]:
         # a custom loader only iterates from the start, so its last batch is out of reach
         is_custom = isinstance(task.parts.loaders[phase.data], CustomLoader)
         if phase.steps > 1 and last < phase.batch_size and not is_custom:
-            short = StepKind(
-                phase, phase.steps - 1, 1, f"{name}, last batch of {last}", is_short=True
-            )
+            short = StepKind(phase, phase.steps - 1, 1, f"{name}, last batch of {last}")
             found.setdefault((phase.split, phase.stage, True), short)
     return list(found.values())
 

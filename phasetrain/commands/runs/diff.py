@@ -12,6 +12,7 @@ from yaml import YAMLError
 
 from phasetrain.checkpoint.commit import list_checkpoints
 from phasetrain.config.changes import Change, differences
+from phasetrain.config.compose.merge import leaves
 from phasetrain.config.problems import shown
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
@@ -35,18 +36,19 @@ MEASUREMENTS = "metrics"
 """Further components: one run is longer; or the updates are equal and the metrics differ."""
 
 COMPUTING = (
-    *(
-        "phasetrain",
-        "python",
-        "torch",
-        "numpy",
-        "machine",
-        "device",
-        "threads",
-        "processes",
-        "strategy",
-    ),
-    *("packages", "commit", "devices", "switches"),
+    "phasetrain",
+    "python",
+    "torch",
+    "numpy",
+    "machine",
+    "device",
+    "threads",
+    "processes",
+    "strategy",
+    "packages",
+    "commit",
+    "devices",
+    "switches",
 )
 """Entries of environment.json that may change results bit by bit."""
 
@@ -285,13 +287,11 @@ def _find_difference(one: Side, other: Side) -> tuple[int, tuple[str, ...], str,
     found = _find_first_metric(one.metrics, other.metrics)
     if found is not None:
         updates, what = found
-        verdict = (
-            f"They part in what was measured after update {updates} ({what}), and {same}: {METER}."
-        )
+        verdict = f"Their metrics differ after update {updates} ({what}), and {same}: {METER}."
         return updates, (MEASUREMENTS,), verdict, notes
     if not equal and not (one.metrics and other.metrics):
         return 0, (), "There is nothing to compare.", notes
-    return 0, (), f"They do not part: {same}, and so are all measured values.", notes
+    return 0, (), f"They do not differ: {same}, and so are all measured values.", notes
 
 
 def _find_first_update(one: Ledger, other: Ledger) -> tuple[int, tuple[str, ...]] | None:
@@ -314,8 +314,8 @@ def _explain_difference(one: Ledger, other: Ledger, updates: int, component: str
         )
     else:
         since = "It is the first update, so the initial weights may differ as well"
-    beside = ", ".join([*same, f"other {component}"])
-    return f"They part at update {updates}: {beside}. {since}; {MEANINGS[component]}."
+    compared = ", ".join([*same, f"different {component}"])
+    return f"They diverge at update {updates}: {compared}. {since}; {MEANINGS[component]}."
 
 
 def _can_compare(one: Ledger, other: Ledger, updates: int, component: str) -> bool:
@@ -373,10 +373,7 @@ def _find_first_metric(
             return int(b["updates"]), f"only B has {_name_line(b)}"
         if b is None:
             return int(a["updates"]), f"only A has {_name_line(a)}"
-        values = [
-            f"{key}: {x!r} and {y!r}"
-            for key, (x, y) in _compare_leaves(_flatten(a), _flatten(b)).items()
-        ]
+        values = [f"{key}: {x!r} and {y!r}" for key, (x, y) in _compare_leaves(a, b).items()]
         return int(a["updates"]), f"{_name_line(a)}, {', '.join(values[:3])}"
     return None
 
@@ -403,17 +400,6 @@ def _name_line(line: Mapping[str, Any]) -> str:
     return f"{line['kind']} of update {line['updates']}"
 
 
-def _flatten(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        here = f"{path}.{key}" if path else key
-        if isinstance(item, dict):
-            found |= _flatten(item, here)
-        else:
-            found[here] = item
-    return found
-
-
 def _select_environment(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of COMPUTING that both environments have."""
     return {key: one[key] for key in COMPUTING if key in one and key in other}
@@ -423,8 +409,8 @@ def _compare_leaves(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[st
     """Return the leaves of nested mappings that differ, with both values."""
     if not one or not other:
         return {}
-    a = _flatten(one)
-    b = _flatten(other)
+    a = leaves(one)
+    b = leaves(other)
     return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
 
 

@@ -3,16 +3,13 @@
 Only a comparison imports torch, so a thousand folders are listed in seconds.
 """
 
-import json
-import math
 import os
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from phasetrain.errors import ConfigError
 from phasetrain.runs.history import History, read_history, read_monitor
@@ -26,12 +23,7 @@ from phasetrain.runs.records import (
     parse_count,
     parse_metrics,
 )
-from phasetrain.runtime.format import (
-    format_duration,
-    format_percent,
-    format_timestamp,
-    shorten,
-)
+from phasetrain.runtime.format import format_duration, format_percent, format_timestamp, shorten
 from phasetrain.runtime.terminal import plain_table
 
 DEPTH = 6
@@ -152,17 +144,6 @@ def format_table(summaries: Sequence[RunSummary], root: str) -> str:
     return plain_table(title, COLUMNS, [summary.format_cells(root, now) for summary in summaries])
 
 
-def format_json(summaries: Sequence[RunSummary]) -> str:
-    """Return summaries as JSON, for scripts; non-finite numbers are null."""
-    rows = [asdict(summary) for summary in summaries]
-    # Python would write NaN, which no other reader of JSON accepts.
-    for row in rows:
-        for key in ("best", "last"):
-            if row[key] is not None and not math.isfinite(row[key]):
-                row[key] = None
-    return json.dumps(rows, indent=1)
-
-
 def summarize_run(folder: Path, monitor: str = "") -> RunSummary:
     """Return the state and progress of the run in a folder.
 
@@ -221,7 +202,7 @@ def _summarize_run(folder: Path, monitor: str) -> RunSummary:
 
 
 def compare_runs(one: str, other: str) -> str:
-    """Return as text the states and metrics of two runs, and where they part.
+    """Return as text the states and metrics of two runs, and where they diverge.
 
     Raises:
         ConfigError: one of the folders holds no run, or none that can be compared.
@@ -230,7 +211,10 @@ def compare_runs(one: str, other: str) -> str:
 
     found = diff(one, other)
     histories = [read_history(path) for path in (one, other)]
-    summaries = [_summarize_side(Path(path)) for path in (one, other)]
+    summaries = [
+        summarize_run(Path(path)) if Path(path).is_dir() else RunSummary(path, "ledger")
+        for path in (one, other)
+    ]
     rows: list[tuple[str, ...]] = [
         ("state", *(summary.state for summary in summaries)),
         ("updates", *(f"{summary.updates}/{summary.planned or '-'}" for summary in summaries)),
@@ -238,12 +222,6 @@ def compare_runs(one: str, other: str) -> str:
         *_compare_metrics(*histories),
     ]
     return "\n\n".join([plain_table("runs", ("", "A", "B"), rows), found.report()])
-
-
-def _summarize_side(path: Path) -> RunSummary:
-    if path.is_dir():
-        return summarize_run(path)
-    return RunSummary(str(path), "ledger")
 
 
 def _compare_metrics(one: History, other: History) -> list[tuple[str, ...]]:
@@ -365,10 +343,6 @@ def describe_progress(summary: RunSummary) -> str:
     _, state, _, updates, share, best, left, seen, _ = summary.format_cells(
         summary.folder, time.time()
     )
-    optional: list[tuple[str, Any]] = [
-        (f"best {best}", best != "-"),
-        (f"{left} left", left != "-"),
-        (f"seen {seen}", seen != "-"),
-    ]
-    shown = [text for text, is_known in optional if is_known]
-    return "  ".join([state, f"update {updates} {share}".strip(), *shown])
+    optional = {f"best {best}": best, f"{left} left": left, f"seen {seen}": seen}
+    known = [text for text, cell in optional.items() if cell != "-"]
+    return "  ".join([state, f"update {updates} {share}".strip(), *known])

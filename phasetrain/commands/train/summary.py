@@ -10,14 +10,12 @@ from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.run_documents import format_command
 from phasetrain.config.attrdict import AttrDict
+from phasetrain.config.stages import LENGTHS
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.runtime.format import format_duration, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import Pairs
-
-LENGTHS = ("epochs", "updates", "samples")
-"""Keys of PHASES that set the length of a training."""
 
 PARTS = 4
 """Maximum number of parts of a timeline to print."""
@@ -87,8 +85,8 @@ def final_lines(
         weights += f" (of {best}, the best)"
         chosen = ", checkpoint='best'"
     if not _has_checkpoint(checkpointer):
-        rest = "no checkpoint was kept, everything else is in"
-        return [("end", f"{end}; {rest} {folder}"), ("weights", weights)]
+        end += f"; no checkpoint was kept, everything else is in {folder}"
+        return [("end", end), ("weights", weights)]
     return [
         ("end", f"{end}; everything is in {folder}"),
         *_explain_longer(setup.config),
@@ -149,12 +147,8 @@ def _explain_longer(config: AttrDict) -> Pairs:
     key = next((key for key in LENGTHS if config.PHASES[key] is not None), None)
     if key is None or config.PHASES.stages:
         return []
-    return [
-        (
-            "resume",
-            f"to train longer: PHASES.{key}={2 * config.PHASES[key]} RUN.allow=[PHASES.{key}]",
-        )
-    ]
+    words = f"PHASES.{key}={2 * config.PHASES[key]} RUN.allow=[PHASES.{key}]"
+    return [("resume", f"to train longer: {words}")]
 
 
 def _name_device(machine: Machine) -> str:

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from phasetrain.commands.plan.preview import describe_plan
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.validate import report_all_problems
-from phasetrain.commands.result import RunResult
+from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import Attempt
 from phasetrain.commands.train.digest import hash_state
@@ -31,10 +31,10 @@ from phasetrain.commands.train.resume import (
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import final_lines, first_lines, stopped_lines
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import Phase, Plan
+from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
-from phasetrain.hooks import CheckpointHook, Hook, Hooks, Run
+from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, count_records
 from phasetrain.runtime.clock import Clock
@@ -49,10 +49,11 @@ Loop = Callable[[PhaseEngine], object]
 """Runs an engine: `engine.run()`, or a custom loop over `engine.steps()`."""
 
 
+@dataclass
 class Training:
     """One attempt of a run.
 
-    Args:
+    Attributes:
         setup: the resolved config.
         builder: builds the parts.
         data: split -> data.
@@ -60,31 +61,25 @@ class Training:
         checkpointer: loads and saves.
         signals: the signals that were received.
         clock: measures the attempt.
+        deviations: see `list_deviations`.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        builder: Builder,
-        data: Mapping[str, SplitData],
-        folder: RunFolder,
-        checkpointer: Checkpointer,
-        signals: Signals,
-        clock: Clock,
-    ) -> None:
-        self.setup = setup
-        self.builder = builder
-        self.data = data
-        self.folder = folder
-        self.checkpointer = checkpointer
-        self.signals = signals
-        self.clock = clock
-        self.attempt = Attempt(folder.read_status(), clock)
-        self.deviations: list[dict[str, Any]] = []
-        ledger = Path(folder.file(FILE))
-        if folder.storage.keeps_files and ledger.is_file():
+    setup: Setup
+    builder: Builder
+    data: Mapping[str, SplitData]
+    folder: RunFolder
+    checkpointer: Checkpointer
+    signals: Signals
+    clock: Clock
+    deviations: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.attempt = Attempt(self.folder.read_status(), self.clock)
+        ledger = Path(self.folder.file(FILE))
+        if self.folder.storage.keeps_files and ledger.is_file():
             # status.json is written every few seconds: updates after that are in the ledger only
-            clock.redo_until = max(clock.redo_until, count_records(ledger.stat().st_size))
+            updates = count_records(ledger.stat().st_size)
+            self.clock.redo_until = max(self.clock.redo_until, updates)
 
     def run(self, extra: Mapping[str, Hook], loop: Loop) -> RunResult:
         """Restore or start, train, and return the result."""
@@ -107,7 +102,7 @@ class Training:
             build_promise(run_plan, self.deviations),
             loaded,
         )
-        latest = _Latest()
+        latest = LatestMetrics()
         # The checkpoint hook comes first: a failure in a later hook then loses no checkpoint.
         hooks = merge_hooks(merge_hooks({"checkpoint": save, "latest": latest}, own), extra)
         engine = PhaseEngine(
@@ -321,16 +316,3 @@ def nothing_to_resume(folder: RunFolder) -> ConfigError:
         "set RUN.resume=auto to start a run in it",
         code="resume.no_checkpoint",
     )
-
-
-class _Latest(Hook):
-    """Keeps the latest value of every metric for the result."""
-
-    main_only = False
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-
-    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of the phase."""
-        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}

@@ -154,16 +154,16 @@ def test_what_is_rehearsed() -> None:
     )
     made = build_run([*words, "PHASES.limit.train=null"])
     found = [
-        (kind.name, kind.phase.index, kind.step, kind.steps, kind.is_short)
+        (kind.name, kind.phase.index, kind.step, kind.steps)
         for kind in list_step_kinds(made.plan, made.task)
     ]
     assert found == [
-        ("train", 0, 0, 2, False),
-        ("train, last batch of 2", 0, 60, 1, True),
-        ("test", 1, 0, 2, False),
-        ("test, last batch of 3", 1, 11, 1, True),
-        ("test@ema", 2, 0, 2, False),
-        ("test@ema, last batch of 3", 2, 11, 1, True),
+        ("train", 0, 0, 2),
+        ("train, last batch of 2", 0, 60, 1),
+        ("test", 1, 0, 2),
+        ("test, last batch of 3", 1, 11, 1),
+        ("test@ema", 2, 0, 2),
+        ("test@ema, last batch of 3", 2, 11, 1),
     ]
     assert sum_seconds(made.plan, {"train": 1.0, "test": 0.5}) == pytest.approx(3 * (61 + 12 * 0.5))
 

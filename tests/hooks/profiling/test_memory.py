@@ -115,7 +115,7 @@ def test_a_run_that_was_killed_has_the_same_lines_and_other_runs_without_them_ar
     found = diff(str(plain), str(tmp_path))
     assert (
         found.verdict
-        == "They do not part: their 15 updates are equal, and so are all measured values."
+        == "They do not differ: their 15 updates are equal, and so are all measured values."
     )
 
 
