@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,12 @@ class Original:
     config: Mapping[str, Any]
     environment: EnvironmentRecord
     status: StatusRecord
+
+    @property
+    def deviations(self) -> list[str]:
+        """How it differs from a run of its command alone, see `list_deviations`."""
+        # the name of the key in existing run folders
+        return format_deviations(self.environment.content.get("departures"))
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,8 @@ def repeat(
             result.exit_code,
             result.folder,
         )
-    return compare_bits(original, result)
+    text, is_identical = _compare_runs(original, result)
+    return Verdict(text, int(not is_identical), result.folder, is_identical)
 
 
 def read_original(folder: str, config_dir: str | None = None) -> Original:
@@ -171,7 +178,7 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     original."""
     words = [*original.overrides]
     new = {_key_of(word) for word in overrides}
-    for line in format_deviations(original.environment.content.get("departures")):
+    for line in original.deviations:
         log.warning(
             "%s differs from a run of its command alone, and the repetition may differ from it: %s",
             original.folder,
@@ -241,13 +248,8 @@ def _is_kept(change: Change, word: str, given: Set[str], setup: Setup) -> bool:
     return word.startswith("~") and not is_set
 
 
-def compare_bits(original: Original, result: RunResult) -> Verdict:
-    """Compare a repetition with its original."""
-    text, is_identical = _compare_runs(original, result)
-    return Verdict(text, int(not is_identical), result.folder, is_identical)
-
-
 def _compare_runs(original: Original, result: RunResult) -> tuple[str, bool | None]:
+    """Return the verdict on a repetition as text, and whether every bit is the same."""
     folder = original.folder
     other = result.folder
     before = original.status.digest if original.status.state == "finished" else None
@@ -294,46 +296,40 @@ def _compare_weights(
 
 def _explain_deviations(original: Original) -> str:
     """Return how the original differs from a run of its command alone, or an empty text."""
-    lines = format_deviations(original.environment.content.get("departures"))
-    if not lines:
+    if not original.deviations:
         return ""
     head = "\n\nThis was to be expected. The original differs from a run of its command alone:\n"
-    return head + "\n".join(f"  {line}" for line in lines)
+    return head + "\n".join(f"  {line}" for line in original.deviations)
 
 
 def _check_comparable(original: Original) -> None:
     """Reject an original that has nothing to compare a repetition with."""
     if original.status.state == "finished" and original.status.digest:
         return
+    reason = ""
     try:
-        found = read_side(original.folder)
-        reason = ""
+        side = read_side(original.folder)
+        if side.ledger or side.metrics:
+            return
     except ConfigError as error:
-        found = None
         reason = f" ({error})"
-    if found is None or not (found.ledger or found.metrics):
-        raise ConfigError(
-            f"--from {original.folder}: it has not finished, and there is no update in its {FILE} "
-            f"and no line in its metrics.jsonl to compare with{reason}; resume it first: "
-            f"phasetrain RUN.dir={original.folder}, with the words in its overrides.yaml",
-            code="rerun.nothing_to_compare",
-        )
+    raise ConfigError(
+        f"--from {original.folder}: it has not finished, and there is no update in its {FILE} "
+        f"and no line in its metrics.jsonl to compare with{reason}; resume it first: "
+        f"phasetrain RUN.dir={original.folder}, with the words in its overrides.yaml",
+        code="rerun.nothing_to_compare",
+    )
 
 
 def _check_folder(original: str, chosen: str) -> None:
     """Reject a folder in which nothing would be trained."""
-    # Local paths may reach one folder in several ways, through links or `..`; a storage has none.
-    local = "://" not in original + chosen
-    if local:
-        same = Path(original).resolve() == Path(chosen).resolve()
-    else:
-        same = original == chosen.rstrip("/")
-    if same:
-        why = "is the folder of the original"
-    elif _has_finished(chosen):
-        why = "holds a run that has finished"
-    else:
+    is_same = original == chosen.rstrip("/")
+    if "://" not in original + chosen:
+        # Local paths may reach one folder in several ways, through links or `..`.
+        is_same = Path(original).resolve() == Path(chosen).resolve()
+    if not is_same and not _has_finished(chosen):
         return
+    why = "is the folder of the original" if is_same else "holds a run that has finished"
     raise ConfigError(
         f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
         f"repeated; give another folder, or remove RUN.dir for {_find_free_folder(original)}",
@@ -371,21 +367,15 @@ def _absent_override(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
 
 def _list_changes(original: Original, setup: Setup) -> list[Change]:
     """Return the differences between the config of the original and the same one composed now."""
-    before = without_derived(dict(original.config), setup.composed.config)
-    return differences(
-        before, without_derived(setup.config.plain(), setup.composed.config), setup.schema
-    )
+    given = setup.composed.config
+    before = without_derived(dict(original.config), given)
+    return differences(before, without_derived(setup.config.plain(), given), setup.schema)
 
 
 def _find_free_folder(folder: str) -> str:
     """Return the first folder name for a repetition that holds no finished run."""
-    if not _has_finished(f"{folder}-again"):
-        return f"{folder}-again"
-    for number in count(2):
-        name = f"{folder}-again-{number}"
-        if not _has_finished(name):
-            return name
-    raise AssertionError("numbers do not end")
+    names = chain([f"{folder}-again"], (f"{folder}-again-{number}" for number in count(2)))
+    return next(name for name in names if not _has_finished(name))
 
 
 def _has_finished(folder: str) -> bool:

@@ -222,7 +222,7 @@ class TestRefused:
         [
             (
                 "16",
-                r"RUN\.step = 16: .*steps\.ledger holds 15 updates, from 1 to 15, and not this one",
+                r"RUN\.step = 16: .*steps\.ledger has 15 updates, from 1 to 15, and not this one",
             ),
             (
                 "null",

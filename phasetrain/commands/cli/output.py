@@ -1,7 +1,6 @@
 """Text or JSON on standard output, and errors on standard error or as JSON."""
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,6 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from phasetrain.commands.json_values import to_json_value
 from phasetrain.errors import PhasetrainError, Problem
 
 SCHEMA = 1
@@ -73,21 +73,7 @@ def _write_object(
         "exit_code": exit_code,
         "errors": [asdict(problem) for problem in problems],
     }
-    # Python writes NaN and Infinity by default, which no other JSON parser has to accept.
-    write_text(json.dumps({**head, **to_plain(content)}, indent=1, allow_nan=False))
-
-
-def to_plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: infinite and NaN numbers become null, objects a text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
-    return str(value)
+    write_text(json.dumps({**head, **to_json_value(content)}, indent=1, allow_nan=False))
 
 
 @contextmanager

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
-
 from phasetrain.commands.build_hooks import build_hooks
+from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.plan.rehearsal import Rehearsal, prepare_parts
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.plan.validate import list_unused, report_all_problems
@@ -74,28 +73,33 @@ def describe_plan(
     setup = run_plan.setup
     data = run_plan.data
     plan = run_plan.plan
-    trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    weights = list(parts.model.parameters())
     inspection: Inspection | None = None
     rehearsed: dict[str, Any] | None = None
-    if rehearsal is None:
-        bytes_each = checkpoint_bytes(parts)
-    else:
+    bytes_each = checkpoint_bytes(parts)
+    if rehearsal is not None:
         inspection = rehearsal.inspection
         rehearsed = rehearsal.plain()
         bytes_each = rehearsal.checkpoint_bytes
-    if inspection is None:
-        modules = modules_of(parts.model)
-        inspected: dict[str, Any] = {}
-    else:
+    modules = modules_of(parts.model)
+    inspected: dict[str, Any] | None = None
+    if inspection is not None:
         modules = list(inspection.modules)
         inspected = inspection.plain()
         inspected.pop("modules", None)  # an entry of plan.json already
+    train = setup.config.DATA.TRAIN
     return {
         "name": setup.config.RUN.name,
         "updates": plan.updates,
         "epochs": plan.epochs,
         "samples": plan.total_samples,
-        "processes": _describe_sharding(setup),
+        "processes": {
+            "processes": world_size_of(setup.config, setup.place),
+            "strategy": setup.config.DISTRIBUTED.strategy,
+            "batch_size": train.batch_size,
+            "micro_batch_size": train.micro_batch_size,
+            "accumulate": setup.config.OPTIMIZER.accumulate,
+        },
         "data": {
             name: _describe_split(split, parts.loaders[name].settings.workers)
             for name, split in data.items()
@@ -104,11 +108,11 @@ def describe_plan(
         "phases": list(_describe_phases(plan, parts)),
         "model": {
             "name": setup.config.MODEL.name,
-            "parameters": count_parameters(parts.model),
-            "trained": trained,
+            "parameters": sum(p.numel() for p in weights),
+            "trained": sum(p.numel() for p in weights if p.requires_grad),
         },
         "modules": [asdict(row) for row in modules],
-        "inspection": inspected or None,
+        "inspection": inspected,
         "memory": memory_estimate(parts, inspection),
         "weights": parts.weights,
         "checkpoints": {
@@ -118,11 +122,8 @@ def describe_plan(
         },
         "groups": [list(row) for row in parts.groups],
         "directions": metric_directions(list_metrics(parts.meters), parts.meters),
-        "facts": {key: _to_json(value) for key, value in parts.facts.items()},
-        "differs": [
-            [path, _to_json(value), layer]
-            for path, value, layer in overview(setup.composed, setup.schema)
-        ],
+        "facts": to_json_value(parts.facts),
+        "differs": to_json_value(overview(setup.composed, setup.schema)),
         "notes": [*setup.dropped, *setup.derived, *_explain_waits(parts)],
         "never": list_unused(setup, plan),
         "rehearsal": rehearsed,
@@ -309,11 +310,6 @@ def find_fact_source(key: str) -> str:
     return "DATA.TRAIN"
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters of a model."""
-    return sum(p.numel() for p in model.parameters())
-
-
 def _explain_waits(parts: Parts) -> Iterator[str]:
     if parts.updater is not None and parts.updater.stepper.waits:
         yield (
@@ -321,19 +317,6 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
             "the device, so each update waits until the device has checked that it is finite; a "
             "fused optimizer, or OPTIMIZER.on_nonfinite=ignore, does not wait"
         )
-
-
-def _describe_sharding(setup: Setup) -> dict[str, Any]:
-    """Return the world size and how an update is split among ranks and micro-batches."""
-    train = setup.config.DATA.TRAIN
-    size = world_size_of(setup.config, setup.place)
-    return {
-        "processes": size,
-        "strategy": setup.config.DISTRIBUTED.strategy,
-        "batch_size": train.batch_size,
-        "micro_batch_size": train.micro_batch_size,
-        "accumulate": setup.config.OPTIMIZER.accumulate,
-    }
 
 
 def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
@@ -348,7 +331,7 @@ def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
         "sampler": _name_of_part(section.sampler),
         "transforms": [_name_of_part(one) for one in section.transforms],
         "batch_transforms": [_name_of_part(one) for one in section.get("batch_transforms", ())],
-        "facts": {key: _to_json(value) for key, value in split.facts.items()},
+        "facts": to_json_value(split.facts),
     }
 
 
@@ -369,13 +352,12 @@ def _describe_stages(setup: Setup, plan: Plan) -> Iterator[dict[str, Any]]:
         changes = leaves(
             {key: value for key, value in AttrDict(stage).plain().items() if key not in STAGE_KEYS}
         )
-        name = stage.get("name") or f"stage {index + 1}"
         yield {
             "index": index,
-            "name": name,
+            "name": stage.get("name") or f"stage {index + 1}",
             "updates_before": begin,
             "updates": count,
-            "changes": _to_json(changes),
+            "changes": to_json_value(changes),
         }
 
 
@@ -404,13 +386,3 @@ def _shorten_rows(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
         return list(rows)
     gap = tuple("..." for _ in rows[0])
     return [*rows[: ROWS // 2], gap, *rows[-ROWS // 2 :]]
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from phasetrain.commands.plan.rehearsal import Silent
 from phasetrain.commands.setup import Setup
 from phasetrain.distributed import Ordered, Strategy, World
-from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.batch import Batch
 from phasetrain.errors import ChangedError, ConfigError, InvalidCheckpointError, NumericsError
 from phasetrain.hooks.ledger_content import find_tensors
 from phasetrain.hooks.numerics import StepDump, read_dump
@@ -81,17 +83,17 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
     task = builder.task(parts)
     log.info("the update of %s: %s", folder, dump.found)
     with machine.apply_settings():
-        seen = _run_watched(task, dump, folder)
-        function = ""
+        seen = _NonFiniteValues()
+        with _watch_task(task, seen):
+            _run_step(task, dump, folder, seen)
+        operation = "not looked for"
         # only if the forward pass is finite: it is the cause otherwise, and anomaly mode is slow
         if not seen.outputs and not seen.made:
-            function = _find_in_backward(task, dump, folder)
-    then = dump.found.loss
-    now = seen.loss
-    equal = _compare_losses(then, now, is_reordered=len(dump.shares) > 1)
-    same = equal != "DIFFERENT" and not seen.made
+            operation = _find_in_backward(task, dump, folder)
+    before = dump.found.loss
+    equal = _compare_losses(before, seen.loss, is_reordered=len(dump.shares) > 1)
     rows = [
-        ("loss", repr(then), repr(now), equal),
+        ("loss", repr(before), repr(seen.loss), equal),
         ("samples with such inputs", "-", join_first(seen.inputs, SHOWN), ""),
         ("first module with such outputs", "-", next(iter(seen.outputs), "none"), ""),
         ("modules with such outputs after it", "-", join_first(seen.outputs[1:], SHOWN), ""),
@@ -102,26 +104,25 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
             join_first(seen.gradients, SHOWN),
             "",
         ),
-        ("first operation in backward", "-", function or "not looked for", ""),
+        ("first operation in backward", "-", operation, ""),
     ]
     setup.terminal.print_table(
         f"update {dump.found.updates}: non-finite values", ("", "kept", "replay", ""), rows
     )
-    if not same:
-        log.error(
-            "the step is %s now; hooks, which do not take part in this, may have caused it",
-            "finite" if seen.made else "not finite with another loss",
-        )
-    if same:
+    if equal != "DIFFERENT" and not seen.made:
         return 0
+    log.error(
+        "the step is %s now; hooks, which are not called in this replay, may be the reason",
+        "finite" if seen.made else "not finite with another loss",
+    )
     return 1
 
 
-def _compare_losses(then: float, now: float, *, is_reordered: bool) -> str:
+def _compare_losses(before: float, now: float, *, is_reordered: bool) -> str:
     """Return the verdict on two losses; reordered sums may differ by rounding."""
-    if repr(then) == repr(now):  # as texts, because NaN is not equal to itself
+    if repr(before) == repr(now):  # as texts, because NaN is not equal to itself
         return "equal"
-    if is_reordered and isclose(then, now, rel_tol=ROUNDING):
+    if is_reordered and isclose(before, now, rel_tol=ROUNDING):
         return "equal to rounding"
     return "DIFFERENT"
 
@@ -141,7 +142,7 @@ class _InTurn(Strategy):
 
 
 @dataclass
-class _Seen:
+class _NonFiniteValues(Silent):
     """The non-finite values in order of their occurrence; `made` if the update succeeded."""
 
     loss: float = 0.0
@@ -159,13 +160,6 @@ class _Seen:
                 self.inputs += batch.ids[bad.cpu()].tolist()
         return batch
 
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        """Do nothing: the guard reports the loss."""
-        return out
-
-    def on_backward(self, out: StepOutput) -> None:
-        """Do nothing."""
-
     def on_update(self) -> None:
         """Record that the update was made."""
         self.made = not self._skipped
@@ -176,16 +170,12 @@ class _Seen:
         self._skipped = True
 
 
-def _run_watched(task: Task, dump: StepDump, folder: str) -> _Seen:
-    """Run the step, and return its non-finite values."""
-    _restore(task, dump, folder)
-    seen = _Seen()
-    with _watch_task(task, seen):
-        _run_step(task, dump, seen)
-    return seen
-
-
-def _run_step(task: Task, dump: StepDump, seen: _Seen) -> None:
+def _run_step(task: Task, dump: StepDump, folder: str, seen: _NonFiniteValues) -> None:
+    """Restore the weights before the step, and run it."""
+    try:
+        task.restore(SavedTask(dump.task))
+    except ChangedError as error:
+        raise ChangedError(f"{folder}: {error}", code=error.code) from error
     device = task.parts.machine.device
     task.model.train()
     task.loss.train()
@@ -200,14 +190,12 @@ def _run_step(task: Task, dump: StepDump, seen: _Seen) -> None:
 
 def _find_in_backward(task: Task, dump: StepDump, folder: str) -> str:
     """Return the operation whose gradient is the first with a NaN, and the line that called it."""
-    # restored once more, because the first pass has changed buffers such as running statistics
-    _restore(task, dump, folder)
     # torch puts the forward trace of the operation into a warning, not into the error
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
             with torch.autograd.detect_anomaly():
-                _run_step(task, dump, _Seen())
+                _run_step(task, dump, folder, _NonFiniteValues())
         except RuntimeError as error:
             name = re.search(r"Function '(\w+)' returned nan", str(error))
             if name is None:
@@ -229,25 +217,19 @@ def _find_line(messages: Sequence[str]) -> str:
     return ""
 
 
-def _restore(task: Task, dump: StepDump, folder: str) -> None:
-    try:
-        task.restore(SavedTask(dump.task))
-    except ChangedError as error:
-        raise ChangedError(f"{folder}: {error}", code=error.code) from error
-
-
 @contextmanager
-def _watch_task(task: Task, seen: _Seen) -> Iterator[None]:
+def _watch_task(task: Task, seen: _NonFiniteValues) -> Iterator[None]:
     """Record modules with non-finite outputs and parameters with non-finite gradients."""
     modules = {"model": task.model, "loss": task.loss}
     handles: list[Any] = []
     for part, root in modules.items():
         for name, module in root.named_modules():
-            handles.append(module.register_forward_hook(_Look(f"{part}.{name}".rstrip("."), seen)))
+            record = partial(_record_output, seen, f"{part}.{name}".rstrip("."))
+            handles.append(module.register_forward_hook(record))
         for name, parameter in root.named_parameters():
             if parameter.requires_grad:
-                look = _watch_gradient(f"{part}.{name}", seen)
-                handles.append(parameter.register_hook(look))  # type: ignore[no-untyped-call]
+                record = partial(_record_gradient, seen, f"{part}.{name}")
+                handles.append(parameter.register_hook(record))  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
@@ -256,28 +238,19 @@ def _watch_task(task: Task, seen: _Seen) -> Iterator[None]:
             handle.remove()
 
 
-@dataclass
-class _Look:
-    """A forward hook that records whether the output of a module is not finite, and its input."""
-
-    name: str
-    seen: _Seen
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if _is_finite(output):
-            return
-        kind = type(module).__name__
-        given = "finite" if _is_finite(args) else "not finite"
-        if not any(line.startswith(f"{self.name} ") for line in self.seen.outputs):
-            self.seen.outputs.append(f"{self.name} ({kind}, its input is {given})")
+def _record_output(
+    seen: _NonFiniteValues, name: str, module: nn.Module, args: Any, output: Any
+) -> None:
+    """Record a module whose output is not finite, and whether its input was."""
+    if _is_finite(output) or any(line.startswith(f"{name} ") for line in seen.outputs):
+        return
+    given = "finite" if _is_finite(args) else "not finite"
+    seen.outputs.append(f"{name} ({type(module).__name__}, its input is {given})")
 
 
-def _watch_gradient(name: str, seen: _Seen) -> Any:
-    def look(gradient: Tensor) -> None:
-        if name not in seen.gradients and not _is_finite(gradient):
-            seen.gradients.append(name)
-
-    return look
+def _record_gradient(seen: _NonFiniteValues, name: str, gradient: Tensor) -> None:
+    if name not in seen.gradients and not _is_finite(gradient):
+        seen.gradients.append(name)
 
 
 def _is_finite(value: Any) -> bool:

@@ -4,10 +4,9 @@
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -18,7 +17,7 @@ from phasetrain.commands.replay.nonfinite_dump import examine_dump, read_step_du
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, without_derived
 from phasetrain.commands.train.resume import is_allowed, match_machine, restore_position
-from phasetrain.config.changes import Change, differences
+from phasetrain.config.changes import differences
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
@@ -67,7 +66,12 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
     """
     began = time.perf_counter()
     folder = RunFolder(setup.config.RUN.dir)
-    number = _update_number(setup)
+    number = setup.config.RUN.step
+    if number is None:
+        raise ConfigError(
+            "RUN.step = null: RUN.engine = 'replay' needs the number of an update, from 1",
+            code="config.missing_value",
+        )
     if not folder.holds_run():
         raise ConfigError(
             f"RUN.dir = {folder.path!r}: holds no run to replay; set RUN.dir to the folder of a "
@@ -126,12 +130,15 @@ def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
     before: Any = OmegaConf.to_container(OmegaConf.create(text))
     allowed = setup.config.RUN.allow
     found = differences(without_derived(before, setup.composed.config), setup.asked, setup.schema)
-    if refused := [
-        change for change in found if change.resume != "free" and not is_allowed(change, allowed)
-    ]:
+    rejected = [
+        f"{change.path} was {change.old!r} and is {change.new!r}"
+        for change in found
+        if change.resume != "free" and not is_allowed(change, allowed)
+    ]
+    if rejected:
         raise ChangedError(
             f"{folder.path!r} holds a run with another config, so a replay would differ: "
-            f"{'; '.join(map(_format_change, refused))}. Take the values of the run"
+            f"{'; '.join(rejected)}. Set these keys to the values of the run"
         )
     threads = RunFiles(folder.path, folder.storage).environment().threads
     if setup.machine.threads is None and threads is not None:
@@ -187,21 +194,23 @@ class _Replay:
             since,
             state.updates,
         )
-        # Hooks write to a scratch folder: the run may be training, and its files are its own.
-        with _scratch_folder() as scratch, machine.apply_settings():
-            own = {
-                "replay": _UpTo(self.number, loaded),
-                "replayed": LedgerHook(self._hashed_content()),
-            }
-            hooks = {**own, **_drop_observers(build_hooks(self.setup)), **extra}
-            engine = PhaseEngine(
-                task,
-                plan,
-                state,
-                Hooks(hooks, self.setup.world),
-                folder=scratch,
-                world=self.setup.world,
-            )
+        # Hooks that only observe have reported these updates when the run made them: a tracker
+        # would get every value twice. The other hooks affect the trajectory and have to run again.
+        configured = {
+            label: hook for label, hook in build_hooks(self.setup).items() if not hook.observe_only
+        }
+        own = {
+            "replay": _UpTo(self.number, loaded),
+            "replayed": LedgerHook(self._hashed_content()),
+        }
+        hooks = Hooks({**own, **configured, **extra}, self.setup.world)
+        # Hooks write to a temporary folder: the run may be training, and its files are its own.
+        with (
+            tempfile.TemporaryDirectory(prefix="phasetrain-replay-") as path,
+            closing(RunFolder(path)) as scratch,
+            machine.apply_settings(),
+        ):
+            engine = PhaseEngine(task, plan, state, hooks, folder=scratch, world=self.setup.world)
             with closing(engine):
                 engine.run()
             found = read_ledger(scratch.storage, scratch.path)
@@ -242,8 +251,10 @@ class _Replay:
             raise ConfigError(
                 f"RUN.step = {self.number}: the run ends before it, after update {found.last}"
             )
-        told = self._select_components()
-        self._print_record(found[self.number], told)
+        components = self._select_components()
+        before = None if self.ledger is None else self.ledger[self.number]
+        rows = [(name, *_format_cells(before, found[self.number], name)) for name in components]
+        self.setup.terminal.print_table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
         if self.ledger is None:
             log.warning(
                 "%s has no %s (HOOKS.ledger): nothing to check against", self.folder.path, FILE
@@ -253,15 +264,15 @@ class _Replay:
         # cause, and those after it are only its consequences.
         checked = [updates for updates in found if updates in self.ledger]
         for updates in checked:
-            parts = list_differences(self.ledger[updates], found[updates])
-            if parts := [part for part in parts if part in told]:
-                log.error("update %d is the first that differs: %s", updates, ", ".join(parts))
+            differing = list_differences(self.ledger[updates], found[updates])
+            if differing := [name for name in differing if name in components]:
+                log.error("update %d is the first that differs: %s", updates, ", ".join(differing))
                 return 1
         if len(checked) > 1:
-            first = f"updates {checked[0]} to {checked[-1]} equal"
+            equal = f"updates {checked[0]} to {checked[-1]} equal"
         else:
-            first = f"update {checked[0]} equals"
-        log.info("%s the ledger, bit for bit", first)
+            equal = f"update {checked[0]} equals"
+        log.info("%s the ledger, bit for bit", equal)
         return 0
 
     def _select_components(self) -> tuple[str, ...]:
@@ -278,11 +289,6 @@ class _Replay:
             " and ".join(SHARED),
         )
         return SHARED
-
-    def _print_record(self, now: LedgerRecord, told: tuple[str, ...]) -> None:
-        then = None if self.ledger is None else self.ledger[self.number]
-        rows = [(name, *_format_cells(then, now, name)) for name in told]
-        self.setup.terminal.print_table(f"update {self.number}", ("", "ledger", "replay", ""), rows)
 
 
 class _UpTo(Hook):
@@ -305,50 +311,17 @@ class _UpTo(Hook):
             run.stop("replayed", interrupted=True)
 
 
-def _update_number(setup: Setup) -> int:
-    number: int | None = setup.config.RUN.step
-    if number is None:
-        raise ConfigError(
-            "RUN.step = null: RUN.engine = 'replay' needs the number of an update, from 1",
-            code="config.missing_value",
-        )
-    return number
-
-
-def _drop_observers(hooks: Mapping[str, Hook]) -> dict[str, Hook]:
-    # Hooks that only observe have reported these updates when the run made them: a tracker would
-    # get every value twice. The other hooks take part in the trajectory and have to run again.
-    return {label: hook for label, hook in hooks.items() if not hook.observe_only}
-
-
-@contextmanager
-def _scratch_folder() -> Iterator[RunFolder]:
-    """Give hooks a temporary folder to write to."""
-    with tempfile.TemporaryDirectory(prefix="phasetrain-replay-") as path:
-        folder = RunFolder(str(Path(path)))
-        try:
-            yield folder
-        finally:
-            folder.close()
-
-
 def _describe_ledger(ledger: Ledger) -> str:
     if not ledger:
-        return "holds no update yet"
-    return f"holds {len(ledger)} updates, from {min(ledger)} to {ledger.last}, and not this one"
+        return "has no updates yet"
+    return f"has {len(ledger)} updates, from {min(ledger)} to {ledger.last}, and not this one"
 
 
 def _format_cells(
-    then: LedgerRecord | None, now: LedgerRecord, component: str
+    before: LedgerRecord | None, now: LedgerRecord, component: str
 ) -> tuple[str, str, str]:
     new = now.format_component(component) or "-"
-    if then is None:
+    if before is None:
         return "-", new, ""
-    verdict = "equal"
-    if component in list_differences(then, now):
-        verdict = "DIFFERENT"
-    return then.format_component(component) or "-", new, verdict
-
-
-def _format_change(change: Change) -> str:
-    return f"{change.path} was {change.old!r} and is {change.new!r}"
+    verdict = "DIFFERENT" if component in list_differences(before, now) else "equal"
+    return before.format_component(component) or "-", new, verdict

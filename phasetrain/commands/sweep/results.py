@@ -3,14 +3,13 @@
 import csv
 import io
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from phasetrain.commands.json_values import to_json_value
 from phasetrain.commands.runs.list_runs import summarize_run
 from phasetrain.commands.sweep.jobs import JobRecord, read_job_records
 from phasetrain.commands.sweep.override_text import hash_overrides, split_words
@@ -203,11 +202,9 @@ class Results:
 
     def format_json(self) -> str:
         """Return the runs as JSON; non-finite numbers are null."""
-        rows = [
-            {key: _finite_or_none(value) for key, value in asdict(run).items()} for run in self.runs
-        ]
+        rows = [asdict(run) for run in self.runs]
         content = {"monitor": self.monitor, "swept": self.keys, "runs": rows}
-        return json.dumps(content, indent=1) + "\n"
+        return json.dumps(to_json_value(content), indent=1) + "\n"
 
     def format_csv(self) -> str:
         """Return the runs as CSV, with a column per swept key."""
@@ -285,9 +282,3 @@ def _read_last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _finite_or_none(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -11,10 +11,10 @@ import pytest
 from phasetrain import __version__
 from phasetrain.commands.api import run
 from phasetrain.commands.cli import file_commands, main
-from phasetrain.commands.cli.output import to_plain
 from phasetrain.commands.cli.parsing import Command, split_command
 from phasetrain.commands.cli.table import COMMANDS, list_commands, reference_table
 from phasetrain.commands.engines import print_log
+from phasetrain.commands.json_values import to_json_value
 from phasetrain.runtime.terminal import Terminal
 
 
@@ -132,7 +132,7 @@ class TestJson:
         assert "ZeroDivisionError" in error["message"]
 
     def test_numbers_that_json_cannot_hold_are_null(self) -> None:
-        assert to_plain({"a": math.nan, "b": (1, -math.inf)}) == {"a": None, "b": [1, None]}
+        assert to_json_value({"a": math.nan, "b": (1, -math.inf)}) == {"a": None, "b": [1, None]}
 
 
 class TestCommands:
