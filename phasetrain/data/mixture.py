@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
 from phasetrain.data.protocols import Described, Labelled, Mixture, Samples
-from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream, check_at_least
+from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder
 from phasetrain.data.samplers.source import SampleSource
@@ -191,7 +192,7 @@ def make_proportional(
         ValueError: the dataset has no sources or none with such a label, or a share is not positive
             or below 1/10,000.
     """
-    check_at_least("samples", samples)
+    check_at_least(1, samples=samples)
     if not isinstance(source.dataset, Mixture) or source.chosen is not None:
         raise ValueError(
             "the sampler needs a dataset with sources (`source_lengths`), such as mixed, without "
@@ -277,7 +278,7 @@ def round_shares(proportions: Mapping[str, float]) -> list[int]:
             or isinstance(share, bool)
             or not 0 < share < float("inf")
         ):
-            raise ValueError(f"proportions.{label} = {share!r}: expected a positive number")
+            raise ValueError(f"proportions.{label} = {share!r}: expected a number above 0")
     if not proportions:
         raise ValueError("proportions = {}: expected a share for each source that is drawn from")
     # Through str, because 0.1 as a float is not the fraction 1/10.

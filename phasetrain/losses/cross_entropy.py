@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from phasetrain.config.checks import check_below_one
 from phasetrain.losses.base import LOSSES
 
 
@@ -21,8 +22,7 @@ class CrossEntropy(nn.Module):
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing = {label_smoothing}: expected a fraction in [0, 1)")
+        check_below_one(label_smoothing=label_smoothing)
         self.label_smoothing = label_smoothing
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:

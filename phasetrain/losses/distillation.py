@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from phasetrain.config.checks import check_positive
 from phasetrain.losses.base import LOSSES
 
 
@@ -22,8 +23,7 @@ class SoftTargets(nn.Module):
 
     def __init__(self, temperature: float = 4.0) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"temperature = {temperature}: expected more than 0")
+        check_positive(temperature=temperature)
         self.temperature = temperature
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:

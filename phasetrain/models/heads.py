@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.config.registry import Registry
 from phasetrain.errors import is_out_of_memory
-from phasetrain.models.base import MODELS, check_sizes
+from phasetrain.models.base import MODELS
 from phasetrain.models.trunk_heads import MakeModel, cut_module
 
 HEADS: Registry[nn.Module] = Registry("head", "MODEL.head")
@@ -57,7 +58,7 @@ class ProjectionHead(nn.Sequential):
         batch_norm: bool = False,
         last_batch_norm: bool = False,
     ) -> None:
-        check_sizes(features=features, dimensions=dimensions, hidden=min(hidden, default=1))
+        check_at_least(1, features=features, dimensions=dimensions, hidden=min(hidden, default=1))
         layers: list[nn.Module] = []
         for width in hidden:
             # Batch norm subtracts the mean, so a bias before it would have no effect.
@@ -96,7 +97,8 @@ class PrototypeHead(nn.Module):
         bottleneck: int = 256,
     ) -> None:
         super().__init__()
-        check_sizes(
+        check_at_least(
+            1,
             features=features,
             dimensions=dimensions,
             hidden=min(hidden, default=1),

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from phasetrain.models.base import MODELS, check_dropout, check_sizes
+from phasetrain.config.checks import check_at_least, check_below_one
+from phasetrain.models.base import MODELS
 
 
 @MODELS.register("mlp")
@@ -32,8 +33,8 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         width = math.prod(input_shape)
-        check_sizes(classes=classes, input_shape=width, hidden=min(hidden, default=1))
-        check_dropout(dropout)
+        check_at_least(1, classes=classes, input_shape=width, hidden=min(hidden, default=1))
+        check_below_one(dropout=dropout)
         layers: list[nn.Module] = [nn.Flatten()]
         for next_width in hidden:
             layers += [nn.Linear(width, next_width), nn.ReLU()]

@@ -5,7 +5,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phasetrain.models.base import MODELS, check_sizes
+from phasetrain.config.checks import check_at_least
+from phasetrain.models.base import MODELS
 
 DEPTHS = (20, 32, 56)
 WIDTHS = (16, 32, 64)  # channels of the three stages
@@ -30,7 +31,7 @@ class ResNetCifar(nn.Module):
 
     def __init__(self, classes: int, channels: int = 3, depth: Literal[20, 32, 56] = 20) -> None:
         super().__init__()
-        check_sizes(classes=classes, channels=channels)
+        check_at_least(1, classes=classes, channels=channels)
         if depth not in DEPTHS:
             raise ValueError(f"depth = {depth}: expected 20, 32 or 56")
         blocks = (depth - 2) // 6

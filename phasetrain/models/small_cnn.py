@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from phasetrain.models.base import MODELS, check_dropout, check_sizes
+from phasetrain.config.checks import check_at_least, check_below_one
+from phasetrain.models.base import MODELS
 
 
 @MODELS.register("small_cnn")
@@ -26,8 +27,8 @@ class SmallCNN(nn.Module):
         self, classes: int, channels: int = 1, width: int = 32, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        check_sizes(classes=classes, channels=channels, width=width)
-        check_dropout(dropout)
+        check_at_least(1, classes=classes, channels=channels, width=width)
+        check_below_one(dropout=dropout)
         self.features = nn.Sequential(
             *_make_convolution(channels, width, stride=1),
             *_make_convolution(width, 2 * width, stride=2),

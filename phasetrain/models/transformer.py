@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phasetrain.models.base import MODELS, check_dropout, check_sizes
+from phasetrain.config.checks import check_at_least, check_below_one
+from phasetrain.models.base import MODELS
 
 
 @MODELS.register("transformer")
@@ -40,8 +41,10 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes(vocabulary=vocabulary, context=context, width=width, depth=depth, heads=heads)
-        check_dropout(dropout)
+        check_at_least(
+            1, vocabulary=vocabulary, context=context, width=width, depth=depth, heads=heads
+        )
+        check_below_one(dropout=dropout)
         if width % heads:
             raise ValueError(f"width = {width} and heads = {heads}: heads must divide width")
         self.context = context

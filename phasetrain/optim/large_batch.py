@@ -1,5 +1,6 @@
 """Optimizers for large batches, whose steps are scaled layer by layer."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -7,13 +8,31 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from phasetrain.config.checks import check_at_least, check_below_one
 from phasetrain.optim.optimizers import OPTIMIZERS, Betas, Parameters
 
 SCALED_NDIM = 2
 """Dimensions from which on a weight is scaled: biases and norms are not."""
 
 
-class LARS(Optimizer):
+class LayerwiseOptimizer(Optimizer, ABC):
+    """An optimizer that moves each weight by itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one update from the gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+
+    @abstractmethod
+    def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update one weight with the options of its group."""
+
+
+@OPTIMIZERS.register("lars")
+class LARS(LayerwiseOptimizer):
     """Layer-wise adaptive rate scaling of SGD (You, Gitman and Ginsburg 2017, arXiv:1708.03888).
 
     With weight w, gradient g and weight decay d, each matrix moves at
@@ -44,19 +63,10 @@ class LARS(Optimizer):
         clip: bool = False,
         nesterov: bool = False,
     ) -> None:
-        _check(lr=lr, weight_decay=weight_decay, trust=trust)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum = {momentum}: expected a number in [0, 1)")
+        check_at_least(0, lr=lr, weight_decay=weight_decay, trust=trust)
+        check_below_one(momentum=momentum)
         options = {"momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(params, {"lr": lr, **options, "clip": clip, "nesterov": nesterov})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Make one update from the gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
 
     def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         lr = group["lr"]
@@ -82,7 +92,8 @@ class LARS(Optimizer):
         weight.add_(gradient, alpha=-lr)
 
 
-class LAMB(Optimizer):
+@OPTIMIZERS.register("lamb")
+class LAMB(LayerwiseOptimizer):
     """Layer-wise adaptive moments (You et al. 2020, arXiv:1904.00962): Adam whose steps are as
     large as the weights.
 
@@ -105,20 +116,12 @@ class LAMB(Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        _check(lr=lr, weight_decay=weight_decay, eps=eps)
-        if not all(0 <= beta < 1 for beta in betas):
+        check_at_least(0, lr=lr, weight_decay=weight_decay, eps=eps)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas = {tuple(betas)}: expected two numbers in [0, 1)")
         super().__init__(
             params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         )
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Make one update from the gradients."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, parameter.grad, group)
 
     def _move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]
@@ -147,36 +150,3 @@ def _ratio(above: Tensor, below: Tensor) -> Tensor:
     """Return above / below, and 1 where either is 0: a layer at zero moves as it would without
     scaling."""
     return torch.where((above > 0) & (below > 0), above / below, torch.ones_like(above))
-
-
-def _check(**values: float) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise ValueError(f"{name} = {value}: expected at least 0")
-
-
-@OPTIMIZERS.register("lars")
-def lars(
-    params: Parameters,
-    lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    trust: float = 0.001,
-    *,
-    clip: bool = False,
-    nesterov: bool = False,
-) -> Optimizer:
-    """Return `LARS`; with `clip`, LARC."""
-    return LARS(params, lr, momentum, weight_decay, trust, clip=clip, nesterov=nesterov)
-
-
-@OPTIMIZERS.register("lamb")
-def lamb(
-    params: Parameters,
-    lr: float,
-    betas: Betas = (0.9, 0.999),
-    eps: float = 1e-6,
-    weight_decay: float = 0.0,
-) -> Optimizer:
-    """Return `LAMB`."""
-    return LAMB(params, lr, (betas[0], betas[1]), eps, weight_decay)

@@ -147,8 +147,8 @@ class TestShares:
         ("proportions", "message"),
         [
             ({}, "proportions = {}: expected a share for each source"),
-            ({"a": 0}, "proportions.a = 0: expected a positive number"),
-            ({"a": -1.5}, "proportions.a = -1.5: expected a positive number"),
+            ({"a": 0}, "proportions.a = 0: expected a number above 0"),
+            ({"a": -1.5}, "proportions.a = -1.5: expected a number above 0"),
             ({"a": float("inf")}, "proportions.a = inf"),
             ({"a": "much"}, "proportions.a = 'much'"),
             ({"a": True}, "proportions.a = True"),

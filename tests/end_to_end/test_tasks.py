@@ -333,7 +333,7 @@ class TestDistillation:
             ("TASK.teacher.widht=8", r"did you mean TASK\.teacher\.width"),
             ("TASK.teacher.width=4", r"TASK\.teacher\.weights"),
             ("TASK.soft_share=2", r"TASK\.soft_share = 2: expected a share in \[0, 1\]"),
-            ("TASK.temperature=0", "temperature = 0: expected more than 0"),
+            ("TASK.temperature=0", "temperature = 0: expected a number above 0"),
             (
                 "MODEL.classes=11",
                 r"TASK\.teacher \(SmallCNN\): the teacher returns \(64, 10\), the student \(64, 11\)",

@@ -1,9 +1,7 @@
-import pytest
 from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
-from phasetrain.models.base import check_dropout, check_sizes
 
 
 def test_facts_fill_what_a_model_asks_for():
@@ -24,12 +22,3 @@ def test_a_mistyped_model_gets_the_near_miss():
         suggestion="small_cnn",
     ):
         MODELS.find("smallcnn")
-
-
-def test_sizes_and_dropout():
-    check_sizes(classes=1)
-    check_dropout(0.5)
-    with pytest.raises(ValueError, match="width = 0: expected an integer"):
-        check_sizes(classes=1, width=0)
-    with pytest.raises(ValueError, match=r"dropout = 1.0: expected a probability in \[0, 1\)"):
-        check_dropout(1.0)

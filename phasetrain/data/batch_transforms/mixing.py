@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least, check_fraction, check_positive
 from phasetrain.data.batch_transforms.base import PairTransform, make_soft_target
 from phasetrain.engine.batch import Batch
 
@@ -41,12 +42,9 @@ class PairMixing(PairTransform):
         probability: float = 1.0,
         per: Per = "batch",
     ) -> None:
-        if not alpha > 0:
-            raise ValueError(f"alpha = {alpha}: expected a positive number")
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
-        if classes is not None and classes < 1:
-            raise ValueError(f"classes = {classes}: expected at least 1")
+        check_positive(alpha=alpha)
+        check_fraction(probability=probability)
+        check_at_least(1, classes=classes)
         if per not in ("batch", "sample"):
             raise ValueError(f"per = {per!r}: expected batch or sample")
         self.alpha = alpha

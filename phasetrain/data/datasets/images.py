@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def check_mode(mode: str, size: int | None) -> None:
     """Raise ValueError for a mode other than RGB and L, or a size below 1."""
     if mode not in CHANNELS:
         raise ValueError(f"mode = {mode!r}: expected RGB or L")
-    if size is not None and size < 1:
-        raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
+    check_at_least(1, size=size)
 
 
 def decode_image(source: str | BinaryIO, mode: Mode, size: int | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.base import DATASETS, TensorSamples
 
 # Second word of the generator's key: one stream for the centres, one for the noise of each part.
@@ -38,15 +39,12 @@ def make_synthetic(
     """
     if part not in ("train", "test"):
         raise ValueError(f"part = {part!r}: expected train or test")
-    if samples < 1 or classes < 1 or not input_shape or min(input_shape) < 1:
-        raise ValueError(
-            f"samples = {samples}, classes = {classes} and all of input_shape = "
-            f"{list(input_shape)} must be at least 1"
-        )
-    if not 0 <= seed < 2**64 or noise < 0:
-        raise ValueError(
-            f"seed = {seed} must be in [0, 2**64) and noise = {noise} must not be negative"
-        )
+    check_at_least(1, samples=samples, classes=classes)
+    check_at_least(0, noise=noise)
+    if not input_shape or min(input_shape) < 1:
+        raise ValueError(f"input_shape = {list(input_shape)}: expected sizes of at least 1")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed = {seed}: expected an integer in [0, 2**64)")
     features = math.prod(input_shape)
     centres = _draw_normal(seed, "centres", (classes, features))
     targets = np.arange(samples) % classes

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.base import DATASETS, TensorSamples
 from phasetrain.data.datasets.shards import find_files
 from phasetrain.errors import did_you_mean
@@ -66,8 +67,7 @@ class PackedTokens(TensorSamples):
     """
 
     def __init__(self, documents: Sequence[Tensor], vocabulary: int, context: int) -> None:
-        if context < 1:
-            raise ValueError(f"context = {context}: expected at least 1")
+        check_at_least(1, context=context)
         stream = torch.cat(list(documents)) if documents else torch.empty(0).long()
         if len(stream) < 2:
             raise ValueError(f"the documents have {len(stream)} tokens, expected at least 2")

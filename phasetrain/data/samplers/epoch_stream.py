@@ -114,13 +114,3 @@ def draw_uniform(seed: int, begin: int, end: int) -> NDArray[np.float64]:
     float64."""
     # Without state: any part of an epoch can be drawn without the draws before it.
     return Keys(mix64(np.arange(begin, end, dtype=np.uint64) ^ np.uint64(seed))).uniform()
-
-
-def check_at_least(name: str, value: int | None, least: int = 1) -> None:
-    """Reject a number that is too small.
-
-    Raises:
-        ValueError: it is below `least`.
-    """
-    if value is not None and value < least:
-        raise ValueError(f"{name} = {value}: expected at least {least}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder
 from phasetrain.runtime.format import join_first
@@ -35,8 +36,7 @@ def lanes(
             "the dataset has no shards (no `shard_lengths`) to read forward; use one that has, "
             "such as lines, or another sampler, such as shuffled"
         )
-    if lanes < 1:
-        raise ValueError(f"lanes = {lanes}: expected at least 1")
+    check_at_least(1, lanes=lanes)
     if batch_size % lanes:
         below = batch_size - batch_size % lanes
         near = sorted({max(lanes, below), below + lanes})

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.samplers.epoch_stream import (
     ChunkedPass,
     EpochStream,
-    check_at_least,
     draw_uniform,
 )
 from phasetrain.data.samplers.permutation import Indices
@@ -39,7 +39,7 @@ class DrawOrder:
     def __init__(
         self, make_draws: Callable[[int, int], Draws], samples: int | None = None, times: int = 1
     ) -> None:
-        check_at_least("samples", samples)
+        check_at_least(1, samples=samples)
         self._make_draws = make_draws
         self._samples = samples
         self._times = times
@@ -91,7 +91,7 @@ def make_repeated(times: int = 3, samples: int | None = None) -> SampleOrder:
     Raises:
         ValueError: a number is below 1.
     """
-    check_at_least("times", times)
+    check_at_least(1, times=times)
 
     def make_draws(length: int, seed: int) -> Draws:
         draws = EpochStream(length, seed)
@@ -190,7 +190,7 @@ def make_stratified(
     members = list(group_by_class(source.labels()).values())
     if classes_per_batch is None:
         return DrawOrder(_draw_class_turns(members), samples)
-    check_at_least("classes_per_batch", classes_per_batch)
+    check_at_least(1, classes_per_batch=classes_per_batch)
     if classes_per_batch > len(members):
         raise ValueError(
             f"classes_per_batch = {classes_per_batch}: the dataset has {len(members)} classes"
@@ -238,7 +238,7 @@ def make_length_bucketed(
         ValueError: there are no lengths, or not one per sample.
         OSError: the file cannot be read.
     """
-    check_at_least("pool", pool)
+    check_at_least(1, pool=pool)
     lengths = (
         source.lengths() if file is None else source.select_values(read_numbers(file), "lengths")
     )

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 
 
@@ -19,8 +20,7 @@ class CenterCrop(BatchTransform):
     """
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
+        check_at_least(1, size=size)
         self.size = size
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:

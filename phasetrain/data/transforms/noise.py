@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys
 
 
@@ -18,8 +19,7 @@ class Noise(BatchTransform):
     """
 
     def __init__(self, std: float) -> None:
-        if std < 0:
-            raise ValueError(f"std = {std}: expected a standard deviation of at least 0")
+        check_at_least(0, std=std)
         self.std = std
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:

@@ -3,6 +3,7 @@
 from torch import Tensor
 from torch.nn.functional import pad
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 from phasetrain.data.transforms.windows import crop_windows
 
@@ -21,11 +22,8 @@ class RandomCrop(BatchTransform):
     """
 
     def __init__(self, size: int, padding: int = 0) -> None:
-        if size < 1 or padding < 0:
-            raise ValueError(
-                f"size = {size} must be at least 1 pixel and padding = {padding} must not be "
-                "negative"
-            )
+        check_at_least(1, size=size)
+        check_at_least(0, padding=padding)
         self.size = size
         self.padding = padding
 

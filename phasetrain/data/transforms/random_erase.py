@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from phasetrain.config.checks import check_fraction
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 
 ASPECT = 3.3  # height : width of the rectangle is between 1/3.3 and 3.3, as in the paper
@@ -29,8 +30,7 @@ class RandomErase(BatchTransform):
     """
 
     def __init__(self, probability: float = 0.5, scale: Sequence[float] = (0.02, 0.33)) -> None:
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
+        check_fraction(probability=probability)
         if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError(
                 f"scale = {list(scale)}: expected two fractions of the area, 0 < smallest <= "

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from phasetrain.config.checks import check_fraction
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 
 
@@ -18,8 +19,7 @@ class RandomFlip(BatchTransform):
     """
 
     def __init__(self, probability: float = 0.5) -> None:
-        if not 0 <= probability <= 1:
-            raise ValueError(f"probability = {probability}: expected a number in [0, 1]")
+        check_fraction(probability=probability)
         self.probability = probability
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 
 
@@ -34,8 +35,7 @@ class RandomResizedCrop(BatchTransform):
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (0.75, 1.3333333333333333),
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size = {size}: expected a number of pixels, at least 1")
+        check_at_least(1, size=size)
         for name, bounds in (("scale", scale), ("ratio", ratio)):
             if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
                 raise ValueError(

@@ -3,6 +3,7 @@
 from torch import Tensor
 from torch.nn.functional import pad
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.transforms.base import TRANSFORMS, BatchTransform, Keys, check_images
 from phasetrain.data.transforms.windows import crop_windows
 
@@ -20,8 +21,7 @@ class RandomShift(BatchTransform):
     """
 
     def __init__(self, pixels: int) -> None:
-        if pixels < 0:
-            raise ValueError(f"pixels = {pixels}: expected at least 0")
+        check_at_least(0, pixels=pixels)
         self.pixels = pixels
 
     def __call__(self, batch: Tensor, keys: Keys) -> Tensor:

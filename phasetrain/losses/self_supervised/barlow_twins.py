@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from phasetrain.config.checks import check_positive
 from phasetrain.distributed import World
 from phasetrain.losses.base import LOSSES
 from phasetrain.losses.self_supervised.multi_view import (
-    check_positive,
     gather_embeddings,
     pair_views,
 )

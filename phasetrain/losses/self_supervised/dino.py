@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, softmax
 
+from phasetrain.config.checks import check_fraction, check_positive
 from phasetrain.distributed import World, reduce
 from phasetrain.losses.base import LOSSES
 from phasetrain.losses.self_supervised.multi_view import (
-    check_fraction,
-    check_positive,
     pair_views_with_teacher,
 )
 

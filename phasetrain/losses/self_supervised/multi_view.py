@@ -141,17 +141,3 @@ def check_views(views: Sequence[Tensor]) -> None:
             "the loss takes a list of embeddings (N, D), one for each of at least two views of the "
             "same N samples; use the transform multi_crop and TASK.name=self_supervised"
         )
-
-
-def check_positive(**values: float) -> None:
-    """Raise ValueError for the first of the named values that is not positive."""
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} = {value}: expected more than 0")
-
-
-def check_fraction(**values: float) -> None:
-    """Raise ValueError for the first of the named values outside [0, 1]."""
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} = {value}: expected a number in [0, 1]")

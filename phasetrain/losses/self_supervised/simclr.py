@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from phasetrain.config.checks import check_positive
 from phasetrain.distributed import World
 from phasetrain.losses.base import LOSSES
 from phasetrain.losses.self_supervised.multi_view import (
-    check_positive,
     gather_embeddings,
     pair_views,
 )

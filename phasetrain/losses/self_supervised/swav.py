@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
+from phasetrain.config.checks import check_positive
 from phasetrain.distributed import World, reduce
 from phasetrain.losses.base import LOSSES
 from phasetrain.losses.self_supervised.multi_view import (
-    check_positive,
     check_views,
     enqueue_rows,
     gather_embeddings,

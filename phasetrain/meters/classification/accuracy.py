@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import METERS, Meter
 
@@ -28,8 +29,7 @@ class Accuracy(Meter):
 
     def __init__(self, topk: int = 1) -> None:
         super().__init__()
-        if topk < 1:
-            raise ValueError(f"topk = {topk}: expected at least 1")
+        check_at_least(1, topk=topk)
         self.topk = topk
         self.add_sum("correct", dtype=torch.int64)
         self.add_sum("samples", dtype=torch.int64)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import Meter
 from phasetrain.meters.classification.all_scores import check_targets
@@ -32,8 +33,7 @@ class PerClassMeter(Meter):
         self, name: str, classes: int, threshold: float, class_names: Sequence[str] | None
     ) -> None:
         super().__init__()
-        if classes < 1:
-            raise ValueError(f"classes = {classes}: expected at least 1")
+        check_at_least(1, classes=classes)
         self.name = name
         self.classes = classes
         self.threshold = threshold

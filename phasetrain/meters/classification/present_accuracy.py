@@ -2,6 +2,7 @@
 
 import torch
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters.base import METERS, Meter
@@ -35,8 +36,7 @@ class PresentAccuracy(Meter):
 
     def __init__(self, topk: int = 1) -> None:
         super().__init__()
-        if topk < 1:
-            raise ValueError(f"topk = {topk}: expected at least 1")
+        check_at_least(1, topk=topk)
         self.topk = topk
         self.add_rows("scores")
         self.add_rows("target", dtype=torch.int64)

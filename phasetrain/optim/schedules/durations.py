@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fvcore.common.param_scheduler import ParamScheduler
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.errors import did_you_mean
 from phasetrain.optim.schedules.curves import TOLERANCE, Warmup
 
@@ -91,7 +92,7 @@ class RunLength:
             ValueError: a warm-up that leaves nothing of the run, or a negative start.
         """
         length = self.fraction("warmup", warmup)
-        check_not_negative(warmup_start=warmup_start)
+        check_at_least(0, warmup_start=warmup_start)
         if length >= 1:
             raise ValueError(f"warmup = {warmup!r} is not shorter than {self}")
         if length:
@@ -116,28 +117,6 @@ class RunLength:
         epochs = self.updates / self.updates_per_epoch if self.updates_per_epoch else math.nan
         told = "" if math.isnan(epochs) else f" ({epochs:.4g} epochs)"
         return f"the run, which has {self.updates:.10g} updates{told}"
-
-
-def check_not_negative(**values: float) -> None:
-    """Refuse multipliers below 0.
-
-    Raises:
-        ValueError: the first of them, by its name.
-    """
-    for name, value in values.items():
-        if value < 0:
-            raise ValueError(f"{name} = {value}: expected a multiplier of at least 0")
-
-
-def check_positive(**values: float) -> None:
-    """Refuse numbers that are not above 0.
-
-    Raises:
-        ValueError: the first of them, by its name.
-    """
-    for name, value in values.items():
-        if value <= 0:
-            raise ValueError(f"{name} = {value}: expected a number above 0")
 
 
 def _parse_duration(key: str, duration: float | str) -> tuple[float, str]:

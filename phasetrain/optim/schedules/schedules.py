@@ -31,6 +31,7 @@ from fvcore.common.param_scheduler import (
     PolynomialDecayParamScheduler,
 )
 
+from phasetrain.config.checks import check_at_least, check_positive
 from phasetrain.config.registry import Registry
 from phasetrain.errors import ConfigError
 from phasetrain.optim.schedules.curves import (
@@ -44,7 +45,7 @@ from phasetrain.optim.schedules.curves import (
     Restarts,
     Steps,
 )
-from phasetrain.optim.schedules.durations import RunLength, check_not_negative, check_positive
+from phasetrain.optim.schedules.durations import RunLength
 
 SCHEDULES: Registry[ParamScheduler] = Registry("schedule", "OPTIMIZER.SCHEDULES")
 
@@ -77,7 +78,7 @@ def linear(
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
     """Return a straight line from `start` to `end`, both at least 0."""
-    check_not_negative(start=start, end=end)
+    check_at_least(0, start=start, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(LinearParamScheduler(start, end), warmup, warmup_start)
 
@@ -93,7 +94,7 @@ def cosine(
 ) -> ParamScheduler:
     """Return half a cosine wave from 1 to `end` (Loshchilov and Hutter 2016, arXiv:1608.03983,
     without restarts)."""
-    check_not_negative(end=end)
+    check_at_least(0, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(CosineParamScheduler(1.0, end), warmup, warmup_start)
 
@@ -217,7 +218,7 @@ def one_cycle(
     For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults come from
     torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
     """
-    check_not_negative(start=start, peak=peak, end=end)
+    check_at_least(0, start=start, peak=peak, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     length = run.fraction("rise", rise)
     if length >= 1:
@@ -244,7 +245,7 @@ def wsd(
     `decay` is a duration up to the end of the run (Hu et al. 2024, arXiv:2404.06395); `shape: sqrt`
     is `1 - sqrt(progress)` (Haegele et al. 2024, arXiv:2405.18392).
     """
-    check_not_negative(end=end)
+    check_at_least(0, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     run.check_room(warmup=warmup, decay=decay)
     return run.warmed(
@@ -271,9 +272,8 @@ def cosine_restarts(
     (above 0, at most 1) times its peak. Waves begin after the warm-up; the last one ends with the
     run, wherever it is then.
     """
-    check_not_negative(end=end)
-    if growth < 1:
-        raise ValueError(f"growth = {growth}: expected at least 1")
+    check_at_least(0, end=end)
+    check_at_least(1, growth=growth)
     if not 0 < decay <= 1:
         raise ValueError(f"decay = {decay}: expected a factor above 0, at most 1")
     run = RunLength(updates, updates_per_epoch, batch_size)

@@ -45,7 +45,7 @@ def test_the_global_generators_are_left_alone():
         ({"part": "val"}, "part = 'val': expected train or test"),
         ({"samples": 0}, "samples = 0"),
         ({"input_shape": ()}, r"input_shape = \[\]"),
-        ({"noise": -1.0}, "noise = -1.0 must not be negative"),
+        ({"noise": -1.0}, "noise = -1.0: expected at least 0"),
         ({"seed": -1}, "seed = -1"),
     ],
 )

@@ -252,7 +252,7 @@ def test_two_members_of_one_name_in_a_row(tmp_path: Path) -> None:
     [
         ({"files": "/nowhere/*.tar"}, r"files = '/nowhere/\*\.tar': no file"),
         ({"mode": "RGBA"}, "mode = 'RGBA': expected RGB or L"),
-        ({"size": 0}, "size = 0: expected a number of pixels"),
+        ({"size": 0}, "size = 0: expected at least 1"),
     ],
 )
 def test_what_is_refused(two: str, params: dict[str, Any], message: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 from phasetrain.data.samplers.epoch_stream import (
     ChunkedPass,
     EpochStream,
-    check_at_least,
     draw_uniform,
 )
 from phasetrain.data.samplers.permutation import Indices, Permutation
@@ -91,10 +90,3 @@ def test_uniform_numbers_belong_to_their_ordinals() -> None:
     assert whole.max() < 1
     assert abs(whole.mean() - 0.5) < 0.015
     assert draw_uniform(10, 0, 3).tolist() != whole[:3].tolist()
-
-
-def test_at_least() -> None:
-    check_at_least("times", 1)
-    check_at_least("times", None)
-    with pytest.raises(ValueError, match=r"^times = 1: expected at least 2$"):
-        check_at_least("times", 1, 2)

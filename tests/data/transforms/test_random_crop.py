@@ -33,5 +33,5 @@ def test_too_small_images_are_refused_with_the_numbers():
 
 @pytest.mark.parametrize("given", [{"size": 0}, {"size": 2, "padding": -1}])
 def test_bad_parameters_are_refused(given):
-    with pytest.raises(ValueError, match="must be at least 1 pixel"):
+    with pytest.raises(ValueError, match="expected at least"):
         RandomCrop(**given)

@@ -223,7 +223,7 @@ def test_a_run_without_updates_has_schedules_too(name):
         (
             "constant",
             {"warmup_start": -1.0},
-            "warmup_start = -1.0: expected a multiplier of at least 0",
+            "warmup_start = -1.0: expected at least 0",
         ),
         ("linear", {"end": -1.0}, "end = -1.0"),
         ("cosine", {"end": -1.0}, "end = -1.0"),
