@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from phasetrain.commands.api import run
+from phasetrain.commands.cli import main
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.list_runs import compare_runs, list_runs
 from phasetrain.runs.history import read_history
-from phasetrain.runs.report.__main__ import main as report
 from phasetrain.runtime.terminal import Terminal
 
 RELEASE = Path(__file__).parents[1] / "data" / "releases" / "0.1"
@@ -121,5 +121,5 @@ def test_runs_are_compared(runs: Path) -> None:
 def test_report_is_written(runs: Path, name: str) -> None:
     page = runs / name / "report.html"
     page.unlink(missing_ok=True)
-    assert report([str(runs / name)]) == 0
+    assert main(["report", str(runs / name)]) == 0
     assert "test/accuracy" in page.read_text("utf-8")

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from phasetrain.errors import ConfigError
-from phasetrain.runs.direction import Direction, guess_direction
+from phasetrain.runs.history import History
 from phasetrain.runs.ledger import FILE, NORM, InvalidLedgerError, parse_rows
 from phasetrain.runs.records import (
     DAMAGE,
@@ -78,7 +78,7 @@ class RunReport:
         steps: name -> curve of train steps: `loss`, `lr`, `gradient norm`, `samples/s` and the logs
             of parts.
         metrics: metric -> split -> curve.
-        directions: metric -> which of its values are better, as recorded in the run.
+        history: the measurements of phases, for best values.
         log: the last lines of log.txt.
         problems: a sentence per file that could not be read.
     """
@@ -95,13 +95,9 @@ class RunReport:
     attempts: list[StatusRecord] = field(default_factory=list)
     steps: dict[str, Curve] = field(default_factory=dict)
     metrics: dict[str, dict[str, Curve]] = field(default_factory=dict)
-    directions: Mapping[str, Direction] = field(default_factory=dict)
+    history: History = field(default_factory=History)
     log: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def direction_of(self, metric: str) -> Direction:
-        """Return which values of a metric are better: as recorded, else guessed from its name."""
-        return self.directions.get(metric) or guess_direction(metric)
 
 
 def read_run(path: str, storage: Storage | None = None) -> RunReport:
@@ -130,14 +126,12 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
         files.problems.append(f"There is no {METRICS}.")
     lines = files.metrics(STEPS_READ)
     status = files.status()
-    plan = files.plan()
     overrides = _read_yaml(files, "overrides.yaml")
     config = _read_yaml(files, "config.yaml")
     if not isinstance(overrides, list):
         overrides = []
     if not isinstance(config, dict):
         config = {}
-    directions = {name: found for line in lines for name, found in line.directions.items()}
     log = files.read_bytes("log.txt").decode(errors="replace")
     return RunReport(
         path=folder,
@@ -146,13 +140,13 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
         config=config,
         overrides=[str(word) for word in overrides],
         environment=files.environment(),
-        plan=plan,
+        plan=files.plan(),
         breakdown=files.read_mapping("breakdown.json"),
         predictions=files.predictions(),
         attempts=files.attempts(status),
         steps=_make_step_curves(lines) | _read_ledger_curves(files),
         metrics=_make_metric_curves(lines),
-        directions={**plan.directions, **directions},
+        history=History.from_lines([line for line in lines if line.kind == "phase"]),
         log=log.splitlines()[-LOG_LINES:],
         problems=files.problems,
     )

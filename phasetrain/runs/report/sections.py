@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from phasetrain.runs.direction import Direction
+from phasetrain.runs.history import Best
 from phasetrain.runs.records import StatusRecord, parse_number
 from phasetrain.runs.report.charts import metric_names
 from phasetrain.runs.report.html import element, escape_text, table
@@ -20,11 +20,14 @@ ATTEMPTS = 30
 LONGEST = 400
 """Characters of a value in a table."""
 
-BESIDE = 100
+LONGEST_OF_SEVERAL = 100
 """Characters of a value in a table of several runs."""
 
 OF_A_FOLDER = ("RUN.dir", "RUN.name")
 """Keys that differ between all runs."""
+
+Bar = tuple[str, Mapping[str, float], str]
+"""Name as HTML, seconds by part, and a text about their sum."""
 
 
 def metrics_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
@@ -40,14 +43,12 @@ def metrics_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     if not ordered:
         return element("p", "No phase was completed, so nothing was measured.", cls="note")
     if len(runs) == 1:
-        found = [(split, metric, runs[0].metrics[metric][split]) for split, metric in ordered]
-        rows = [
-            (
-                escape_text(f"{split}/{metric}"),
-                *_summarize_curve(curve, runs[0].direction_of(metric)),
-            )
-            for split, metric, curve in found
-        ]
+        run = runs[0]
+        rows = []
+        for split, metric in ordered:
+            name = f"{split}/{metric}"
+            best = run.history.best(name, run.history.direction_of(name))
+            rows.append((escape_text(name), *_summarize_curve(run.metrics[metric][split], best)))
         return _fold_long_table(
             table(
                 ("metric", "last", "at update", "lowest", "at", "highest", "at"),
@@ -73,73 +74,50 @@ def attempts_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return a bar per attempt of a run, or per run of several, divided by kind of work."""
     if len(runs) == 1:
         attempts = runs[0].attempts[-ATTEMPTS:]
-        bars = [
+        rows = [
             (_attempt_name(one, last=one is attempts[-1]), one.attempt_seconds) for one in attempts
         ]
         if len(runs[0].attempts) > 1:
-            bars.append(("the run", runs[0].status.run_seconds))
+            rows.append(("the run", runs[0].status.run_seconds))
     else:
-        bars = [
+        rows = [
             (escape_text(name), run.status.run_seconds)
             for run, name in zip(runs, names, strict=True)
         ]
-    bars = [(name, spent) for name, spent in bars if spent]
-    if not bars:
-        return ""
-    longest = max(sum(spent.values()) for _, spent in bars) or 1.0
-    keys = "".join(
-        element("span", escape_text(kind), cls=f"key k{place}") for place, kind in enumerate(KINDS)
-    )
-    drawn = "".join(
-        _draw_bar(
-            name,
-            spent,
-            longest,
-            KINDS,
-            f"{format_duration(sum(spent.values()))}, {format_percent(goodput(spent))} in steps",
-        )
-        for name, spent in bars
-    )
-    return element("div", keys, cls="legend") + element("div", drawn, cls="bars")
+    bars: list[Bar] = []
+    for name, spent in rows:
+        if spent:
+            share = format_percent(goodput(spent))
+            bars.append((name, spent, f"{format_duration(sum(spent.values()))}, {share} in steps"))
+    return _draw_bars(bars, KINDS)
 
 
 def steps_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return a bar per split of each run, divided by part of the step (hook `breakdown`)."""
-    bars: list[tuple[str, dict[str, float], int]] = []
+    bars: list[Bar] = []
     for run, name in zip(runs, names, strict=True):
         splits = run.breakdown.get("splits")
         if not isinstance(splits, Mapping):
             continue
         for split, found in splits.items():
-            spent = {
-                str(part): parse_number(one["seconds"]) for part, one in found["parts"].items()
+            steps = int(found["steps"])
+            each = {
+                str(part): parse_number(one["seconds"]) / max(steps, 1)
+                for part, one in found["parts"].items()
             }
+            total = f"{1e3 * sum(each.values()):.3g} ms per step, {steps:,} steps"
             label = split
             if len(runs) > 1:
                 label = f"{name} · {split}"
-            bars.append((escape_text(label), spent, int(found["steps"])))
-    if not bars:
-        return ""
-    parts = list(dict.fromkeys(part for _, spent, _ in bars for part in spent))
-    keys = "".join(
-        element("span", escape_text(part), cls=f"key k{place}") for place, part in enumerate(parts)
-    )
-    longest = max(sum(spent.values()) / max(steps, 1) for _, spent, steps in bars) or 1.0
-    drawn = []
-    for name, spent, steps in bars:
-        each = {part: seconds / max(steps, 1) for part, seconds in spent.items()}
-        total = f"{1e3 * sum(each.values()):.3g} ms per step, {steps:,} steps"
-        drawn.append(_draw_bar(name, each, longest, parts, total))
-    return element("div", keys, cls="legend") + element("div", "".join(drawn), cls="bars")
+            bars.append((escape_text(label), each, total))
+    return _draw_bars(bars, list(dict.fromkeys(part for _, each, _ in bars for part in each)))
 
 
 def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the keys in which a run differs from the defaults, or several runs from each other."""
     if len(runs) > 1:
-        rows = _compare_rows([flatten(run.config) for run in runs], skip=OF_A_FOLDER)
-        if not rows:
-            return element("p", "The configs are equal.", cls="note")
-        return table(("key", *names), rows, cls="wide")
+        configs = [flatten(run.config) for run in runs]
+        return _compare(configs, names, "The configs are equal.", skip=OF_A_FOLDER)
     run = runs[0]
     parts = []
     if run.plan.differs:
@@ -165,10 +143,8 @@ def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
 def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the environment of a run, or the differences between several."""
     if len(runs) > 1:
-        rows = _compare_rows([flatten(run.environment.content) for run in runs])
-        if not rows:
-            return element("p", "The environments are equal.", cls="note")
-        return table(("", *names), rows, cls="wide")
+        environments = [flatten(run.environment.content) for run in runs]
+        return _compare(environments, names, "The environments are equal.")
     found = runs[0].environment.content
     first = {key: value for key, value in found.items() if not isinstance(value, Mapping | list)}
     rest = {key: value for key, value in found.items() if key not in first and value}
@@ -208,7 +184,7 @@ def format_figure(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _summarize_curve(curve: Curve, direction: Direction) -> tuple[str, ...]:
+def _summarize_curve(curve: Curve, best: Best | None) -> tuple[str, ...]:
     if not np.isfinite(curve.y).any():
         return ("not finite", f"{curve.x[-1]:,.0f}", "-", "-", "-", "-")
     low = int(np.nanargmin(curve.y))
@@ -217,11 +193,10 @@ def _summarize_curve(curve: Curve, direction: Direction) -> tuple[str, ...]:
     if np.isfinite(curve.y[-1]):
         last = format_figure(curve.y[-1])
     cells = [element("b", last), f"{curve.x[-1]:,.0f}"]
-    best = low if direction is Direction.SMALLER else high
     for place in (low, high):
         value = format_figure(curve.y[place])
         # not where all values are equal: the best one would be the worst one as well
-        if place == best and low != high:
+        if best is not None and curve.x[place] == best.updates and low != high:
             value = element("b", value, cls="best", title="best value")
         cells.append(value)
         cells.append(f"{curve.x[place]:,.0f}")
@@ -247,9 +222,20 @@ def _attempt_name(attempt: StatusRecord, *, last: bool) -> str:
     return f"{attempt.attempt} {badge(state)} {element('small', escape_text(at))}"
 
 
-def _draw_bar(
-    name: str, spent: Mapping[str, float], longest: float, parts: Sequence[str], total: str
-) -> str:
+def _draw_bars(bars: Sequence[Bar], parts: Sequence[str]) -> str:
+    """Return bars of a common scale with a legend of their parts; empty without bars."""
+    if not bars:
+        return ""
+    keys = "".join(
+        element("span", escape_text(part), cls=f"key k{place}") for place, part in enumerate(parts)
+    )
+    longest = max(sum(spent.values()) for _, spent, _ in bars) or 1.0
+    drawn = "".join(_draw_bar(bar, parts, longest) for bar in bars)
+    return element("div", keys, cls="legend") + element("div", drawn, cls="bars")
+
+
+def _draw_bar(bar: Bar, parts: Sequence[str], longest: float) -> str:
+    name, spent, total = bar
     pieces = "".join(
         element(
             "i",
@@ -274,9 +260,13 @@ def _format_seconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def _compare_rows(
-    sides: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()
-) -> list[tuple[str, ...]]:
+def _compare(
+    sides: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    equal_note: str,
+    skip: Sequence[str] = (),
+) -> str:
+    """Return a table of the keys in which the runs differ, or a note that they are equal."""
     keys = dict.fromkeys(key for side in sides for key in side)
     missing = element("span", "absent", cls="note")
     rows = []
@@ -286,9 +276,14 @@ def _compare_rows(
         empty = all(isinstance(value, Mapping) for value in values)  # its keys are in the others
         if not equal and not empty and key not in skip:
             # `missing` and not null, which is a value that a config may have
-            cells = (_format_value(side[key], BESIDE) if key in side else missing for side in sides)
+            cells = (
+                _format_value(side[key], LONGEST_OF_SEVERAL) if key in side else missing
+                for side in sides
+            )
             rows.append((_make_code(key), *cells))
-    return rows
+    if not rows:
+        return element("p", equal_note, cls="note")
+    return table(("key", *names), rows, cls="wide")
 
 
 def _make_code(text: Any) -> str:

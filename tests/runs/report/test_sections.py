@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from phasetrain.runs.history import History
 from phasetrain.runs.records import EnvironmentRecord, PlanRecord, StatusRecord
 from phasetrain.runs.report.reading import Curve, RunReport
 from phasetrain.runs.report.sections import (
@@ -33,7 +34,13 @@ def record(**values: object) -> RunReport:
     typed: dict[str, Any] = {
         name: kinds[name](value) if name in kinds else value for name, value in values.items()
     }
-    return RunReport("runs/a", "a", **typed)
+    rows = [
+        {"kind": "phase", "updates": x, f"{split}/{metric}": y}
+        for metric, by_split in typed.get("metrics", {}).items()
+        for split, one in by_split.items()
+        for x, y in zip(one.x.tolist(), one.y.tolist(), strict=True)
+    ]
+    return RunReport("runs/a", "a", history=History(rows), **typed)
 
 
 def cells(text: str) -> list[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from failpoints import Refusing
 
+from phasetrain.commands.cli import main
 from phasetrain.errors import ConfigError
 from phasetrain.runs.report import write_report
-from phasetrain.runs.report.__main__ import main
 from phasetrain.runtime.storage import Storage
 
 TOOL = Path(__file__).parents[3] / "tools" / "report.py"
@@ -69,7 +69,7 @@ def test_the_command_makes_plots_for_a_paper(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([str(run_folder), "--out", "page.html", "--png", "plots"]) == 0
+    assert main(["report", str(run_folder), "--out", "page.html", "--png", "plots"]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["page.html", "plots/accuracy.png"]
     assert Path("plots/confusion-test.png").read_bytes()[:4] == b"\x89PNG"
 
