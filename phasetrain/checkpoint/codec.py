@@ -158,6 +158,9 @@ def _check_tensor(value: Tensor, path: str) -> None:
 
 
 def _encode(value: Any, path: str, add_tensor: Any, depth: int) -> Any:
+    def encode_item(key: object, item: Any) -> Any:
+        return _encode(item, f"{path}.{key}" if path else str(key), add_tensor, depth + 1)
+
     if depth > DEPTH:
         raise TypeError(f"{path}: state is nested more than {DEPTH} levels deep")
     if isinstance(value, Tensor):
@@ -173,41 +176,19 @@ def _encode(value: Any, path: str, add_tensor: Any, depth: int) -> Any:
             return value
         return {FLOAT: repr(value)}
     if isinstance(value, list):
-        return [
-            _encode(item, _join_path(path, i), add_tensor, depth + 1)
-            for i, item in enumerate(value)
-        ]
+        return [encode_item(i, item) for i, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {
-            TUPLE: [
-                _encode(item, _join_path(path, i), add_tensor, depth + 1)
-                for i, item in enumerate(value)
-            ]
-        }
+        return {TUPLE: [encode_item(i, item) for i, item in enumerate(value)]}
     if isinstance(value, dict):
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {
-                key: _encode(item, _join_path(path, key), add_tensor, depth + 1)
-                for key, item in value.items()
-            }
+            return {key: encode_item(key, item) for key, item in value.items()}
         # JSON turns every key into text: other keys, and keys that look like a tag, go into pairs.
         if all(key is None or type(key) in (str, int, bool) for key in value):
-            return {
-                ITEMS: [
-                    [key, _encode(item, _join_path(path, key), add_tensor, depth + 1)]
-                    for key, item in value.items()
-                ]
-            }
+            return {ITEMS: [[key, encode_item(key, item)] for key, item in value.items()]}
     raise TypeError(
         f"{path}: {type(value).__module__}.{type(value).__qualname__} cannot be saved in a "
         "checkpoint; make it of tensors, numbers, text, lists, tuples and dicts"
     )
-
-
-def _join_path(path: str, key: object) -> str:
-    if path:
-        return f"{path}.{key}"
-    return str(key)
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:

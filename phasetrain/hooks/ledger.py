@@ -176,17 +176,6 @@ class LedgerHook(Hook):
             flags |= NORM
         if run.task.shards_weights:
             flags |= PIECES
-        loss: float | Tensor
-        norm: float | Tensor = 0.0
-        if self._defers:
-            # `item()` would wait for the device at every step.
-            loss = out.loss.detach().reshape(())
-            if gradient_norm is not None:
-                norm = gradient_norm.detach()
-        else:
-            loss = out.loss.item()
-            if gradient_norm is not None:
-                norm = gradient_norm.item()
         self._pending.append(
             PendingRecord(
                 updates=state.updates,
@@ -198,8 +187,8 @@ class LedgerHook(Hook):
                 ids=self._ids,
                 content=finish_hash(self._hasher) if self._hasher else self._pieces,
                 weights=self._select_weights(updater, state.updates),
-                loss=loss,
-                norm=norm,
+                loss=self._read_scalar(out.loss),
+                norm=0.0 if gradient_norm is None else self._read_scalar(gradient_norm),
             )
         )
         self._reset_batch()
@@ -251,6 +240,12 @@ class LedgerHook(Hook):
         if self._defers:
             return [select_weights(to_memory_order(one), turn).clone() for one in selected]
         return [select_weights(to_array(one), turn).tobytes() for one in selected]
+
+    def _read_scalar(self, value: Tensor) -> float | Tensor:
+        if self._defers:
+            # `item()` would wait for the device at every step.
+            return value.detach().reshape(())
+        return value.item()
 
     def _reset_batch(self) -> None:
         self._flags = 0

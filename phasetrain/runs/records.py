@@ -334,15 +334,6 @@ class MetricsLine:
         return parse_count(self.content.get("epoch"))
 
     @property
-    def written_at(self) -> float | None:
-        """Seconds since 1970 at which the line was written; None if unknown."""
-        spent = _parse_mapping(self.content.get("time"))
-        at = parse_number(spent.get("at"))
-        if math.isfinite(at):
-            return at
-        return None
-
-    @property
     def metrics(self) -> dict[str, float]:
         """Metrics of a phase by name, without the split; empty for other lines."""
         if self.kind != "phase":

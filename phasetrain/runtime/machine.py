@@ -178,16 +178,13 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+    is_missing = (name == "cuda" and not torch.cuda.is_available()) or (
+        name == "mps" and not torch.backends.mps.is_available()
+    )
+    if is_missing:
         raise ConfigError(
-            "MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or "
-            "cpu",
-            code="machine.no_device",
-        )
-    if name == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(
-            "MACHINE.device = 'mps': torch finds no MPS device here; set MACHINE.device=auto or "
-            "cpu",
+            f"MACHINE.device = {name!r}: torch finds no {name.upper()} device here; set "
+            "MACHINE.device=auto or cpu",
             code="machine.no_device",
         )
     if name == "cuda" and local_rank is not None:

@@ -74,7 +74,7 @@ def describe_source(
     """
     # All queries run at once: each takes tens of milliseconds, before every run.
     queries = [_ask_git(folder, *words) for words in _QUERIES]
-    about, status, remote = (query.wait_answer() if query else None for query in queries)
+    about, status, remote = map(_wait_answer, queries)
     lines = os.fsdecode(about or b"").splitlines()
     if len(lines) != 3:
         return None
@@ -118,8 +118,9 @@ def _make_diff(
     new: tuple[FileStamp, ...],
     redaction: Redaction,
 ) -> _Diff:
-    query = _ask_git(top, *_DIFF) if changed else None
-    full = (query.wait_answer() if query else None) or b""
+    full = b""
+    if changed:
+        full = _wait_answer(_ask_git(top, *_DIFF)) or b""
     for name, _, _ in new:
         if _is_source(top, name):
             full += _creating_patch(top, name)
@@ -154,32 +155,29 @@ def _stamp_file(top: Path, name: str) -> FileStamp:
     return name, found.st_mtime_ns, found.st_size
 
 
-class _GitQuery:
-    """A running git command."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-
-    def wait_answer(self) -> bytes | None:
-        """Return the output, or None if git fails or takes too long."""
-        try:
-            output, _ = self._process.communicate(timeout=GIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            return None
-        if self._process.returncode == 0:
-            return output
+def _wait_answer(query: "subprocess.Popen[bytes] | None") -> bytes | None:
+    """Return the output of git, or None if there is no git, it fails, or it takes too long."""
+    if query is None:
         return None
+    try:
+        output, _ = query.communicate(timeout=GIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        query.kill()
+        query.communicate()
+        return None
+    if query.returncode == 0:
+        return output
+    return None
 
 
-def _ask_git(folder: Path, *words: str) -> _GitQuery | None:
+def _ask_git(folder: Path, *words: str) -> "subprocess.Popen[bytes] | None":
+    """Start a git command; None without git."""
     # Variables such as GIT_DIR, set inside of a git hook, would lead to another repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     # Take no lock that could disturb the user's own git commands, and never ask for a password.
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             ["git", "-C", str(folder), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -189,7 +187,6 @@ def _ask_git(folder: Path, *words: str) -> _GitQuery | None:
         )
     except OSError:
         return None
-    return _GitQuery(process)
 
 
 def _is_in_run_folder(path: Path, top: Path, skip: Path | None) -> bool:

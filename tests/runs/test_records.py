@@ -108,7 +108,7 @@ class TestMetricsLines:
             b'"time": {"at": 7.0}}'
         )
         assert line is not None
-        assert (line.split, line.epoch, line.written_at) == ("test", 1, 7.0)
+        assert (line.split, line.epoch) == ("test", 1)
         assert math.isnan(line.metrics["wer"])
         assert line.directions == {"loss": "smaller"}
         assert line.flatten().keys() == {

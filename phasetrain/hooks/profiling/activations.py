@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,6 +16,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import HOOKS, Hook, Run
+from phasetrain.hooks.ledger_content import find_tensors
 from phasetrain.hooks.metrics import Metrics, describe_position, record_line
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.format import join_first
@@ -203,15 +204,9 @@ def select_modules(
 
 def iterate_floating(value: Any) -> Iterator[Tensor]:
     """Yield the nonempty dense floating-point tensors in a nested list, tuple or mapping."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point() and value.layout is torch.strided and value.numel():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from iterate_floating(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from iterate_floating(item)
+    for tensor in find_tensors(value):
+        if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
+            yield tensor
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,14 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
+from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import Hook, Run
+from phasetrain.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,22 @@ class Tracker(Hook):
         """Write the metrics of the phase."""
         if run.world.is_main:
             self.write(run, _make_record("phase", run, phase, phase.steps, dict(metrics), {}))
+
+
+def require_local_folder(folder: RunFolder, label: str) -> Path:
+    """Return the path of a run folder on a local file system.
+
+    Raises:
+        ConfigError: the run folder is on an object store.
+    """
+    if not folder.storage.keeps_files:
+        raise ConfigError(
+            f"HOOKS.{label} needs a run folder on a local file system, and RUN.dir = "
+            f"{folder.path!r} is on an object store; set HOOKS.{label}=null; metrics.jsonl has the "
+            "same values",
+            code="config.conflict",
+        )
+    return Path(folder.storage.local_path(folder.path))
 
 
 def _make_record(

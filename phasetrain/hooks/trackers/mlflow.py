@@ -173,7 +173,9 @@ class MLflowRun(Backend):
             if key in known or key in self._rejected:
                 continue
             value = self._target.hparams[raw]
-            new.append(Param(key, value if isinstance(value, str) else _as_text(value)))
+            if not isinstance(value, str):
+                value = json.dumps(value, default=str)
+            new.append(Param(key, value))
         # MLflow accepts 100 parameters in a call.
         for start in range(0, len(new), 100):
             batch = new[start : start + 100]
@@ -197,10 +199,6 @@ class MLflowRun(Backend):
                 raise
             return False
         return True
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, default=str)
 
 
 def create_database(path: Path) -> None:

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import Run
-from phasetrain.hooks.trackers.base import Record, Tracker
+from phasetrain.hooks.trackers.base import Record, Tracker, require_local_folder
 from phasetrain.runs.records import read_status
 from phasetrain.runtime.storage import LogFile
 
@@ -305,15 +305,7 @@ class SpooledTracker(Tracker):
     def on_start(self, run: Run) -> None:
         """Truncate the spool to the checkpoint, and start the sender."""
         assert run.folder is not None, "a tracker needs a run folder"
-        storage = run.folder.storage
-        if not storage.keeps_files:
-            raise ConfigError(
-                f"HOOKS.{self.kind} needs a run folder on a local file system for its spool, and "
-                f"RUN.dir = {run.folder.path!r} is on an object store; set HOOKS.{self.kind}=null, "
-                "metrics.jsonl has the same values",
-                code="config.conflict",
-            )
-        folder = Path(storage.local_path(run.folder.path))
+        folder = require_local_folder(run.folder, self.kind)
         self._file = run.folder.log(f"{self.kind}.jsonl")
         identity = self._truncate_spool(self._file)
         backend = self.make_backend(Target(identity, folder, self.hparams))

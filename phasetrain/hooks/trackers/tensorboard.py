@@ -16,7 +16,7 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.base import HOOKS, Run
-from phasetrain.hooks.trackers.base import Record, Tracker
+from phasetrain.hooks.trackers.base import Record, Tracker, require_local_folder
 from phasetrain.meters import Meter
 from phasetrain.runs.report.images import encode_png
 from phasetrain.runtime.storage import LogFile
@@ -74,14 +74,7 @@ class TensorBoard(Tracker):
     def on_start(self, run: Run) -> None:
         """Truncate the event files to the checkpoint, and open the file of this attempt."""
         assert run.folder is not None, "the tensorboard hook needs a run folder"
-        storage = run.folder.storage
-        if not storage.keeps_files:
-            raise ConfigError(
-                "HOOKS.tensorboard needs a run folder on a local file system, and RUN.dir = "
-                f"{run.folder.path!r} is on an object store; set HOOKS.tensorboard=null, "
-                "metrics.jsonl has the same values",
-                code="config.conflict",
-            )
+        folder = require_local_folder(run.folder, "tensorboard")
         try:
             import torch.utils.tensorboard  # noqa: F401 - fails if the extra is not installed
         except ImportError as error:
@@ -92,8 +85,8 @@ class TensorBoard(Tracker):
             ) from error
         if not run.world.is_main:
             return
-        self._folder = Path(storage.local_path(run.folder.file("tensorboard")))
-        storage.make_folder(run.folder.file("tensorboard"))
+        self._folder = folder / "tensorboard"
+        run.folder.storage.make_folder(run.folder.file("tensorboard"))
         for file in self._event_files():
             if file.name in self._covered:
                 # os.truncate would fill a shorter file with zeros.
@@ -242,8 +235,9 @@ class EventFile:
 
         plain = {}
         for key, value in values.items():
-            is_plain = isinstance(value, bool | int | float | str)
-            plain[key] = value if is_plain else json.dumps(value, default=str)
+            if not isinstance(value, bool | int | float | str):
+                value = json.dumps(value, default=str)
+            plain[key] = value
         for summary in hparams(plain, dict(metrics)):
             self._add(summary=summary)
 

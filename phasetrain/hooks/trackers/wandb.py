@@ -163,15 +163,12 @@ class WandBRun(Backend):
 
 def count_offline(folder: Path, identity: str) -> int:
     """Return the number of records in the offline folders of a run: its last step plus one."""
-    files = folder.glob(f"wandb/offline-run-*/run-{identity}.wandb")
-    return max((step + 1 for file in files for step in history_steps(file.read_bytes())), default=0)
-
-
-def history_steps(content: bytes) -> Iterator[int]:
-    """Yield the step of each history row in a `.wandb` file, without a torn end."""
-    for values in history_rows(content):
-        with suppress(KeyError, ValueError):
-            yield int(values["_step"])
+    count = 0
+    for file in folder.glob(f"wandb/offline-run-*/run-{identity}.wandb"):
+        for values in history_rows(file.read_bytes()):
+            with suppress(KeyError, ValueError):
+                count = max(count, int(values["_step"]) + 1)
+    return count
 
 
 def history_rows(content: bytes) -> Iterator[dict[str, Any]]:

@@ -116,7 +116,8 @@ def metric_names(runs: Sequence[RunReport], *, every: bool = False) -> list[str]
 
 def label_runs(runs: Sequence[RunReport]) -> list[str]:
     """Return a short unique name for each run."""
-    for names in ([run.name for run in runs], [_tail(run.path) for run in runs]):
+    last_folders = ["/".join(run.path.split("/")[-2:]) for run in runs]
+    for names in ([run.name for run in runs], last_folders):
         if len(set(names)) == len(names):
             return names
     return [run.path for run in runs]
@@ -167,9 +168,8 @@ def _metric_chart(name: str, runs: Sequence[RunReport]) -> Chart:
     lines = []
     for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         for place, split in enumerate(splits):
-            if (curve := run.metrics.get(name, {}).get(split)) is None or not np.isfinite(
-                curve.y
-            ).any():
+            curve = run.metrics.get(name, {}).get(split)
+            if curve is None or not curve.has_values:
                 continue
             if len(runs) == 1:
                 lines.append(Line(split, thin_curve(curve), place))
@@ -189,7 +189,7 @@ def _training_chart(name: str, title: str, note: str, runs: Sequence[RunReport])
     is_single = len(runs) == 1
     for number, (run, label) in enumerate(zip(runs, label_runs(runs), strict=True)):
         curve = run.steps.get(name)
-        if curve is None or not np.isfinite(curve.y).any():
+        if curve is None or not curve.has_values:
             continue
         # A learning rate has no noise to smooth, and a mean of few steps hides more than it shows.
         if name == "lr" or len(curve.x) < 2 * MARKED:
@@ -224,10 +224,6 @@ def needs_log_axis(lines: Sequence[Line]) -> bool:
 def make_slug(name: str) -> str:
     """Return a name in which all but letters and digits are replaced, for files and anchors."""
     return "".join(sign if sign.isalnum() else "-" for sign in name).strip("-") or "x"
-
-
-def _tail(path: str) -> str:
-    return "/".join(path.split("/")[-2:])
 
 
 def find_extent(values: Iterable[Any]) -> tuple[float, float] | None:

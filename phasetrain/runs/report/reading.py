@@ -53,6 +53,11 @@ class Curve:
     x: Array
     y: Array
 
+    @property
+    def has_values(self) -> bool:
+        """Whether any value is finite."""
+        return bool(np.isfinite(self.y).any())
+
     @classmethod
     def from_points(cls, points: list[tuple[float, float]]) -> "Curve":
         """Return the curve through `(update, value)`."""

@@ -185,7 +185,7 @@ def format_figure(value: float) -> str:
 
 
 def _summarize_curve(curve: Curve, best: Best | None) -> tuple[str, ...]:
-    if not np.isfinite(curve.y).any():
+    if not curve.has_values:
         return ("not finite", f"{curve.x[-1]:,.0f}", "-", "-", "-", "-")
     low = int(np.nanargmin(curve.y))
     high = int(np.nanargmax(curve.y))
@@ -206,7 +206,7 @@ def _summarize_curve(curve: Curve, best: Best | None) -> tuple[str, ...]:
 def _format_last(curve: Curve | None) -> str:
     if curve is None:
         return "-"
-    if not np.isfinite(curve.y).any():
+    if not curve.has_values:
         return "not finite"
     low = format_figure(np.nanmin(curve.y))
     high = format_figure(np.nanmax(curve.y))

@@ -53,9 +53,11 @@ def draw_figure(chart: Chart) -> str:
     legend = "".join(_draw_key(number, line) for number, line in enumerate(lines))
     # The values go beside the picture: its coordinates are rounded to a tenth of a pixel, and the
     # value under the pointer has to be the measured one.
-    values = script_data(
-        {"scales": scales.to_json() | names, "lines": [_line_to_json(line) for line in lines]}
-    )
+    points = [
+        {"label": line.label, "x": line.curve.x.tolist(), "y": round_values(line.curve.y)}
+        for line in lines
+    ]
+    values = script_data({"scales": scales.to_json() | names, "lines": points})
     content = head + element("div", legend, cls="legend") + picture + values
     return element("figure", content, cls="chart", id=f"chart-{chart.name}")
 
@@ -184,10 +186,6 @@ def _draw_key(number: int, line: Line) -> str:
         data_line=number,
         aria_pressed="true",
     )
-
-
-def _line_to_json(line: Line) -> dict[str, Any]:
-    return {"label": line.label, "x": line.curve.x.tolist(), "y": round_values(line.curve.y)}
 
 
 def round_values(values: Array) -> list[float | None]:

@@ -17,10 +17,11 @@ def tiles_section(run: RunReport, now: float) -> str:
     reason = run.status.reason
     if reason == "completed":
         reason = ""  # the state says so
+    planned = f"of {run.plan.updates:,}" if run.plan.updates else ""
     cards = [
         _tile("state", badge(state), reason),
-        _tile("updates", format_progress(run), format_planned(run)),
-        _tile("time", _format_total(run), _format_attempts(run)),
+        _tile("updates", format_progress(run), planned),
+        _tile("time", _format_total(run), _count(run.status.attempt, "attempt")),
     ]
     spent = run.status.run_seconds
     if spent:
@@ -34,7 +35,9 @@ def tiles_section(run: RunReport, now: float) -> str:
         cards.append(_tile("samples/s", f"{middle:,.0f}", "median"))
     device = run.environment.device
     if device:
-        cards.append(_tile("device", escape_text(device), _format_processes(run)))
+        cards.append(
+            _tile("device", escape_text(device), _count(run.environment.processes, "process"))
+        )
     digest = run.status.digest
     if digest:
         cards.append(
@@ -52,7 +55,7 @@ def runs_table(runs: Sequence[RunReport], names: Sequence[str], now: float) -> s
         spent = run.status.run_seconds
         good = format_percent(goodput(spent)) if spent else "-"
         device = escape_text(run.environment.device or "-")
-        where = element("code", escape_text(run.path))
+        path = element("code", escape_text(run.path))
         state = badge(run.status.observe_state(now))
         rows.append(
             (
@@ -62,7 +65,7 @@ def runs_table(runs: Sequence[RunReport], names: Sequence[str], now: float) -> s
                 _format_total(run),
                 good,
                 device,
-                where,
+                path,
             )
         )
     return table(
@@ -88,13 +91,6 @@ def format_progress(run: RunReport) -> str:
     return f"{run.status.updates:,}"
 
 
-def format_planned(run: RunReport) -> str:
-    """Return the planned updates; empty if unknown."""
-    if run.plan.updates:
-        return f"of {run.plan.updates:,}"
-    return ""
-
-
 def _format_total(run: RunReport) -> str:
     """Return the duration of all attempts."""
     seconds = sum(run.status.run_seconds.values())
@@ -103,14 +99,10 @@ def _format_total(run: RunReport) -> str:
     return "-"
 
 
-def _format_processes(run: RunReport) -> str:
-    count = run.environment.processes
-    return "1 process" if count == 1 else f"{count} processes"
-
-
-def _format_attempts(run: RunReport) -> str:
-    count = run.status.attempt
-    return f"{count} attempts" if count > 1 else "one attempt"
+def _count(number: int, noun: str) -> str:
+    if number <= 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def _tile(name: str, value: str, note: str = "") -> str:
