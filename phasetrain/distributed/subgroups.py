@@ -10,14 +10,13 @@ from phasetrain.distributed.world import World
 from phasetrain.errors import ConfigError
 
 
-def partition(world: World, over: int | str, where: str) -> list[list[int]]:
+def partition(world: World, over: int | str) -> list[list[int]]:
     """Return the ranks of each group; a collective call.
 
     Args:
         world: the ranks.
-        over: `true` or `global`: one group of all ranks; `node`: one group per machine; a number:
-            the size of a group of consecutive ranks.
-        where: config path, for messages.
+        over: DISTRIBUTED.sync_batch_norm. `true` or `global`: one group of all ranks; `node`: one
+            group per machine; a number: the size of a group of consecutive ranks.
 
     Raises:
         ConfigError: the world size is not a multiple of the number.
@@ -31,7 +30,8 @@ def partition(world: World, over: int | str, where: str) -> list[list[int]]:
     size = int(over)
     if world.size % size:
         raise ConfigError(
-            f"{where} = {size}: {world.size} processes cannot be put into groups of {size}",
+            f"DISTRIBUTED.sync_batch_norm = {size}: {world.size} processes cannot be put into "
+            f"groups of {size}; set it to a divisor of the number of processes",
             code="distributed.group_size",
         )
     return [ranks[at : at + size] for at in range(0, world.size, size)]

@@ -23,6 +23,8 @@ under HOOKS, all other events in reverse order.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -168,6 +170,13 @@ class Hook:
 
 HOOKS: Registry[Hook] = Registry("hook", "HOOKS")
 
+OPENING_EVENTS = ("on_start", "on_load", "on_phase_start", "on_batch")
+CLOSING_EVENTS = (
+    *("on_forward", "on_backward", "on_skip", "on_update", "on_step"),
+    *("on_save", "on_saved", "on_phase_end", "on_end"),
+)
+"""Events that are called in the order of the keys under HOOKS, and in the reverse order."""
+
 
 class Hooks:
     """Calls the hooks of a run.
@@ -202,97 +211,71 @@ class Hooks:
         # flushed.
         opening = list(self.by_label.values())
         closing = opening[::-1]
-        self._start = self._overriding("on_start", opening)
-        self._load = self._overriding("on_load", opening)
-        self._phase_start = self._overriding("on_phase_start", opening)
-        self._batch = self._overriding("on_batch", opening)
-        self._forward = self._overriding("on_forward", closing)
-        self._backward = self._overriding("on_backward", closing)
-        self._skip = self._overriding("on_skip", closing)
-        self._update = self._overriding("on_update", closing)
-        self._step = self._overriding("on_step", closing)
-        self._save = self._overriding("on_save", closing)
-        self._saved = self._overriding("on_saved", closing)
-        self._phase_end = self._overriding("on_phase_end", closing)
-        self._end = self._overriding("on_end", closing)
-        # Neither guarded nor wrapped: an error in it is added to the first one as a note.
-        self._exception = [h.on_exception for h in closing if _overrides(h, "on_exception")]
+        self._calls: dict[str, list[Callable[..., Any]]] = {
+            **{event: self._overriding(event, opening) for event in OPENING_EVENTS},
+            **{event: self._overriding(event, closing) for event in CLOSING_EVENTS},
+            # Neither guarded nor wrapped: an error in it is added to the first one as a note.
+            "on_exception": [h.on_exception for h in closing if _overrides(h, "on_exception")],
+        }
 
     def events(self, run: Run, phase: Phase) -> "PhaseEvents":
         """Return the events within the steps of a phase."""
-        return PhaseEvents(run, phase)
+        return PhaseEvents(
+            on_batch=partial(self.on_batch, run, phase),
+            on_forward=partial(self.on_forward, run, phase),
+            on_backward=partial(self._call, "on_backward", run, phase),
+            on_skip=partial(self._call, "on_skip", run, phase),
+            on_update=partial(self._call, "on_update", run, phase),
+        )
 
     def on_start(self, run: Run) -> None:
         """Call `on_start` of all hooks."""
-        for call in self._start:
-            call(run)
+        self._call("on_start", run)
 
     def on_load(self, run: Run) -> None:
         """Call `on_load` of all hooks."""
-        for call in self._load:
-            call(run)
+        self._call("on_load", run)
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Call `on_phase_start` of all hooks."""
-        for call in self._phase_start:
-            call(run, phase)
+        self._call("on_phase_start", run, phase)
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> Batch:
         """Return the batch, or its replacement by hooks."""
-        for call in self._batch:
+        for call in self._calls["on_batch"]:
             # None leaves the batch as it is; a guarded hook that has failed returns None as well.
             batch = call(run, phase, batch) or batch
         return batch
 
     def on_forward(self, run: Run, phase: Phase, out: StepOutput) -> StepOutput:
         """Return the output, or its replacement by hooks."""
-        for call in self._forward:
+        for call in self._calls["on_forward"]:
             out = call(run, phase, out) or out
         return out
 
-    def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Call `on_backward` of all hooks."""
-        for call in self._backward:
-            call(run, phase, out)
-
-    def on_skip(self, run: Run, phase: Phase, batches: list[Batch], found: NonFinite) -> None:
-        """Call `on_skip` of all hooks."""
-        for call in self._skip:
-            call(run, phase, batches, found)
-
-    def on_update(self, run: Run, phase: Phase) -> None:
-        """Call `on_update` of all hooks."""
-        for call in self._update:
-            call(run, phase)
-
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Call `on_step` of all hooks."""
-        for call in self._step:
-            call(run, phase, out)
+        self._call("on_step", run, phase, out)
 
     def on_save(self, run: Run) -> None:
         """Call `on_save` of all hooks."""
-        for call in self._save:
-            call(run)
+        self._call("on_save", run)
 
     def on_saved(self, run: Run) -> None:
         """Call `on_saved` of all hooks."""
-        for call in self._saved:
-            call(run)
+        self._call("on_saved", run)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Call `on_phase_end` of all hooks."""
-        for call in self._phase_end:
-            call(run, phase, metrics)
+        self._call("on_phase_end", run, phase, metrics)
 
     def on_end(self, run: Run) -> None:
         """Call `on_end` of all hooks."""
-        for call in self._end:
-            call(run)
+        self._call("on_end", run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Call `on_exception` of all hooks; an exception in one of them is noted on `error`."""
-        for call in self._exception:
+        for call in self._calls["on_exception"]:
             try:
                 call(run, error)
             except (Exception, Interrupted) as second:  # noqa: BLE001 - the user needs the first one
@@ -323,6 +306,10 @@ class Hooks:
             # run.
             if label in state:
                 hook.load_state_dict(state[label])
+
+    def _call(self, event: str, run: Run, *args: Any) -> None:
+        for call in self._calls[event]:
+            call(run, *args)
 
     def _overriding(self, event: str, hooks: Sequence[Hook]) -> list[Callable[..., Any]]:
         """Return the guarded and wrapped calls of an event, for the hooks that override it."""
@@ -364,38 +351,15 @@ def _check_single_hooks(hooks: Mapping[str, Hook]) -> None:
         seen[kind] = label
 
 
+@dataclass(frozen=True)
 class PhaseEvents:
-    """The events within a step, bound to a run and a phase.
+    """The events within a step, bound to a run and a phase; see `phasetrain.tasks.StepEvents`."""
 
-    Args:
-        run: the run whose hooks are called.
-        phase: the current phase.
-    """
-
-    def __init__(self, run: Run, phase: Phase) -> None:
-        self._run = run
-        self._phase = phase
-        self._hooks = run.hooks
-
-    def on_batch(self, batch: Batch) -> Batch:
-        """Return the batch, or its replacement by hooks."""
-        return self._hooks.on_batch(self._run, self._phase, batch)
-
-    def on_forward(self, out: StepOutput) -> StepOutput:
-        """Return the output, or its replacement by hooks."""
-        return self._hooks.on_forward(self._run, self._phase, out)
-
-    def on_backward(self, out: StepOutput) -> None:
-        """Call hooks after the gradient of a micro-batch was added."""
-        self._hooks.on_backward(self._run, self._phase, out)
-
-    def on_skip(self, batches: list[Batch], found: NonFinite) -> None:
-        """Call hooks after a skipped update."""
-        self._hooks.on_skip(self._run, self._phase, batches, found)
-
-    def on_update(self) -> None:
-        """Call hooks after an update."""
-        self._hooks.on_update(self._run, self._phase)
+    on_batch: Callable[[Batch], Batch]
+    on_forward: Callable[[StepOutput], StepOutput]
+    on_backward: Callable[[StepOutput], None]
+    on_skip: Callable[[list[Batch], NonFinite], None]
+    on_update: Callable[[], None]
 
 
 def on(event: str, *, every: int = 1) -> Callable[[Callable[..., Any]], Hook]:

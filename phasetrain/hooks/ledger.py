@@ -176,6 +176,8 @@ class LedgerHook(Hook):
             flags |= NORM
         if run.task.shards_weights:
             flags |= PIECES
+        # `item()` would wait for the device at every step.
+        read = _detach_scalar if self._defers else Tensor.item
         self._pending.append(
             PendingRecord(
                 updates=state.updates,
@@ -187,8 +189,8 @@ class LedgerHook(Hook):
                 ids=self._ids,
                 content=finish_hash(self._hasher) if self._hasher else self._pieces,
                 weights=self._select_weights(updater, state.updates),
-                loss=self._read_scalar(out.loss),
-                norm=0.0 if gradient_norm is None else self._read_scalar(gradient_norm),
+                loss=read(out.loss),
+                norm=0.0 if gradient_norm is None else read(gradient_norm),
             )
         )
         self._reset_batch()
@@ -240,12 +242,6 @@ class LedgerHook(Hook):
         if self._defers:
             return [select_weights(to_memory_order(one), turn).clone() for one in selected]
         return [select_weights(to_array(one), turn).tobytes() for one in selected]
-
-    def _read_scalar(self, value: Tensor) -> float | Tensor:
-        if self._defers:
-            # `item()` would wait for the device at every step.
-            return value.detach().reshape(())
-        return value.item()
 
     def _reset_batch(self) -> None:
         self._flags = 0
@@ -309,6 +305,10 @@ class LedgerHook(Hook):
                 lr=row.lr,
             )
             yield record, b"".join(row.ids)
+
+
+def _detach_scalar(value: Tensor) -> Tensor:
+    return value.detach().reshape(())
 
 
 def truncate_ledger(file: LogFile, covered: int) -> int:

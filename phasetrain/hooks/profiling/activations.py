@@ -164,9 +164,7 @@ class Activations(Hook):
         return add_output
 
 
-def select_modules(
-    model: nn.Module, rules: Sequence[str], where: str = "HOOKS.activations.modules"
-) -> dict[str, nn.Module]:
+def select_modules(model: nn.Module, rules: Sequence[str]) -> dict[str, nn.Module]:
     """Return the modules that match any of the patterns, by name; see `Activations`.
 
     Raises:
@@ -191,8 +189,8 @@ def select_modules(
             classes = list(dict.fromkeys(type(module).__name__ for module in modules.values()))
             near = did_you_mean(rule, [*modules, *classes])
             raise ConfigError(
-                f"{where} = [{rule}]: no module of the model has such a name or class"
-                f"{near or '.'} Names: {join_first(modules, LISTED_MODULES)}; "
+                f"HOOKS.activations.modules = [{rule}]: no module of the model has such a name or "
+                f"class{near or '.'} Names: {join_first(modules, LISTED_MODULES)}; "
                 f"classes: {', '.join(classes)}",
                 code="config.no_match",
             )

@@ -300,9 +300,7 @@ def prepare_modules(
     loss.to(context.machine.device)
     over = context.config.DISTRIBUTED.sync_batch_norm
     if over and not context.world.is_single_process:
-        group = subgroup(
-            context.world, partition(context.world, over, "DISTRIBUTED.sync_batch_norm")
-        )
+        group = subgroup(context.world, partition(context.world, over))
         # This replaces modules, so it comes before anything that holds on to one: freezing,
         # checkpointing, copies, the wrapper.
         model = convert_sync_batchnorm(model, group)

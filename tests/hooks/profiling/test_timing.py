@@ -117,10 +117,10 @@ class Watched:
                 wait(12)
                 hooks.on_forward(self, phase, None)
                 wait(16)
-                hooks.on_backward(self, phase, None)
+                hooks.events(self, phase).on_backward(None)
                 self.show(5)
             wait(8)
-            hooks.on_update(self, phase)
+            hooks.events(self, phase).on_update()
             hooks.on_step(self, phase, None)
         wait(0.25)
         hooks.on_phase_end(self, phase, {})
@@ -290,4 +290,4 @@ class TestAround:
 
     def test_without_anybody_who_asks_the_events_are_those_of_the_hooks(self, ticks: Ticks) -> None:
         slow = Slow(ticks)
-        assert Hooks({"slow": slow}, World())._step == [slow.on_step]
+        assert Hooks({"slow": slow}, World())._calls["on_step"] == [slow.on_step]
