@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from phasetrain.config.checks import check_at_least
 from phasetrain.data.bad_samples import MissingValueError
-from phasetrain.data.datasets.base import DATASETS
+from phasetrain.data.datasets.base import DATASETS, locate_part
 from phasetrain.data.protocols import Described, Labelled, Mixture, Samples
-from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream
+from phasetrain.data.samplers.epoch_stream import EpochStream
+from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.permutation import Indices
-from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder
+from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
 from phasetrain.data.samplers.source import SampleSource
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import shorten
@@ -54,10 +54,10 @@ class MixedDataset(Dataset[Any]):
             label: len(one) for label, one in self.sources.items()
         }
         self._labels = tuple(self.sources)
-        self._ends = np.cumsum(list(self.source_lengths.values()))
+        self._begins = np.cumsum([0, *self.source_lengths.values()])
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._begins[-1])
 
     def __getitem__(self, index: int) -> Any:
         label, at = self.locate(index)
@@ -74,10 +74,8 @@ class MixedDataset(Dataset[Any]):
         """Return the source of an index, and the index in that source."""
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} of {len(self)} samples")
-        source = int(np.searchsorted(self._ends, index, side="right"))
-        label = self._labels[source]
-        # Python integers: some datasets reject NumPy integers as an index.
-        return label, index - int(self._ends[source]) + self.source_lengths[label]
+        number, within = locate_part(self._begins, index)
+        return self._labels[number], within
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample, int64 `(N,)`.
@@ -192,7 +190,6 @@ def make_proportional(
         ValueError: the dataset has no sources or none with such a label, or a share is not positive
             or below 1/10,000.
     """
-    check_at_least(1, samples=samples)
     if not isinstance(source.dataset, Mixture) or source.chosen is not None:
         raise ValueError(
             "the sampler needs a dataset with sources (`source_lengths`), such as mixed, without "
@@ -209,7 +206,7 @@ def make_proportional(
     return ProportionalOrder(parts, schedule_turns(round_shares(proportions)), samples)
 
 
-class ProportionalOrder:
+class ProportionalOrder(DrawOrder):
     """The order of `make_proportional`.
 
     Args:
@@ -221,21 +218,14 @@ class ProportionalOrder:
     def __init__(
         self, parts: Sequence[tuple[int, int]], turns: Indices, samples: int | None = None
     ) -> None:
+        super().__init__(self._make_turn_draws, samples)
         self._parts = tuple(parts)
         self._turns = turns
-        self._samples = samples
         # Number of turns of each source before a position of the period, (P + 1, S).
         had = np.cumsum(turns[:, None] == np.arange(len(parts)), axis=0)
         self._before = np.concatenate([np.zeros((1, len(parts)), dtype=np.int64), had])
 
-    def samples(self, length: int) -> int:
-        """Return the number of draws per epoch."""
-        if self._samples is None:
-            return length
-        return self._samples
-
-    def __call__(self, length: int, seed: int) -> Pass:
-        """Return the indices of one epoch, computed on access."""
+    def _make_turn_draws(self, length: int, seed: int) -> Draws:
         passes = [
             EpochStream(count, seed_of(seed, "source", number))
             for number, (_, count) in enumerate(self._parts)
@@ -254,11 +244,11 @@ class ProportionalOrder:
                 found[here] = first + passes[number][at : at + int(here.sum())]
             return found
 
-        return ChunkedPass(self.samples(length), draw_indices)
+        return draw_indices
 
-    def _count_turns(self, number: int, locate: int) -> int:
+    def _count_turns(self, number: int, place: int) -> int:
         """Return the number of turns of a source among the first `place` turns."""
-        periods, rest = divmod(locate, len(self._turns))
+        periods, rest = divmod(place, len(self._turns))
         return int(periods * self._before[-1, number] + self._before[rest, number])
 
 
@@ -331,8 +321,8 @@ def schedule_turns(shares: Sequence[int]) -> Indices:
     # Integers only, in units of 1 / (room * period) of a turn, so that the order is the same on
     # every machine.
     room = 2 * count - 2
-    for locate in range(1, period + 1):
-        due = (share * locate - had * period) * room
+    for place in range(1, period + 1):
+        due = (share * place - had * period) * room
         # The operands are exact in float64, so the quotient rounds the same way everywhere; argmin
         # takes the first of equal values.
         left = np.where(due >= period, ((room - 1) * period - due) / share, np.inf)

@@ -241,18 +241,18 @@ class MeterRegistry(Registry[Meter]):
     def register_adapter(self, library: str, extra: str) -> Callable[[Adapter], Adapter]:
         """Return a decorator that registers the adapter of a library, see `Registry.bridge`."""
 
-        def decorate(register_adapter: Adapter) -> Adapter:
-            self._adapters.append(register_adapter)
+        def decorate(adapter: Adapter) -> Adapter:
+            self._adapters.append(adapter)
             self.bridge(library, extra)(lambda _name: None)  # its metrics are dotted paths
-            return register_adapter
+            return adapter
 
         return decorate
 
     def find(self, name: str, where: str | None = None) -> Factory[Meter]:
         """Return the callable behind `name`, see `Registry.find`."""
         found = super().find(name, where)
-        for register_adapter in self._adapters:
-            found = register_adapter(found)
+        for adapter in self._adapters:
+            found = adapter(found)
         return found
 
     def build(

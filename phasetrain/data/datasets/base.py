@@ -24,6 +24,18 @@ class Role(str):
     __slots__ = ()
 
 
+def locate_part(begins: NDArray[np.int64], index: int) -> tuple[int, int]:
+    """Return which of several parts has an index, and the index within the part.
+
+    Args:
+        begins: index at which each part begins, and the end of the last one.
+        index: index in all of them.
+    """
+    # Python integers: some datasets reject NumPy integers as an index.
+    part = int(np.searchsorted(begins, index, side="right")) - 1
+    return part, index - int(begins[part])
+
+
 class TensorSamples(Dataset[tuple[Tensor, Tensor]]):
     """A dataset in memory that is indexed by whole batches; it draws no random numbers.
 

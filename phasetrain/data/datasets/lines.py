@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import torch
 
 from phasetrain.data.bad_samples import MissingValueError
 from phasetrain.data.datasets.base import DATASETS
-from phasetrain.data.datasets.shards import IndexedFile, find_files, index_files
+from phasetrain.data.datasets.shards import FileStream, digest_files, find_files, index_files
 from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.errors import did_you_mean
 
@@ -24,19 +23,8 @@ BLOCK_BYTES = 2**20
 TYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
-class LineFiles:
-    """The lines of files as a stream, each file a shard.
-
-    Args:
-        shards: the files.
-    """
-
-    def __init__(self, shards: Sequence[IndexedFile]) -> None:
-        self.shards = tuple(shards)
-
-    def shard_lengths(self) -> Sequence[int]:
-        """Return the number of lines of each file."""
-        return [shard.samples for shard in self.shards]
+class LineFiles(FileStream):
+    """The lines of files as a stream, each file a shard."""
 
     def read(self, shard: int, start: int) -> Iterator[bytes]:
         """Yield the lines of a file from line `start`, including their line ends."""
@@ -136,11 +124,8 @@ class Lines(StreamDataset):
         """Return the SHA-256 over the files in order: name below their common folder, size, number
         of lines."""
         root = os.path.commonpath([Path(shard.path).parent for shard in self.shards])
-        digest = sha256()
-        for shard in self.shards:
-            line = f"{Path(shard.path).relative_to(root)}\0{shard.size}\0{shard.samples}\n"
-            digest.update(line.encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        names = (str(Path(shard.path).relative_to(root)) for shard in self.shards)
+        return digest_files(self.shards, names)
 
 
 def index_lines(path: str) -> tuple[int, list[int]]:

@@ -1,10 +1,13 @@
 """Files that are read forward, and the index of offsets into them."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from glob import glob
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from phasetrain.errors import ConfigError
@@ -32,6 +35,36 @@ class IndexedFile:
     time: int
     samples: int
     places: tuple[int, ...]
+
+
+class FileStream(ABC):
+    """Indexed files as a stream, each file a shard.
+
+    Args:
+        shards: the files.
+    """
+
+    def __init__(self, shards: Sequence[IndexedFile]) -> None:
+        self.shards = tuple(shards)
+
+    def shard_lengths(self) -> Sequence[int]:
+        """Return the number of samples of each file."""
+        return [shard.samples for shard in self.shards]
+
+    @abstractmethod
+    def read(self, shard: int, start: int) -> Iterator[Any]:
+        """Yield the samples of a file from the `start`-th on."""
+
+
+def digest_files(files: Iterable[IndexedFile], names: Iterable[str]) -> str:
+    """Return the SHA-256 over name, size and number of samples of each file, in order."""
+    digest = sha256()
+    for name, file in zip(names, files, strict=True):
+        # Names and sizes only: hashing the content would read the whole dataset at each start.
+        line = f"{name}\0{file.size}\0{file.samples}\n"
+        # surrogateescape, because names of files may be arbitrary bytes.
+        digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def find_files(files: str | Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import Dataset
 
+from phasetrain.data.datasets.base import locate_part
 from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class StreamDataset(Dataset[Any]):
                 f"shards of {join_first(self.shard_lengths, 6, empty='no')} samples: expected "
                 "nonnegative lengths with a positive sum"
             )
-        self._ends = np.cumsum(np.array(self.shard_lengths, dtype=np.int64))
+        self._begins = np.cumsum([0, *self.shard_lengths])
         self._skip = skip
         self._most = readers
         self._process = os.getpid()
@@ -70,7 +71,7 @@ class StreamDataset(Dataset[Any]):
         self._readers: dict[int, tuple[Iterator[Any], int]] = {}
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._begins[-1])
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self):
@@ -86,7 +87,7 @@ class StreamDataset(Dataset[Any]):
         try:
             sample = next(reader)
         except StopIteration:
-            shard, at = self._locate(index)
+            shard, at = locate_part(self._begins, index)
             raise ValueError(
                 f"shard {shard} ends before its sample {at}, and its length is "
                 f"{self.shard_lengths[shard]}"
@@ -112,13 +113,8 @@ class StreamDataset(Dataset[Any]):
         """Return nothing; subclasses that know facts override it."""
         return {}
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        """Return the shard of an index, and the number of the sample in it."""
-        shard = int(np.searchsorted(self._ends, index, side="right"))
-        return shard, index - int(self._ends[shard]) + self.shard_lengths[shard]
-
     def _open_reader(self, index: int) -> tuple[Iterator[Any], int]:
-        shard, at = self._locate(index)
+        shard, at = locate_part(self._begins, index)
         begin = index - min(at, self._skip)
         near = max((place for place in self._readers if begin <= place < index), default=None)
         if near is not None:
@@ -135,4 +131,4 @@ class StreamDataset(Dataset[Any]):
                 )
             else:
                 return reader, end
-        return self.stream.read(shard, at), int(self._ends[shard])
+        return self.stream.read(shard, at), int(self._begins[shard + 1])

@@ -7,7 +7,6 @@ import tarfile
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from phasetrain.data.bad_samples import MissingValueError
-from phasetrain.data.datasets.base import DATASETS
+from phasetrain.data.datasets.base import DATASETS, locate_part
 from phasetrain.data.datasets.images import (
     CHANNELS,
     EXTENSIONS,
@@ -25,7 +24,7 @@ from phasetrain.data.datasets.images import (
     decode_image,
     import_pillow,
 )
-from phasetrain.data.datasets.shards import IndexedFile, find_files, index_files
+from phasetrain.data.datasets.shards import FileStream, digest_files, find_files, index_files
 from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.errors import PhasetrainError, did_you_mean
 
@@ -94,19 +93,8 @@ class TarSample:
         return content
 
 
-class TarFiles:
-    """The samples of archives as a stream, each archive a shard.
-
-    Args:
-        shards: the archives.
-    """
-
-    def __init__(self, shards: Sequence[IndexedFile]) -> None:
-        self.shards = tuple(shards)
-
-    def shard_lengths(self) -> Sequence[int]:
-        """Return the number of samples of each archive."""
-        return [shard.samples for shard in self.shards]
+class TarFiles(FileStream):
+    """The samples of archives as a stream, each archive a shard."""
 
     def read(self, shard: int, start: int) -> Iterator[TarSample]:
         """Yield the samples of an archive from the `start`-th on."""
@@ -191,12 +179,7 @@ class WebDataset(StreamDataset):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 over the archives in order: name, size, number of samples."""
-        digest = sha256()
-        for shard in self.shards:
-            # Names and sizes only: hashing the content would read the whole dataset at each start.
-            line = f"{Path(shard.path).name}\0{shard.size}\0{shard.samples}\n"
-            digest.update(line.encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return digest_files(self.shards, (Path(shard.path).name for shard in self.shards))
 
     def _read_key(
         self, index: int, sample: TarSample, key: str | Sequence[str] | None, name: str
@@ -210,7 +193,7 @@ class WebDataset(StreamDataset):
             member = sample.find(key)
             return decode_member(member, sample.read(member), self.mode, self.size)
         except (ValueError, OSError, tarfile.TarError) as error:
-            archive = self.shards[self._locate(index)[0]].path
+            archive = self.shards[locate_part(self._begins, index)[0]].path
             message = f"sample {index} ({archive}: {sample.key}.{member}) {error}"
             if isinstance(error, MissingValueError):
                 raise MissingValueError(f"{name} = {key!r}: {message}") from error

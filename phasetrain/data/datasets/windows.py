@@ -1,15 +1,14 @@
 """Data in windows, such as hours or folders; each epoch of a training covers one of them."""
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from glob import glob
 from hashlib import sha256
-from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
-from phasetrain.data.datasets.base import DATASETS
+from phasetrain.data.datasets.base import DATASETS, locate_part
 from phasetrain.data.protocols import Described, Samples
 
 
@@ -26,19 +25,19 @@ class Windows(Dataset[Any]):
         ValueError: there are none.
     """
 
-    def __init__(self, make_windows: Sequence[Samples]) -> None:
-        if not make_windows:
-            raise ValueError("no window")
-        self.windows = tuple(make_windows)
-        self.window_lengths = tuple(len(window) for window in make_windows)
-        self._ends = list(accumulate(self.window_lengths))
+    def __init__(self, windows: Sequence[Samples]) -> None:
+        if not windows:
+            raise ValueError("windows = []: expected at least one")
+        self.windows = tuple(windows)
+        self.window_lengths = tuple(len(window) for window in windows)
+        self._begins = np.cumsum([0, *self.window_lengths])
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return int(self._begins[-1])
 
     def __getitem__(self, index: int) -> Any:
-        number = bisect_right(self._ends, index)
-        return self.windows[number][index - self._ends[number] + self.window_lengths[number]]
+        number, within = locate_part(self._begins, index)
+        return self.windows[number][within]
 
     def facts(self) -> Mapping[str, Any]:
         """Return the facts of the first nonempty window; all are assumed to share them."""

@@ -151,9 +151,9 @@ def _are_identical(one: list[Any], other: list[Any]) -> bool:
     tail."""
     pairs = zip(one, other, strict=False)
     return all(
-        is_identical(*split_sample)
-        for split_sample in pairs
-        if not any(isinstance(sample, Unreadable) for sample in split_sample)
+        is_identical(*pair)
+        for pair in pairs
+        if not any(isinstance(sample, Unreadable) for sample in pair)
     )
 
 

@@ -20,15 +20,19 @@ class ChunkedPass:
     Args:
         length: number of samples of the pass.
         compute: returns the indices at `[begin, end)`, int64, a pure function.
+        chunk: number of samples per chunk.
 
     Example:
         >>> ChunkedPass(10**12, lambda begin, end: np.arange(begin, end) // 2)[6:9]
         array([3, 3, 4])
     """
 
-    def __init__(self, length: int, compute: Callable[[int, int], Indices]) -> None:
+    def __init__(
+        self, length: int, compute: Callable[[int, int], Indices], chunk: int = CHUNK
+    ) -> None:
         self._length = length
         self._compute = compute
+        self._chunk = chunk
         self._chunks: dict[int, Indices] = {}
 
     def __len__(self) -> int:
@@ -39,7 +43,7 @@ class ChunkedPass:
         begin, end, step = ordinals.indices(self._length)
         if begin >= end:
             return np.empty(0, dtype=np.int64)
-        starts = range(begin - begin % CHUNK, end, CHUNK)
+        starts = range(begin - begin % self._chunk, end, self._chunk)
         parts = [self._get_chunk(start)[max(begin - start, 0) : end - start] for start in starts]
         return np.concatenate(parts)[::step]
 
@@ -47,7 +51,7 @@ class ChunkedPass:
         if start not in self._chunks:
             if len(self._chunks) == KEPT:
                 del self._chunks[next(iter(self._chunks))]
-            self._chunks[start] = self._compute(start, min(start + CHUNK, self._length))
+            self._chunks[start] = self._compute(start, min(start + self._chunk, self._length))
         return self._chunks[start]
 
 

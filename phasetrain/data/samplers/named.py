@@ -8,11 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.samplers.epoch_stream import (
-    ChunkedPass,
-    EpochStream,
-    draw_uniform,
-)
+from phasetrain.data.samplers.epoch_stream import ChunkedPass, EpochStream, draw_uniform
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Pass, SampleOrder, make_shuffled
 from phasetrain.data.samplers.source import SampleSource, group_by_class
@@ -263,13 +259,13 @@ class LengthBuckets:
         """Return the indices of one epoch."""
         order = make_shuffled()(length, seed)
 
-        def sorted_pool(number: int) -> Indices:
-            found = order[number * self._pool : (number + 1) * self._pool]
+        def order_pool(begin: int, end: int) -> Indices:
+            found = order[begin:end]
             # Stable, so that samples of equal length keep their shuffled order with every version
             # of NumPy.
             found = found[np.argsort(self._lengths[found], kind="stable")]
             full, rest = divmod(len(found), self.batch_size)
-            keys = Keys([seed_of(seed, "pool", number)])
+            keys = Keys([seed_of(seed, "pool", begin // self._pool)])
             cut = int(keys.integers(0, full + 1)[0]) * self.batch_size
             last = found[cut : cut + rest]
             found = np.delete(found, slice(cut, cut + rest))
@@ -278,38 +274,7 @@ class LengthBuckets:
             ]
             return np.concatenate([batches.reshape(-1), last])
 
-        return _PooledPass(length, self._pool, sorted_pool)
-
-
-class _PooledPass:
-    """A pass that is computed pool by pool; the latest pools are cached."""
-
-    def __init__(self, length: int, size: int, make_draws: Callable[[int], Indices]) -> None:
-        self._length = length
-        self._size = size
-        self._make_draws = make_draws
-        self._kept: dict[int, Indices] = {}
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, ordinals: slice) -> Indices:
-        begin, end, step = ordinals.indices(self._length)
-        numbers = range(begin // self._size, -(-end // self._size)) if begin < end else range(0)
-        parts = [
-            self._get_pool(number)[max(begin - number * self._size, 0) : end - number * self._size]
-            for number in numbers
-        ]
-        if parts:
-            return np.concatenate(parts)[::step]
-        return np.empty(0, dtype=np.int64)
-
-    def _get_pool(self, number: int) -> Indices:
-        if number not in self._kept:
-            if len(self._kept) == 2:  # a batch may overlap two pools
-                del self._kept[next(iter(self._kept))]
-            self._kept[number] = self._make_draws(number)
-        return self._kept[number]
+        return ChunkedPass(length, order_pool, self._pool)
 
 
 def read_numbers(file: str) -> NDArray[Any]:
@@ -369,6 +334,13 @@ def _weigh_by_class(source: SampleSource, weights: NDArray[np.float64]) -> NDArr
     return weights[labels]
 
 
+def _shuffle_classes(members: Sequence[Indices], seed: int) -> list[EpochStream]:
+    """Return the shuffled positions in each class."""
+    return [
+        EpochStream(len(one), seed_of(seed, "class", number)) for number, one in enumerate(members)
+    ]
+
+
 def _draw_class_turns(members: Sequence[Indices]) -> Callable[[int, int], Draws]:
     """Return draws in which classes alternate, in a different order in each epoch."""
 
@@ -376,10 +348,7 @@ def _draw_class_turns(members: Sequence[Indices]) -> Callable[[int, int], Draws]
         count = len(members)
         # One order of classes for the whole epoch, so that any draw is located by a division.
         turns = EpochStream(count, seed_of(seed, "turns"))[0:count]
-        passes = [
-            EpochStream(len(one), seed_of(seed, "class", number))
-            for number, one in enumerate(members)
-        ]
+        passes = _shuffle_classes(members, seed)
 
         def draw_indices(begin: int, end: int) -> Indices:
             found = np.empty(end - begin, dtype=np.int64)
@@ -404,10 +373,7 @@ def _draw_few_classes(
 
     def make_draws(length: int, seed: int) -> Draws:
         rounds = EpochStream(len(members), seed_of(seed, "rounds"))
-        passes = [
-            EpochStream(len(one), seed_of(seed, "class", number))
-            for number, one in enumerate(members)
-        ]
+        passes = _shuffle_classes(members, seed)
 
         def draw_indices(begin: int, end: int) -> Indices:
             parts = []

@@ -1,7 +1,7 @@
 """The samples of each step: a pure function of seed, phase, rank and step, so resuming is
 slicing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import ceil
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -66,10 +66,10 @@ class HasPassLength(Protocol):
         ...
 
 
-def pass_length(make_pass: SampleOrder, length: int) -> int:
+def pass_length(order: SampleOrder, length: int) -> int:
     """Return the number of samples of an epoch over `length` samples in an order."""
-    if isinstance(make_pass, HasPassLength):
-        return make_pass.samples(length)
+    if isinstance(order, HasPassLength):
+        return order.samples(length)
     return length
 
 
@@ -144,7 +144,7 @@ class PhaseSampler:
 
     def __init__(
         self,
-        make_pass: SampleOrder,
+        order: SampleOrder,
         length: int,
         *,
         seed: int,
@@ -155,7 +155,7 @@ class PhaseSampler:
     ) -> None:
         self._windows = [0, *accumulate(windows)]
         self._fixed = fixed
-        self._order = make_pass
+        self._order = order
         self._length = length
         self._seed = seed
         self._micro = micro_batch_size
@@ -201,7 +201,7 @@ class PhaseSampler:
                 )
                 for at in range(begin, end, self._micro)
             ]
-            if self._fixed or not self._world.is_single_process:
+            if self.in_step:
                 draws += self._make_padding(phase, first, samples, len(draws), indices)
             yield draws
 
@@ -238,7 +238,9 @@ class PhaseSampler:
             # Checked before the shift: the order is only asked about the window.
             count = pass_length(self._order, length)
             checked = _check_pass(f"DATA.{phase.data.upper()}.sampler", found, count, below=length)
-            self._pass = key, _ShiftedPass(checked, begin) if begin else checked
+            if begin:
+                checked = MappedPass(checked, lambda indices: indices + begin)
+            self._pass = key, checked
         return self._pass[1]
 
     def _find_window(self, epoch: int) -> tuple[int, int]:
@@ -268,15 +270,15 @@ def _check_pass(where: str, found: Any, count: int, *, below: int) -> Pass:
     )
 
 
-def check_batches(make_pass: SampleOrder, phase: Phase) -> None:
+def check_batches(order: SampleOrder, phase: Phase) -> None:
     """Reject a phase that begins in the middle of an epoch drawn for another batch size.
 
     Raises:
         ChangedError: the batch size was changed in the middle of an epoch.
     """
-    if not isinstance(make_pass, BatchOrder):
+    if not isinstance(order, BatchOrder):
         return
-    batch_size = make_pass.batch_size
+    batch_size = order.batch_size
     if (phase.batch_size, phase.offset) != (batch_size, phase.first * batch_size):
         where = f"DATA.{phase.data.upper()}"
         raise ChangedError(
@@ -287,24 +289,30 @@ def check_batches(make_pass: SampleOrder, phase: Phase) -> None:
         )
 
 
-class _ShiftedPass:
-    """A pass over a window of the data."""
+class MappedPass:
+    """A pass whose indices are replaced by a function of them.
 
-    def __init__(self, indices: Pass, begin: int) -> None:
-        self._get_pass = indices
-        self._begin = begin
+    Args:
+        indices: the original pass.
+        replace: returns the new index for each of some indices.
+    """
+
+    def __init__(self, indices: Pass, replace: Callable[[Indices], Indices]) -> None:
+        self._indices = indices
+        self._replace = replace
 
     def __len__(self) -> int:
-        return len(self._get_pass)
+        return len(self._indices)
 
     def __getitem__(self, ordinals: slice) -> Indices:
-        return self._get_pass[ordinals] + self._begin
+        """Return the new indices at some ordinals, int64 `(N,)`."""
+        return self._replace(self._indices[ordinals])
 
 
 class _CheckedPass:
     def __init__(self, where: str, indices: Pass, below: int) -> None:
         self._where = where
-        self._get_pass = indices
+        self._indices = indices
         self._length = len(indices)
         self._below = below
 
@@ -312,7 +320,8 @@ class _CheckedPass:
         return self._length
 
     def __getitem__(self, ordinals: slice) -> Indices:
-        found, (begin, end, _) = self._get_pass[ordinals], ordinals.indices(self._length)
+        begin, end, _ = ordinals.indices(self._length)
+        found = self._indices[ordinals]
         _check_indices(
             self._where,
             f"samples {begin} to {end - 1} of a pass",

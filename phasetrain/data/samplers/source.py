@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from phasetrain.data.protocols import Labelled, Measured, Weighted
 from phasetrain.data.samplers.permutation import Indices, Permutation
-from phasetrain.data.samplers.phase_sampler import Pass, SampleOrder, pass_length
+from phasetrain.data.samplers.phase_sampler import MappedPass, Pass, SampleOrder, pass_length
 from phasetrain.runtime.machine import seed_of
 
 
@@ -212,7 +212,7 @@ class SubsetOrder:
 
     def __call__(self, length: int, seed: int) -> Pass:
         """Return the indices of an epoch."""
-        return _SubsetPass(self._order(len(self._chosen), seed), self._chosen)
+        return MappedPass(self._order(len(self._chosen), seed), self._chosen.__getitem__)
 
 
 class SubsetBatchOrder(SubsetOrder):
@@ -221,18 +221,6 @@ class SubsetBatchOrder(SubsetOrder):
     def __init__(self, order: SampleOrder, chosen: Indices, batch_size: int) -> None:
         super().__init__(order, chosen)
         self.batch_size = batch_size
-
-
-class _SubsetPass:
-    def __init__(self, places: Pass, chosen: Indices) -> None:
-        self._places = places
-        self._chosen = chosen
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, ordinals: slice) -> Indices:
-        return self._chosen[self._places[ordinals]]
 
 
 def _part_size(total: int, part: int, parts: int) -> int:

@@ -148,7 +148,7 @@ class TestAsADataSet:
             ("lanes", r"^DATA\.TRAIN\.sampler \(sampler 'lanes'\): "),
             (
                 "{name: lanes, batch_size: 3}",
-                r"^DATA\.TRAIN\.sampler\.batch_size = 3 .* the program passes this one",
+                r"^DATA\.TRAIN\.sampler\.batch_size = 3 .* the program sets this parameter itself",
             ),
             ("{name: lanes, lane: 3}", r"^DATA\.TRAIN\.sampler\.lane = 3 .*did you mean"),
         ],
