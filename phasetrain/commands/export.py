@@ -5,8 +5,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -22,13 +21,11 @@ from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.commands.setup import resolve_config
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
-from phasetrain.distributed import World
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.models.sources import WeightSource
 from phasetrain.models.sources.files import flatten_tensors
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.tasks import Builder
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +106,10 @@ def export(
         _write_folder(out, weights)
         return len(weights.tensors)
     model, example = build_model(weights, overrides, config_dir)
-    content = _export_program(form, model, example)
+    if form == "onnx":
+        content = _encode_onnx(model, example)
+    else:
+        content = _encode_torch_export(model, example)
     storage.replace(out, content)
     return len(content)
 
@@ -159,7 +159,7 @@ def build_model(
     setup = resolve_config(
         words, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False)
     )
-    builder = Builder(setup.config, setup.machine, World(), setup.stages)
+    builder = setup.builder()
     data = builder.data()
     plan = builder.plan(data)
     parts = builder.parts(data, plan, train=False)
@@ -183,45 +183,36 @@ def build_model(
     return parts.model.eval(), example
 
 
-def _export_program(form: str, model: nn.Module, example: Tensor) -> bytes:
-    """Return the content of an exported model, after comparing its outputs for two batch sizes."""
-    with torch.no_grad():
-        content, call = WRITERS[form](model, example)
-        if call is None:
-            return content
-        # a second batch size reveals a program in which the size was traced as a constant
-        for batch in (example, example[: max(1, len(example) // 2)]):
-            expected = model(batch)
-            found = call(batch)
-            if not isinstance(expected, Tensor):
-                raise ConfigError(
-                    f"the model returns {type(expected).__name__}; expected a tensor, to compare "
-                    "it",
-                    code="export.unsupported_model",
-                )
-            difference = float((expected - found).abs().max())
-            if difference > RELATIVE * float(expected.abs().max()):
-                raise ConfigError(
-                    f"the outputs of the exported model differ from those of the model by up to "
-                    f"{difference:.3g}; does it branch on its input, or draw random numbers in "
-                    "test mode?",
-                    code="export.other_outputs",
-                )
-    return content
-
-
-Exported = tuple[bytes, Callable[[Tensor], Tensor] | None]
-"""Content of a file, and a function that computes with it; None if there is none here."""
-
-
-def _to_torch_export(model: nn.Module, example: Tensor) -> Exported:
+@torch.no_grad()
+def _encode_torch_export(model: nn.Module, example: Tensor) -> bytes:
+    """Return a program of torch.export, after comparing its outputs for two batch sizes."""
     file = io.BytesIO()
     torch.export.save(_trace_program(model, example), file)
     # loaded again, so that the outputs of the file are compared and not of the program in memory
-    return file.getvalue(), torch.export.load(io.BytesIO(file.getvalue())).module()
+    exported = torch.export.load(io.BytesIO(file.getvalue())).module()
+    # a second batch size reveals a program in which the size was traced as a constant
+    for batch in (example, example[: max(1, len(example) // 2)]):
+        expected = model(batch)
+        if not isinstance(expected, Tensor):
+            raise ConfigError(
+                f"the model returns {type(expected).__name__}; expected a tensor, so that the "
+                "outputs can be compared",
+                code="export.unsupported_model",
+            )
+        difference = float((expected - exported(batch)).abs().max())
+        if difference > RELATIVE * float(expected.abs().max()):
+            raise ConfigError(
+                "the outputs of the exported model differ from the outputs of the model by up to "
+                f"{difference:.3g}; does it branch on its input, or draw random numbers in test "
+                "mode?",
+                code="export.other_outputs",
+            )
+    return file.getvalue()
 
 
-def _to_onnx(model: nn.Module, example: Tensor) -> Exported:
+@torch.no_grad()
+def _encode_onnx(model: nn.Module, example: Tensor) -> bytes:
+    """Return an ONNX model; its outputs are not compared, because that takes onnxruntime."""
     try:
         import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as error:
@@ -230,18 +221,14 @@ def _to_onnx(model: nn.Module, example: Tensor) -> Exported:
             "pip install 'phasetrain[onnx]'",
             code="export.missing_package",
         ) from error
-    file = io.BytesIO()
-    with _ignore_deprecations():
-        made = torch.onnx.export(_trace_program(model, example), dynamo=True, verbose=False)
-        assert made is not None, "torch.onnx.export with dynamo returns the program"
-        file.write(made.model_proto.SerializeToString())
-    return file.getvalue(), None  # to run it takes onnxruntime, which is no dependency
-
-
-WRITERS: Mapping[str, Callable[[nn.Module, Tensor], Exported]] = MappingProxyType(
-    {"torch_export": _to_torch_export, "onnx": _to_onnx}
-)
-"""Writers of the formats that hold the computation."""
+    # torch's own exporter uses deprecated functions, which a user cannot act on
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+        warnings.filterwarnings("ignore", message=".*is deprecated.*")
+        exported = torch.onnx.export(_trace_program(model, example), dynamo=True, verbose=False)
+        assert exported is not None, "torch.onnx.export with dynamo returns the program"
+        content: bytes = exported.model_proto.SerializeToString()
+        return content
 
 
 def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
@@ -257,15 +244,6 @@ def _trace_program(model: nn.Module, example: Tensor) -> torch.export.ExportedPr
             f"torch.export cannot trace the model ({type(error).__name__}: {first})",
             code="export.unsupported_model",
         ) from error
-
-
-@contextmanager
-def _ignore_deprecations() -> Iterator[None]:
-    """Hide the deprecation warnings of torch's own exporter, which a user cannot act on."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
-        warnings.filterwarnings("ignore", message=".*is deprecated.*")
-        yield
 
 
 def _write_folder(out: str, weights: Weights) -> None:
@@ -290,7 +268,6 @@ def _write_folder(out: str, weights: Weights) -> None:
 
 
 def _select_tensors(source: WeightSource, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = dict(tensors)
     for key, patterns in (("include", source.include), ("exclude", source.exclude)):
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in tensors):
@@ -298,16 +275,11 @@ def _select_tensors(source: WeightSource, tensors: Mapping[str, Tensor]) -> dict
                     f"--{key} {pattern}: no tensor of the checkpoint has such a name"
                     f"{did_you_mean(pattern, tensors) or '.'} It has {', '.join(tensors)}"
                 )
-    if source.include:
-        found = {
-            name: one
-            for name, one in found.items()
-            if any(fnmatchcase(name, p) for p in source.include)
-        }
     return {
-        name: one
-        for name, one in found.items()
-        if not any(fnmatchcase(name, p) for p in source.exclude)
+        name: tensor
+        for name, tensor in tensors.items()
+        if any(fnmatchcase(name, pattern) for pattern in source.include or ("*",))
+        and not any(fnmatchcase(name, pattern) for pattern in source.exclude)
     }
 
 

@@ -19,7 +19,7 @@ from phasetrain.commands.runs.diff import LENGTH, diff, read_side
 from phasetrain.commands.setup import Setup, resolve_config, without_derived
 from phasetrain.commands.train.resume import format_deviations
 from phasetrain.config.changes import ABSENT, LABELS, Change, differences
-from phasetrain.config.compose.override_text import literal
+from phasetrain.config.compose.override_text import key_of, literal
 from phasetrain.config.compose.sources import EXPERIMENT
 from phasetrain.config.problems import shown
 from phasetrain.config.schema import part_pattern
@@ -165,7 +165,7 @@ def read_original(folder: str, config_dir: str | None = None) -> Original:
         )
     return Original(
         path,
-        tuple(str(word) for word in given if _key_of(str(word)) not in FOLDER_KEYS),
+        tuple(str(word) for word in given if key_of(str(word)) not in FOLDER_KEYS),
         config_dir or recorded or None,
         {str(key): value for key, value in config.items()},
         environment,
@@ -177,7 +177,7 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
     """Return the overrides of the repetition, and log the values that are copied from the
     original."""
     words = [*original.overrides]
-    new = {_key_of(word) for word in overrides}
+    new = {key_of(word) for word in overrides}
     for line in original.deviations:
         log.warning(
             "%s differs from a run of its command alone, and the repetition may differ from it: %s",
@@ -385,10 +385,6 @@ def _has_finished(folder: str) -> bool:
 def _covers(key: str, path: str) -> bool:
     """Return whether an override of `key` sets `path`; another experiment sets every path."""
     return key == EXPERIMENT or path == key or path.startswith(f"{key}.")
-
-
-def _key_of(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
 
 
 def _read_yaml(storage: Storage, path: str) -> Any:

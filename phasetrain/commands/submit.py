@@ -70,7 +70,7 @@ def submit(setup: "Setup") -> str:
         job = executor.submit(Training((*flags, *job_overrides(setup))))
     except (RuntimeError, OSError) as error:  # submitit's own errors are RuntimeErrors
         raise LaunchError(
-            f"LAUNCH.cluster = {section.cluster!r}: the job was not taken: {str(error).strip()}"
+            f"LAUNCH.cluster = {section.cluster!r}: the job was not accepted: {str(error).strip()}"
         ) from error
     _print_job(section, folder, str(job.job_id), run_folder)
     return str(job.job_id)
@@ -80,9 +80,10 @@ def job_overrides(setup: "Setup") -> list[str]:
     """Return the overrides with which the job starts the run: the given ones, without section
     LAUNCH."""
     from phasetrain.config.compose.composed import compose
+    from phasetrain.config.compose.override_text import key_of
 
     found = [word for word in setup.composed.overrides if _OWN.match(word) is None]
-    if not any(word.lstrip("+").startswith("RUN.dir=") for word in found):
+    if "RUN.dir" not in map(key_of, found):
         found.append(f"RUN.dir={setup.config.RUN.dir}")
     # LAUNCH may also be set in a file, and the job must not submit itself once more.
     again = compose(found, config_dir=setup.config_dir, schema=setup.schema)
@@ -154,12 +155,12 @@ def _count_gpus(section: Any) -> int:
 def _print_job(section: Any, folder: Path, job: str, run_folder: str) -> None:
     size = f"{section.nodes} x {section.processes} processes, {section.minutes} minutes"
     log.info("submitted as job %s (%s, %s)", job, section.cluster, size)
-    log.info("what it prints: tail -F %s/%s_0_log.out", folder, job)
-    log.info("how it stands: %s/status.json", run_folder)
+    log.info("output: tail -F %s/%s_0_log.out", folder, job)
+    log.info("state of the run: %s/status.json", run_folder)
     commands = ("ps -p", "kill -INT")
     if section.cluster == "slurm":
         commands = ("squeue -j", "scancel")
-    log.info("whether it runs: %s %s; to end it: %s %s", commands[0], job, commands[1], job)
+    log.info("state of the job: %s %s; to stop it: %s %s", commands[0], job, commands[1], job)
 
 
 class Training:

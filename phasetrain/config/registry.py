@@ -310,16 +310,12 @@ def _signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
         found = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # some callables written in C have none
         return {}, True
-    if inspect.isclass(factory) and "__init__" not in vars(factory) and _only_stars(found):
-        # It inherits an __init__ for subclasses, such as torch.nn.Module's: no parameters.
-        return {}, False
     stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {name: p for name, p in found.items() if p.kind not in stars}
+    if inspect.isclass(factory) and "__init__" not in vars(factory) and not named:
+        # It inherits an __init__ for subclasses, such as torch.nn.Module's: no parameters.
+        return {}, False
     return named, any(p.kind is p.VAR_KEYWORD for p in found.values())
-
-
-def _only_stars(found: Mapping[str, inspect.Parameter]) -> bool:
-    return all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found.values())
 
 
 def _import_path(path: str, where: str) -> Factory[Any]:
@@ -341,9 +337,8 @@ def _resolve(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] 
         return bridge.resolve(rest)
     except (UnknownNameError, ConfigError):
         raise
-    except (
-        Exception
-    ) as error:  # libraries import more of themselves, and of others, when a part is asked for
+    # Libraries import more of themselves, and of others, when a part is asked for.
+    except Exception as error:
         causes: list[str] = []
         cause: BaseException | None = error
         while cause is not None:
@@ -358,10 +353,8 @@ def _resolve(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] 
 def _import(module_name: str, path: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a user's module may raise anything, even end the process
+    # A user's module may raise anything, even end the process.
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"{where} = {path!r}: module {module_name!r} cannot be imported ({reason})",

@@ -9,7 +9,7 @@ from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import Merged, leaves
 from phasetrain.config.compose.sources import Layer
 from phasetrain.config.problems import raise_all
-from phasetrain.config.schema import Schema
+from phasetrain.config.schema import Schema, matches
 from phasetrain.errors import Problem, did_you_mean
 
 LENGTHS = ("epochs", "updates", "samples")
@@ -113,7 +113,7 @@ def _find_problems(
         if not _may_change(path):
             near = did_you_mean(path, [*STAGE_KEYS, *CHANGES]) or "."
             message = (
-                f"{where}.{path}: this is the same for the whole run{near} A stage may change "
+                f"{where}.{path}: this key is the same for the whole run{near} A stage may change "
                 f"{', '.join(CHANGES)}"
             )
             yield Problem.from_message(message, "config.unchangeable", f"{where}.{path}")
@@ -134,9 +134,5 @@ def _check_length(where: str, stage: Mapping[str, Any]) -> Iterator[Problem]:
 def _may_change(path: str) -> bool:
     """Return whether a path is in CHANGES, or below one of its entries."""
     names = path.split(".")
-    for allowed in CHANGES:
-        wanted = allowed.split(".")
-        pairs = zip(wanted, names, strict=False)
-        if len(names) >= len(wanted) and all(want in ("*", name) for want, name in pairs):
-            return True
-    return False
+    above = [".".join(names[:depth]) for depth in range(1, len(names) + 1)]
+    return any(matches(one, allowed) for one in above for allowed in CHANGES)

@@ -81,9 +81,9 @@ class TestSubmission:
         told = [line[9:] for line in capsys.readouterr().out.splitlines()]
         assert told == [
             "submitted as job 4711 (slurm, 2 x 4 processes, 240 minutes)",
-            f"what it prints: tail -F {tmp_path}/out/launch/4711_0_log.out",
-            "how it stands: out/status.json",
-            "whether it runs: squeue -j 4711; to end it: scancel 4711",
+            f"output: tail -F {tmp_path}/out/launch/4711_0_log.out",
+            "state of the run: out/status.json",
+            "state of the job: squeue -j 4711; to stop it: scancel 4711",
         ]
         assert sorted(path.name for path in Path("out").iterdir()) == ["launch"]
         job = submitit.core.utils.DelayedSubmission.load(tmp_path / "out/launch/4711_submitted.pkl")
@@ -96,7 +96,7 @@ class TestSubmission:
         sbatch("echo invalid partition specified >&2; exit 1")
         assert main(["LAUNCH.cluster=slurm", "RUN.dir=out"]) == 1
         told = capsys.readouterr().err
-        assert "LAUNCH.cluster = 'slurm': the job was not taken" in told
+        assert "LAUNCH.cluster = 'slurm': the job was not accepted" in told
         assert "invalid partition specified" in told
 
     def test_everything_wrong_is_said_before(
@@ -113,7 +113,7 @@ class TestSubmission:
         assert "LAUNCH.lead_seconds = 60 and LAUNCH.minutes = 1" in told
         assert "LAUNCH.cluster = 'local' and LAUNCH.nodes = 2" in told
         assert main(["LAUNCH.cluster=slurm", "LAUNCH.processes=5"]) == 2
-        assert "64, which 5 processes cannot share evenly" in capsys.readouterr().err
+        assert "5 processes cannot share 1 x 64 samples" in capsys.readouterr().err
         assert main(["LAUNCH.cluster=slurm", "LAUNCH.partion=big"]) == 2
         assert "did you mean LAUNCH.partition" in capsys.readouterr().err
         assert main(["LAUNCH.cluster=slurm", "LAUNCH.parameters.constrain=a100"]) == 2

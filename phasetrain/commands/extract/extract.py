@@ -115,17 +115,13 @@ class _Extraction:
         shards."""
         count = ceil(self.split.length / self.section.rows_per_shard)
         self.world.run_on_main(lambda: self.folder.begin(self._describe_request()))
-        own = {
-            number: self.folder.kept(number)
-            for number in range(self.world.rank, count, self.world.size)
-        }
-        made = dict(self._make_shards([number for number, shard in own.items() if shard is None]))
-        # Each rank knows only its own shards, and the index lists those of all ranks.
+        own = range(self.world.rank, count, self.world.size)
+        kept = {number: shard for number in own if (shard := self.folder.read_intact(number))}
+        made = dict(self._make_shards([number for number in own if number not in kept]))
+        # Each rank knows only its own shards, and the index lists the shards of all ranks.
         found: dict[int, Shard] = {}
-        for part in self.world.all_gather(
-            {number: made.get(number) or shard for number, shard in own.items()}
-        ):
-            found |= {number: shard for number, shard in part.items() if shard is not None}
+        for part in self.world.all_gather(kept | made):
+            found |= part
         shards = [found[number] for number in sorted(found)]
         self.world.run_on_main(lambda: self.folder.finish(shards, self._describe_facts()))
         computed = self.world.all_reduce_sum(len(made))
@@ -164,8 +160,7 @@ class _Extraction:
     def _make_columns(self, batch: Batch) -> dict[str, Tensor]:
         """Return the columns of a batch, on the CPU."""
         # Seeded by the first sample of the batch: a model that draws random numbers returns the
-        # same
-        # rows on any rank and after any number of shards that were kept.
+        # same rows on any rank and after any number of shards that were kept.
         reseed(mix_seed(self._stream, int(batch.ids[0])))
         moved = batch.to(self.setup.machine.device)
         try:
@@ -225,13 +220,13 @@ class _Extraction:
 
     def _describe_data(self) -> dict[str, Any]:
         """Return the keys of the split that its samples depend on."""
-        where = f"DATA.{self.name.upper()}"
+        section = f"DATA.{self.name.upper()}"
         schema = self.setup.schema
         given = self.split.section.plain().items()
         return {
-            f"{where}.{key}": value
+            f"{section}.{key}": value
             for key, value in given
-            if key not in NOT_READ and schema.resume(f"{where}.{key}") == "forbidden"
+            if key not in NOT_READ and schema.resume(f"{section}.{key}") == "forbidden"
         }
 
     def _describe_facts(self) -> dict[str, Any]:

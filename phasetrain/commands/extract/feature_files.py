@@ -82,7 +82,7 @@ class FeatureFolder:
                     f"{request.get(key)!r}; set EXTRACT.dir to another folder, or delete this one"
                 )
 
-    def kept(self, number: int) -> Shard | None:
+    def read_intact(self, number: int) -> Shard | None:
         """Return the shard if it exists and is intact, otherwise None."""
         name = self._file_name(number)
         record = self._storage.read_json(f"{self.path}/{name}.json") or self._read_records().get(

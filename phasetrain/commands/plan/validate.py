@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from phasetrain.hooks.monitor import AUTO, Monitor
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
-from phasetrain.tasks import Builder, Parts, SplitData, Task
+from phasetrain.tasks import Parts, SplitData, Task
 from phasetrain.tasks.build.builder import build_loss, build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_split
 from phasetrain.tasks.build.optimizer_builder import build_updaters
@@ -222,7 +223,7 @@ class _Survey:
         self.setup = setup
         self.found: list[Problem] = []
         # A World of one rank: the other ranks may not be here, and would never answer.
-        self.builder = Builder(setup.config, setup.machine, World(), setup.stages)
+        self.builder = replace(setup, world=World()).builder()
 
     def run(self) -> None:
         """Collect the mistakes."""

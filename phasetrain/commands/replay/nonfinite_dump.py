@@ -26,7 +26,7 @@ from phasetrain.optim import NonFinite
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
-from phasetrain.tasks import Builder, SavedTask, Task
+from phasetrain.tasks import SavedTask, Task
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
     Raises:
         ChangedError: the dump is of another model than the config describes.
     """
-    builder = Builder(setup.config, machine, setup.world, setup.stages)
+    builder = replace(setup, machine=machine).builder()
     data = builder.data()
     # fresh=False: the weights come from the dump, and MODEL.weights need not be there any more
     parts = builder.parts(data, builder.plan(data), fresh=False)

@@ -17,7 +17,7 @@ from phasetrain.commands.train.resume import (
     format_deviations,
     list_packages,
 )
-from phasetrain.config.compose.override_text import quote_value
+from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.environment import (
     describe_host,
@@ -181,7 +181,7 @@ def format_command(setup: Setup) -> str:
 
 def _command_words(setup: Setup) -> list[str]:
     words = [*_config_dir_flags(setup), *setup.composed.overrides]
-    if not any(word.lstrip("+").startswith("RUN.dir=") for word in words):
+    if "RUN.dir" not in map(key_of, words):
         words.append(f"RUN.dir={quote_value(setup.config.RUN.dir)}")
     return words
 
@@ -269,13 +269,10 @@ def _read_commit(folder: Path) -> str | None:
 def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[str] = ()) -> str:
     """Return reproduce.sh."""
     size = setup.world.size
-    seen = {word.lstrip("+").partition("=")[0] for word in setup.composed.overrides}
     own = ("RUN.dir", "RUN.resume", "RUN.allow")  # these describe the folder, not the training
-    words = [
-        word for word in setup.composed.overrides if word.lstrip("+").partition("=")[0] not in own
-    ]
+    words = [word for word in setup.composed.overrides if key_of(word) not in own]
     # The number of threads is part of the bits, and its default depends on the machine.
-    if "MACHINE.threads" not in seen:
+    if "MACHINE.threads" not in map(key_of, words):
         words.append(f"MACHINE.threads={describe_environment(setup, setup.machine)['threads']}")
     launch: list[str] = []
     if size > 1:

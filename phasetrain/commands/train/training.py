@@ -31,14 +31,12 @@ from phasetrain.commands.train.resume import (
 from phasetrain.commands.train.run_documents import write_documents
 from phasetrain.commands.train.summary import final_lines, first_lines, stopped_lines
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, count_records
 from phasetrain.runtime.clock import Clock
-from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.signals import Signals
 from phasetrain.tasks import Builder, Parts, SplitData, Task
 from phasetrain.tasks.dry_run import warm_up
@@ -202,25 +200,26 @@ class Training:
             given: lines about hooks and a loop that were given in Python.
         """
         setup = self.setup
+        machine = setup.machine
+        changed: tuple[str, ...] = ()
         if loaded is None:
-            self.deviations = list_deviations(None, 0, given)
             plan = self.builder.plan(self.data)
-            return self._run_plan(plan, setup.machine, is_fresh=True), RunState()
-        stages = self.builder.stages(self.data)
-        plan, state, notes = restore_position(setup, loaded, self.data, stages)
-        machine, warnings = match_machine(setup, loaded)
-        changed = (*notes, *warnings, *list_code_changes(setup, loaded))
+            state = RunState()
+        else:
+            stages = self.builder.stages(self.data)
+            plan, state, notes = restore_position(setup, loaded, self.data, stages)
+            machine, warnings = match_machine(setup, loaded)
+            changed = (*notes, *warnings, *list_code_changes(setup, loaded))
+            for line in (*notes, *list_free_changes(setup, loaded)):
+                log.info(line)
+            for line in warnings:
+                log.warning(line)
         self.deviations = list_deviations(loaded, state.updates, given, changed)
-        for line in (*notes, *list_free_changes(setup, loaded)):
-            log.info(line)
-        for line in warnings:
-            log.warning(line)
-        return self._run_plan(plan, machine, is_fresh=False), state
-
-    def _run_plan(self, plan: Plan, machine: Machine, *, is_fresh: bool) -> RunPlan:
-        return RunPlan(
-            self.setup, self.builder, self.data, plan, machine, self.folder, is_fresh=is_fresh
+        is_fresh = loaded is None
+        run_plan = RunPlan(
+            setup, self.builder, self.data, plan, machine, self.folder, is_fresh=is_fresh
         )
+        return run_plan, state
 
     def _write_plan(self, run_plan: RunPlan, parts: Parts, rehearsal: Rehearsal | None) -> None:
         """Write plan.json and the other documents, and warn of values without effect."""

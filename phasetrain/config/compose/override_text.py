@@ -88,6 +88,11 @@ def literal(value: Any, path: str) -> str:
     )
 
 
+def key_of(word: str) -> str:
+    """Return the key of an override."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def quoted(text: str) -> str:
     """Return a quoted string in Hydra's grammar, in which a backslash escapes only before a
     quote."""

@@ -215,9 +215,8 @@ class _Repository(ConfigRepository):
     def __init__(
         self, sources: list[ConfigSource], selected: GroupDefault, replaced: Sequence[str]
     ) -> None:
-        # super().__init__ is not called: it would build its sources from a search path of Hydra's,
-        # to
-        # which any installed plugin may add.
+        # super().__init__ is not called: it would build its sources from a search path of Hydra,
+        # to which any installed plugin may add.
         self.sources = sources
         self.problems: list[tuple[str, str]] = []
         self._replaced = frozenset(replaced)

@@ -17,10 +17,9 @@ def derive_micro_batches(draft: ConfigDraft, world_size: int | None) -> None:
         draft: the config.
         world_size: number of ranks; None if it does not matter, since nothing is trained.
     """
-    train = draft.config["DATA"]["TRAIN"]
-    batch = train["batch_size"]
-    micro = train["micro_batch_size"]
-    accumulate = draft.config["OPTIMIZER"]["accumulate"]
+    batch = draft.get(BATCH)
+    micro = draft.get(MICRO)
+    accumulate = draft.get(ACCUMULATE)
     if micro is not None and accumulate is not None:
         if world_size is not None and micro * accumulate * world_size != batch:
             _reject_product(draft, micro, accumulate, world_size, batch)
@@ -51,40 +50,48 @@ def derive_test_micro_batches(draft: ConfigDraft) -> None:
 def share_batch(draft: ConfigDraft, world_size: int) -> None:
     """Divide the batch among ranks: batch_size = micro_batch_size x world size x accumulate, or
     into virtual shards if the reduction is ordered."""
-    section = draft.config["DISTRIBUTED"]
     # Also on one rank, so that it sums the same shards as several ranks do.
-    if section["reduction"] == "ordered":
-        _share_virtual_shards(draft, world_size, section["virtual_shards"])
+    if draft.get("DISTRIBUTED.reduction") == "ordered":
+        _share_virtual_shards(draft, world_size, draft.get(SHARDS))
         return
     if world_size == 1:
         return
-    if section["strategy"] == "none":
+    if draft.get("DISTRIBUTED.strategy") == "none":
         draft.reject(
             "DISTRIBUTED.strategy",
-            f"DISTRIBUTED.strategy = 'none' and {world_size} processes: each would train for "
-            "itself; take another strategy, such as DISTRIBUTED.strategy=ddp, or start one process",
+            f"DISTRIBUTED.strategy = 'none' and {world_size} processes: each would train its own "
+            "model; use a strategy such as DISTRIBUTED.strategy=ddp, or start one process",
         )
     micro_given = draft.get_given(MICRO) is not None
     if micro_given and draft.get_given(ACCUMULATE) is not None:
         return  # derive_micro_batches has checked the product
-    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
-    micro = draft.config["DATA"]["TRAIN"]["micro_batch_size"]
-    accumulate = draft.config["OPTIMIZER"]["accumulate"]
+    batch = draft.get(BATCH)
+    micro = draft.get(MICRO)
+    accumulate = draft.get(ACCUMULATE)
     if micro_given and accumulate % world_size == 0:
         why = f"batch_size {batch} / micro_batch_size {micro} / {world_size} processes"
         draft.set(ACCUMULATE, accumulate // world_size, why)
     elif not micro_given and micro % world_size == 0:
         why = f"batch_size {batch} / accumulate {accumulate} / {world_size} processes"
         draft.set(MICRO, micro // world_size, why)
-    elif micro_given:
-        _reject_uneven_accumulation(draft, world_size)
     else:
-        _reject_uneven_micro_batch(draft, world_size)
+        near = _suggest_sizes(micro, accumulate, world_size)
+        if micro_given:
+            near = _suggest_sizes(accumulate, micro, world_size)
+        if micro_given and batch % world_size == 0:
+            divisors = list_numbers(nearest_divisors(batch // world_size, micro))
+            near += f"; nearest {MICRO}: {divisors}"
+        draft.reject(
+            BATCH,
+            f"{BATCH} = {batch}: {world_size} processes cannot share {accumulate} x {micro} "
+            f"samples ({ACCUMULATE} x {MICRO}) evenly; {near}",
+            "config.indivisible",
+        )
 
 
 def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> None:
     """Derive batch_size = micro_batch_size x virtual_shards, with as many shards on each rank."""
-    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
+    batch = draft.get(BATCH)
     # The sum over shards is a balanced binary tree, of which each rank computes a complete part.
     if shards & (shards - 1):
         near = 1 << (shards.bit_length() - 1)
@@ -97,7 +104,7 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
         draft.reject(
             SHARDS,
             f"{SHARDS} = {shards} and {world_size} processes: DISTRIBUTED.reduction = 'ordered' "
-            f"works on 1, 2, 4, ... processes, up to {shards}; start as many, or take "
+            f"needs 1, 2, 4, ... processes, at most {shards}; start one of these numbers, or set "
             "DISTRIBUTED.reduction=native",
         )
     elif draft.check_divides(SHARDS, shards, BATCH, batch):
@@ -106,7 +113,7 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
             if given is not None:
                 draft.reject(
                     key,
-                    f"{key} = {given} and DISTRIBUTED.reduction = 'ordered': it follows from "
+                    f"{key} = {given} and DISTRIBUTED.reduction = 'ordered': it is derived from "
                     f"{SHARDS}; leave {key} out",
                 )
         processes = "1 process" if world_size == 1 else f"{world_size} processes"
@@ -118,46 +125,12 @@ def _share_virtual_shards(draft: ConfigDraft, world_size: int, shards: int) -> N
 def _reject_product(
     draft: ConfigDraft, micro: int, accumulate: int, world_size: int, batch: int
 ) -> None:
-    times = ""
-    rest = ""
-    if world_size > 1:
-        times = f" times {world_size} processes"
-        rest = ", and the other one follows from the number of processes"
+    times = f" times {world_size} processes" if world_size > 1 else ""
     draft.reject(
         MICRO,
         f"{MICRO} = {micro} times {ACCUMULATE} = {accumulate}{times} is "
-        f"{micro * accumulate * world_size}, not {BATCH} = {batch}; set only one of the two{rest}",
-        "config.indivisible",
-    )
-
-
-def _reject_uneven_accumulation(draft: ConfigDraft, world_size: int) -> None:
-    """Reject micro-batches whose number is not a multiple of the world size."""
-    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
-    micro = draft.config["DATA"]["TRAIN"]["micro_batch_size"]
-    steps = draft.config["OPTIMIZER"]["accumulate"]
-    near = _suggest_sizes(steps, micro, world_size)
-    if batch % world_size == 0:
-        divisors = list_numbers(nearest_divisors(batch // world_size, micro))
-        near += f"; nearest {MICRO}: {divisors}"
-    draft.reject(
-        BATCH,
-        f"{BATCH} = {batch} = {MICRO} {micro} x {steps}, which {world_size} processes cannot share "
-        f"evenly; {near}",
-        "config.indivisible",
-    )
-
-
-def _reject_uneven_micro_batch(draft: ConfigDraft, world_size: int) -> None:
-    """Reject a micro-batch whose size is not a multiple of the world size."""
-    batch = draft.config["DATA"]["TRAIN"]["batch_size"]
-    micro = draft.config["DATA"]["TRAIN"]["micro_batch_size"]
-    accumulate = draft.config["OPTIMIZER"]["accumulate"]
-    near = _suggest_sizes(micro, accumulate, world_size)
-    draft.reject(
-        BATCH,
-        f"{BATCH} = {batch} / {ACCUMULATE} {accumulate} = {micro}, which {world_size} processes "
-        f"cannot share evenly; {near}",
+        f"{micro * accumulate * world_size}, not {BATCH} = {batch}; set only one of the two, so "
+        "that the other one is derived",
         "config.indivisible",
     )
 

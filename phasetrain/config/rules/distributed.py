@@ -19,7 +19,7 @@ def check_distributed(draft: ConfigDraft, world_size: int) -> None:
         draft.reject(
             "MACHINE.compile",
             "MACHINE.compile and DISTRIBUTED.strategy = 'sharded_ddp': fairscale does not support "
-            "torch.compile; take the strategy zero or ddp, or leave out MACHINE.compile",
+            "torch.compile; use the strategy zero or ddp, or leave out MACHINE.compile",
         )
     if section["sync_batch_norm"] and world_size > 1 and device != "cuda":
         draft.reject(
@@ -37,7 +37,7 @@ def _check_communication(draft: ConfigDraft, world_size: int) -> None:
         draft.reject(
             _COMMUNICATION,
             f"{_COMMUNICATION} = 'powersgd': each process keeps an error buffer as large as the "
-            "gradient, which no checkpoint holds, so no resume would be exact; take fp16 or bf16",
+            "gradient, which no checkpoint holds, so no resume would be exact; use fp16 or bf16",
             "config.wrong_value",
         )
     elif method not in ("none", "fp16", "bf16"):
@@ -51,7 +51,7 @@ def _check_communication(draft: ConfigDraft, world_size: int) -> None:
         draft.reject(
             _COMMUNICATION,
             f"{_COMMUNICATION} = 'bf16' and MACHINE.device = {device!r}: only NCCL, between CUDA "
-            "devices, adds bf16 gradients; take fp16 or none",
+            "devices, adds bf16 gradients; use fp16 or none",
         )
 
 
@@ -66,6 +66,6 @@ def _check_ordered(draft: ConfigDraft) -> None:
             draft.reject(
                 f"DISTRIBUTED.{key}",
                 f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = 'ordered': "
-                "bits would depend on the number of processes, which ordered promises they do not; "
-                "leave one of them out",
+                "the weights would depend on the number of processes, and `ordered` promises that "
+                "they do not; leave one of the two out",
             )

@@ -41,6 +41,10 @@ class ConfigDraft:
         """Add a problem; the message begins with the key."""
         self.problems.append(Problem.from_message(message, code, key))
 
+    def get(self, path: str) -> Any:
+        """Return the value at a path as derived up to now; None if there is none."""
+        return lookup(self.config, path)
+
     def get_given(self, path: str) -> Any:
         """Return the value at a path before any rule was applied; None if there is none."""
         return lookup(self._given, path)

@@ -14,22 +14,22 @@ _COMPILE = "MACHINE.compile"
 def derive_device(draft: ConfigDraft, device: str) -> None:
     """Replace MACHINE.device = auto by the device of this machine."""
     if draft.config["MACHINE"]["device"] == "auto":
-        draft.set("MACHINE.device", device, "what this machine has")
+        draft.set("MACHINE.device", device, "the best device of this machine")
 
 
 def derive_precision(draft: ConfigDraft) -> None:
     """Replace settings of Apex by torch's equivalents, and reject tf32 except on CUDA."""
     machine = draft.config["MACHINE"]
     if machine["precision"] == "apex":
-        draft.set("MACHINE.precision", "fp16", "mixed precision of Apex is torch.amp today")
+        draft.set("MACHINE.precision", "fp16", "torch.amp replaces the mixed precision of Apex")
     if machine["precision"] == "tf32" and machine["device"] != "cuda":
         draft.reject(
             "MACHINE.precision",
             f"MACHINE.precision = 'tf32' and MACHINE.device = {machine['device']!r}: only CUDA "
-            "devices have it; take fp32",
+            "devices support it; use fp32",
         )
     if draft.config["DISTRIBUTED"]["sync_batch_norm"] == "apex":
-        draft.set("DISTRIBUTED.sync_batch_norm", "global", "Apex's is torch's today")
+        draft.set("DISTRIBUTED.sync_batch_norm", "global", "torch's replaces that of Apex")
 
 
 def derive_compile(draft: ConfigDraft) -> None:
@@ -47,7 +47,7 @@ def derive_compile(draft: ConfigDraft) -> None:
     found = len(draft.problems)
     _check_compile(draft, complete)
     if len(draft.problems) == found and complete != draft.config["MACHINE"]["compile"]:
-        draft.set(_COMPILE, complete, "spelled out")
+        draft.set(_COMPILE, complete, "completed with the defaults")
 
 
 def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
@@ -63,9 +63,9 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
     if (mode or "").startswith("max-autotune") and draft.config["MACHINE"]["deterministic"]:
         draft.reject(
             f"{_COMPILE}.mode",
-            f"{_COMPILE}.mode = {mode!r} and MACHINE.deterministic = true: it takes the kernels "
-            "that are the fastest in this very attempt, and others have other bits; take another "
-            "mode, or MACHINE.deterministic=false",
+            f"{_COMPILE}.mode = {mode!r} and MACHINE.deterministic = true: autotuning picks the "
+            "kernels that are fastest in this attempt, and other kernels give other bits; use "
+            "another mode, or MACHINE.deterministic=false",
         )
     train = draft.config["DATA"]["TRAIN"]
     fixes = (("drop_last", False, "true"), ("on_bad_sample", "drop", "substitute"))
@@ -74,7 +74,7 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
             draft.reject(
                 f"DATA.TRAIN.{key}",
                 f"{_COMPILE} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for one "
-                f"size of batches, and this makes smaller ones; set DATA.TRAIN.{key}={wanted}, or "
+                f"batch size, and this gives smaller batches; set DATA.TRAIN.{key}={wanted}, or "
                 f"leave out {_COMPILE}",
             )
     distributed = draft.config["DISTRIBUTED"]

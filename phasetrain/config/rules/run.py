@@ -40,7 +40,7 @@ def derive_length(draft: ConfigDraft) -> None:
     for key in given.keys() - set(highest):
         path = f"PHASES.{key}"
         unset: list[Any] | None = [] if key == "stages" else None
-        draft.set(path, unset, f"{reason} comes above {draft.layer_of(path)}")
+        draft.set(path, unset, f"{reason} takes precedence over {draft.layer_of(path)}")
 
 
 def derive_monitor(draft: ConfigDraft, first_metric: Callable[[], str]) -> None:
@@ -74,7 +74,7 @@ def derive_folder(draft: ConfigDraft, schema: Schema) -> None:
     if run["dir"] is None:
         digest = trajectory_digest(draft.config, schema)
         folder = f"runs/{run['name']}-{digest}"
-        draft.set("RUN.dir", folder, "RUN.name and the digest of what shapes the run")
+        draft.set("RUN.dir", folder, "RUN.name and the digest of the keys that affect the run")
 
 
 def check_launch(draft: ConfigDraft) -> None:
@@ -85,12 +85,13 @@ def check_launch(draft: ConfigDraft) -> None:
         draft.reject(
             "LAUNCH.lead_seconds",
             f"LAUNCH.lead_seconds = {launch['lead_seconds']} and LAUNCH.minutes = "
-            f"{launch['minutes']}: the run is to be warned before its time is up; set "
+            f"{launch['minutes']}: the run is asked to stop this long before the time limit; set "
             f"LAUNCH.lead_seconds below {limit}",
         )
     if launch["cluster"] == "local" and launch["nodes"] > 1:
         draft.reject(
             "LAUNCH.nodes",
-            f"LAUNCH.cluster = 'local' and LAUNCH.nodes = {launch['nodes']}: a local job has this "
-            "machine only; set LAUNCH.nodes=1, and LAUNCH.processes to the number of processes",
+            f"LAUNCH.cluster = 'local' and LAUNCH.nodes = {launch['nodes']}: a local job runs on "
+            "this machine only; set LAUNCH.nodes=1, and LAUNCH.processes to the number of "
+            "processes",
         )

@@ -107,8 +107,8 @@ def _describe_plain(plain: Any, bounds: Mapping[str, float]) -> str:
     if _is_tensor(plain):
         return "numbers"
     if plain in (int, float):
-        limits = [f"{_COMPARE[name][0]} {bound}" for name, bound in bounds.items()]
-        return " ".join([plain.__name__, *limits[:1], *(f"and {limit}" for limit in limits[1:])])
+        limits = " and ".join(f"{_COMPARE[name][0]} {bound}" for name, bound in bounds.items())
+        return f"{plain.__name__} {limits}".rstrip()
     return plain.__name__ if isinstance(plain, type) else str(plain)
 
 

@@ -82,11 +82,11 @@ class TestKept:
         folder = FeatureFolder(str(tmp_path), "safetensors")
         folder.begin(REQUEST)
         written = folder.write(1, 4, columns(4, 2))
-        assert (folder.kept(0), folder.kept(1)) == (None, written)
+        assert (folder.read_intact(0), folder.read_intact(1)) == (None, written)
         made(tmp_path)
         again = FeatureFolder(str(tmp_path), "safetensors")
         again.begin(REQUEST)
-        assert again.kept(1) == written
+        assert again.read_intact(1) == written
 
     def test_a_shard_without_a_record_or_with_other_bytes_is_made_again(
         self, tmp_path: Path
@@ -96,10 +96,10 @@ class TestKept:
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content)
-        assert FeatureFolder(str(tmp_path), "safetensors").kept(1) is None
-        assert FeatureFolder(str(tmp_path), "safetensors").kept(0) is not None
+        assert FeatureFolder(str(tmp_path), "safetensors").read_intact(1) is None
+        assert FeatureFolder(str(tmp_path), "safetensors").read_intact(0) is not None
         (tmp_path / "index.json").unlink()
-        assert FeatureFolder(str(tmp_path), "safetensors").kept(0) is None
+        assert FeatureFolder(str(tmp_path), "safetensors").read_intact(0) is None
 
 
 class TestErrors:

@@ -42,7 +42,7 @@ def test_the_default_config_is_complete_and_frozen() -> None:
     assert found.config.RUN.name == "digits"
     assert re.fullmatch(r"runs/digits-[0-9a-f]{8}", found.config.RUN.dir)
     assert found.config.MACHINE.device == "cpu"
-    assert "MACHINE.device: 'auto' -> 'cpu' (what this machine has)" in found.lines
+    assert "MACHINE.device: 'auto' -> 'cpu' (the best device of this machine)" in found.lines
     assert "RUN.name: null -> 'digits' (name of the experiment)" in found.lines
 
 
@@ -53,7 +53,7 @@ def test_what_was_apexs_is_torchs() -> None:
         "global",
     )
     assert (
-        "MACHINE.precision: 'apex' -> 'fp16' (mixed precision of Apex is torch.amp today)"
+        "MACHINE.precision: 'apex' -> 'fp16' (torch.amp replaces the mixed precision of Apex)"
         in found.lines
     )
     assert any(
@@ -347,7 +347,7 @@ def test_the_higher_layer_decides_the_length() -> None:
     found = derived("PHASES.updates=100")
     assert (found.config.PHASES.epochs, found.config.PHASES.updates) == (None, 100)
     assert found.lines[0] == (
-        "PHASES.epochs: 12 -> null (PHASES.updates = 100 (command line) comes above experiment/digits.yaml)"
+        "PHASES.epochs: 12 -> null (PHASES.updates = 100 (command line) takes precedence over experiment/digits.yaml)"
     )
 
 
