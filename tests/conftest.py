@@ -52,7 +52,16 @@ TURNSTILE = pytest.StashKey[Turnstile]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Open the turnstile of a worker of pytest-xdist."""
+    """Restore default signal handling; open the turnstile of a worker of pytest-xdist."""
+    # nohup starts a program with SIGHUP ignored, a shell script its background jobs with SIGINT
+    # ignored, and both are inherited by the processes that tests start: phasetrain respects an
+    # ignored SIGHUP, and the tests that send these signals would wait for nothing.
+    for number, handler in (
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGINT, signal.default_int_handler),
+    ):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         config.stash[TURNSTILE] = Turnstile()
 
@@ -85,15 +94,9 @@ def global_state() -> dict[str, Any]:
     }
 
 
-COLLECTED = pytest.StashKey[frozenset[str]]()
-"""Names of all tests that this session has collected, slow ones included, parameters in brackets
-left out."""
-
-
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Remember all tests, and mark cases as slow, before options such as -m deselect tests."""
-    config.stash[COLLECTED] = frozenset(item.nodeid.partition("[")[0] for item in items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases as slow, before options such as -m deselect tests."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("by_default") and not item.get_closest_marker("slow"):
@@ -142,12 +145,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for name, value in report.user_properties:
                 if name == "summary":
                     terminalreporter.write_line(value)
-
-
-@pytest.fixture(scope="session")
-def collected_here(pytestconfig: pytest.Config) -> frozenset[str]:
-    """Return the names of the tests that this session has collected, deselected ones included."""
-    return pytestconfig.stash[COLLECTED]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A run that is killed at any step and started again ends with the bits of one that was not."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,23 @@ def test_two_unbroken_runs_are_equal_and_another_seed_is_not(
     assert "metrics.jsonl.0.loss" in parted(unbroken, tmp_path / "other")
 
 
-SEAMS = (0, 1, 4, 5, 6, 7, 12, 20)
-"""The first and last steps of phases, of the run, and two between;
-tests/end_to_end/test_faults_twice.py kills at all."""
+def die_after_each(folder: Path, steps: Sequence[int], *overrides: str) -> None:
+    """Run in attempts that are killed after the given numbers of steps of the whole run."""
+    for before, after in pairwise((0, *steps)):
+        hooks = {"save": SaveEachStep(), "kill": KillAfter(after - before)}
+        die(folder, *overrides, hooks=hooks)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [pytest.param(step, marks=() if step in SEAMS else pytest.mark.slow) for step in range(STEPS)],
-)
+def test_run_killed_at_the_ends_of_phases_resumes_exactly(unbroken: Path, tmp_path: Path) -> None:
+    # the first and last steps of phases and of the run, and two between
+    die_after_each(tmp_path, (0, 1, 4, 5, 6, 7, 12, 20))
+    assert train(tmp_path).state == "finished"
+    assert parted(unbroken, tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(STEPS))
 def test_killed_at_every_step_and_resumed_from_that_step(
     unbroken: Path, tmp_path: Path, step: int
 ) -> None:
@@ -79,9 +88,11 @@ def test_killed_at_every_step_and_resumed_from_that_step(
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.by_default("4")
 @pytest.mark.parametrize("every", [1, 2, 4])
-def test_killed_again_and_again(unbroken: Path, tmp_path: Path, every: int) -> None:
+def test_run_killed_between_checkpoints_repeats_steps_exactly(
+    unbroken: Path, tmp_path: Path, every: int
+) -> None:
     overrides = (f"CHECKPOINT.every_updates={every}", "CHECKPOINT.every_epochs=null")
     attempts = 0
     for _ in range(40):
@@ -95,19 +106,9 @@ def test_killed_again_and_again(unbroken: Path, tmp_path: Path, every: int) -> N
     assert parted(unbroken, tmp_path) == []
 
 
-QUICK = [((0, 1), 3), ((0, 2), 5), ((2, 0), 6), ((2, 1), 12)]
-"""Each change of the number of workers, and each step, once."""
-
-
-@pytest.mark.by_default(2)
-@pytest.mark.parametrize(
-    ("workers", "step"),
-    [
-        pytest.param(workers, step, marks=() if (workers, step) in QUICK else pytest.mark.slow)
-        for workers in ((0, 1), (0, 2), (2, 0), (2, 1))
-        for step in (3, 5, 6, 12)
-    ],
-)
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("workers", [(2, 1), (2, 0), (0, 1), (0, 2)])
+@pytest.mark.parametrize("step", [6, 3, 5, 12])
 def test_the_number_of_workers_may_change(
     unbroken: Path, tmp_path: Path, workers: tuple[int, int], step: int
 ) -> None:
@@ -135,11 +136,8 @@ def test_the_way_workers_start_may_change(unbroken: Path, tmp_path: Path, method
     assert parted(unbroken, tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [(1, 9, 17), pytest.param(range(0, 20, 3), marks=pytest.mark.slow)],
-    ids=["three", "every third"],
-)
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("steps", [(1, 9), range(0, 17, 3)], ids=["two", "every third"])
 def test_accumulation_clipping_and_adam_resume_exactly(
     tmp_path: Path, steps: Sequence[int]
 ) -> None:
@@ -148,22 +146,19 @@ def test_accumulation_clipping_and_adam_resume_exactly(
         "OPTIMIZER.lr=0.01",
         "OPTIMIZER.accumulate=3",
         "OPTIMIZER.clip_norm=0.5",
+        "PHASES.epochs=2",
         "PHASES.test_every.updates=3",
         "DATA.TRAIN.drop_last=false",
         "PHASES.limit.train=null",
         "DATA.TRAIN.batch_size=300",
     )
     train(tmp_path / "unbroken", *overrides)
-    for step in steps:
-        die(
-            tmp_path / str(step),
-            *overrides,
-            hooks={"save": SaveEachStep(), "kill": KillAfter(step)},
-        )
-        train(tmp_path / str(step), *overrides)
-        assert parted(tmp_path / "unbroken", tmp_path / str(step)) == []
+    die_after_each(tmp_path / "killed", steps, *overrides)
+    train(tmp_path / "killed", *overrides)
+    assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
+@pytest.mark.by_default("fp16")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_and_its_scaler_resume_exactly(tmp_path: Path, precision: str) -> None:
     words = (f"MACHINE.precision={precision}", "PHASES.epochs=1", "PHASES.limit.train=4")
@@ -284,7 +279,7 @@ class TestPartsOfUsers:
             *(model or ["MODEL.name=small_cnn", "MODEL.width=4"]),
             *own,
             "RUN.imports=[odd_parts]",
-            "PHASES.epochs=2",
+            "PHASES.epochs=1",
         ]
         drop = ["~MODEL.width", "~MODEL.dropout"] if model else []
         unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
@@ -311,6 +306,7 @@ class TestNegativeControls:
         train(tmp_path)
         assert "metrics.jsonl.3.loss" in parted(unbroken, tmp_path)
 
+    @pytest.mark.slow
     def test_dropout_seeded_once_per_attempt_is_detected(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -326,6 +322,7 @@ class TestNegativeControls:
             for path in parted(tmp_path / "unbroken", tmp_path / "killed")
         )
 
+    @pytest.mark.slow
     def test_unsaved_momentum_is_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -339,6 +336,7 @@ class TestNegativeControls:
         train(tmp_path)
         assert any(path.startswith("task.model") for path in parted(unbroken, tmp_path))
 
+    @pytest.mark.slow
     def test_reset_meters_are_detected(
         self, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,6 +2,8 @@
 trace."""
 
 import random
+import shutil
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Task
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import build_run
+from phasetrain.testing.resume import default_kills, shortening_overrides
 
 # 3 + 3 + 3 updates and a test of 2 batches after each of 3 stages
 SMALL = (
@@ -89,7 +92,8 @@ def test_each_stage_has_its_transforms_in_training_and_in_tests() -> None:
     task.close()
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("workers", [0, 2])
 def test_killed_in_every_stage_and_between_them(
     unbroken: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -130,6 +134,7 @@ def test_the_whole_experiment_killed_at_random(tmp_path: Path) -> None:
     assert parted(tmp_path / "unbroken", tmp_path / "killed") == []
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("fault", ["transforms of the first stage", "schedules over the whole run"])
 def test_the_comparison_sees_a_resume_that_forgets_the_stage(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -151,7 +156,7 @@ def test_the_comparison_sees_a_resume_that_forgets_the_stage(
     assert parted(unbroken, tmp_path) != []
 
 
-def test_monitors_go_over_all_stages(tmp_path: Path) -> None:
+def test_early_stopping_compares_tests_of_different_stages(tmp_path: Path) -> None:
     result = train(
         tmp_path, SHORT, "HOOKS.early_stopping.min_delta=1.0", "HOOKS.early_stopping.patience=1"
     )
@@ -159,15 +164,16 @@ def test_monitors_go_over_all_stages(tmp_path: Path) -> None:
     assert result.updates == 6, "the test of the second stage was not better than that of the first"
 
 
-def test_a_stage_may_be_lengthened_on_a_resume(tmp_path: Path) -> None:
-    train(tmp_path, SHORT)
+def test_a_stage_may_be_lengthened_on_a_resume(unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
     longer = stages(1, 1, 2)
-    with pytest.raises(ChangedError, match=r"PHASES\.stages"):
-        train(tmp_path, longer)
-    assert train(tmp_path, longer, "RUN.allow=[PHASES.stages]").updates == 12
+    with raises(ChangedError, key="PHASES.stages"):
+        train(folder, longer)
+    assert train(folder, longer, "RUN.allow=[PHASES.stages]").updates == 12
 
 
-def test_stages_may_give_way_to_one_length_on_a_resume(tmp_path: Path) -> None:
+def test_stages_may_be_replaced_by_one_length_on_a_resume(tmp_path: Path) -> None:
     words = ("experiment=digits", "PHASES.limit.train=null")
     train(tmp_path, *words, "PHASES.stages=[{updates: 2}, {updates: 2}]")
     assert train(tmp_path, *words, "PHASES.updates=6", "RUN.allow=[PHASES]").updates == 6
@@ -182,6 +188,8 @@ class TestLosses:
                 "experiment=digits",
                 *words,
                 f"RUN.dir={folder}",
+                "DATA.TEST=null",
+                "MODEL.width=4",
                 "HOOKS.metrics.every_updates=1",
                 "OPTIMIZER.lr=0.0",
             ],
@@ -196,13 +204,13 @@ class TestLosses:
         assert staged[:2] == whole[:2]
         assert staged[2:] == smooth[2:] != whole[2:]
 
-    def test_one_with_a_state_may_not_change(self, tmp_path: Path) -> None:
+    def test_loss_with_a_state_may_not_change(self, tmp_path: Path) -> None:
         words = "PHASES.stages=[{updates: 1}, {updates: 1, LOSS: {name: CrossEntropyLoss, weight: [1,1,1,1,1,1,1,1,1,2]}}]"
         with raises(ConfigError, key="PHASES.stages[1].LOSS"):
             self.losses(tmp_path, words)
 
 
-def test_the_state_of_the_optimizer_goes_over_to_the_next_stage(tmp_path: Path) -> None:
+def test_optimizer_state_is_kept_in_the_next_stage(tmp_path: Path) -> None:
     class Look(Hook):
         main_only = False
         found: list[float] = []
@@ -223,11 +231,24 @@ def test_the_state_of_the_optimizer_goes_over_to_the_next_stage(tmp_path: Path) 
     assert newest(tmp_path).manifest.state["updates"] == 9
 
 
-def test_the_proof_kit_cuts_every_stage_down() -> None:
+def test_proof_kit_shortens_and_kills_every_stage() -> None:
+    words = [*SMALL, "PHASES.limit.train=null", stages(2, 2, 2)]
+    plan = build_run([*words, *shortening_overrides(words)]).plan
+    assert [phase.steps for phase in plan.phases if phase.is_train] == [3, 3, 3]
+    ends = accumulate(phase.steps for phase in plan.phases)
+    kills = [kill.steps for kill in default_kills(plan)]
+    for phase, end in zip(plan.phases, ends, strict=True):
+        if phase.is_train:
+            assert any(end - phase.steps < step < end for step in kills)
+
+
+@pytest.mark.slow
+def test_proof_kit_passes_a_staged_run() -> None:
     assert_exact_resume([*SMALL, SHORT], workers=None)
 
 
-@pytest.mark.parametrize("reduction", ["native", pytest.param("ordered", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("reduction", ["native", "ordered"])
 def test_three_ranks_resume_after_one_is_killed(
     launcher: Launcher, tmp_path: Path, reduction: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""docs/reliability.md lists every fault once, with tests that exist or the reason why it cannot be
+"""docs/reliability.md lists every fault once, with existing tests or the reason why it cannot be
 produced."""
 
 import re
@@ -6,7 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from test_features import existing, named_tests
+from test_features import existing as existing_tests
+from test_features import named_tests
 
 ROOT = Path(__file__).parents[2]
 FAULTS = [f"F{number:02d}" for number in range(1, 49)]
@@ -19,11 +20,11 @@ def rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def problems(page: str, collected: Collection[str]) -> list[str]:
+def problems(page: str, existing: Collection[str]) -> list[str]:
     """Return what is wrong with the page.
 
     Args:
-        collected: names of all tests, parameters in brackets left out.
+        existing: names of the tests that exist, without parameters in brackets.
     """
     found = []
     if [row[0] for row in rows(page)] != FAULTS:
@@ -36,7 +37,7 @@ def problems(page: str, collected: Collection[str]) -> list[str]:
             found.append(f"{row[0]} names no test and no reason")
         elif tests and not row[2]:
             found.append(f"{row[0]} does not say what happens")
-        found += [f"{row[0]}: {test} is not collected" for test in tests if test not in collected]
+        found += [f"{row[0]}: {test} does not exist" for test in tests if test not in existing]
     return found
 
 
@@ -45,12 +46,12 @@ def page() -> str:
     return (ROOT / "docs" / "reliability.md").read_text("utf-8")
 
 
-def test_the_page_is_true(page: str, collected_here: frozenset[str]) -> None:
+def test_each_fault_names_existing_tests(page: str) -> None:
     tests = [test for row in rows(page) for test in named_tests(tuple(row))]
-    assert problems(page, existing(tests, collected_here)) == []
+    assert problems(page, existing_tests(tests)) == []
 
 
-def test_it_is_linked() -> None:
+def test_page_is_linked() -> None:
     assert "(reliability.md)" in (ROOT / "docs" / "index.md").read_text("utf-8")
 
 
@@ -63,11 +64,11 @@ WRONG = """
 """
 
 
-def test_what_is_wrong_is_seen() -> None:
+def test_wrong_rows_are_reported() -> None:
     assert problems(WRONG, {"tests/a.py::test_a"}) == [
         "the rows are not F01 to F48, each once and in order",
         "F02 names no test and no reason",
         "F03 does not say what happens",
-        "F03: tests/b.py::test_b is not collected",
+        "F03: tests/b.py::test_b does not exist",
         "F04: 3 cells, expected 4",
     ]
