@@ -209,7 +209,8 @@ def read_side(path: str) -> Side:
     """Read the run in a folder, or a ledger alone.
 
     Raises:
-        ConfigError: there is no run (code `runs.no_run`), or a file of it cannot be read.
+        ConfigError: there is no run (code `runs.no_run`), or a file of it cannot be read (code
+            `runs.unreadable`).
     """
     try:
         return _read_side(open_storage(path), path.rstrip("/"))
@@ -237,7 +238,9 @@ def _read_side(storage: Storage, path: str) -> Side:
             )
         )
     except (OmegaConfBaseException, YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}/config.yaml cannot be read: {error}") from error
+        raise ConfigError(
+            f"{path}/config.yaml cannot be read: {error}", code="runs.unreadable"
+        ) from error
     if not isinstance(config, dict):
         config = {}
     ledger = None
@@ -423,10 +426,11 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
         return parse_ledger(storage.read(path), path)
     except OSError as error:
         raise ConfigError(
-            f"{path!r}: expected the folder of a run, or the path of a {FILE} ({error})"
+            f"{path!r}: expected the folder of a run, or the path of a {FILE} ({error})",
+            code="runs.no_run",
         ) from error
     except InvalidLedgerError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error), code="runs.unreadable") from error
 
 
 def _read_file(storage: Storage, folder: str, name: str, names: list[str]) -> bytes:
