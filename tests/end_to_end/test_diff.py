@@ -266,7 +266,7 @@ class TestInvalidFiles:
         with (copy / "metrics.jsonl").open("a") as file:
             file.write(3_000 * "[" + "\n")
         assert diff(str(unbroken), str(copy)).equal
-        (copy / "config.yaml").write_text(3_000 * "[")
+        (copy / "config.yaml").write_text(1_000 * "[")
         with raises(ConfigError, code="runs.unreadable") as caught:
             diff(str(unbroken), str(copy))
         assert "copy/config.yaml" in str(caught.value)

@@ -2,11 +2,8 @@
 name a part."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,22 +23,6 @@ def block(kind: str) -> str:
     return str(found)
 
 
-def phasetrain(folder: Path, *words: str) -> str:
-    """Run the command line in a process of its own, as the installed script does, and return what
-    it printed.
-
-    With `-P`, Python leaves the current folder out of its search path: only what phasetrain does
-    puts it there.
-    """
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", "-m", "phasetrain", *words]
-    done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def metrics_of(folder: Path) -> dict[str, float]:
     """Return the metrics of the last test in a run folder."""
     records = [
@@ -53,22 +34,24 @@ def metrics_of(folder: Path) -> dict[str, float]:
     return metrics
 
 
-def test_the_page_fits_on_a_screen() -> None:
+def test_page_fits_on_a_screen() -> None:
     assert len(PAGE.splitlines()) < 40
 
 
-def test_the_file_and_the_command_of_the_page(tmp_path: Path) -> None:
+def test_file_and_command_of_the_page_train(starter: Starter, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(block("python"), encoding="utf-8")
     program, *words = shlex.split(block("bash"))
     assert program == "phasetrain"
-    phasetrain(tmp_path, *words)
+    # The installed script does not have the current folder in its search path; `path=[]` neither.
+    ended = starter.run(tmp_path / "mine", *words, path=[])
+    assert ended.code == 0, ended.output
     metrics = metrics_of(tmp_path / "mine")
     assert metrics["error_rate"] == pytest.approx(1 - metrics["accuracy"])
     config = (tmp_path / "mine" / "config.yaml").read_text("utf-8")
     assert "LOSS:\n  name: focal\n  gamma: 3\n" in config
 
 
-def test_without_the_import_the_part_is_not_known(
+def test_part_is_unknown_without_its_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,7 +59,7 @@ def test_without_the_import_the_part_is_not_known(
     assert "LOSS.name = 'focal'" in capsys.readouterr().err
 
 
-def test_custom_experiment_is_found(starter: Starter, tmp_path: Path) -> None:
+def test_custom_experiment_trains_with_custom_parts(starter: Starter, tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(block("python"), encoding="utf-8")
     (tmp_path / "configs" / "experiment").mkdir(parents=True)
     (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(
@@ -94,7 +77,9 @@ def test_custom_experiment_is_found(starter: Starter, tmp_path: Path) -> None:
     assert metrics_of(tmp_path / "run").keys() == {"loss", "error_rate"}
 
 
-def test_an_installed_package_brings_its_parts(starter: Starter, tmp_path: Path) -> None:
+def test_entry_point_of_an_installed_package_registers_parts(
+    starter: Starter, tmp_path: Path
+) -> None:
     site = tmp_path / "site"
     (site / "mine-1.0.dist-info").mkdir(parents=True)
     (site / "mine_parts.py").write_text(block("python"), encoding="utf-8")
@@ -111,7 +96,7 @@ def test_an_installed_package_brings_its_parts(starter: Starter, tmp_path: Path)
     assert "error_rate" in metrics_of(tmp_path / "run")
 
 
-def test_a_dotted_path_stands_for_a_name(tmp_path: Path) -> None:
+def test_dotted_path_builds_the_same_part_as_its_name(tmp_path: Path) -> None:
     own = train(tmp_path / "own", "LOSS.name=cross_entropy", *SHORT)
     same = train(tmp_path / "same", "LOSS.name=torch.nn.CrossEntropyLoss", *SHORT)
     other = train(tmp_path / "other", "LOSS.name=torch.nn.NLLLoss", *SHORT)
