@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks.base import Run
@@ -142,10 +143,8 @@ class Patience:
     """
 
     def __init__(self, patience: int, min_delta: float) -> None:
-        if patience < 1:
-            raise ValueError(f"patience = {patience}: expected at least 1")
-        if min_delta < 0:
-            raise ValueError(f"min_delta = {min_delta}: expected at least 0")
+        check_at_least(1, patience=patience)
+        check_at_least(0, min_delta=min_delta)
         self.patience = patience
         self.min_delta = min_delta
         self.best: float | None = None

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from phasetrain.config.checks import check_at_least, check_below_one
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.monitor import AUTO, Monitor, Patience
@@ -48,10 +49,8 @@ class Plateau(Hook):
     ) -> None:
         if not 0 < factor < 1:
             raise ValueError(f"factor = {factor}: expected a number above 0 and below 1")
-        if cooldown < 0:
-            raise ValueError(f"cooldown = {cooldown}: expected at least 0")
-        if not 0 <= min_factor < 1:
-            raise ValueError(f"min_factor = {min_factor}: expected at least 0 and below 1")
+        check_at_least(0, cooldown=cooldown)
+        check_below_one(min_factor=min_factor)
         self.monitor = Monitor(monitor, "HOOKS.plateau.monitor")
         self.factor = factor
         self.cooldown = cooldown

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets import Described
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
@@ -54,11 +55,8 @@ class Report(Hook):
     policy: OnException = "ignore"
 
     def __init__(self, samples: int = 12, pixels: int = 64, *, confusion: bool = True) -> None:
-        if samples < 0 or pixels < 8:
-            raise ValueError(
-                f"samples = {samples} and pixels = {pixels}: expected samples from 0 and pixels "
-                "from 8"
-            )
+        check_at_least(0, samples=samples)
+        check_at_least(8, pixels=pixels)
         self.samples = samples
         self.pixels = pixels
         self.confusion = confusion

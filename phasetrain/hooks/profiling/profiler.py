@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import did_you_mean
@@ -85,16 +86,8 @@ class Profiler(Hook):
         rows: int = 20,
         sort_by: str | None = None,
     ) -> None:
-        for key, value, least in (
-            ("wait", wait, 0),
-            ("warmup", warmup, 0),
-            ("active", active, 1),
-            ("repeat", repeat, 0),
-            ("skip_first", skip_first, 0),
-            ("rows", rows, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{key} = {value}: expected at least {least}")
+        check_at_least(0, wait=wait, warmup=warmup, repeat=repeat, skip_first=skip_first)
+        check_at_least(1, active=active, rows=rows)
         if sort_by is not None and sort_by not in SORTS:
             raise ValueError(
                 f"sort_by = {sort_by!r}: the table has no such column"

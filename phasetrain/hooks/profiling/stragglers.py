@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
@@ -54,16 +55,10 @@ class Stragglers(Hook):
         milliseconds: float = 5.0,
         repeat_updates: int = 1000,
     ) -> None:
-        if every_updates < 1 or repeat_updates < 1:
-            raise ValueError(
-                f"every_updates = {every_updates} and repeat_updates = {repeat_updates}: "
-                "expected at least 1"
-            )
-        if ratio <= 1 or milliseconds < 0:
-            raise ValueError(
-                f"ratio = {ratio} and milliseconds = {milliseconds}: expected a ratio above 1 and "
-                "milliseconds of at least 0"
-            )
+        check_at_least(1, every_updates=every_updates, repeat_updates=repeat_updates)
+        check_at_least(0, milliseconds=milliseconds)
+        if ratio <= 1:
+            raise ValueError(f"ratio = {ratio}: expected more than 1")
         self.every_updates = every_updates
         self.ratio = ratio
         self.repeat_updates = repeat_updates

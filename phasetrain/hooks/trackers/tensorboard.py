@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
@@ -56,10 +57,8 @@ class TensorBoard(Tracker):
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(every_updates)
-        if histograms_every is not None and histograms_every < 1:
-            raise ValueError(f"histograms_every = {histograms_every}: expected at least 1, or null")
-        if images < 0:
-            raise ValueError(f"images = {images}: expected at least 0")
+        check_at_least(1, histograms_every=histograms_every)
+        check_at_least(0, images=images)
         self.histograms_every = histograms_every
         self.images = images
         self.confusion_matrix = confusion_matrix

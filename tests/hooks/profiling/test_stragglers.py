@@ -38,6 +38,6 @@ def test_one_process_has_none(tmp_path: Path) -> None:
 def test_settings_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="every_updates = 0"):
         train(tmp_path, "HOOKS.stragglers={every_updates: 0}")
-    with pytest.raises(ValueError, match=r"ratio = 1.0 .* expected a ratio above 1"):
+    with pytest.raises(ValueError, match=r"ratio = 1.0: expected more than 1"):
         Stragglers(ratio=1.0)
     assert HOOKS["stragglers"] is Stragglers
