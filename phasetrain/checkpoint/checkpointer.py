@@ -152,7 +152,7 @@ class Checkpointer(CheckpointReader):
         try:
             self.storage.replace(f"{self.root}/best", name.encode(), durable=False)
         except OSError as error:
-            self.say(f"'best' could not be pointed to {path}: {error}")
+            self.say(f"'best' could not be set to {path}: {error}")
 
     def _commit(
         self, draft: Draft, give_up: Callable[[], bool], before: Callable[[], None]
@@ -189,7 +189,7 @@ class Checkpointer(CheckpointReader):
         # The checkpoint is committed: a failure from here on must not look like a failed save, and
         # one failed task must not prevent the others.
         tasks: dict[str, Callable[[], object]] = {
-            f"{LATEST!r} could not be pointed to it": lambda: self.storage.replace(
+            f"{LATEST!r} could not be updated": lambda: self.storage.replace(
                 f"{self.root}/{LATEST}", saved.name.encode(), durable=False
             ),
             "remains of other saves could not be deleted": lambda: delete_leftovers(

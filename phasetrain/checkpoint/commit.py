@@ -179,7 +179,7 @@ class CheckpointWriter:
     def publish(self, manifest: Manifest) -> Saved:
         """Write the manifest and publish the folder."""
         # Last of the files: a folder without a manifest is recognized as unfinished on storages
-        # whose publish is no atomic rename.
+        # that cannot publish with an atomic rename.
         self._storage.create(f"{self.working}/{MANIFEST}", manifest.encode())
         self._storage.publish_folder(self.working, self._final)
         return Saved(self.name, manifest)
@@ -292,6 +292,6 @@ def _check_file_name(name: str) -> str:
     # A manifest may come from anywhere: a name such as ../../x must not be read.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise InvalidCheckpointError(
-            f"{MANIFEST} names the file {name!r}, which is no plain file name"
+            f"{MANIFEST} names the file {name!r}, which is not a plain file name"
         )
     return name

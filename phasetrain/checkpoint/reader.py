@@ -90,9 +90,9 @@ class CheckpointReader:
         if rejected:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
             raise NoValidCheckpointError(
-                f"{self.root!r} holds checkpoints and none of them is valid ({reasons}); put one "
-                "back from a copy, start again in another folder with RUN.dir=..., or start again "
-                "here with RUN.allow=[no_valid]"
+                f"{self.root!r} contains checkpoints, but none of them is valid ({reasons}); "
+                "restore one from a copy, start again in another folder with RUN.dir=..., or start "
+                "again here with RUN.allow=[no_valid]"
             )
         return None
 
@@ -116,7 +116,7 @@ class CheckpointReader:
             return self._load(path, read_manifest(self.storage, path))
         except InvalidCheckpointError as error:
             raise ConfigError(
-                f"RUN.checkpoint = {path!r} is no checkpoint that can be used: {error}",
+                f"RUN.checkpoint = {path!r} is not a usable checkpoint: {error}",
                 code="checkpoint.unusable",
             ) from error
 

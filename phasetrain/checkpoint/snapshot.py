@@ -101,7 +101,7 @@ def parse_safetensors(file: bytearray | memoryview) -> dict[str, Tensor]:
         raise ValueError("its header is longer than the file")
     header = json.loads(bytes(file[8 : 8 + length]), object_pairs_hook=_reject_duplicates)
     if not isinstance(header, dict):
-        raise ValueError("its header is no mapping")  # noqa: TRY004 - it is the file that is wrong
+        raise ValueError("its header is not a mapping")  # noqa: TRY004 - it is the file that is wrong
     header.pop("__metadata__", None)
     found = {name: _view_tensor(file, 8 + length, name, entry) for name, entry in header.items()}
     at = 0
@@ -125,7 +125,7 @@ def _view_tensor(file: bytearray | memoryview, start: int, name: str, entry: Any
     shape = entry["shape"]
     begin, end = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError(f"tensor {name!r} has a shape or place that is no whole number")
+        raise ValueError(f"tensor {name!r} has a shape or an offset that is not a whole number")
     count = math.prod(shape)
     if end - begin != count * dtype.itemsize or start + end > len(file):
         raise ValueError(f"tensor {name!r} of shape {shape} does not fit its {end - begin} bytes")

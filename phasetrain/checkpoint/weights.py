@@ -52,7 +52,7 @@ def find_checkpoint(source: WeightSource, storage: Storage) -> LoadedCheckpoint:
             return CheckpointReader(path, storage).load(path)
         except ConfigError as error:
             raise source.make_error(
-                f"it is no checkpoint that can be used: {error.__cause__ or error}"
+                f"it is not a usable checkpoint: {error.__cause__ or error}"
             ) from error
     root = f"{path}/{FOLDER}" if FOLDER in names else path
     reader = CheckpointReader(root, storage, say=log.warning)
@@ -65,7 +65,8 @@ def find_checkpoint(source: WeightSource, storage: Storage) -> LoadedCheckpoint:
         raise source.make_error(f"none of its checkpoints can be used: {error}") from error
     if loaded is None:
         raise source.make_error(
-            f"the folder holds no checkpoint; it holds {join_first(names, 10, empty='nothing')}"
+            "the folder contains no checkpoint; it contains "
+            f"{join_first(names, 10, empty='nothing')}"
         )
     return loaded
 

@@ -124,9 +124,9 @@ class _CollectiveChecker:
         if missing:
             places.append(f"missing: {', '.join(missing)}")
         return OrderError(
-            f"DISTRIBUTED.debug: not all {self.world.size} ranks have come to the same collective "
+            f"DISTRIBUTED.debug: not all {self.world.size} ranks have reached the same collective "
             f"call within DISTRIBUTED.timeout_seconds = {self.timeout_seconds:g} "
-            f"({'; '.join(places)}): the missing ones wait for something else or are stopped; "
+            f"({'; '.join(places)}): the missing ranks wait for something else or are stopped; "
             "look for a collective call that only some ranks make",
             code="distributed.collective_timeout",
         )

@@ -60,8 +60,8 @@ class Consensus:
         """
         if _CHECKPOINT_NAME.fullmatch(name) is None or name in ("latest", "best"):
             raise ValueError(
-                f"name = {name!r}: expected letters, digits and . - _, and not latest or best, "
-                "which are reserved"
+                f"name = {name!r}: expected letters, digits, dots, dashes and underscores; latest "
+                "and best are reserved"
             )
         self._name = name
         self.ask("save")

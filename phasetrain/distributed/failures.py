@@ -165,7 +165,10 @@ class Failures:
     def _lost_peer_error(self, error: BaseException) -> PeerError:
         """Return an error that names the ranks that are gone and have posted nothing."""
         if dead := self.peers.find_dead():
-            text = f"{self.peers.describe(dead)} is gone without a word: killed, or crashed"
+            text = (
+                f"{self.peers.describe(dead)} has ended without an error report: it was killed or "
+                "crashed"
+            )
             return self._post_lost(text, "distributed.peer_died", dead)
         if stopped := self.peers.find_stopped():
             text = (
@@ -173,8 +176,8 @@ class Failures:
                 "answered within DISTRIBUTED.timeout_seconds"
             )
             return self._post_lost(text, "distributed.peer_stopped", stopped)
-        # On other machines a process's state cannot be read: the ranks that have lost somebody
-        # say so on the board, and the silent ones are the suspects.
+        # On other machines a process's state cannot be read: the ranks that have lost
+        # another one say so on the board, and the silent ones are the suspects.
         responding = self.board.exchange("lost", "1")
         silent = [rank for rank in range(self.peers.size) if rank not in responding]
         if found := self._read_board():  # another rank took that long to find the cause
@@ -185,7 +188,7 @@ class Failures:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return PeerError(
             f"{who} is gone or has not answered within DISTRIBUTED.timeout_seconds ({lines[0]}); "
-            "look at its own log, and into stacks.txt",
+            "see its log and stacks.txt",
             code="distributed.peer_silent",
             ranks=silent,
         )

@@ -44,7 +44,7 @@ def join_process_group(
         alone: create a process group for a single process as well.
 
     Raises:
-        PeerError: the others have not come in time, or one of them has failed meanwhile.
+        PeerError: the other ranks have not connected in time, or one of them has failed meanwhile.
     """
     if place.hosted:
         stop_with_parent()
@@ -66,10 +66,10 @@ def join_process_group(
         dist.all_gather_object(peers, (socket.gethostname(), os.getpid()), group=control)
     except (RuntimeError, dist.DistError) as error:
         raise PeerError(
-            f"rank {place.rank} of {place.size} has not met the others at "
+            f"rank {place.rank} of {place.size} could not connect to the other ranks at "
             f"{place.address}:{place.port} within DISTRIBUTED.timeout_seconds = "
-            f"{timeout_seconds:g}: {str(error).strip().splitlines()[0]}; check that all are "
-            "started, and that their machines reach each other",
+            f"{timeout_seconds:g}: {str(error).strip().splitlines()[0]}; check that all ranks are "
+            "started and that their machines can reach each other",
             code="distributed.rendezvous_failed",
         ) from error
     failures = Failures(store, place.rank, place.size, peers)
@@ -117,20 +117,20 @@ def agree_on_attempt(store: Any, rank: int, size: int, timeout: timedelta) -> st
     """Return an id of this attempt, the same on all ranks, in a store with ids of earlier attempts.
 
     Rank 0 chooses the id. Each other rank posts a random key under it and accepts the id when rank
-    0 has copied the key: for the id of an earlier attempt nobody does.
+    0 has copied the key, which never happens for the id of an earlier attempt.
 
     Raises:
         DistNetworkError: rank 0 has not answered in time.
     """
     own = uuid4().hex
     if rank == 0:
-        store.set("word", own)
+        store.set("attempt", own)
         for other in range(1, size):
             store.set(f"{own}/greeted/{other}", store.get(f"{own}/here/{other}"))
         return own
     end = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < end:
-        attempt = str(store.get("word").decode())
+        attempt = str(store.get("attempt").decode())
         answer = f"{attempt}/greeted/{rank}"
         store.set(f"{attempt}/here/{rank}", own)
         reread = time.monotonic() + REREAD_SECONDS
@@ -138,4 +138,4 @@ def agree_on_attempt(store: Any, rank: int, size: int, timeout: timedelta) -> st
             if store.check([answer]) and store.get(answer).decode() == own:
                 return attempt
             time.sleep(POLL_SECONDS)
-    raise dist.DistNetworkError("rank 0 of this attempt has not come")
+    raise dist.DistNetworkError("rank 0 of this attempt has not connected")

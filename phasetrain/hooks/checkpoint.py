@@ -189,8 +189,8 @@ class CheckpointHook(Hook):
             # Each rank has measured another duration, and all have to skip the save together.
             if run.world.broadcast(self._save_seconds > grace):
                 log.warning(
-                    "no save at the end: the last one took %.1f s, and CHECKPOINT.grace_seconds "
-                    "is %g",
+                    "nothing is saved at the end: the last save took %.1f s, and "
+                    "CHECKPOINT.grace_seconds is %g",
                     self._save_seconds,
                     grace,
                 )
@@ -343,7 +343,8 @@ class CheckpointHook(Hook):
         path = run.world.run_on_main(choose_best)
         if not path:
             log.warning(
-                "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights stay",
+                "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights are "
+                "kept",
                 monitor,
             )
             return

@@ -26,11 +26,11 @@ class Monitor:
 
     Attributes:
         name: such as `test/accuracy` or `-test/loss`.
-        where: config path, for messages.
+        key: config key, for messages.
     """
 
     name: str
-    where: str
+    key: str
 
     @property
     def objective(self) -> Objective:
@@ -50,7 +50,7 @@ class Monitor:
         if objective.name not in metrics:
             measured = ", ".join(metrics) or "nothing"
             raise ConfigError(
-                f"{self.where} = {self.name!r}: the phase has measured {measured} and not it"
+                f"{self.key} = {self.name!r}: the phase has not measured it, only {measured}"
                 f"{did_you_mean(objective.name, metrics)}",
                 code="monitor.not_measured",
             )
@@ -79,15 +79,16 @@ class Monitor:
         objective = self.objective
         if declared is Direction.SMALLER and objective.direction is Direction.LARGER:
             raise ConfigError(
-                f"{self.where} = {self.name!r}: smaller values of it are better; write "
-                f"-{objective.metric}, with a minus sign before it",
+                f"{self.key} = {self.name!r}: smaller values of this metric are better; write "
+                f"-{objective.metric}, with a minus sign",
                 code="monitor.direction",
             )
         # Only a warning: a sign can be forgotten, but nobody writes a minus sign by accident.
         if declared is Direction.LARGER and objective.direction is Direction.SMALLER:
             log.warning(
-                "%s = %r: larger values of it are better; this looks for the worst",
-                self.where,
+                "%s = %r: larger values of this metric are better; with the minus sign the worst "
+                "value is selected",
+                self.key,
                 self.name,
             )
         return self
@@ -97,11 +98,9 @@ class Monitor:
         try:
             chosen = first_metric(split, {label: type(meter) for label, meter in meters.items()})
         except ConfigError as error:
-            raise ConfigError(f"{self.where} = {AUTO!r}: {error}", code=error.code) from error
-        log.info(
-            "%s: %s -> %s (the first metric of the first test split)", self.where, AUTO, chosen
-        )
-        return Monitor(chosen, self.where)
+            raise ConfigError(f"{self.key} = {AUTO!r}: {error}", code=error.code) from error
+        log.info("%s: %s -> %s (the first metric of the first test split)", self.key, AUTO, chosen)
+        return Monitor(chosen, self.key)
 
     def _check_measured(
         self, plan: Plan, meters: Mapping[str, Meter], *, train_meters: bool
@@ -121,8 +120,8 @@ class Monitor:
         measured = [f"{split}/{metric}" for split in splits for metric in list_metrics(meters)]
         near = did_you_mean(objective.metric, measured) or "."
         raise ConfigError(
-            f"{self.where} = {self.name!r}: no phase of this run measures it{near} Known: "
-            f"{', '.join(measured)}; a minus sign before it means that smaller is better",
+            f"{self.key} = {self.name!r}: no phase of this run measures it{near} Known: "
+            f"{', '.join(measured)}; add a minus sign if smaller is better",
             code="monitor.not_measured",
         )
 
@@ -182,14 +181,15 @@ def first_metric(split: str, meters: Mapping[str, type[Meter]]) -> str:
     if not split or not meters:
         missing = "meter" if split else "test split"
         raise ConfigError(
-            f"there is no {missing} to take it from; name a metric, such as train/accuracy",
+            f"the run has no {missing} that could provide it; name a metric, such as "
+            "train/accuracy",
             code="monitor.no_default",
         )
     label, kind = next(iter(meters.items()))
     if kind.better is None or kind.first is None:
         raise ConfigError(
-            f"the first meter, METERS.{label}, does not say which of its values are better; name a "
-            f"metric, such as {split}/{label}, with a minus sign before it where smaller is better",
+            f"the first meter, METERS.{label}, does not declare which of its values are better; "
+            f"name a metric, such as {split}/{label}, or -{split}/{label} if smaller is better",
             code="monitor.no_default",
         )
     name = f"{split}/{label}"

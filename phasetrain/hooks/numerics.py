@@ -101,7 +101,7 @@ class Numerics(Hook):
         try:
             return [name for name in folder.storage.list_names(root) if NAME.fullmatch(name)]
         except OSError as error:
-            log.warning("HOOKS.numerics: %s cannot be read, and no step is dumped: %s", root, error)
+            log.warning("HOOKS.numerics: %s cannot be read, so no step is dumped: %s", root, error)
             return None
 
 
@@ -192,7 +192,7 @@ def read_dump(storage: Storage, folder: str) -> StepDump:
             f"{folder} cannot be read ({error.strerror or error})"
         ) from error
     except (KeyError, TypeError) as error:
-        raise InvalidCheckpointError(f"{folder} is no dump of a step ({error})") from error
+        raise InvalidCheckpointError(f"{folder} is not a dump of a step ({error})") from error
 
 
 def _batch_fields(batch: Batch) -> dict[str, Any]:

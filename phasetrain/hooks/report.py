@@ -215,7 +215,7 @@ class Report(Hook):
         self._is_pending = False
         path = folder.file(PREDICTIONS)
         if not folder.space.has_spare():
-            self._warn("%s: there is too little room, and it is not written", path)
+            self._warn("%s is not written: too little disk space is left", path)
             return
         try:
             folder.storage.replace_json(path, self._by_split, durable=False)
@@ -228,7 +228,7 @@ class Report(Hook):
             self._write_predictions(folder)
         if not folder.space.has_spare():
             self._warn(
-                "there is too little room in %s, and report.html is not written", folder.path
+                "report.html is not written to %s: too little disk space is left", folder.path
             )
             return
         try:

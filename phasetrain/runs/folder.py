@@ -294,8 +294,8 @@ class RunFolder:
         foreign = [name for name in RUN_FILES if self.storage.exists(self.file(name))]
         if foreign and not self.holds_run():
             raise ConfigError(
-                f"RUN.dir = {self.path!r} holds no run, but {', '.join(foreign)}, which a run "
-                "would overwrite; set RUN.dir to another folder, or move them away",
+                f"RUN.dir = {self.path!r} contains no run, but files that a run would overwrite: "
+                f"{', '.join(foreign)}; set RUN.dir to another folder, or move these files",
                 code="folder.foreign_files",
             )
 

@@ -97,7 +97,7 @@ class FolderLock:
             FolderInUseError: another process has it.
         """
         before = self._read_owner()
-        # A second lock of this process must be refused before the file is opened: POSIX drops all
+        # A second lock of this process must be rejected before the file is opened: POSIX drops all
         # locks that a process has on a file as soon as it closes any handle of that file.
         if before is not None and before.host == owner.host and before.blocks(owner):
             raise FolderInUseError(self._describe_owner(before))

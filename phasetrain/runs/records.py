@@ -102,7 +102,7 @@ class Heartbeat:
         # os.kill with a negative pid would signal a whole process group
         if not isinstance(pid, int) or isinstance(pid, bool) or pid < 0:
             pid = 0
-        if not 0 < at < LATEST:  # NaN as well, which every comparison refuses
+        if not 0 < at < LATEST:  # also false for NaN
             at = 0.0
         return cls(at=at, pid=pid, host=_parse_text(found.get("host")))
 
@@ -468,7 +468,7 @@ class RunFiles:
             self.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
             return {}
         if not isinstance(content, dict):
-            self.problems.append(f"{name} holds {type(content).__name__}, expected a mapping.")
+            self.problems.append(f"{name} contains {type(content).__name__}, expected a mapping.")
             return {}
         return content
 

@@ -29,7 +29,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_timestamp(at: float) -> str:
-    """Return seconds since 1970 as local date and time; empty for values that are no date."""
+    """Return seconds since 1970 as local date and time; empty for values that are not dates."""
     if 0 < at < 1e11:  # from the year 5138 on it is a damaged file rather than a date
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     return ""

@@ -244,7 +244,7 @@ class LiveLines:
         if not self._console.encoding.startswith("utf"):
             return "#", "-"
         if self._console.color_system and not self._console.no_color:
-            return "━", "━"  # told apart by color
+            return "━", "━"  # distinguished by color
         return "━", " "
 
 

@@ -25,6 +25,6 @@ def stacks_on_signal(path: str) -> Iterator[None]:
             finally:
                 faulthandler.unregister(signal.SIGUSR2)
     finally:
-        with suppress(FileNotFoundError):  # deleted by somebody else
+        with suppress(FileNotFoundError):  # another process has deleted it
             if not Path(path).stat().st_size:
                 Path(path).unlink()

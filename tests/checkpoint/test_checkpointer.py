@@ -231,7 +231,7 @@ class TestRetention:
         assert names(root / "moved")[0] == "manifest.json"
         assert names(outside) == ["precious"]
         assert len(said) == (2 if number == 0 else 0)
-        assert all("is saved, but 'latest' could not be pointed to it: " in line for line in said)
+        assert all("is saved, but 'latest' could not be updated: " in line for line in said)
 
 
 class TestHealth:
@@ -373,7 +373,7 @@ class TestLoad:
         with pytest.raises(ConfigError) as caught:
             checkpointer(tmp_path).load(f"{tmp_path}/none")
         assert str(caught.value) == (
-            f"RUN.checkpoint = '{tmp_path}/none' is no checkpoint that can be used: manifest.json cannot be read "
+            f"RUN.checkpoint = '{tmp_path}/none' is not a usable checkpoint: manifest.json cannot be read "
             "(No such file or directory)"
         )
 

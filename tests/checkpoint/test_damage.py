@@ -136,7 +136,7 @@ class TestHostileManifests:
         body = asdict(self.SOUND) | {"files": {name: {"size": 1, "digest": "0"}}}
         assert (
             self.refused(body)
-            == f"manifest.json names the file {name!r}, which is no plain file name"
+            == f"manifest.json names the file {name!r}, which is not a plain file name"
         )
 
     def test_a_later_format(self) -> None:

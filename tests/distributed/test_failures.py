@@ -107,5 +107,5 @@ def test_a_killed_process_is_named() -> None:
     one, *_ = board(os.getpid(), os.getpid(), gone)
     assert (
         str(one.find_cause(LOST))
-        == f"rank 2 of 3 (pid {gone} on {HERE}) is gone without a word: killed, or crashed"
+        == f"rank 2 of 3 (pid {gone} on {HERE}) has ended without an error report: it was killed or crashed"
     )

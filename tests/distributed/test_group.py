@@ -36,7 +36,9 @@ def test_nobody_comes(rank: int) -> None:
     with pytest.raises(PeerError) as caught, join_process_group(place, CPU, timeout_seconds=0.3):
         pass
     assert time.monotonic() - began < 10
-    told = f"rank {rank} of 2 has not met the others at 127.0.0.1:{place.port} within "
+    told = (
+        f"rank {rank} of 2 could not connect to the other ranks at 127.0.0.1:{place.port} within "
+    )
     told += "DISTRIBUTED.timeout_seconds = 0.3"
     assert str(caught.value).startswith(told)
     assert not dist.is_initialized()
@@ -72,7 +74,7 @@ def test_a_word_of_a_former_attempt_is_not_enough() -> None:
     served = dist.TCPStore("127.0.0.1", 0, 4, is_master=True, wait_for_workers=False)
     attempt(served.port, 0)
     client = dist.TCPStore("127.0.0.1", served.port, is_master=False)
-    with pytest.raises(dist.DistNetworkError, match="rank 0 of this attempt has not come"):
+    with pytest.raises(dist.DistNetworkError, match="rank 0 of this attempt has not connected"):
         agree_on_attempt(client, 1, 3, timedelta(seconds=0.3))
 
 

@@ -150,7 +150,7 @@ class TestSignals:
         )
         done = launcher.run(folder, 3, *WORDS, strike(2, 7, "term", event="batch"), *words)
         assert done.codes == [143] * 3, done.outputs
-        assert "no save at the end" in done.outputs[0]
+        assert "nothing is saved at the end" in done.outputs[0]
         assert newest(folder).manifest.state["updates"] == 8
 
 
@@ -179,7 +179,7 @@ class TestKilled:
         teller = 0 if rank else 1  # where the main one is gone, the next one tells
         named = (f"rank {rank} of 3 (pid ", f"one or more of the ranks {rank}, ")
         assert any(name in done.outputs[teller] for name in named[: 2 - bool(rank)])
-        assert "is gone without a word" in done.outputs[teller]
+        assert "has ended without an error report" in done.outputs[teller]
         if rank:
             assert status(folder)["state"] == "failed"
 

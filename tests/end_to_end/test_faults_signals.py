@@ -197,7 +197,7 @@ class TestASaveUnderWay:
             folder, *self.WORDS, "CHECKPOINT.grace_seconds=0.3", fault(at), faults=slow
         )
         assert ended.code == 143, ended.output
-        assert "no save at the end: the last one took" in ended.output
+        assert "nothing is saved at the end: the last save took" in ended.output
         assert status(folder)["updates"] == 7
         assert newest(folder).manifest.state["updates"] == 6
         assert is_clean(ended, folder)

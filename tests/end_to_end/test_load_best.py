@@ -151,7 +151,7 @@ def test_with_no_value_the_last_weights_stay(tmp_path: Path) -> None:
     assert result.loaded_checkpoint == ""
     assert result.digest == hash_state(newest(tmp_path).state["task"]["model"])
     assert (
-        "no checkpoint has a value of test/accuracy, so the last weights stay"
+        "no checkpoint has a value of test/accuracy, so the last weights are kept"
         in (tmp_path / "log.txt").read_text()
     )
 

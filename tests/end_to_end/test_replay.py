@@ -141,7 +141,7 @@ class TestWhatIsLookedAt:
         code, told = replayed(tmp_path / "run", 6, *(f"HOOKS.{name}={{}}" for name in shown))
         assert code == 0, told
         assert "trace" not in told
-        assert "where the time of steps went" not in told
+        assert "where the step time went" not in told
         assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
     def test_every_hook_of_ours_that_writes_is_one_of_them(self) -> None:

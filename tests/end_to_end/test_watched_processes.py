@@ -90,7 +90,7 @@ class TestOrder:
         done = launcher.run(tmp_path / "run", 3, *WORDS, *words)
         assert done.codes == [1] * 3, done.outputs
         assert (
-            "DISTRIBUTED.debug: not all 3 ranks have come to the same collective call"
+            "DISTRIBUTED.debug: not all 3 ranks have reached the same collective call"
             in done.outputs[0]
         )
         assert "rank 1 waits in all_reduce SUM of float32 (1,) at " in done.outputs[0]

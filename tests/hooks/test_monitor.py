@@ -85,8 +85,9 @@ def test_a_metric_that_nobody_measures_is_refused_before_the_first_step(
 
 def test_the_worst_may_be_asked_for_and_is_warned_of(tmp_path: Path) -> None:
     train(tmp_path, "CHECKPOINT.best.monitor=-test/accuracy", "PHASES.epochs=1")
-    assert "CHECKPOINT.best.monitor = '-test/accuracy': larger values of it are better" in log(
-        tmp_path
+    assert (
+        "CHECKPOINT.best.monitor = '-test/accuracy': larger values of this metric are better"
+        in log(tmp_path)
     )
 
 
@@ -123,7 +124,7 @@ def test_the_first_metric_with_its_sign(split: str, meters: Any, monitor: str) -
 def test_a_first_metric_without_a_known_direction_has_to_be_named(kind: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"METERS.mine, does not say which of its values are better; name a metric",
+        match=r"METERS.mine, does not declare which of its values are better; name a metric",
     ):
         first_metric("test", {"mine": kind})
 

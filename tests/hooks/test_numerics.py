@@ -207,7 +207,7 @@ class TestFaults:
             engine(tmp_path, Numerics(), 0).run()
         folder = tmp_path / "numerics" / "u00000001"
         (folder / "state.json").write_text("{}")
-        with pytest.raises(InvalidCheckpointError, match="is no dump of a step"):
+        with pytest.raises(InvalidCheckpointError, match="is not a dump of a step"):
             read_dump(Storage(), str(folder))
 
     def test_keep_is_checked(self) -> None:

@@ -124,9 +124,9 @@ def test_the_last_room_on_a_disk_is_left_for_checkpoints(
 ) -> None:
     monkeypatch.setattr(DiskSpace, "has_spare", lambda self: False)
     printed = told(tmp_path)
-    assert printed.count("predictions.json: there is too little room, and it is not written") == 1
+    assert printed.count("predictions.json is not written: too little disk space is left") == 1
     assert (
-        printed.count(f"there is too little room in {tmp_path}, and report.html is not written")
+        printed.count(f"report.html is not written to {tmp_path}: too little disk space is left")
         == 1
     )
     assert not {"report.html", "predictions.json"} & {path.name for path in tmp_path.iterdir()}

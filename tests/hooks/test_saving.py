@@ -340,7 +340,9 @@ class TestSignals:
         )
         result = train(tmp_path, f"CHECKPOINT.grace_seconds={grace}", hooks={"first": first})
         assert (result.exit_code, newest(tmp_path).manifest.state["updates"]) == (143, updates)
-        assert ("no save at the end: the last one took " in log_of(tmp_path)) is (updates == 5)
+        assert ("nothing is saved at the end: the last save took " in log_of(tmp_path)) is (
+            updates == 5
+        )
 
 
 class TestWhen:
@@ -430,7 +432,7 @@ class TestBest:
             )
         assert str(caught.value) == (
             "CHECKPOINT.best.monitor = '-test/accurracy': no phase of this run measures it; did you mean "
-            "'test/accuracy'? Known: test/accuracy, test/loss, train/accuracy, train/loss; a minus sign before it "
-            "means that smaller is better"
+            "'test/accuracy'? Known: test/accuracy, test/loss, train/accuracy, train/loss; add a minus sign "
+            "if smaller is better"
         )
         assert steps == []

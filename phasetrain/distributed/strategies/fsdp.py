@@ -234,7 +234,7 @@ class FullyShard(GradientAveraging):
                 suggestion = did_you_mean(pattern, [*names, *classes]) or "."
                 raise ConfigError(
                     f"DISTRIBUTED.wrap = [{pattern}]: no module of the model has a name or a "
-                    f"class that fits{suggestion} Its classes are "
+                    f"class that matches{suggestion} Its classes are "
                     f"{', '.join(classes) or 'none'}; its modules {', '.join(names[:20])}",
                     code="distributed.no_such_module",
                 )
@@ -260,10 +260,10 @@ class FullyShard(GradientAveraging):
         is_torch = type(optimizer).__module__.startswith("torch.optim")
         if not self.entrywise and not (is_torch and name in ELEMENTWISE_OPTIMIZERS):
             raise ConfigError(
-                f"OPTIMIZER.name: {name} is not known to treat each entry of a weight for itself, "
-                "and under DISTRIBUTED.strategy = 'fsdp' each process has a piece of each weight; "
-                f"take one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}, the strategy ddp, or "
-                "say that it does with DISTRIBUTED.entrywise=true",
+                f"OPTIMIZER.name: {name} is not known to update each element of a weight "
+                "independently, as DISTRIBUTED.strategy = 'fsdp' requires, because each rank has a "
+                f"shard of each weight; use one of {', '.join(sorted(ELEMENTWISE_OPTIMIZERS))}, "
+                "set DISTRIBUTED.strategy=ddp, or set DISTRIBUTED.entrywise=true if it does",
                 code="distributed.optimizer_not_elementwise",
             )
         return optimizer

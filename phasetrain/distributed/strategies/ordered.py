@@ -161,7 +161,7 @@ class ReductionTree:
     def take(self) -> list[Tensor]:
         """Return the sum of all leaves, whose number is a power of two, and empty the tree."""
         (_, total), *unfinished = self._sums
-        assert not unfinished, "the number of leaves is no power of two"
+        assert not unfinished, "the number of leaves is not a power of two"
         self._sums = []
         return total
 

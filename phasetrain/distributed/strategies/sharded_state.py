@@ -83,8 +83,9 @@ def reject_mixed_dtypes(strategy: str, groups: Iterable[Mapping[str, Any]]) -> N
     if len(dtypes) > 1:
         listed = ", ".join(sorted(one.removeprefix("torch.") for one in dtypes))
         raise ValueError(
-            f"DISTRIBUTED.strategy = {strategy!r}: the trained parameters are of several types "
-            f"({listed}), and it needs one; make them alike, or set DISTRIBUTED.strategy=ddp"
+            f"DISTRIBUTED.strategy = {strategy!r}: the trained parameters have several dtypes "
+            f"({listed}), and this strategy needs a single one; convert them, or set "
+            "DISTRIBUTED.strategy=ddp"
         )
 
 

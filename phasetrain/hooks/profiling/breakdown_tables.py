@@ -55,7 +55,7 @@ def make_tables(times: StepTimes, hooks: Sequence[HookCalls]) -> list[Table]:
     head: tuple[str, ...] = ("split", "part", "seconds", "share", "us per step")
     if has_device:
         head += ("on the device", "share", "us per step")
-    tables: list[Table] = [("where the time of steps went", head, rows)]
+    tables: list[Table] = [("where the step time went", head, rows)]
     steps = sum(one.steps for one in totals.values())
     wall = sum(one.wall for one in totals.values())
     hook_rows: list[tuple[str, ...]] = []

@@ -93,7 +93,7 @@ class Memory(Hook):
             self._unavailable["gpu"] = self._gpu.unavailable
         if self.snapshot and self._device.type != "cuda":
             self._unavailable["snapshot"] = (
-                f"torch has none for MACHINE.device = {str(self._device)!r}"
+                f"torch records snapshots on CUDA only, not on {str(self._device)!r}"
             )
         elif self.snapshot:
             # Private, but documented by torch as the way to get snapshots.

@@ -69,7 +69,7 @@ class GpuReader:
         self._device = device
         self.unavailable = ""
         if device.type != "cuda":
-            self.unavailable = f"MACHINE.device = {str(device)!r} is no GPU"
+            self.unavailable = f"MACHINE.device = {str(device)!r} is not a CUDA device"
 
     def read(self) -> dict[str, float]:
         """Return utilization (%), temperature (°C), power (W) and used memory of all processes.

@@ -77,7 +77,7 @@ class Stragglers(Hook):
         self._hosts = run.world.gather(socket.gethostname())
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
-        """Forget the last step: the time between phases is no part of a step."""
+        """Forget the last step: the time between phases is not part of a step."""
         self._ended = 0.0
 
     def on_batch(self, run: Run, phase: Phase, batch: Batch) -> None:

@@ -35,8 +35,8 @@ class ConsoleView(Hook):
     Args:
         terminal: output; passed by the program.
         every_updates: read the loss only at multiples of this; reading it waits for the device.
-        every_seconds: minimum seconds between two lines of progress if the output is no terminal;
-            on a terminal the loss is read at most twice a second.
+        every_seconds: minimum seconds between two lines of progress if the output is not a
+            terminal; on a terminal the loss is read at most twice a second.
     """
 
     observe_only = True
@@ -166,7 +166,7 @@ class ConsoleView(Hook):
             )
 
     def _update_progress(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Read loss and learning rate; print a line of progress if the output is no terminal."""
+        """Read loss and learning rate; print a line of progress without a terminal."""
         self._loss = format_metric(float(out.loss))
         self._lr = f"{run.task.updater.lr:.3g}"
         if not self.terminal.live:

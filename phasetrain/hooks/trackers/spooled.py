@@ -175,7 +175,7 @@ class Sender:
         self._news.set()
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self.error = self.error or f"it did not take them within {seconds:g} s"
+            self.error = self.error or f"it did not accept them within {seconds:g} s"
             self._given_up.set()
         return max(0, self.offered - self._most)
 
@@ -245,7 +245,7 @@ class Sender:
         if not self._warned:
             self._warned = True
             log.warning(
-                "HOOKS.%s: the backend failed and is tried again; the run continues: %s",
+                "HOOKS.%s: the backend failed and will be retried; the run continues: %s",
                 self._label,
                 self.error,
             )
@@ -382,7 +382,7 @@ class SpooledTracker(Tracker):
         identity = _read_identity(path.read_bytes() if path.is_file() else b"")
         if not identity or read_status(place).state != "finished":
             raise ConfigError(
-                f"{folder!r} is no finished run with a {path.name}; an unfinished run sends its "
+                f"{folder!r} is not a finished run with a {path.name}; an unfinished run sends its "
                 "records when it is resumed",
                 code="tracker.no_spool",
             )

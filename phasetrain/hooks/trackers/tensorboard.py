@@ -250,7 +250,7 @@ class EventFile:
 
 
 def join_images(inputs: Any, count: int) -> Tensor | None:
-    """Return the first images of a batch side by side, or None if they are no images.
+    """Return the first images of a batch side by side, or None if they are not images.
 
     Args:
         inputs: `(N, C, H, W)` with C of 1 or 3; each image is scaled to the full range.

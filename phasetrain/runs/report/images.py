@@ -19,7 +19,7 @@ COLOR = 2
 
 
 def normalize_pixels(image: Array, largest: int = 64) -> Array | None:
-    """Return an image as uint8 `(H, W)` or `(H, W, 3)`; None if the array is no image.
+    """Return an image as uint8 `(H, W)` or `(H, W, 3)`; None if the array is not an image.
 
     The lowest value becomes black and the highest white: inputs of models are normalized, so their
     values are not pixel values.

@@ -115,7 +115,7 @@ def _section_makers(
         "Final metrics": lambda: metrics_section(runs, names),
         "Curves": lambda: _curves_section(runs),
         "Where the time went": lambda: attempts_section(runs, names),
-        "Where the time of steps went": lambda: steps_section(runs, names),
+        "Where the step time went": lambda: steps_section(runs, names),
     }
     settings: dict[str, Callable[[], str]] = {
         "Config": lambda: config_section(runs, names),

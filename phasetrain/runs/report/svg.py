@@ -51,8 +51,8 @@ def draw_figure(chart: Chart) -> str:
         element("b", escape_text(chart.title)) + " " + element("span", escape_text(chart.note)),
     )
     legend = "".join(_draw_key(number, line) for number, line in enumerate(lines))
-    # The values go beside the picture: its coordinates are rounded to a tenth of a pixel, and the
-    # value under the pointer has to be the measured one.
+    # The values are stored in addition to the picture: its coordinates are rounded to a tenth of a
+    # pixel, and the value under the pointer has to be the measured one.
     points = [
         {"label": line.label, "x": line.curve.x.tolist(), "y": round_values(line.curve.y)}
         for line in lines
@@ -190,7 +190,7 @@ def _draw_key(number: int, line: Line) -> str:
 
 def round_values(values: Array) -> list[float | None]:
     """Return values with six significant digits; None for non-finite ones."""
-    # JSON has no NaN: JSON.parse of a browser would refuse all values of the page
+    # JSON has no NaN: JSON.parse in the browser would reject all values of the page
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 

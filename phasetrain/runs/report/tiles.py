@@ -77,7 +77,7 @@ def badge(state: str) -> str:
     """Return a coloured state."""
     text = state or "unknown"
     if state == "killed":
-        text = "no sign of life"  # its host may be cut off: nobody can know from here
+        text = "no sign of life"  # its host may only be cut off, which cannot be seen from here
     # The state is text of a file: only known ones become part of a class.
     color = state if state in STATES else "unknown"
     return element("span", escape_text(text), cls=f"badge {color}")

@@ -126,13 +126,14 @@ class ObjectAccess(Storage):
         )
 
     def local_path(self, path: str) -> str:
-        """Reject the path: an object is no local file.
+        """Reject the path: an object is not a local file.
 
         Raises:
             ConfigError: always.
         """
         raise ConfigError(
-            f"RUN.dir: {path!r} is no file of this machine, and this part can only write to files",
+            f"RUN.dir: {path!r} is on an object store, and this part can only use local files; set "
+            "RUN.dir to a folder on this machine",
             code="storage.not_local",
         )
 
@@ -146,7 +147,7 @@ class ObjectStorage(ObjectAccess):
     """Folders of objects, committed by writing their last object.
 
     A marker object is in a folder while it is written or deleted, so that the remains of a kill
-    differ from a folder that somebody has damaged.
+    differ from a damaged folder.
 
     Args:
         handler: opens, lists and deletes objects.

@@ -56,7 +56,10 @@ def test_foreign_files_are_not_overwritten(
 ) -> None:
     (tmp_path / "config.yaml").write_text("mine")
     assert main(["RUN.dir=.", "PHASES.epochs=1"]) == 2
-    assert "holds no run, but config.yaml" in capsys.readouterr().err
+    assert (
+        "contains no run, but files that a run would overwrite: config.yaml"
+        in capsys.readouterr().err
+    )
     assert (tmp_path / "config.yaml").read_text() == "mine"
 
 

@@ -128,7 +128,7 @@ class TestShardedOptimizerState:
     ) -> None:
         mixed = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))]
         with pytest.raises(
-            ValueError, match=r"are of several types \(bfloat16, float32\), and it needs one"
+            ValueError, match=r"have several dtypes \(bfloat16, float32\), and this strategy needs"
         ):
             kind(world).make_optimizer(adamw, [{"params": mixed}])
 

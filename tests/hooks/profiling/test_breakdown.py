@@ -128,11 +128,11 @@ class TestWhatItSays:
         shown = io.StringIO()
         run(words, terminal=Terminal(shown, live=False))
         text = shown.getvalue()
-        assert "where the time of steps went" in text
+        assert "where the step time went" in text
         assert "slowest hooks, 15 of" in text
         assert "FLOP/s in train steps, " in text
         assert "% of the peak of cpu (MFU)" in text
-        assert "where the time of steps went" in (tmp_path / "log.txt").read_text()
+        assert "where the step time went" in (tmp_path / "log.txt").read_text()
         quiet = io.StringIO()
         run(
             [*words, f"RUN.dir={tmp_path}-quiet", "RUN.verbosity=quiet"],
@@ -296,7 +296,7 @@ class TestExact:
         with pytest.raises(ArithmeticError):
             train(tmp_path, PLAIN, *QUICK, hooks={"fails": Fails()})
         assert told(tmp_path)["updates"] == 4
-        assert "where the time of steps went" not in (tmp_path / "log.txt").read_text()
+        assert "where the step time went" not in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.gpu

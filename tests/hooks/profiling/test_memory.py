@@ -86,12 +86,15 @@ def test_a_line_every_so_many_updates_and_after_each_phase(plain: Path, tmp_path
     }
     assert 100 * 2**20 < first["time"]["rss_bytes"] <= first["time"]["peak_rss_bytes"] < 2**36
     assert (first["time"]["workers"], first["time"]["workers_rss_bytes"]) == (0, 0)
-    assert text.count("HOOKS.memory: gpu is not recorded: MACHINE.device = 'cpu' is no GPU") == 1
+    assert (
+        text.count("HOOKS.memory: gpu is not recorded: MACHINE.device = 'cpu' is not a CUDA device")
+        == 1
+    )
     found = json.loads((tmp_path / "memory.json").read_text())["attempts"]["1"]
     assert (found["updates"], list(found["splits"])) == (15, ["train", "test"])
     largest = max(line["time"]["rss_bytes"] for line in lines(tmp_path) if line["split"] == "train")
     assert found["splits"]["train"]["rss_bytes"] == largest
-    assert found["left_out"] == {"gpu": "MACHINE.device = 'cpu' is no GPU"}
+    assert found["left_out"] == {"gpu": "MACHINE.device = 'cpu' is not a CUDA device"}
     assert "| memory.json" in (tmp_path / "RUN.md").read_text()
     kept = [record for record in records(tmp_path) if record["kind"] != "memory"]
     assert kept == records(plain)
@@ -173,7 +176,7 @@ class TestWhereItCannot:
     def test_keep_a_snapshot(self, tmp_path: Path) -> None:
         text = told(tmp_path, "HOOKS.memory.snapshot=true", "PHASES.epochs=1")
         assert (
-            "HOOKS.memory: snapshot is not recorded: torch has none for MACHINE.device = 'cpu'"
+            "HOOKS.memory: snapshot is not recorded: torch records snapshots on CUDA only, not on 'cpu'"
             in text
         )
         assert not list(tmp_path.glob("*.pickle"))
@@ -210,7 +213,7 @@ class TestReadings:
         gpu = GpuReader(CPU)
         assert (gpu.read(), gpu.unavailable, allocator_bytes(CPU)) == (
             {},
-            "MACHINE.device = 'cpu' is no GPU",
+            "MACHINE.device = 'cpu' is not a CUDA device",
             {},
         )
 

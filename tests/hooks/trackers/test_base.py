@@ -279,7 +279,7 @@ class TestFailing:
         assert result.state == "finished"
         assert time.monotonic() - began < 15
         assert (
-            "21 of 21 records are not sent (it did not take them within 0.2 s)"
+            "21 of 21 records are not sent (it did not accept them within 0.2 s)"
             in (tmp_path / "run" / "log.txt").read_text()
         )
         gate.set()

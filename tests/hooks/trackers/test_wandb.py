@@ -81,7 +81,7 @@ class TestOffline:
         ]
         assert [row["test/accuracy"] for row in found if "test/accuracy" in row] == tests
         assert (
-            "HOOKS.wandb: the backend failed and is tried again"
+            "HOOKS.wandb: the backend failed and will be retried"
             in (tmp_path / "log.txt").read_text()
         )
         assert len({path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}) == 1

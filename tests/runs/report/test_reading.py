@@ -71,7 +71,7 @@ def test_lines_that_are_torn_or_of_another_version_are_left_out_and_told(tmp_pat
     ("name", "content", "told"),
     [
         ("status.json", b'{"state": "fin', "status.json cannot be read"),
-        ("status.json", b"[1, 2]", "status.json holds list, expected a mapping."),
+        ("status.json", b"[1, 2]", "status.json contains list, expected a mapping."),
         ("config.yaml", b"a: [1\nb: }", "config.yaml cannot be read"),
         ("config.yaml", b"\x00\x01", "config.yaml cannot be read"),
         ("environment.json", b"\xff\xfe", "environment.json cannot be read"),
