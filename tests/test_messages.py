@@ -104,7 +104,7 @@ $ OPTIMIZER.lr=0.1,0.2
 OPTIMIZER.lr=0.1,0.2 gives several values; add -m to train with each of them, write [a,b] for a list, or quote the value for a text with a comma
 
 $ OPTIMIZER.lr
-'OPTIMIZER.lr' is no override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key
+'OPTIMIZER.lr' is not an override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key
 
 $ PHASES.epochs=null
 PHASES: one of epochs, updates, samples must be set, as in PHASES.epochs=10

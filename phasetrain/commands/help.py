@@ -61,8 +61,8 @@ def section_help(section: str) -> str:
     if section not in schema.sections:
         known = ", ".join(schema.sections)
         raise ConfigError(
-            f"--help {section}: no such section{did_you_mean(section, schema.sections)} Known: "
-            f"{known}",
+            f"--help {section}: no such section{did_you_mean(section, schema.sections) or '.'} "
+            f"Known: {known}",
             code="config.unknown_section",
         )
     lines = [f"keys of {section}"]

@@ -257,10 +257,10 @@ def check_allow(allow: Sequence[str], schema: Schema) -> None:
             for path in adjustable
         )
         if word not in CONSENTS and not known:
-            near = did_you_mean(word, [*CONSENTS, *adjustable])
+            near = did_you_mean(word, [*CONSENTS, *adjustable]) or "."
             raise ConfigError(
-                f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable are: "
-                f"{', '.join(adjustable)}; and `data`, `no_valid`",
+                f"RUN.allow = [{word}]: no adjustable key has this name{near} Adjustable keys: "
+                f"{', '.join(adjustable)}; also allowed: {', '.join(CONSENTS)}",
                 code="config.unknown_consent",
             )
 

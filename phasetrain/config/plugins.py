@@ -49,7 +49,7 @@ def load_plugins() -> list[str]:
         except Exception as error:  # noqa: BLE001 - an installed package can raise anything
             package = point.dist.name if point.dist is not None else "unknown package"
             reason = _describe_import_error(point.module, error)
-            warnings.append(f"plugin {point.name!r} of {package} is left out: {reason}")
+            warnings.append(f"plugin {point.name!r} of {package} is skipped: {reason}")
     return warnings
 
 

@@ -104,9 +104,9 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             # A misspelt parameter of a registered part must not be accepted silently.
             if free_parameters(factory):
                 raise ConfigError(
-                    f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a mistyped "
-                    "parameter would pass unseen; name its parameters, and take all others as one "
-                    "mapping `params`"
+                    f"{self.kind} {name!r} ({source_of(factory)}) takes **kwargs, so a misspelt "
+                    "parameter would go unnoticed; name its parameters, and take all others as "
+                    "one mapping `params`"
                 )
             self._own[name] = factory
             return factory
@@ -118,7 +118,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
 
         Args:
             library: the module, imported only when a config names one of its parts.
-            extra: of this package, for the message where the library is not installed.
+            extra: extra of this package, for the message if the library is not installed.
 
         The decorated function raises UnknownNameError for a name that the library does not have.
         """

@@ -115,7 +115,7 @@ class TestLr:
                 ["FIND.lr_from=1.0", "FIND.lr_to=0.5"],
                 r"FIND.lr_to = 0.5: expected more than FIND.lr_from = 1",
             ),
-            (["OPTIMIZER.lr=0"], r"OPTIMIZER.lr = 0: expected any other value"),
+            (["OPTIMIZER.lr=0"], r"OPTIMIZER.lr = 0: expected another value"),
             (
                 ["FIND.lr_from=1e30", "FIND.lr_to=1e35"],
                 r"FIND.lr_from = 1e\+30: the loss was not finite after . updates",

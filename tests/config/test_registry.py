@@ -65,7 +65,7 @@ def test_two_of_one_name_are_refused_with_both_places(losses: Registry[Any]) -> 
 
 def test_parts_that_would_swallow_a_typo_are_refused(losses: Registry[Any]) -> None:
     with pytest.raises(
-        ConfigError, match=r"takes \*\*kwargs, so a mistyped parameter would pass unseen"
+        ConfigError, match=r"takes \*\*kwargs, so a misspelt parameter would go unnoticed"
     ):
         losses.register("library")(Library)
 

@@ -121,4 +121,4 @@ def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
     assert launcher.run(tmp_path / "run", 2, *WORDS).codes == [0, 0]
     ended = launcher.run(tmp_path / "run", 1, *WORDS, "RUN.engine=replay", "RUN.step=16")
     assert ended.codes == [0], ended.outputs
-    assert "the update is of world size 2, the replay of 1" in ended.outputs[0]
+    assert "the run had world size 2, the replay has one process" in ended.outputs[0]

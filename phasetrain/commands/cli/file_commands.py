@@ -96,14 +96,18 @@ def _diff_content(one: str, other: str) -> dict[str, Any]:
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare runs and files."""
-    parser.add_argument("folders", nargs="+", metavar="RUN_FOLDER", help="finished or not")
+    parser.add_argument(
+        "folders", nargs="+", metavar="RUN_FOLDER", help="folder of a run, finished or not"
+    )
     parser.add_argument(
         "--out",
         metavar="FILE",
         help="default: report.html in the folder of a single run, otherwise comparison.html",
     )
     parser.add_argument(
-        "--png", metavar="FOLDER", help='plots as well; needs pip install "phasetrain[plot]"'
+        "--png",
+        metavar="FOLDER",
+        help='folder for plots as PNG files; needs pip install "phasetrain[plot]"',
     )
 
 
@@ -130,10 +134,16 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="safetensors, huggingface, torch_export or onnx (default: safetensors)",
     )
     parser.add_argument(
-        "--checkpoint", default="latest", choices=["latest", "best"], help="of a run folder"
+        "--checkpoint",
+        default="latest",
+        choices=["latest", "best"],
+        help="checkpoint of a run folder (default: latest)",
     )
     parser.add_argument(
-        "--which", default="model", choices=["model", "ema", "swa"], help="trained or averaged"
+        "--which",
+        default="model",
+        choices=["model", "ema", "swa"],
+        help="trained weights (default: model), or an average of them",
     )
     parser.add_argument(
         "--include", action="append", default=[], metavar="PATTERN", help="tensors to write"
@@ -194,12 +204,16 @@ def add_probe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--neighbours", type=int, nargs="+", metavar="K", help="numbers of neighbours that vote"
     )
-    parser.add_argument("--temperature", type=float, default=0.07, help="of the votes")
+    parser.add_argument("--temperature", type=float, default=0.07, help="temperature of the votes")
     parser.add_argument("--l2", type=float, nargs="+", help="penalties to choose from")
     parser.add_argument(
-        "--held-out", type=float, default=0.2, metavar="SHARE", help="of --train, for the choice"
+        "--held-out",
+        type=float,
+        default=0.2,
+        metavar="SHARE",
+        help="share of --train on which the penalty is chosen",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the held-out samples")
+    parser.add_argument("--seed", type=int, default=0, help="selects the held-out samples")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--out", metavar="FILE", help="default: probe.json next to --test")
 

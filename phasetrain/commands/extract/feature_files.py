@@ -243,11 +243,12 @@ def _read_verified(storage: Storage, path: str, shard: Mapping[str, Any]) -> byt
         content, digest = storage.read_hashed(name)
     except OSError as error:
         raise ConfigError(
-            f"{name!r} cannot be read ({error}); start the same RUN.engine=extract again"
+            f"{name!r} cannot be read ({error}); re-run the same `phasetrain extract`"
         ) from error
     if digest != shard["digest"]:
         raise ConfigError(
-            f"{name!r} is damaged: its digest differs from the index; re-run `phasetrain extract`"
+            f"{name!r} is damaged: its digest differs from the index; re-run the same "
+            "`phasetrain extract`"
         )
     return bytes(content)
 

@@ -103,8 +103,8 @@ def find_lr(setup: Setup) -> RunResult:
         )
     if optimizer.lr == 0:
         raise ConfigError(
-            "OPTIMIZER.lr = 0: expected any other value, because parameter groups have factors of "
-            "it",
+            "OPTIMIZER.lr = 0: expected another value, because the learning rates of parameter "
+            "groups are multiples of it",
             code="config.conflict",
         )
     lrs = geometric_range(section.lr_from, section.lr_to, section.updates)

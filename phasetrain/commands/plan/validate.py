@@ -182,7 +182,7 @@ def list_unused(setup: Setup, plan: Plan) -> list[str]:
             f"PHASES.limit.train = {limit.train}: no epoch has more than {longest} updates"
         )
     if not is_saving(setup):
-        found.append("CHECKPOINT: every rule to save is off, so nothing of this run will be kept")
+        found.append("CHECKPOINT: no rule saves a checkpoint, so nothing of this run will be kept")
     found += _unreachable(setup, plan)
     return found
 

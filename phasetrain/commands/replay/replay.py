@@ -87,7 +87,7 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
         code = examine_dump(setup, kept, dump, match_run_config(setup, folder))
     if kept is not None and len(kept.shares) > 1:
         log.info(
-            "not compared with the ledger: it is of world size %d, this is one process",
+            "not compared with the ledger: the run had world size %d, the replay has one process",
             len(kept.shares),
         )
     elif kept is None or (ledger is not None and number in ledger):
@@ -283,8 +283,8 @@ class _Replay:
         if made_by == 1 or self.setup.config.DISTRIBUTED.reduction == "ordered":
             return COMPONENTS
         log.warning(
-            "the update is of world size %d, the replay of 1: sums have other last bits, so only "
-            "%s are compared",
+            "the run had world size %d, the replay has one process: sums differ in their last "
+            "bits, so only %s are compared",
             made_by,
             " and ".join(SHARED),
         )

@@ -63,12 +63,12 @@ MEANINGS = {
     "batch content": "the data itself, a transform or its randomness differs",
     "lr": "the learning rate or its schedule differs",
     "loss": "the forward pass differs: the loss or its parameters, the model, its randomness "
-    "(dropout) or its buffers, the precision, the number of threads; or weights differ that are "
-    "not on record",
-    "gradient norm": "the backward pass differs, or only one of them limits the norm "
+    "(dropout) or its buffers, the precision, the number of threads; or weights that are not "
+    "recorded differ",
+    "gradient norm": "the backward pass differs, or only one of them clips the norm "
     "(OPTIMIZER.clip_norm)",
-    "weights": "the update differs: the optimizer, its settings or its state (momentum), limits of "
-    "the gradient, or one of them skipped it",
+    "weights": "the update differs: the optimizer, its settings or its state (momentum), gradient "
+    "clipping, or one of them skipped it",
 }
 """Component -> likely causes if it is the first one to differ."""
 
@@ -216,8 +216,7 @@ def read_side(path: str) -> Side:
         return _read_side(open_storage(path), path.rstrip("/"))
     except OSError as error:
         raise ConfigError(
-            f"{path!r}: a file of this run cannot be read ({error}); put a readable one there, or "
-            "take it away",
+            f"{path!r}: a file of this run cannot be read ({error}); restore it, or delete it",
             code="runs.unreadable",
         ) from error
 
@@ -313,7 +312,8 @@ def _explain_difference(one: Ledger, other: Ledger, updates: int, component: str
     ]
     if before:
         since = (
-            f"Everything on record was equal up to update {before}, some of the weights included"
+            f"Everything recorded was equal up to update {before}, including a sample of the "
+            "weights"
         )
     else:
         since = "It is the first update, so the initial weights may differ as well"

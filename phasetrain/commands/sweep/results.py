@@ -24,7 +24,7 @@ FRAME = 3
 
 EXIT_CODE_MEANINGS = MappingProxyType(
     {
-        2: ": its config was refused",
+        2: ": its config was rejected",
         3: ": data or config is no longer what its checkpoint was made with",
         4: ": its folder is in use",
         5: ": none of its checkpoints can be read",

@@ -130,7 +130,7 @@ class Trials:
         if not self.monitor:
             raise ConfigError(
                 f"{WHERE}.monitor: there is nothing to compare runs by; name a metric, such as "
-                "test/accuracy, or -test/loss where smaller is better",
+                "test/accuracy, or -test/loss if smaller is better",
                 code="sweep.no_monitor",
             )
         self.space = {one.key_or_group: make_distribution(one) for one in words.swept}
@@ -179,8 +179,8 @@ class Trials:
         except Exception as error:  # Optuna raises any kind of error on a damaged journal
             raise ConfigError(
                 f"{path} cannot be read as a study ({type(error).__name__}: {error}); move it away "
-                "to start again, where runs with equal values are not repeated, or give another "
-                "folder with hydra.sweep.dir=FOLDER",
+                "to start a new study, which does not repeat runs with equal values, or give "
+                "another folder with hydra.sweep.dir=FOLDER",
                 code="sweep.study_unreadable",
             ) from error
         space = {

@@ -43,7 +43,7 @@ The same command resumes from the newest checkpoint, and returns at once if the 
 To repeat the run in a new folder and check that every bit is the same:
 
     phasetrain rerun {folder}
-{departures}
+{deviations}
 | file | content |
 |---|---|
 | RUN.md | this page |
@@ -82,7 +82,7 @@ Trackers add files and folders that are named after their label in HOOKS.
     phasetrain export A OUT       weights or a model from a checkpoint
 """
 
-MORE = "The weights may differ nevertheless: this run is more than its newest command."
+MORE = "The weights may differ: this run is not the result of its newest command alone."
 """Heading of the list of deviations."""
 
 REPRODUCE = """#!/bin/sh
@@ -90,7 +90,7 @@ REPRODUCE = """#!/bin/sh
 # In a clone of the source at the same commit, it runs there, after git.diff is applied;
 # elsewhere it runs in the folder in which the training was started. PYTHON=... selects the Python interpreter.
 # On an equal machine (see environment.json) the digest of the weights equals that in status.json.
-{departures}from=$(cd "$(dirname "$0")" && pwd) || exit
+{deviations}from=$(cd "$(dirname "$0")" && pwd) || exit
 case ${{1:-{again}}} in
     /* | *://*) to=${{1:-{again}}} ;;
     *) to=$(pwd)/${{1:-{again}}} ;;
@@ -143,10 +143,10 @@ def write_documents(
     sources = find_sources(folder.path)
     overrides = list(setup.composed.overrides)
     lines = format_deviations(list(deviations))
-    departures = ""
+    deviation_text = ""
     if lines:
         items = "".join(f"\n- {line}" for line in lines)
-        departures = f"\n{MORE}\n{items}\n"
+        deviation_text = f"\n{MORE}\n{items}\n"
     texts = {
         "config.yaml": OmegaConf.to_yaml(OmegaConf.create(setup.config.plain())),
         "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(overrides)),
@@ -154,7 +154,7 @@ def write_documents(
             name=setup.config.RUN.name,
             command=format_command(setup),
             folder=shlex.quote(setup.config.RUN.dir),
-            departures=departures,
+            deviations=deviation_text,
         ),
         "reproduce.sh": _format_script(setup, sources["git"], lines),
     }
@@ -280,9 +280,9 @@ def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[s
     facts: Mapping[str, Any] = {}
     if here is not None:
         facts = here.facts
-    departures = ""
+    deviation_text = ""
     if deviations:
-        departures = "".join(f"# {line}\n" for line in (MORE, *deviations))
+        deviation_text = "".join(f"# {line}\n" for line in (MORE, *deviations))
     return REPRODUCE.format(
         command=shlex.join(["-m", *launch, "phasetrain", *_config_dir_flags(setup), *words]),
         folder=shlex.quote(str(Path.cwd())),
@@ -290,5 +290,5 @@ def _format_script(setup: Setup, here: SourceTree | None, deviations: Sequence[s
         commit=shlex.quote(facts.get("commit") or ""),
         executable=shlex.quote(sys.executable),
         again=shlex.quote(f"runs/{setup.config.RUN.name}-again"),
-        departures=departures,
+        deviations=deviation_text,
     )

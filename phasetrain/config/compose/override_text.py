@@ -83,8 +83,8 @@ def literal(value: Any, path: str) -> str:
         items = (literal(item, f"{path}[{number}]") for number, item in enumerate(value))
         return "[" + ", ".join(items) + "]"
     raise ConfigError(
-        f"{path} = {value!r}: a config holds numbers, texts, true, false, null, lists and mappings "
-        f"of them, and not {type(value).__name__}"
+        f"{path} = {value!r}: expected a number, a text, true, false, null, or a list or mapping "
+        f"of them, not {type(value).__name__}"
     )
 
 

@@ -100,7 +100,7 @@ class _Reader:
             self._add_problem(message, group, "config.unknown_file")
         if group == EXPERIMENT and len(chosen) > 1:
             several = ",".join(chosen)
-            message = f"{EXPERIMENT}=[{several}]: one experiment at a time; add -m for each"
+            message = f"{EXPERIMENT}=[{several}]: a run has one experiment; add -m to run each"
             self._add_problem(message, group)
         elif unknown:
             return
@@ -155,7 +155,7 @@ def _reject(text: str, override: Override) -> str:
             "list, or quote the value for a text with a comma"
         )
     if override.is_hydra_override():
-        return f"{text}: settings of Hydra belong to a sweep; add -m, or leave it out"
+        return f"{text}: settings of Hydra apply to sweeps only; add -m, or leave it out"
     if override.package is not None:
         return f"{text}: `@` can be used in the defaults list of a file only"
     return ""
@@ -175,7 +175,7 @@ def _unreadable(text: str, error: HydraException) -> Problem:
 
 
 def _no_override(text: str) -> str:
-    return f"{text!r} is no override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key"
+    return f"{text!r} is not an override; expected SECTION.key=value, SECTION=GROUP or ~SECTION.key"
 
 
 def _is_options(value: Any) -> bool:

@@ -140,7 +140,7 @@ class ConfigFiles:
             # Hydra follows a cycle of defaults lists without noticing.
             except RecursionError:
                 label = self._label(f"{group}/{option}")
-                self._add_problem(label, "its defaults list leads back to itself")
+                self._add_problem(label, "its defaults list includes the file itself")
                 return
             yield from (
                 (str(d.config_path), d.package or "")

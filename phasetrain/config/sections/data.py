@@ -126,11 +126,10 @@ class SplitSection(Section):
         "step; needs memory for one more step, and pays off with pin_memory",
         resume="free",
     )
-    # Adjustable, so that a run which has met an unreadable sample can resume and leave it out.
+    # Adjustable, so that a run which has met an unreadable sample can resume and skip it.
     on_bad_sample: Literal["raise", "substitute", "drop"] = key(
         "raise",
-        "what to do with an unreadable sample: fail, use another sample in its place, or leave it "
-        "out",
+        "what to do with an unreadable sample: fail, use another sample instead, or skip it",
         resume="adjustable",
     )
     bad_sample_budget: int = key(

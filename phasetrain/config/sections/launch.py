@@ -13,8 +13,8 @@ class LaunchSection(Section):
 
     cluster: Literal["slurm", "local", "debug"] | None = key(
         None,
-        "where the run submits itself: SLURM, or a job on this machine; debug and null: run in "
-        "this process",
+        "where the run is submitted: to SLURM, or as a job on this machine; debug and null: run "
+        "in this process",
         resume="free",
     )
     nodes: int = key(1, "number of nodes", resume="free", ge=1)

@@ -23,14 +23,20 @@ class EMASection(Section):
     """Exponential moving average of the weights (Polyak and Juditsky 1992)."""
 
     decay: float = key(
-        0.999, "weight of the previous average in each update of it", resume="forbidden", ge=0, lt=1
+        0.999,
+        "weight of the previous average in each update of the average",
+        resume="forbidden",
+        ge=0,
+        lt=1,
     )
     warmup: bool = key(
         True,
         "start with a smaller decay: min(decay, (1 + t) / (10 + t)) after t updates of the average",
         resume="forbidden",
     )
-    every: int = key(1, "optimizer updates between updates of it", resume="forbidden", ge=1)
+    every: int = key(
+        1, "optimizer updates between two updates of the average", resume="forbidden", ge=1
+    )
     test: bool = key(True, "test the average next to the trained weights", resume="forbidden")
 
 
@@ -78,8 +84,7 @@ class ModelSection(Section):
     freeze_updates: tuple[Any, ...] = key(
         [],
         "rules for freezing at the start of the run: `match` (patterns as in `freeze`) and `for` "
-        "(a "
-        'number of updates, or a duration such as "2 epochs")',
+        '(a number of updates, or a duration such as "2 epochs")',
         resume="forbidden",
     )
     ema: Mapping[str, Any] | None = key(

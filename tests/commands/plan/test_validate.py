@@ -53,7 +53,7 @@ from phasetrain.testing.build import build_run, resolve_overrides
         ),
         (
             ("CHECKPOINT.every_epochs=null", "CHECKPOINT.at_end=false"),
-            ["CHECKPOINT: every rule to save is off"],
+            ["CHECKPOINT: no rule saves a checkpoint"],
         ),
         (
             (

@@ -83,7 +83,7 @@ def test_each_missing_file_of_a_defaults_list_is_named(user_dir) -> None:
             "defaults:\n  - override /MODEL: mlp\nname: a\n",
             "yaml: Could not override 'MODEL@LOSS.MODEL'. No match in the defaults list.",
         ),
-        ("defaults:\n  - /LOSS/mine\nname: a\n", "its defaults list leads back to itself"),
+        ("defaults:\n  - /LOSS/mine\nname: a\n", "its defaults list includes the file itself"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(user_dir, text: str, problem: str) -> None:
