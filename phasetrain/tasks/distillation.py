@@ -39,20 +39,20 @@ class Teacher:
         return self.model(inputs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the digest of its weights; they stay in the file that they came from."""
+        """Return the digest of the weights; the weights themselves stay in their file."""
         return {"digest": self.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Check that the weights are the same.
 
         Raises:
-            ValueError: they are not.
+            ValueError: the weights differ.
         """
         if state["digest"] != self.digest:
             raise ValueError(
-                f"{TEACHER}.weights are others than those it has learned from so far (sha256 "
-                f"{self.digest[:16]} instead of {state['digest'][:16]}); bring the old file back, "
-                "or start anew in another folder with RUN.dir=..."
+                f"{TEACHER}.weights differ from the weights that the run has learned from so far "
+                f"(sha256 {self.digest[:16]} instead of {state['digest'][:16]}); restore the old "
+                "file, or start a new run in another folder with RUN.dir=..."
             )
 
 
@@ -96,7 +96,7 @@ class Distillation(Supervised):
         sources = parse_sources(teacher.get("weights"), f"{TEACHER}.weights")
         if not sources:
             raise ConfigError(
-                f"{TEACHER}.weights: a teacher has to have learned; set it to a file, a run or a "
+                f"{TEACHER}.weights: a teacher needs trained weights; set it to a file, a run or a "
                 "checkpoint"
             )
         self.teacher: Teacher | None = None

@@ -1,4 +1,4 @@
-"""Floating-point operations of a training, and how many of them devices can make at best."""
+"""Floating-point operations of a training, and the peak rate of devices."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from phasetrain.tasks.inspection import inspect
 T = 1e12
 
 FLAVOURS = frozenset({"MIG", "Laptop", "D", "Ti", "Super", "SUPER"})
-"""Words in the name of a device that make it another one than the rows below are about."""
+"""Words in the name of a device that mark a variant with other figures than the rows below."""
 
 PEAKS: Mapping[tuple[str, ...], Mapping[Precision, float]] = MappingProxyType(
     {
@@ -36,19 +36,18 @@ PEAKS: Mapping[tuple[str, ...], Mapping[Precision, float]] = MappingProxyType(
         ("RTX", "4090"): {"fp32": 82.6 * T, "tf32": 82.6 * T, "bf16": 165.2 * T, "fp16": 165.2 * T},
     }
 )
-"""Words in the name that torch gives a device -> operations per second by precision; the first row
-that fits counts.
+"""Words in torch's name of a device -> operations per second by precision; the first match is used.
 
-Products of dense matrices, added up in fp32; if a data sheet has figures for sparse matrices only,
-half of them. From NVIDIA's data sheets of V100 (2020), T4 (2019), A10 (2021), A100 (2022), L4,
-L40S, H100 (2023) and H200 (2024); for the RTX cards, appendix A of the white papers on GA102 (2021)
-and Ada (2023).
+For products of dense matrices, accumulated in fp32; if a data sheet has figures for sparse matrices
+only, half of them. From NVIDIA's data sheets of V100 (2020), T4 (2019), A10 (2021), A100 (2022),
+L4, L40S, H100 (2023) and H200 (2024); for the RTX cards, appendix A of the white papers on GA102
+(2021) and Ada (2023).
 """
 
 
 def device_name(machine: Machine) -> str:
-    """Return the name of the device that a process computes on, as torch gives it; `cpu` and the
-    like without one."""
+    """Return torch's name of the CUDA device of this rank, otherwise the type of the device, such
+    as `cpu`."""
     device = machine.device
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -56,8 +55,7 @@ def device_name(machine: Machine) -> str:
 
 
 def peak_flops(name: str, precision: Precision) -> float | None:
-    """Return the operations per second that a device can make at best; None where no data sheet is
-    known here.
+    """Return the peak operations per second of a device; None if it is not in `PEAKS`.
 
     Args:
         name: name of the device in torch.

@@ -66,7 +66,7 @@ class Predictor:
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Have a model in test mode for a while."""
+    """Put a model into eval mode, and restore the mode of every module afterwards."""
     # Module by module: frozen parts may be in test mode while the rest trains.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -102,7 +102,7 @@ def _samples(value: Any) -> int:
     first = next(iter(items), None)
     if first is None:
         raise ConfigError(
-            f"inputs of type {type(value).__name__}: expected a batch as the model takes it, a "
+            f"inputs of type {type(value).__name__}: expected a batch as the model takes it: a "
             "tensor or an array (N, ...), or a mapping or list of them"
         )
     return _samples(first)
@@ -118,5 +118,6 @@ def _concatenate(parts: list[Any]) -> Any:
     if isinstance(first, list | tuple):
         return type(first)(_concatenate(list(items)) for items in zip(*parts, strict=True))
     raise ConfigError(
-        f"the model returns {type(first).__name__}, which cannot be joined; leave out batch_size"
+        f"the model returns {type(first).__name__}, which cannot be concatenated; leave out "
+        "batch_size"
     )

@@ -13,7 +13,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.tasks import Parts, Task
 
 ROWS = 30
-"""Modules that are shown at most; a larger model is shown to a lesser depth."""
+"""Maximum number of modules that are shown; a larger model is shown to a smaller depth."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Inspection:
     activation_bytes: int
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the inspection as JSON data."""
         return asdict(self) | {"modules": [asdict(row) for row in self.modules]}
 
 
@@ -144,8 +144,8 @@ def memory_estimate(parts: Parts, inspection: Inspection | None = None) -> dict[
 
 
 def optimizer_bytes(parts: Parts) -> int:
-    """Return about how many bytes of state an optimizer keeps on this rank: its present state, or
-    one or two values per weight.
+    """Return the approximate bytes of optimizer state on this rank: the present state, or one or
+    two values per weight before the first step.
 
     Two values per weight with `betas`, none with a momentum of 0, otherwise one.
     """
@@ -168,7 +168,7 @@ def optimizer_bytes(parts: Parts) -> int:
 
 
 def checkpoint_bytes(parts: Parts) -> int:
-    """Return about how large a checkpoint will be: weights, averages, and optimizer state."""
+    """Return the approximate size of a checkpoint: weights, averages and optimizer state."""
     models = 1 + len(parts.averages)
     weights: int = models * sum(
         t.numel() * t.element_size() for t in parts.model.state_dict().values()
@@ -183,7 +183,7 @@ def checkpoint_bytes(parts: Parts) -> int:
 
 
 def shown_modules(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
-    """Return the rows down to the depth at which they are not too many."""
+    """Return the rows down to the largest depth with at most `ROWS` rows."""
     depth = max((row.name.count(".") + 1 for row in rows if row.name), default=0)
     while depth > 1 and sum(_depth(row) <= depth for row in rows) > ROWS:
         depth -= 1

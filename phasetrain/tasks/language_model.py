@@ -25,9 +25,8 @@ class LanguageModel(Supervised):
     if there are such positions.
 
     Raises:
-        ConfigError: a perplexity is to be measured of a loss with label smoothing; on a step:
-            inputs, targets or scores have other shapes or types, or a token is outside the
-            vocabulary.
+        ConfigError: METERS has a perplexity of a loss with label smoothing; on a step: inputs,
+            targets or scores have other shapes or types, or a token is outside the vocabulary.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -41,7 +40,7 @@ class LanguageModel(Supervised):
         if smooth and wrong:
             raise ConfigError(
                 f"METERS.{wrong[0]} and LOSS.label_smoothing = {smooth}: exp of a smoothed loss is "
-                "no perplexity; leave one of them out"
+                "not a perplexity; leave one of them out"
             )
 
     def weight_of(self, batch: Batch) -> int:
@@ -58,9 +57,9 @@ class LanguageModel(Supervised):
             if isinstance(scores, Tensor):
                 given = str(tuple(scores.shape))
             raise ConfigError(
-                f"MODEL: {type(self.parts.model).__name__} gives {given} for targets "
-                f"{tuple(targets.shape)}; a language model gives scores (N, T, V), one for each "
-                "place and token"
+                f"MODEL: {type(self.parts.model).__name__} returns {given} for targets "
+                f"{tuple(targets.shape)}; a language model returns scores (N, T, V), one for each "
+                "position and token"
             )
         counted = targets.flatten()
         shown = counted.clamp(min=0)  # meters look classes up, and -100 is none
@@ -93,8 +92,8 @@ class LanguageModel(Supervised):
             sample = int(batch.ids[wrong[0] * batch.size // len(target)])
         return (
             f"DATA: sample {sample} has token {int(target[wrong[0]])} as a target, and the model "
-            f"gives {vocabulary}, so tokens go from 0 to {vocabulary - 1} ({IGNORED} does not "
-            "count); set MODEL.vocabulary to the number of tokens, or mend the data"
+            f"has {vocabulary} tokens, so they go from 0 to {vocabulary - 1} ({IGNORED} is "
+            "ignored); set MODEL.vocabulary to the number of tokens, or fix the data"
         )
 
 
@@ -107,8 +106,8 @@ def _targets(batch: Batch) -> Tensor:
         else:
             given = type(targets).__name__
         raise ConfigError(
-            f"DATA: a language model takes as targets the next tokens, int64 (N, T), not {given}; "
-            "the data sets text and alice give such"
+            f"DATA: the targets of a language model are the next tokens, int64 (N, T), not "
+            f"{given}; the datasets text and alice have such targets"
         )
     if batch.mask is None:
         return targets

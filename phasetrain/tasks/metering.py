@@ -35,7 +35,7 @@ def update_meters(
             advice = ""
             sees_all = choice is None or choice.output is None
             if sees_all and isinstance(out.output, Mapping):
-                advice = f"; say with METERS.{label}.output which output it looks at"
+                advice = f"; select the output for this meter with METERS.{label}.output"
             raise ConfigError(f"METERS.{label}: {error}{advice}", code="config.misfit") from error
 
 

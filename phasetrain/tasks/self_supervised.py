@@ -52,9 +52,9 @@ class SelfSupervised(Task):
         teacher: the copy, or None.
 
     Raises:
-        ConfigError: the loss wants a teacher and there is none, or the other way round; the
-            strategy cannot have one; a split does not make several views; a meter needs targets or
-            scores of classes.
+        ConfigError: the loss needs a teacher and there is none, or the other way round; the
+            strategy does not support one; a split does not make several views; a meter needs
+            targets or scores of classes.
     """
 
     def __init__(
@@ -73,8 +73,12 @@ class SelfSupervised(Task):
         self._momentum = momentum
         self._momentum_end = momentum_end
         self._teacher_views = teacher_views
-        self._advancing = [part for part in parts.loss.modules() if isinstance(part, ScheduledLoss)]
-        self._holding = [part for part in parts.loss.modules() if isinstance(part, FreezingLoss)]
+        self._scheduled_losses = [
+            part for part in parts.loss.modules() if isinstance(part, ScheduledLoss)
+        ]
+        self._freezing_losses = [
+            part for part in parts.loss.modules() if isinstance(part, FreezingLoss)
+        ]
         self._check_parts()
         self.teacher = None if momentum is None else self._new_teacher()
 
@@ -102,7 +106,7 @@ class SelfSupervised(Task):
 
     def update(self, done: GradientPass, at: Position, events: StepEvents) -> StepOutput:
         """Update all weights but those that the loss freezes."""
-        for part in self._holding:
+        for part in self._freezing_losses:
             for parameter in part.frozen_parameters():
                 # None and not zero: momentum and weight decay would still move a weight with a zero
                 # gradient.
@@ -113,13 +117,13 @@ class SelfSupervised(Task):
         """Return loss and embeddings of a micro-batch of views `[(N, ...), ...]`."""
         views = self._views(batch)
         try:
-            embeddings = [_precise(embedding) for embedding in self.model(views)]
-            targets = self._taught(views)
+            embeddings = [_to_float32(embedding) for embedding in self.model(views)]
+            targets = self._embed_with_teacher(views)
         except (*MISFITS, AttributeError) as error:
             raise_unless_misfit(error)
             raise ConfigError(
                 f"MODEL: {type(self.parts.model).__name__} does not take a list of views "
-                f"{_shapes(views)}: {error}; MODEL.name=trunk_head makes a model for views of a "
+                f"{_shapes(views)}: {error}; MODEL.name=trunk_head builds a model of views from a "
                 "trunk and a head"
             ) from error
         if batch.mask is not None:
@@ -152,19 +156,19 @@ class SelfSupervised(Task):
         if not isinstance(views, list) or not all(isinstance(view, Tensor) for view in views):
             raise ConfigError(
                 f"TASK.name = 'self_supervised': the input of a batch is {type(views).__name__}, "
-                "expected a list of views, tensors (N, ...); end the transforms of the split with "
-                "multi_crop"
+                "expected a list of views, each a tensor (N, ...); make multi_crop the last "
+                "transform of the split"
             )
         return views
 
     @torch.no_grad()
-    def _taught(self, views: Sequence[Tensor]) -> list[Tensor] | None:
+    def _embed_with_teacher(self, views: Sequence[Tensor]) -> list[Tensor] | None:
         if self.teacher is None:
             return None
-        return [_precise(target) for target in self.teacher(list(views[: self._teacher_views]))]
+        return [_to_float32(target) for target in self.teacher(list(views[: self._teacher_views]))]
 
     def _advance(self, where: float, updates: int) -> None:
-        for part in self._advancing:
+        for part in self._scheduled_losses:
             part.advance(where, updates)
 
     @torch.no_grad()
@@ -185,20 +189,21 @@ class SelfSupervised(Task):
     def _new_teacher(self) -> nn.Module:
         if self._strategy.shards_weights:
             raise ConfigError(
-                f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and this "
-                "DISTRIBUTED.strategy leaves no process the whole of it; take the strategy ddp or "
+                f"TASK.momentum = {self._momentum}: the teacher is a copy of the model, and with "
+                "this DISTRIBUTED.strategy no rank has the whole model; use the strategy ddp or "
                 "zero"
             )
         if isinstance(self._strategy, Ordered):
             raise ConfigError(
-                f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered', which "
-                "computes a batch in parts and knows nothing of the teacher's running statistics; "
-                "take DISTRIBUTED.reduction=native"
+                f"TASK.momentum = {self._momentum} and DISTRIBUTED.reduction = 'ordered': ordered "
+                "reduction computes a batch in parts, and does not handle the running statistics "
+                "of a teacher; set DISTRIBUTED.reduction=native"
             )
         if self.parts.updater is not None and self.parts.updater.sam is not None:
             raise ConfigError(
                 f"TASK.momentum = {self._momentum} and OPTIMIZER.sam: the second pass of an update "
-                "would change the teacher's running statistics once more; leave one of the two out"
+                "would change the running statistics of the teacher again; leave one of the two "
+                "out"
             )
         model = self.parts.model
         if isinstance(model, Embedding):
@@ -219,8 +224,8 @@ class SelfSupervised(Task):
         ]
         if any(part.uses_teacher for part in teacher_losses) and self._momentum is None:
             raise ConfigError(
-                f"TASK.momentum = null: the loss {loss} compares with a teacher; set "
-                "TASK.momentum, such as 0.99"
+                f"TASK.momentum = null: the loss {loss} needs a teacher; set TASK.momentum, for "
+                "example to 0.99"
             )
         if (
             teacher_losses
@@ -228,12 +233,12 @@ class SelfSupervised(Task):
             and self._momentum is not None
         ):
             raise ConfigError(
-                f"TASK.momentum = {self._momentum}: the loss {loss} has no use for a teacher; "
-                "leave it out"
+                f"TASK.momentum = {self._momentum}: the loss {loss} does not use a teacher; leave "
+                "momentum out"
             )
         if self.parts.batch_transforms:
             raise ConfigError(
-                "DATA.TRAIN.batch_transforms mixes inputs with their targets, and TASK.name = "
+                "DATA.TRAIN.batch_transforms mixes inputs and targets, and TASK.name = "
                 "'self_supervised' has views and no targets; leave it out"
             )
         views = 1 if self._momentum is None else self._teacher_views
@@ -248,7 +253,7 @@ class SelfSupervised(Task):
             _check_meter(label, meter, self._device)
 
 
-def _precise(embedding: Tensor) -> Tensor:
+def _to_float32(embedding: Tensor) -> Tensor:
     """Return an embedding in float32 at least: half precision is too coarse for temperatures."""
     return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
@@ -265,26 +270,24 @@ def spread(embeddings: Tensor) -> Tensor:
 
 
 def _check_views(split: str, reader: SampleReader, teacher_views: int) -> None:
-    """Reject a split that makes one view of a sample; with custom code the first batch shows it."""
+    """Reject a split that makes too few views; with custom transforms the first batch shows it."""
     transforms = reader.pipeline.transforms
     last = transforms[-1] if transforms else None
     if not reader.draws_at_random and not isinstance(last, MultiCrop):
         raise ConfigError(
             f"DATA.{split.upper()}.transforms makes one view of a sample, and TASK.name = "
-            "'self_supervised' compares "
-            "several; end it with multi_crop, such as [{name: multi_crop, groups: [{views: 2, "
-            "transforms: [...]}]}], "
-            "or leave the split out"
+            "'self_supervised' compares several; add multi_crop as the last transform, such as "
+            "[{name: multi_crop, groups: [{views: 2, transforms: [...]}]}], or leave the split out"
         )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < 2:
         raise ConfigError(
             f"DATA.{split.upper()}.transforms: multi_crop makes {last.views} view, expected at "
-            "least 2"
+            "least 2; raise the views of its groups"
         )
     if isinstance(last, MultiCrop | MultiCropOfSamples) and last.views < teacher_views:
         raise ConfigError(
-            f"TASK.teacher_views = {teacher_views}: multi_crop of DATA.{split.upper()} makes "
-            f"{last.views} views"
+            f"TASK.teacher_views = {teacher_views}: multi_crop in DATA.{split.upper()}.transforms "
+            f"makes only {last.views} views; lower teacher_views, or make more views"
         )
 
 
@@ -299,8 +302,8 @@ def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
             raise
         raise ConfigError(
             f"METERS.{label} needs scores and targets, and TASK.name = 'self_supervised' has "
-            f"embeddings of views and no targets ({type(error).__name__}: {error}); take "
-            "METERS.loss, and measure features with a probe afterwards"
+            f"embeddings of views and no targets ({type(error).__name__}: {error}); use "
+            "METERS.loss, and evaluate the features with a probe afterwards"
         ) from error
 
 

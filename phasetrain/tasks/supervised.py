@@ -22,11 +22,11 @@ class Supervised(Task):
     entropy.
 
     Output and target are tensors, or mappings or lists of tensors: `LOSS.losses.LABEL.output` and
-    `target`, and the same keys of a meter, say which entries belong together.
+    `target`, and the same keys of a meter, select the entries that belong together.
 
     Raises:
-        ConfigError: the input does not fit the model, or the output does not fit the loss; shapes
-            are shown, and a label outside the classes is named with its sample.
+        ConfigError: the input does not fit the model, or the output does not fit the loss; the
+            message has the shapes, and the sample of a label outside the classes.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -78,7 +78,7 @@ class Supervised(Task):
         """Return the mean loss of a micro-batch.
 
         Raises:
-            ConfigError: output and target do not fit it, or it is no scalar.
+            ConfigError: the loss does not accept output and target, or does not return a scalar.
         """
         try:
             if not self._checked:
@@ -106,8 +106,8 @@ class Supervised(Task):
             return
         advice = "" if split == "train" else f", or leave the split out with {where}=null"
         raise ConfigError(
-            f"{where}: its samples have no targets (None), and {needing} needs them; give a data "
-            f"set that has targets{advice}"
+            f"{where}: its samples have no targets (None), and {needing} needs them; use a dataset "
+            f"with targets{advice}"
         )
 
     def _check_mean(self, loss: Any) -> None:
@@ -140,8 +140,7 @@ class Supervised(Task):
         advice = ""
         if several and not isinstance(self.parts.loss, WeightedSum | FromModel):
             advice = (
-                "; where there are several outputs or targets, say which of them belong to which "
-                "loss: "
+                "; if there are several outputs or targets, assign them to losses with "
                 "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"
             )
         return (
@@ -152,9 +151,9 @@ class Supervised(Task):
     def _label_outside(self, label: int, sample: int, classes: int) -> str:
         split = "DATA.TRAIN" if self.model.training else "the test split"
         return (
-            f"{split}: sample {sample} has label {label}, and the model gives {classes} classes, "
+            f"{split}: sample {sample} has label {label}, and the model has {classes} classes, "
             f"so labels go from 0 to {classes - 1}; set MODEL.classes to the number of classes, or "
-            "mend the labels"
+            "fix the labels"
         )
 
 

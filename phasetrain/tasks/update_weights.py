@@ -61,8 +61,8 @@ class UpdateWeights:
         self.counted = self._world.all_reduce_sum(sum(batch.weight or 0 for batch in batches))
         if not self.counted:
             raise SampleError(
-                f"DATA.{at.split.upper()}: nothing of step {at.step + 1} of the pass counts in the "
-                "loss, such as when all of its targets are to be ignored; take larger batches, or "
+                f"DATA.{at.split.upper()}: nothing in step {at.step + 1} of the pass counts in the "
+                "loss, for example because all of its targets are ignored; use larger batches, or "
                 "fix the data",
                 code="data.empty_step",
             )
@@ -75,9 +75,9 @@ class UpdateWeights:
         total = self._world.all_reduce_sum(own) if drops else at.samples
         if not total:
             raise SampleError(
-                f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves nothing of a step on any "
-                "rank, as none of its samples can be read; fix the data, take larger batches, or "
-                "set it to substitute",
+                f"DATA.{at.split.upper()}.on_bad_sample = 'drop' leaves no sample of a step on any "
+                "rank, because none of them can be read; fix the data, use larger batches, or set "
+                "it to substitute",
                 code="data.empty_step",
             )
         return total

@@ -396,4 +396,6 @@ class TestSharesThatAreDropped:
         done = launcher.run(tmp_path / "run", 3, *self.WORDS, self.data(*range(6, 12)))
         assert done.codes == [1, 1, 1]
         sentence = json.loads((tmp_path / "run" / "status.json").read_text())["reason"]
-        assert "DATA.TRAIN.on_bad_sample = 'drop' leaves nothing of a step on any rank" in sentence
+        assert (
+            "DATA.TRAIN.on_bad_sample = 'drop' leaves no sample of a step on any rank" in sentence
+        )

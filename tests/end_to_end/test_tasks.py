@@ -175,7 +175,10 @@ class TestSeveralHeads:
         ("word", "message"),
         [
             ("METERS.digit.outptu=digit", "METERS.digit.output"),
-            ("METERS.digit.output=null", "say with METERS.digit.output which output it looks at"),
+            (
+                "METERS.digit.output=null",
+                "select the output for this meter with METERS.digit.output",
+            ),
             (
                 "METERS.digit.output=dgit",
                 "METERS.digit.output = 'dgit': no such entry; there are digit, odd, probe",
@@ -307,7 +310,8 @@ class TestDistillation:
         }
         torch.save(changed, tmp_path / "teacher/weights.pt")
         with pytest.raises(
-            ChangedError, match=r"TASK\.teacher\.weights are others than those it has learned from"
+            ChangedError,
+            match=r"TASK\.teacher\.weights differ from the weights that the run has learned",
         ):
             run(
                 [

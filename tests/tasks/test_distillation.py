@@ -96,7 +96,7 @@ def test_a_checkpoint_tells_the_teacher_from_others(file: str) -> None:
     other = teacher()
     with torch.no_grad():
         other[0].bias[0] += 1e-6
-    with pytest.raises(ValueError, match="others than those it has learned from"):
+    with pytest.raises(ValueError, match="differ from the weights that the run has learned"):
         Teacher(other).load_state_dict(state)
 
 

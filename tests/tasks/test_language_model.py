@@ -114,7 +114,7 @@ class TestShares:
         nothing = batch()
         nothing.target = torch.full_like(nothing.target, IGNORED)
         with pytest.raises(
-            SampleError, match=r"DATA\.TRAIN: nothing of step 2 of the pass counts in the loss"
+            SampleError, match=r"DATA\.TRAIN: nothing in step 2 of the pass counts in the loss"
         ):
             task().train_step([nothing], AT, Silent())
 
@@ -161,7 +161,7 @@ class TestMisfits:
         given = batch()
         given.ids, given.target[4, 1] = torch.arange(40, 47), 9
         assert self.message(task(), given).startswith(
-            "DATA: sample 44 has token 9 as a target, and the model gives 9, so tokens go from 0 to 8"
+            "DATA: sample 44 has token 9 as a target, and the model has 9 tokens, so they go from 0 to 8"
         )
 
     def test_targets_that_are_no_tokens(self) -> None:
@@ -178,7 +178,7 @@ class TestMisfits:
         made = task()
         made.model = made.parts.model.__class__(9, 6, 8, 1, 2).double()
         made.model.forward = lambda tokens: torch.zeros(7, 9)  # type: ignore[method-assign]
-        assert "Transformer gives (7, 9) for targets (7, 6)" in self.message(made, batch())
+        assert "Transformer returns (7, 9) for targets (7, 6)" in self.message(made, batch())
 
     def test_a_loss_that_takes_no_scores(self) -> None:
         made = task()

@@ -188,11 +188,11 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
     [
         (
             ["experiment=digits_moco", "TASK.momentum=null"],
-            "TASK.momentum = null: the loss MoCo compares with",
+            "TASK.momentum = null: the loss MoCo needs a teacher",
         ),
         (
             ["experiment=digits_simclr", "TASK.momentum=0.9"],
-            "the loss SimCLR has no use for a teacher; leave",
+            "the loss SimCLR does not use a teacher; leave",
         ),
         (
             ["experiment=digits_moco", "TASK.momentum=1.5"],
@@ -204,11 +204,11 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
         ),
         (
             ["experiment=digits_byol", "TASK.teacher_views=3"],
-            "teacher_views = 3: multi_crop of DATA.TRAIN makes 2 views",
+            "teacher_views = 3: multi_crop in DATA.TRAIN.transforms makes only 2 views",
         ),
         (
             ["experiment=digits_byol", "DISTRIBUTED.reduction=ordered"],
-            "knows nothing of the teacher's running statist",
+            "does not handle the running statist",
         ),
         (
             ["experiment=digits_simclr", f"DATA.TEST.transforms={ONE_VIEW}"],
@@ -224,7 +224,7 @@ OF_ONE = "[{name: multi_crop, groups: [{views: 1, transforms: []}]}]"
         ),
         (
             ["experiment=digits_simclr", "DATA.TRAIN.batch_transforms=[mixup]"],
-            "batch_transforms mixes inputs with",
+            "batch_transforms mixes inputs and targets",
         ),
         (["experiment=digits_moco", "LOSS.queue=8"], "queue = 8: .* 16"),
     ],

@@ -69,8 +69,8 @@ class TestMisfits:
             nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(torch.tensor([0, 1, label, 0]))
         )
         assert found == (
-            f"DATA.TRAIN: sample 42 has label {label}, and the model gives 2 classes, so labels go from 0 to 1; set "
-            "MODEL.classes to the number of classes, or mend the labels"
+            f"DATA.TRAIN: sample 42 has label {label}, and the model has 2 classes, so labels go from 0 to 1; set "
+            "MODEL.classes to the number of classes, or fix the labels"
         )
 
     def test_targets_of_the_wrong_type(self) -> None:
@@ -157,8 +157,8 @@ class TestSplitsWithoutTargets:
         with pytest.raises(ConfigError) as caught:
             self.made(nn.CrossEntropyLoss()).check_targets("test", None)
         assert str(caught.value) == (
-            "DATA.TEST: its samples have no targets (None), and LOSS (CrossEntropyLoss) needs them; give a data set "
-            "that has targets, or leave the split out with DATA.TEST=null"
+            "DATA.TEST: its samples have no targets (None), and LOSS (CrossEntropyLoss) needs them; use a dataset "
+            "with targets, or leave the split out with DATA.TEST=null"
         )
         self.made(nn.CrossEntropyLoss()).check_targets("test", 3)
 
