@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 from damaged import NEWEST, OLDEST, PREVIOUS
 from faulty import ONE, Starter
+from fork_server import ForkServer
 from harness import SMALL, KillAfter, SaveEachStep, die, train
 from processes import Launcher
 
 
 @pytest.fixture(scope="session")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
-    with Starter(tmp_path_factory.mktemp("starter")) as starter:
-        yield starter
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    with ForkServer(tmp_path_factory.mktemp("fork_server")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def starter(fork_server: ForkServer) -> Starter:
+    return Starter(fork_server)
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +53,8 @@ def mine(killed: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    with Launcher(tmp_path_factory.mktemp("launcher")) as launcher:
-        yield launcher
+def launcher(fork_server: ForkServer) -> Launcher:
+    return Launcher(fork_server)
 
 
 @pytest.fixture(scope="session")

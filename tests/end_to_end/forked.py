@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from processes import free_port, meet_early
+from fork_server import meet_early
+from processes import free_port
 
 from phasetrain.distributed import Placement, World, join_process_group
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import ONE, Fault, Starter
+from failing_calls import Fault
+from faulty import ONE, Starter
 from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, records, train
 
 from phasetrain.data import DATASETS

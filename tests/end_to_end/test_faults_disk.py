@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import ONE, Ended, Fault, Starter, open_folder, small_disk
+from failing_calls import Fault
+from faulty import ONE, Ended, Starter, open_folder, small_disk
 from harness import SMALL, is_clean, leftovers, newest, parted, records, status, train
 
 from phasetrain.engine.plan import Phase

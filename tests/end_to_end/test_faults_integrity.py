@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from damaged import NEWEST, OLDEST, PREVIOUS, found
-from faulty import ONE, Fault, Starter
+from failing_calls import Fault
+from faulty import ONE, Starter
 from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
 
 from phasetrain.checkpoint import Checkpointer

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from faulty import Fault, compiled
+from failing_calls import Fault
+from fork_server import ForkServer
 from harness import SMALL, leftovers, newest, parted, status
 from processes import Finished, Launcher
 from raising import raises
@@ -365,7 +366,8 @@ class TestTheFolder:
     def test_two_runs_in_one(self, launcher: Launcher, tmp_path: Path) -> None:
         folder = tmp_path / "run"
         (tmp_path / "trouble-0").write_text("marked 0.05")
-        with Launcher(tmp_path) as other:
+        with ForkServer(tmp_path) as server:
+            other = Launcher(server)
             launcher.start(folder, 3, *WORDS, *DATA)
             wait_for(tmp_path / "reading")
             second = other.run(folder, 2, *WORDS, *DATA, MASTER_ADDR="127.0.0.1")
@@ -375,12 +377,10 @@ class TestTheFolder:
 
     @pytest.mark.slow
     def test_one_whose_main_process_is_killed_within_a_commit(
-        self, calm3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, launcher: Launcher, calm3: Path, tmp_path: Path
     ) -> None:
-        library = compiled(tmp_path)
-        if library is None:
+        if not launcher.faults:
             pytest.skip("needs gcc")
-        monkeypatch.setenv("LD_PRELOAD", str(library))
         words = (*WORDS, "CHECKPOINT.every_updates=2", "CHECKPOINT.keep_last=2")
         calls = [
             (call, at)
@@ -388,15 +388,14 @@ class TestTheFolder:
             for at in (1, 5, 9, 14)
         ]
         struck = 0
-        with Launcher(tmp_path) as launcher:
-            for number, (call, at) in enumerate([*calls, ("unlink", 2)]):
-                folder = tmp_path / f"run{number}"
-                killed = Fault(call, f"run{number}/checkpoints", "KILL", first=at, last=at)
-                done = launcher.run(folder, 3, *words, faults={0: killed})
-                assert done.codes in ([-signal.SIGKILL, 1, 1], [0] * 3), (call, at, done.outputs)
-                struck += done.codes[0] != 0
-                assert launcher.run(folder, 3, *words).codes == [0] * 3, (call, at)
-                assert (parted(calm3, folder), leftovers(folder)) == ([], []), (call, at)
+        for number, (call, at) in enumerate([*calls, ("unlink", 2)]):
+            folder = tmp_path / f"run{number}"
+            killed = Fault(call, f"run{number}/checkpoints", "KILL", first=at, last=at)
+            done = launcher.run(folder, 3, *words, faults={0: killed})
+            assert done.codes in ([-signal.SIGKILL, 1, 1], [0] * 3), (call, at, done.outputs)
+            struck += done.codes[0] != 0
+            assert launcher.run(folder, 3, *words).codes == [0] * 3, (call, at)
+            assert (parted(calm3, folder), leftovers(folder)) == ([], []), (call, at)
         assert struck > 12
 
     def test_checkpoint_that_one_rank_never_sees_fails_the_resume(self, tmp_path: Path) -> None:
@@ -406,18 +405,15 @@ class TestTheFolder:
 
     @pytest.mark.slow
     def test_checkpoint_that_another_rank_sees_late_is_waited_for(
-        self, calm3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, launcher: Launcher, calm3: Path, tmp_path: Path
     ) -> None:
-        library = compiled(tmp_path)
-        if library is None:
+        if not launcher.faults:
             pytest.skip("needs gcc")
-        monkeypatch.setenv("LD_PRELOAD", str(library))
         folder = tmp_path / "run"
         late = Fault("look", "run/checkpoints", "ENOENT", last=6)
-        with Launcher(tmp_path) as launcher:
-            assert launcher.run(folder, 3, *WORDS, strike(2, 7, "term")).codes == [143] * 3
-            began = time.monotonic()
-            done = launcher.run(folder, 3, *WORDS, faults={1: late})
+        assert launcher.run(folder, 3, *WORDS, strike(2, 7, "term")).codes == [143] * 3
+        began = time.monotonic()
+        done = launcher.run(folder, 3, *WORDS, faults={1: late})
         assert done.codes == [0] * 3, done.outputs
         assert time.monotonic() - began > 1.0
         assert parted(calm3, folder) == []

@@ -1,8 +1,8 @@
 """Signals at any moment of a whole run, to the process and to its group; workers that die or hang;
 little memory."""
 
+import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty import ONE, Fault, Starter, shared_memory
-from harness import SMALL, is_clean, leftovers, newest, parted, status, train
+from failing_calls import Fault
+from faulty import ONE, Starter
+from harness import SMALL, is_clean, newest, parted, status, train
 
 WORDS = (*SMALL, ONE, "RUN.imports=[faulty_parts]")
-TROUBLED = (*WORDS, "DATA.TRAIN.dataset=troubled", "PHASES.limit.train=null", "PHASES.epochs=1")
-"""A pass over all data, of which one sample may hang or kill."""
+TROUBLED = (
+    *WORDS,
+    "DATA.TRAIN.dataset=troubled",
+    "DATA.TRAIN.batch_size=72",
+    "PHASES.limit.train=null",
+    "PHASES.epochs=1",
+)
+"""A pass over all data in 20 updates; one sample may hang or kill."""
 
 MOMENTS = {
     "the hooks are made": ("event: made", 0),
@@ -56,7 +63,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestAStop:
-    @pytest.mark.by_default(3)
+    @pytest.mark.by_default("a train step-15-2")
     @pytest.mark.parametrize(
         ("number", "workers"),
         [
@@ -206,7 +213,7 @@ class TestASaveUnderWay:
 
 
 class TestWhatDoesNotStop:
-    @pytest.mark.by_default(3)
+    @pytest.mark.by_default("10-a train step", "12-a test step")
     @pytest.mark.parametrize(
         "moment",
         [
@@ -269,6 +276,10 @@ connection.SocketClient = connected
 """
 
 
+ONE_WORKER = "DATA.TRAIN.workers=1"
+"""Another worker would look for its dead main process after up to five seconds only."""
+
+
 class TestWorkers:
     WORDS = (*TROUBLED, "DATA.TRAIN.workers=2")
 
@@ -293,13 +304,14 @@ class TestWorkers:
         assert "DATA.TRAIN" in told["reason"]
         last = newest(folder).manifest
         assert last.facts.why == "exception"
-        assert 0 < last.state["updates"] == told["updates"] < 60
+        assert 0 < last.state["updates"] == told["updates"] < 20
         assert is_clean(ended, folder)
         (tmp_path / "trouble").unlink()
-        again = starter.run(folder, *self.WORDS)
+        again = starter.run(folder, *TROUBLED)
         assert again.code == 0, again.output
         assert parted(troubled, folder) == []
 
+    @pytest.mark.slow
     def test_worker_that_dies_during_a_handover_is_reported_without_another_traceback(
         self, starter: Starter, tmp_path: Path
     ) -> None:
@@ -320,15 +332,15 @@ class TestWorkers:
         """Torch says it wherever the main thread stands; within an update nothing exact could be
         saved."""
         folder = tmp_path / "run"
-        at = "event: on_forward, updates: 20, do: kill_workers, seconds: 0.3"
-        ended = starter.run(folder, *self.WORDS, f"HOOKS.fault={{name: fault_at, {at}}}")
+        at = "event: on_forward, updates: 6, do: kill_workers, seconds: 0.3"
+        ended = starter.run(folder, *TROUBLED, ONE_WORKER, f"HOOKS.fault={{name: fault_at, {at}}}")
         assert ended.code == 1, ended.output
         assert "DATA.TRAIN: a worker died or did not answer in time" in ended.output
         assert "Traceback" not in ended.output
         last = newest(folder).manifest
-        assert (last.facts.why, last.state["updates"] > 20) == ("exception", True)
+        assert (last.facts.why, last.state["updates"] > 6) == ("exception", True)
         assert is_clean(ended, folder)
-        assert starter.run(folder, *self.WORDS).code == 0
+        assert starter.run(folder, *TROUBLED).code == 0
         assert parted(troubled, folder) == []
 
     def test_without_a_save_on_an_exception_the_epoch_is_lost(
@@ -336,10 +348,10 @@ class TestWorkers:
     ) -> None:
         (tmp_path / "trouble").write_text("kill 200")
         folder = tmp_path / "run"
-        assert starter.run(folder, *self.WORDS, "CHECKPOINT.on_exception=false").code == 1
+        assert starter.run(folder, *TROUBLED, ONE_WORKER, "CHECKPOINT.on_exception=false").code == 1
         assert not (folder / "checkpoints").exists()
         (tmp_path / "trouble").unlink()
-        assert starter.run(folder, *self.WORDS).code == 0
+        assert starter.run(folder, *TROUBLED).code == 0
         assert parted(troubled, folder) == []
 
     @pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -348,7 +360,7 @@ class TestWorkers:
     ) -> None:
         (tmp_path / "trouble").write_text("hang 200")
         folder = tmp_path / "run"
-        pid = starter.start(folder, *self.WORDS)
+        pid = starter.start(folder, *TROUBLED, ONE_WORKER)
         until((tmp_path / "met").exists)
         time.sleep(0.5)  # what was read ahead is used up
         for _ in range(signals):
@@ -361,41 +373,22 @@ class TestWorkers:
         assert status(folder)["state"] == "preempted"
         assert is_clean(ended, folder)
         (tmp_path / "trouble").unlink()
-        assert starter.run(folder, *self.WORDS).code == 0
+        assert starter.run(folder, *TROUBLED).code == 0
         assert parted(troubled, folder) == []
 
 
-@pytest.mark.parametrize("size", ["64k", pytest.param("4k", marks=pytest.mark.slow)])
-def test_shared_memory_that_is_full(tmp_path: Path, size: str) -> None:
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("size", ["64k", "4k"])
+def test_shared_memory_that_is_full(starter: Starter, tmp_path: Path, size: str) -> None:
     """In a mount namespace of its own, /dev/shm takes next to nothing."""
-    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run(["unshare", "-m", "true"], check=False).returncode
-    ):
+    words = (*SMALL, ONE, "DATA.TRAIN.workers=2", "DATA.TRAIN.batch_size=600")
+    folder = tmp_path / "run"
+    ended = starter.run(folder, *words, "PHASES.limit.train=2", shared_memory=size)
+    if "this user may not mount" in ended.output:
         pytest.skip("this user may not mount a small /dev/shm")
-    words = [
-        *SMALL,
-        ONE,
-        f"RUN.dir={tmp_path}/run",
-        "DATA.TRAIN.workers=2",
-        "DATA.TRAIN.batch_size=600",
-    ]
-    command = [sys.executable, "-m", "phasetrain", *words, "PHASES.limit.train=2"]
-    before = shared_memory()
-    script = f'{mount} && timeout -s KILL 50 "$@"; code=$?; ls /dev/shm; exit $code'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    told = done.stderr.splitlines()[0]  # torch may add a complaint about its half-made iterator
-    assert told.startswith("DATA.TRAIN: a worker needs shared memory, and /dev/shm is exhausted (")
-    assert "No space left on device" in told
-    assert told.endswith("or set DATA.TRAIN.workers=0, which needs none")
-    assert "torch_" not in done.stdout.splitlines()[-1]
-    assert {name for name in shared_memory() - before if "torch" in name} == set()
-    assert leftovers(tmp_path / "run") == []
+    assert ended.code == 1, ended.output
+    assert os.strerror(errno.ENOSPC) in ended.output
+    assert "DATA.TRAIN" in status(folder)["reason"]
+    assert "DATA.TRAIN.workers=0" in status(folder)["reason"]
+    assert "left in /dev/shm: []" in ended.output
+    assert is_clean(ended, folder)

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from harness import leftovers, parted
+from faulty import ONE, Ended, Starter
+from harness import SMALL, leftovers, parted
 from kill_findings import Report
 from kill_suite import reports, start_suite
 
@@ -99,14 +101,49 @@ def seen(folder: Path, protocol: str, sees: Callable[[Report], bool]) -> bool:
     return any(sees(reports([one])[protocol]) for one in rounds)
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
+def kill_after(
+    starter: Starter, folder: Path, saves: int, seconds: float, *overrides: str
+) -> Ended:
+    """Start a run, kill it and its workers some time after its next saves, and return its end."""
+    checkpoints = folder / "checkpoints"
+    before = set(checkpoints.glob("p*"))
+    seen: set[Path] = set()
+    pid = starter.start(folder, *overrides)
+    while len(seen) < saves and Path(f"/proc/{pid}").exists():
+        seen |= set(checkpoints.glob("p*")) - before
+        time.sleep(0.002)
+    time.sleep(seconds)
+    with suppress(ProcessLookupError):  # a moment after the end
+        os.killpg(pid, signal.SIGKILL)
+    return starter.wait()
+
+
 def test_kills_at_random_moments_change_no_bit(
-    tmp_path: Path, record_property: Callable[[str, object], None], kills: int
+    starter: Starter, calm: Path, tmp_path: Path
 ) -> None:
-    suite = start_suite(tmp_path / "suite", "--alone=0", f"--kills={kills}", "sound")
+    folder, dice = tmp_path / "run", random.Random(0)
+    words = (*SMALL, ONE, "CHECKPOINT.every_updates=1")
+    codes = [
+        kill_after(
+            starter, folder, saves, dice.uniform(0.0, 0.1), *words, f"DATA.TRAIN.workers={workers}"
+        ).code
+        for saves, workers in ((2, 0), (0, 0), (3, 2))
+    ]
+    assert -signal.SIGKILL in codes
+    assert set(codes) <= {-signal.SIGKILL, 0}
+    assert starter.run(folder, *words).code == 0
+    assert parted(calm, folder) == []
+    assert leftovers(folder) == []
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_the_suite_change_no_bit(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    suite = start_suite(tmp_path / "suite", "--alone=0", "--kills=20", "sound")
     report = reports([suite])["sound"]
     record_property("summary", report.summary())
-    assert report.kills == kills
+    assert report.kills == 20
     assert (report.lost, report.wrong, report.left) == ([], [], [])
 
 
