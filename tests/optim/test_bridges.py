@@ -92,13 +92,13 @@ class TestSchedulersOfTorch:
             (
                 "torch.OneCycleLR",
                 {"max_lr": 1.0, "total_steps": UPDATES, "cycle_momentum": True},
-                r"cycle_momentum = true: give the momentum a schedule of its own instead",
+                r"cycle_momentum = true:",
             ),
             ("torch.StepLR", {"step_size": 3, "base_value": 0.0}, r"the configured value is 0"),
             (
                 "torch.StepLR",
                 {"step_size": 3, "every": "epoch", "updates_per_epoch": float("nan")},
-                r"every = 'epoch': stages have epochs of different lengths",
+                r"every = 'epoch':",
             ),
         ],
     )

@@ -65,7 +65,7 @@ def test_no_samples_and_the_precision_of_tests() -> None:
 
 def test_what_cannot_be_asked() -> None:
     task = asked(nn.Linear(3, 2))
-    with pytest.raises(ConfigError, match="batch_size = 0: expected at least 1"):
+    with pytest.raises(ConfigError, match="batch_size = 0:"):
         task.predict(torch.zeros(2, 3), batch_size=0)
     with raises(ConfigError, key="MODEL"):
         task.predict(torch.zeros(2, 4))

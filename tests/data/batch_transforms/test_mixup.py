@@ -113,10 +113,10 @@ class TestSamplesThatDoNotCount:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"alpha": 0.0}, r"alpha = 0\.0: expected a"),
-        ({"probability": 1.5}, "probability = 1.5: expected"),
-        ({"classes": 0}, "classes = 0: expected at least 1"),
-        ({"per": "pixel"}, "per = 'pixel': expected batch or sample"),
+        ({"alpha": 0.0}, r"alpha = 0\.0:"),
+        ({"probability": 1.5}, "probability = 1.5:"),
+        ({"classes": 0}, "classes = 0:"),
+        ({"per": "pixel"}, "per = 'pixel':"),
     ],
 )
 def test_parameters(params: dict[str, object], message: str) -> None:

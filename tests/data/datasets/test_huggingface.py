@@ -110,7 +110,7 @@ def test_it_travels_to_worker_processes(folder: str) -> None:
     [
         (
             {"path": "/nowhere"},
-            "path = '/nowhere': there is no such folder; .*`save_to_disk`",
+            "path = '/nowhere':",
         ),
         (
             {"split": "tst"},
@@ -155,7 +155,7 @@ def test_a_split_that_a_folder_of_one_does_not_have(tmp_path: Path) -> None:
         saved(tmp_path / "unnamed", None, picture),
     )
     assert len(build(one)) == len(build(one, split="train")) == len(build(unnamed)) == 1
-    with pytest.raises(ConfigError, match="split = 'test': the folder"):
+    with pytest.raises(ConfigError, match="split = 'test':"):
         build(one, split="test")
     with pytest.raises(ConfigError, match="s one split, without a name"):
         build(unnamed, split="train")

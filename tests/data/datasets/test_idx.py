@@ -131,6 +131,6 @@ def test_a_missing_file_is_named_with_its_key(written):
     paths = written() | {"labels": "/nowhere/labels"}
     with pytest.raises(
         ConfigError,
-        match=r"set 'idx'\): labels = '/nowhere/labels': the file cannot be read",
+        match=r"set 'idx'\): labels = '/nowhere/labels':",
     ):
         DATASETS.build("idx", paths, where="DATA.TRAIN")

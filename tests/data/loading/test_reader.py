@@ -340,10 +340,7 @@ class TestSubstitute:
 
         with pytest.raises(SampleError) as caught:
             reader(Hopeless(), on_bad_sample="substitute")[draw(0)]
-        assert str(caught.value).startswith(
-            "DATA.TRAIN.on_bad_sample = 'substitute': sample 0 cannot be read, nor can up to 10 substitutes; "
-            "the last ones: "
-        )
+        assert str(caught.value).startswith("DATA.TRAIN.on_bad_sample = 'substitute':")
         assert f"{length - 1} (OSError: no {length - 1})" in str(caught.value)
 
 

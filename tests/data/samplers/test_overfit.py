@@ -43,7 +43,7 @@ def test_a_run_sees_the_same_batches_in_each_epoch_and_learns_them_by_heart(tmp_
 def test_more_batches_than_there_are() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"PHASES.overfit = 100: a pass over DATA.TRAIN has only 22 full batches of 64",
+        match=r"PHASES.overfit = 100:",
     ):
         build_run(["PHASES.overfit=100"])
 

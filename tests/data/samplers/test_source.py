@@ -75,15 +75,14 @@ class TestChoice:
         [
             (
                 {"skip": 1400, "balanced": True},
-                "balanced, samples = None and skip = 1400: the smallest of 10 classes has 140 samples, so nothing is "
-                "left; skip fewer, or set balanced=false",
+                "balanced, samples = None and skip = 1400:",
             ),
-            ({"samples": 1443}, "samples = 1443 and skip = 0: the dataset has 1442 samples"),
+            ({"samples": 1443}, "samples = 1443 and skip = 0:"),
             (
                 {"samples": 1000, "skip": 500},
-                "samples = 1000 and skip = 500: the dataset has 1442 samples",
+                "samples = 1000 and skip = 500:",
             ),
-            ({"skip": 1442}, "samples = None and skip = 1442: the dataset has 1442 samples"),
+            ({"skip": 1442}, "samples = None and skip = 1442:"),
             (
                 {"samples": 1420, "balanced": True},
                 "balanced, samples = 1420 and skip = 0: class 8 has 140 samples, and 142 are needed",

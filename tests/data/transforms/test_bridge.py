@@ -63,7 +63,7 @@ def test_a_run_with_them_resumes_exactly_with_and_without_workers() -> None:
         ),
         (
             "{name: torchvision.ColorJitter, hue: much}",
-            r"transforms\[0\]\.hue = 'much' .*: expected ",
+            r"transforms\[0\]\.hue = 'much' .*:",
         ),
     ],
 )

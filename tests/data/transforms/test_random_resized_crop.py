@@ -51,8 +51,8 @@ def test_a_sample_does_not_depend_on_those_beside_it():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"size": 0}, "size = 0: expected at least 1"),
-        ({"size": 4, "scale": [0.5, 0.2]}, r"scale = \[0.5, 0.2\]: expected two positive numbers"),
+        ({"size": 0}, "size = 0:"),
+        ({"size": 4, "scale": [0.5, 0.2]}, r"scale = \[0.5, 0.2\]:"),
         ({"size": 4, "scale": [0.5, 1.5]}, "at most 1"),
         ({"size": 4, "ratio": [0, 1]}, r"ratio = \[0, 1\]"),
     ],

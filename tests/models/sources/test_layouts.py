@@ -182,6 +182,4 @@ def test_other_folders_and_missing_files(tmp_path: Path) -> None:
 
 def test_a_torch_file_is_not_taken_for_the_safetensors_that_was_asked_for(tmp_path: Path) -> None:
     torch.save({"a": ONE}, tmp_path / "a.safetensors")
-    assert "format = 'safetensors': this is a torch file" in refused(
-        tmp_path / "a.safetensors", format="safetensors"
-    )
+    assert "format = 'safetensors':" in refused(tmp_path / "a.safetensors", format="safetensors")

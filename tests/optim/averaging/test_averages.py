@@ -253,9 +253,7 @@ class TestSWA:
 
     @pytest.mark.parametrize("start", ["13 updates", "5 epochs"])
     def test_a_start_beyond_the_run_is_refused(self, start: str) -> None:
-        with pytest.raises(
-            ConfigError, match=rf"^MODEL.swa.start = '{start}': the run ends after 12 updates"
-        ):
+        with pytest.raises(ConfigError, match=rf"^MODEL.swa.start = '{start}':"):
             swa(Scalar(), start=start)
 
     def test_a_duration_that_is_none_is_refused(self) -> None:

@@ -19,9 +19,7 @@ def test_durations_as_fractions() -> None:
 
 @pytest.mark.parametrize("duration", ["3 epochs", "1000 samples"])
 def test_where_passes_differ_epochs_and_samples_are_refused_in_words(duration: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"warmup = '{duration}': the stages of this run have passes or batches of"
-    ):
+    with pytest.raises(ValueError, match=f"warmup = '{duration}':"):
         UNEVEN.fraction("warmup", duration)
     assert UNEVEN.fraction("warmup", "50 updates") == UNEVEN.fraction("warmup", "25 %") == 0.25
     assert RUN.fraction("warmup", duration) > 0

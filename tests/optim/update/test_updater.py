@@ -640,7 +640,7 @@ class TestCounts:
 
 @pytest.mark.parametrize(("name", "lag"), [("rmsprop", 1), ("sgd", 2)])
 def test_a_lag_that_the_optimizer_cannot_have_is_refused(name: str, lag: int) -> None:
-    with pytest.raises(ValueError, match=rf"^lag = {lag}: expected 0, or 1 with"):
+    with pytest.raises(ValueError, match=rf"^lag = {lag}:"):
         skipping(OPTIMIZERS[name], model(), lag)
 
 

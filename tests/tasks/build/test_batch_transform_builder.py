@@ -76,7 +76,7 @@ def test_a_run_is_refused_before_training(tmp_path: Path) -> None:
         ),
         (
             "DATA.TRAIN.batch_transforms=[{name: mixup, alpha: 0}]",
-            r"batch_transforms\[0\] .*alpha = 0: expected",
+            r"batch_transforms\[0\] .*alpha = 0:",
         ),
         ("DATA.TEST.batch_transforms=[mixup]", r"DATA.TEST.batch_transforms .*no such parameter"),
     ],

@@ -83,7 +83,7 @@ class TestSubset:
         [
             (
                 ["DATA.TRAIN.subset.samples=1443"],
-                "DATA.TRAIN.subset: samples = 1443 and skip = 0: the dataset has 1442",
+                "DATA.TRAIN.subset: samples = 1443 and skip = 0:",
             ),
             (
                 ["DATA.TRAIN.subset.sample=3"],
@@ -91,7 +91,7 @@ class TestSubset:
             ),
             (
                 ["DATA.TRAIN.subset=3"],
-                "DATA.TRAIN.subset = 3 (command line): expected keys below it: samples, seed, ",
+                "DATA.TRAIN.subset = 3 (command line):",
             ),
             (
                 [
@@ -144,7 +144,7 @@ class TestOrder:
             ),
             (
                 ["DATA.TRAIN.sampler=torch.utils.data.DistributedSampler"],
-                "DATA.TRAIN.sampler = 'torch.utils.data.DistributedSampler': this sampler shards the samples",
+                "DATA.TRAIN.sampler = 'torch.utils.data.DistributedSampler':",
             ),
             (
                 ["DATA.TRAIN.sampler=weighted"],
@@ -152,7 +152,7 @@ class TestOrder:
             ),
             (
                 ["DATA.TRAIN.sampler={name: stratified, source: 3}"],
-                "DATA.TRAIN.sampler.source = 3 (command line): the pro",
+                "DATA.TRAIN.sampler.source = 3 (command line):",
             ),
             (
                 [MIXED[0], "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}"],
@@ -188,7 +188,7 @@ class TestSelection:
 
     def test_a_contradiction_is_refused(self) -> None:
         assert refused("DATA.TRAIN.targets=1", "DATA.TRAIN.label_type=zero").startswith(
-            "DATA.TRAIN.label_type = 'zero' and DATA.TRAIN.targets = 1: the target is either generated or read"
+            "DATA.TRAIN.label_type = 'zero' and DATA.TRAIN.targets = 1:"
         )
 
 
