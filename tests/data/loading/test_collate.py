@@ -1,4 +1,4 @@
-"""Samples become a batch by torch's rules, and odd shapes are said in words."""
+"""Samples are collated by torch's rules, and errors describe shapes that differ."""
 
 import pickle
 from typing import Any
@@ -12,22 +12,21 @@ from phasetrain.data.loading.collate import COLLATES, describe_form, find_common
 stack = COLLATES["stack"]()
 
 
-def test_tensors_and_numbers() -> None:
+def test_tensors_and_numbers_are_stacked() -> None:
     inputs, targets = stack([(torch.tensor([1.0, 2.0]), 3), (torch.tensor([4.0, 5.0]), 6)])
     assert inputs.tolist() == [[1.0, 2.0], [4.0, 5.0]]
     assert (targets.tolist(), targets.dtype) == ([3, 6], torch.int64)
 
 
-def test_nested_inputs() -> None:
+def test_nested_inputs_are_stacked() -> None:
     inputs, _ = stack([({"a": torch.ones(2), "b": [1, 2.0]}, 0)] * 3)
     assert inputs["a"].shape == (3, 2)
     assert [column.tolist() for column in inputs["b"]] == [[1, 1, 1], [2.0, 2.0, 2.0]]
 
 
-def test_odd_shapes() -> None:
-    with pytest.raises(ValueError) as caught:
+def test_sample_of_another_shape_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"sample 2 .*\(3,\).*\(2,\)"):
         stack([(torch.zeros(2), 0), (torch.zeros(2), 0), (torch.zeros(3), 0)])
-    assert str(caught.value).startswith("sample 2 of the batch has shape (3,), the first has (2,)")
 
 
 def test_it_travels_to_spawned_workers() -> None:
@@ -43,7 +42,7 @@ def test_it_travels_to_spawned_workers() -> None:
         ({"b": [1.0, "x"], "a": None}, "{a: NoneType, b: (float, str)}"),
     ],
 )
-def test_a_form_in_words(value: Any, words: str) -> None:
+def test_form_of_a_value_is_described(value: Any, words: str) -> None:
     assert describe_form(value) == words
 
 
@@ -58,7 +57,7 @@ def test_a_form_in_words(value: Any, words: str) -> None:
         ([], None),
     ],
 )
-def test_the_most_frequent_form_wins_and_of_equals_the_earliest(
+def test_most_frequent_form_wins_and_the_earliest_of_equals(
     values: list[Any], common: str | None
 ) -> None:
     assert find_common_form(values) == common
@@ -66,30 +65,28 @@ def test_the_most_frequent_form_wins_and_of_equals_the_earliest(
 
 class TestWithoutTargets:
     @pytest.mark.parametrize("name", ["stack", "pad"])
-    def test_none_of_any_sample_is_none_of_the_batch(self, name: str) -> None:
+    def test_batch_has_no_target_if_no_sample_has_one(self, name: str) -> None:
         inputs, targets = COLLATES[name](**({"mask": None} if name == "pad" else {}))(
             [(torch.ones(2), None)] * 3
         )
         assert (inputs.shape, targets) == ((3, 2), None)
 
-    def test_some_without_are_refused(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"^1 of 2 samples have the target None, and the others have one$"
-        ):
+    def test_mix_of_samples_with_and_without_targets_is_rejected(self) -> None:
+        with pytest.raises(ValueError, match=r"^1 of 2 .*None"):
             stack([(1, 2), (1, None)])
 
 
-def test_what_cannot_be_stacked_is_said_in_words() -> None:
+def test_type_that_cannot_be_stacked_is_rejected() -> None:
     class Picture:
         pass
 
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"^inputs .*Picture"):
         stack([(Picture(), 0), (Picture(), 1)])
-    assert str(caught.value).startswith("inputs are Picture")
-    assert COLLATES["list"]()([(caught, 0)]) == ([caught], [0])
+    picture = Picture()
+    assert COLLATES["list"]()([(picture, 0)]) == ([picture], [0])
 
 
-def test_a_list_stacks_nothing() -> None:
+def test_list_keeps_samples_unstacked() -> None:
     one, other = torch.ones(1, 2, 3), torch.ones(1, 5, 4)
     inputs, targets = COLLATES["list"]()(
         [(one, {"boxes": torch.ones(2, 4)}), (other, {"boxes": torch.ones(0, 4)})]
@@ -102,19 +99,19 @@ def test_a_list_stacks_nothing() -> None:
 class TestPad:
     SHORT, LONG = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])
 
-    def test_up_to_the_longest_with_a_mask(self) -> None:
+    def test_inputs_are_padded_to_the_longest_with_a_mask(self) -> None:
         inputs, targets = COLLATES["pad"]()([(self.SHORT, 0), (self.LONG, 1)])
         assert inputs["input"].tolist() == [[1, 2, 0], [3, 4, 5]]
         assert inputs["mask"].tolist() == [[True, True, False], [True, True, True]]
         assert targets.tolist() == [0, 1]
 
-    def test_without_a_mask_and_with_other_values(self) -> None:
+    def test_padding_values_can_be_set_and_the_mask_left_out(self) -> None:
         made = COLLATES["pad"](value=-1.0, target_value=-7, mask=None)
         inputs, targets = made([(self.SHORT, torch.tensor([8])), (self.LONG, torch.tensor([8, 9]))])
         assert inputs.tolist() == [[1, 2, -1], [3, 4, 5]]
         assert targets.tolist() == [[8, -7], [8, 9]]
 
-    def test_targets_that_are_filled_up_are_left_out_by_cross_entropy(self) -> None:
+    def test_cross_entropy_ignores_padded_targets(self) -> None:
         _, targets = COLLATES["pad"]()(
             [(self.SHORT, torch.tensor([0])), (self.LONG, torch.tensor([0, 1]))]
         )
@@ -122,7 +119,7 @@ class TestPad:
         loss = torch.nn.functional.cross_entropy(logits.view(4, 2), targets.view(4))
         assert loss.item() == pytest.approx(0.313262, abs=1e-6)
 
-    def test_several_inputs(self) -> None:
+    def test_mask_is_added_to_a_mapping_of_inputs(self) -> None:
         samples = [
             ({"ids": torch.tensor([1]), "n": 1}, 0),
             ({"ids": torch.tensor([2, 3]), "n": 2}, 0),
@@ -133,18 +130,14 @@ class TestPad:
         assert inputs["attention_mask"].tolist() == [[True, False], [True, True]]
         assert inputs["n"].tolist() == [1, 2]
 
-    def test_frames_have_one_size(self) -> None:
+    def test_only_the_first_dimension_is_padded(self) -> None:
         inputs, _ = COLLATES["pad"]()([(torch.ones(2, 3), 0), (torch.ones(4, 3), 0)])
         assert inputs["input"].shape == (2, 4, 3)
-        with pytest.raises(
-            ValueError, match=r"^inputs: sample 1 of the batch has shape \(4, 2\), the first has"
-        ):
+        with pytest.raises(ValueError, match=r"^inputs: sample 1 .*\(4, 2\)"):
             COLLATES["pad"]()([(torch.ones(2, 3), 0), (torch.ones(4, 2), 0)])
 
-    def test_what_has_no_length(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"^inputs are int, expected tensors of at least one dimension$"
-        ):
+    def test_inputs_without_a_length_are_rejected(self) -> None:
+        with pytest.raises(ValueError, match=r"^inputs .*int\b"):
             COLLATES["pad"]()([(1, 0)])
 
     def test_it_travels_to_spawned_workers(self) -> None:

@@ -1,5 +1,5 @@
-"""The next step is copied before this one is handed out, and what is wrong with it is raised in its
-turn."""
+"""The next step is copied to the device before the current one is returned; its errors are raised
+when it is due."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,11 +47,11 @@ def test_one_step_is_copied_ahead_and_none_is_lost() -> None:
     assert ", ".join(diary) == expected
 
 
-def test_a_phase_without_steps() -> None:
+def test_phase_without_steps_is_empty() -> None:
     assert list(followed(0)[1]) == []
 
 
-def test_an_error_waits_for_its_turn() -> None:
+def test_error_is_raised_when_its_step_is_due() -> None:
     diary, steps = followed(3, fail_at=1)
     assert int(next(steps)[0].ids[0]) == 0
     assert diary == ["read 0", "copy 0", "read 1", "arrive 0"]
@@ -59,7 +59,7 @@ def test_an_error_waits_for_its_turn() -> None:
         next(steps)
 
 
-def test_where_there_is_no_cuda_the_key_changes_nothing(tmp_path: Path) -> None:
+def test_prefetch_to_device_changes_nothing_on_the_cpu(tmp_path: Path) -> None:
     words = ("PHASES.epochs=1", "MACHINE.device=cpu")
     train(tmp_path / "one", *words)
     train(tmp_path / "other", *words, "DATA.TRAIN.prefetch_to_device=true")
@@ -69,7 +69,7 @@ def test_where_there_is_no_cuda_the_key_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnCuda:
-    def test_batches_arrive_as_they_were(self) -> None:
+    def test_inputs_arrive_on_the_device_unchanged(self) -> None:
         device = torch.device("cuda", 0)
         steps = [
             [Batch(torch.randn(1000, 1000).pin_memory(), None, torch.arange(1000), 1000)]
@@ -80,7 +80,7 @@ class TestOnCuda:
             assert torch.equal(moved.input.cpu(), kept.input)
             assert moved.ids.device.type == "cpu"
 
-    def test_a_run_is_the_same_with_and_without(
+    def test_run_is_bit_identical_with_and_without_prefetching(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -33,7 +33,9 @@ SAMPLE = {"image": 1.5, "text": "a", "label": 3, "boxes": [7]}
         (FieldSelection("image", label_type="zero"), SAMPLE, (1.5, 0)),
     ],
 )
-def test_pairs(selection: FieldSelection, sample: Any, pair: Any) -> None:
+def test_sample_is_split_into_input_and_target(
+    selection: FieldSelection, sample: Any, pair: Any
+) -> None:
     assert selection.split_sample(sample, 42) == pair
 
 
@@ -43,8 +45,7 @@ def test_pairs(selection: FieldSelection, sample: Any, pair: Any) -> None:
         (
             FieldSelection("imge", "label", where="DATA.TRAIN"),
             ValueError,
-            "DATA.TRAIN.inputs = 'imge': the sample has no such key; did you mean 'image'? it has image, "
-            "text, label, boxes",
+            r"DATA.TRAIN.inputs = 'imge':.*'image'.* image, text, label, boxes$",
             SAMPLE,
         ),
         (
@@ -56,19 +57,19 @@ def test_pairs(selection: FieldSelection, sample: Any, pair: Any) -> None:
         (
             FieldSelection(where="DATA.TRAIN"),
             TypeError,
-            "the dataset returns {a: int}, expected a pair (input, target)",
+            r"{a: int}",
             {"a": 1},
         ),
         (
             FieldSelection(where="DATA.TRAIN"),
             TypeError,
-            "the dataset returns (int, int, int), expected a pair (input, target)",
+            r"\(int, int, int\)",
             (1, 2, 3),
         ),
         (
             FieldSelection(),
             TypeError,
-            "the dataset returns NoneType, expected a pair (input, target)",
+            "NoneType",
             None,
         ),
         (
@@ -92,21 +93,20 @@ def test_pairs(selection: FieldSelection, sample: Any, pair: Any) -> None:
         (
             FieldSelection(label_type="zero"),
             TypeError,
-            "the dataset returns {a: int}, expected a pair (input, target)",
+            r"{a: int}",
             {"a": 1},
         ),
     ],
 )
-def test_what_a_sample_lacks(
+def test_missing_field_is_rejected(
     selection: FieldSelection, kind: type[Exception], message: str, sample: Any
 ) -> None:
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind, match=message):
         selection.split_sample(sample, 0)
-    assert str(caught.value).startswith(message)
 
 
-def test_a_target_is_made_or_taken() -> None:
-    with raises(ConfigError, key="DATA.TRAIN.label_type"):
+def test_target_that_is_both_read_and_generated_is_rejected() -> None:
+    with raises(ConfigError, code="config.conflict", key="DATA.TRAIN.label_type"):
         FieldSelection(targets="label", label_type="zero", where="DATA.TRAIN")
 
 
@@ -120,7 +120,9 @@ def test_a_target_is_made_or_taken() -> None:
         (FieldSelection(inputs=0), False, [8, 9]),
     ],
 )
-def test_whole_batches(selection: FieldSelection, whole: bool, targets: list[int] | None) -> None:
+def test_targets_are_selected_from_whole_batches(
+    selection: FieldSelection, whole: bool, targets: list[int] | None
+) -> None:
     assert selection.keeps_inputs == whole
     found = selection.select_targets(torch.tensor([8, 9]), torch.tensor([4, 5]))
     assert (None if found is None else found.tolist()) == targets

@@ -1,6 +1,7 @@
-"""A batch is a pure function of seed and draw, read at once or sample by sample."""
+"""A batch is a pure function of seed and draw, whether read as a whole or sample by sample."""
 
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def shift() -> Any:
     return TRANSFORMS.build("random_shift", {"pixels": 1})
 
 
-def test_a_batch_in_memory() -> None:
+def test_batch_is_read_from_tensors() -> None:
     batch = reader()[draw(4, 0)]
     assert torch.equal(batch.input, IMAGES.inputs[[4, 0]])
     assert (batch.target.tolist(), batch.ids.tolist(), batch.size, batch.mask) == (
@@ -106,7 +107,7 @@ def test_a_batch_in_memory() -> None:
     )
 
 
-def test_sample_by_sample_gives_the_bits_of_the_whole_batch() -> None:
+def test_reading_sample_by_sample_is_bit_identical_to_reading_the_batch() -> None:
     whole, single = reader(IMAGES, shift(), noise()), reader(OneByOne(), shift(), noise())
     assert not whole.draws_at_random
     assert single.draws_at_random
@@ -116,7 +117,7 @@ def test_sample_by_sample_gives_the_bits_of_the_whole_batch() -> None:
     assert not torch.equal(one.input, IMAGES.inputs[[3, 1, 5]])
 
 
-def test_a_sample_depends_on_seed_split_epoch_ordinal_and_index_alone() -> None:
+def test_sample_depends_on_seed_split_epoch_ordinal_and_index_alone() -> None:
     def sample(seed: int = 0, **known: Any) -> Tensor:
         return reader(IMAGES, noise(), seed=seed)[draw(2, **known)].input[0]
 
@@ -127,7 +128,7 @@ def test_a_sample_depends_on_seed_split_epoch_ordinal_and_index_alone() -> None:
     assert not any(torch.equal(alone, other) for other in others)
 
 
-def test_an_index_drawn_twice_is_augmented_twice() -> None:
+def test_index_drawn_twice_is_augmented_differently() -> None:
     batch = reader(IMAGES, noise())[draw(2, 2)]
     assert not torch.equal(batch.input[0], batch.input[1])
 
@@ -142,7 +143,7 @@ def test_global_generators_are_seeded_for_each_sample() -> None:
     assert len(set(first.flatten().tolist())) == 9
 
 
-def test_collation_may_draw_too() -> None:
+def test_generators_are_seeded_for_collation() -> None:
     def mixed(samples: Any) -> tuple[Tensor, Tensor]:
         return torch.randn(len(samples)), torch.zeros(len(samples))
 
@@ -159,90 +160,78 @@ class TestErrors:
             (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
         ],
     )
-    def test_a_sample_that_cannot_be_read_is_named(self, error: Exception, text: str) -> None:
+    def test_error_names_the_unreadable_sample(self, error: Exception, text: str) -> None:
         class Broken(OneByOne):
             def __getitem__(self, index: int) -> Any:
                 if index == 4:
                     raise error
                 return super().__getitem__(index)
 
-        with pytest.raises(SampleError) as caught:
+        with raises(SampleError, code="data.unreadable_sample", key="DATA.TRAIN") as caught:
             reader(Broken())[draw(0, 4)]
-        assert caught.value.code == "data.unreadable_sample"
-        assert str(caught.value).startswith(f"DATA.TRAIN: sample 4 cannot be read: {text}")
+        assert "sample 4 " in str(caught.value)
+        assert text in str(caught.value)
         assert caught.value.exit_code == 1
 
-    def test_a_transform_that_fails_names_the_sample(self) -> None:
+    def test_error_of_a_transform_names_the_sample(self) -> None:
         def fail(value: Tensor) -> Tensor:
             raise ValueError("too dark")
 
-        with pytest.raises(
-            SampleError,
-            match=r"^DATA\.TEST: sample 3 cannot be read: ValueError: too dark; fix it",
-        ):
+        with raises(SampleError, code="data.unreadable_sample", key="DATA.TEST") as caught:
             reader(OneByOne(), fail)[draw(3, split="test")]
+        assert "sample 3 " in str(caught.value)
+        assert "ValueError: too dark" in str(caught.value)
 
     @pytest.mark.parametrize(
         ("sample", "text"),
         [
-            (7, "TypeError: the dataset returns int, expected a pair (input, target); "),
-            (None, "TypeError: the dataset returns NoneType, expected a pair (input, target); "),
-            (
-                (torch.ones(1), 2, 3),
-                "TypeError: the dataset returns (float32 (1,), int, int), expected a pair ",
-            ),
-            (
-                torch.zeros(2, 3),
-                "TypeError: the dataset returns float32 (2, 3), expected a pair (input, target); ",
-            ),
-            (
-                (None, 1),
-                "ValueError: its input is None; the dataset or a transform returns nothing; ",
-            ),
-            ((torch.zeros(3, 0), 1), "ValueError: its input is empty: float32 (3, 0); "),
-            ((np.zeros((0, 2)), 1), "ValueError: its input is empty: array of float64 (0, 2); "),
+            (7, r"TypeError: .*\bint\b"),
+            (None, r"TypeError: .*\bNoneType\b"),
+            ((torch.ones(1), 2, 3), r"TypeError: .*\(float32 \(1,\), int, int\)"),
+            (torch.zeros(2, 3), r"TypeError: .*float32 \(2, 3\)"),
+            ((None, 1), r"ValueError: .*\bNone\b"),
+            ((torch.zeros(3, 0), 1), r"ValueError: .*float32 \(3, 0\)"),
+            ((np.zeros((0, 2)), 1), r"ValueError: .*array of float64 \(0, 2\)"),
         ],
     )
-    def test_a_sample_that_is_none(self, sample: Any, text: str) -> None:
+    def test_sample_without_a_usable_input_is_rejected(self, sample: Any, text: str) -> None:
         class Bare(OneByOne):
             def __getitem__(self, index: int) -> Any:
                 return sample
 
-        with pytest.raises(SampleError) as caught:
+        with raises(SampleError, code="data.unreadable_sample", key="DATA.TRAIN") as caught:
             reader(Bare())[draw(1)]
-        assert str(caught.value).startswith(f"DATA.TRAIN: sample 1 cannot be read: {text}")
+        assert re.search(f"sample 1 .*{text}", str(caught.value))
 
-    def test_samples_that_make_no_batch(self) -> None:
+    def test_samples_of_different_shapes_are_rejected(self) -> None:
         class Ragged(OneByOne):
             def __getitem__(self, index: int) -> Any:
                 return torch.zeros(index + 1), index
 
-        with pytest.raises(SampleError) as caught:
+        with raises(SampleError, key="DATA.TRAIN") as caught:
             reader(Ragged())[draw(1, 3)]
-        assert str(caught.value).startswith(
-            "DATA.TRAIN: samples [1, 3] do not make a batch: sample 1 of the batch has"
-        )
+        assert "[1, 3]" in str(caught.value)
 
-    def test_a_transform_of_whole_batches_that_fails(self) -> None:
+    def test_error_of_a_batch_transform_names_the_split(self) -> None:
         flat = TensorSamples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
         with raises(SampleError, key="DATA.TRAIN"):
             reader(flat, shift())[draw(0, 1)]
 
 
 class TestDrop:
-    def test_the_batch_is_smaller(self) -> None:
+    def test_bad_samples_are_dropped_from_the_batch(self) -> None:
         batch = reader(Faulty(), on_bad_sample="drop")[draw(0, 1, 2, 3, 4, 5, 6, 7)]
         assert (batch.ids.tolist(), batch.size, batch.ids.dtype) == ([0, 2, 4, 6], 4, torch.int64)
         assert batch.input.tolist() == [[0, 0], [2, 2], [4, 4], [6, 6]]
         assert batch.target.tolist() == [0, 2, 4, 6]
         assert dict(batch.bad) == REASONS
 
-    def test_a_draw_of_bad_samples_alone_is_empty(self) -> None:
+    def test_draw_of_bad_samples_alone_gives_an_empty_batch(self) -> None:
         batch = reader(Faulty(), on_bad_sample="drop")[draw(1, 3, 7, 1)]
         assert (batch.size, batch.ids.tolist(), batch.input) == (0, [], None)
         assert [index for index, _ in batch.bad] == [1, 3, 7]
 
-    def test_what_stands_in_for_it_is_the_same_each_time_and_does_not_count(self) -> None:
+    def test_padding_batch_is_masked_and_reproducible(self) -> None:
         batch = reader(Faulty(), noise(), on_bad_sample="drop").padding(draw(1, 3, 7))
         again = reader(Faulty(), noise(), on_bad_sample="drop").padding(draw(1, 3, 7))
         assert (len(batch.input), batch.size, batch.ids.tolist(), batch.bad) == (3, 0, [], ())
@@ -250,7 +239,7 @@ class TestDrop:
         assert batch.mask.tolist() == [False] * 3
         assert torch.equal(batch.input, again.input)
 
-    def test_samples_that_can_be_read_do_not_feel_it(self) -> None:
+    def test_good_samples_are_unaffected_by_dropped_ones(self) -> None:
         alone = reader(Faulty(), noise(), on_bad_sample="drop")[draw(2, ordinal=1)]
         beside = reader(Faulty(), noise(), on_bad_sample="drop")[draw(1, 2)]
         assert torch.equal(alone.input, beside.input)
@@ -261,14 +250,14 @@ class TestOddForms:
         found: list[int] = reader(Faulty(), on_bad_sample="drop")[draw(*indices)].ids.tolist()
         return found
 
-    def test_the_form_of_most_samples_wins_and_of_equals_the_earliest(self) -> None:
+    def test_most_frequent_form_wins_and_the_earliest_of_equals(self) -> None:
         assert self.ids(5, 0, 2) == [0, 2]
         assert self.ids(5, 5, 0) == [5, 5]
         assert self.ids(5, 0) == [5]
         assert self.ids(0, 5) == [0]
         assert self.ids(1, 5, 0) == [5]
 
-    def test_where_the_collate_function_does_not_stack_any_form_is_good(self) -> None:
+    def test_any_form_is_accepted_if_the_collate_function_does_not_stack(self) -> None:
         def ragged(samples: Any) -> Any:
             return [value for value, _ in samples], torch.tensor([target for _, target in samples])
 
@@ -277,7 +266,7 @@ class TestOddForms:
 
 
 class TestSubstitute:
-    def test_another_sample_takes_the_place(self) -> None:
+    def test_bad_samples_are_replaced_by_other_samples(self) -> None:
         batch = reader(Faulty(), on_bad_sample="substitute")[draw(0, 1, 2, 3, 4, 5, 6, 7)]
         assert batch.ids.tolist() == [0, 4, 2, 8, 4, 8, 6, 2]
         assert batch.target.tolist() == batch.ids.tolist()
@@ -285,7 +274,7 @@ class TestSubstitute:
         assert batch.size == 8
         assert dict(batch.bad) == REASONS
 
-    def test_it_depends_on_seed_split_epoch_ordinal_and_index_alone(self) -> None:
+    def test_substitute_depends_on_seed_split_epoch_ordinal_and_index_alone(self) -> None:
         def taken(*indices: int, seed: int = 0, at: int = 0, **known: Any) -> list[float]:
             found = reader(Faulty(), noise(), seed=seed, on_bad_sample="substitute")[
                 draw(*indices, **known)
@@ -304,7 +293,7 @@ class TestSubstitute:
         ]
         assert alone not in others
 
-    def test_its_randomness_is_its_own(self) -> None:
+    def test_substitute_does_not_depend_on_the_global_generators(self) -> None:
         class Drawing(Faulty):
             def __getitem__(self, index: int) -> Any:
                 _, target = super().__getitem__(index)
@@ -317,7 +306,7 @@ class TestSubstitute:
         assert torch.equal(made[draw(1, 3)].input, first.input)
         assert torch.equal(made[draw(3, ordinal=1)].input, first.input[1:])
 
-    def test_bad_ones_that_were_tried_are_told_too(self) -> None:
+    def test_bad_substitutes_are_reported(self) -> None:
         met = [
             reader(Faulty(), on_bad_sample="substitute")[draw(1, epoch=epoch)]
             for epoch in range(20)
@@ -325,12 +314,12 @@ class TestSubstitute:
         assert all(batch.ids[0] not in (1, 3, 7) for batch in met)
         assert {index for batch in met for index, _ in batch.bad} == {1, 3, 7}
 
-    def test_where_no_sample_of_the_draw_is_good_the_first_substitute_gives_the_form(self) -> None:
+    def test_first_substitute_defines_the_form_if_the_whole_draw_is_bad(self) -> None:
         batch = reader(Faulty(), on_bad_sample="substitute")[draw(1, 3, 7)]
         assert (batch.size, batch.input.shape) == (3, (3, 2))
 
     @pytest.mark.parametrize("length", [1, 2, 8])
-    def test_data_without_a_good_sample_is_refused(self, length: int) -> None:
+    def test_dataset_without_a_good_sample_is_rejected(self, length: int) -> None:
         class Hopeless(Faulty):
             def __len__(self) -> int:
                 return length
@@ -338,9 +327,8 @@ class TestSubstitute:
             def __getitem__(self, index: int) -> Any:
                 raise OSError(f"no {index}")
 
-        with pytest.raises(SampleError) as caught:
+        with raises(SampleError, code="data.no_substitute", given="'substitute'") as caught:
             reader(Hopeless(), on_bad_sample="substitute")[draw(0)]
-        assert str(caught.value).startswith("DATA.TRAIN.on_bad_sample = 'substitute':")
         assert f"{length - 1} (OSError: no {length - 1})" in str(caught.value)
 
 
@@ -355,13 +343,13 @@ class TestSelection:
             dataset, Pipeline(transforms), COLLATES["stack"](), seed=0, selection=selection
         )
 
-    def test_by_name_with_transforms_of_the_input(self) -> None:
+    def test_fields_are_selected_by_name_and_the_input_is_transformed(self) -> None:
         batch = self.made(self.Named(), noise(), inputs="image", targets="label")[draw(4, 0)]
         expected = reader(IMAGES, noise())[draw(4, 0)]
         assert torch.equal(batch.input, expected.input)
         assert batch.target.tolist() == expected.target.tolist()
 
-    def test_several_names_make_a_mapping(self) -> None:
+    def test_several_names_give_a_mapping(self) -> None:
         batch = self.made(self.Named(), inputs=["image", "size"], targets=["label"])[draw(4, 0)]
         assert (batch.input["image"].shape, batch.input["size"].tolist()) == (
             (2, 1, 4, 4),
@@ -378,35 +366,30 @@ class TestSelection:
             ({"label_type": "zero"}, [0, 0]),
         ],
     )
-    def test_no_targets_and_those_that_are_made(
-        self, dataset: Any, given: Any, targets: Any
-    ) -> None:
+    def test_targets_are_omitted_or_generated(self, dataset: Any, given: Any, targets: Any) -> None:
         made = self.made(dataset, **given)
         assert made.draws_at_random == (dataset is not IMAGES)
         batch = made[draw(4, 0)]
         assert torch.equal(batch.input, IMAGES.inputs[[4, 0]])
         assert (None if batch.target is None else batch.target.tolist()) == targets
 
-    def test_a_name_that_is_missing_is_said_with_the_sample(self) -> None:
-        with pytest.raises(SampleError) as caught:
+    def test_error_names_the_sample_and_the_missing_field(self) -> None:
+        with raises(SampleError, code="data.unreadable_sample", suggestion="image") as caught:
             self.made(self.Named(), inputs="imge", targets="label")[draw(4)]
-        assert str(caught.value).startswith(
-            "DATA.TRAIN: sample 4 cannot be read: ValueError: DATA.TRAIN.inputs = 'imge': the sample has no such key; "
-            "did you mean 'image'? it has image, label, size"
-        )
+        assert re.search(r"sample 4 .*DATA\.TRAIN\.inputs = 'imge'", str(caught.value))
 
-    def test_a_mapping_without_names_says_which_keys_to_set(self) -> None:
+    def test_mapping_needs_names_of_inputs_and_targets(self) -> None:
         with raises(SampleError, key="DATA.TRAIN"):
             self.made(self.Named())[draw(4)]
 
-    def test_readers_made_of_it_select_the_same(self) -> None:
+    def test_derived_readers_select_the_same_fields(self) -> None:
         made = self.made(self.Named(), noise(), inputs="image", targets=[])
         assert made.with_pipeline(Pipeline())[draw(4)].target is None
         assert made.padding(draw(4)).target is None
 
 
 class TestChosenSamples:
-    def test_only_chosen_ones_stand_in_for_a_bad_one(self) -> None:
+    def test_substitutes_come_from_the_subset(self) -> None:
         def others(chosen: Any) -> set[int]:
             made = SampleReader(
                 Faulty(),

@@ -1,4 +1,4 @@
-"""Parts with a generator of their own are refused by name; those that use the seeded ones are
+"""Parts with their own generator are rejected by name; parts that use the seeded ones are
 accepted."""
 
 import random
@@ -119,7 +119,7 @@ def check(dataset: Any, *transforms: Any, on_bad_sample: OnBadSample = "raise") 
     [Samples(), Samples(1), SeededTorch(), SeededNumpy(), SeededPython(), NotANumber()],
     ids=lambda d: type(d).__name__,
 )
-def test_what_uses_the_seeds_is_accepted(dataset: Samples) -> None:
+def test_dataset_that_uses_the_seeded_generators_is_accepted(dataset: Samples) -> None:
     check(dataset)
     if isinstance(dataset, SeededTorch):
         check(dataset, jitter)
@@ -128,33 +128,32 @@ def test_what_uses_the_seeds_is_accepted(dataset: Samples) -> None:
 @pytest.mark.parametrize(
     "dataset", [OwnGenerator(), OwnTargets(), Counting()], ids=lambda d: type(d).__name__
 )
-def test_a_data_set_that_ignores_them_is_named(dataset: Samples) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_dataset_with_its_own_generator_is_rejected(dataset: Samples) -> None:
+    with raises(ConfigError, code="config.impure_sample") as caught:
         check(dataset, jitter)
-    assert caught.value.code == "config.impure_sample"
-    assert str(caught.value).startswith("dataset 'mine' returns different samples")
+    assert str(caught.value).startswith("dataset 'mine' ")
 
 
-def test_a_transform_that_ignores_them_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^transform 1 \(OwnJitter\) returns different samples"):
+def test_transform_with_its_own_generator_is_rejected() -> None:
+    with raises(ConfigError, code="config.impure_sample") as caught:
         check(Samples(), jitter, OwnJitter(), jitter)
+    assert str(caught.value).startswith("transform 1 (OwnJitter) ")
 
 
 @pytest.mark.parametrize("policy", ["substitute", "drop"])
-def test_bad_samples_are_put_up_with_where_the_run_does(policy: OnBadSample) -> None:
+def test_bad_samples_are_tolerated_if_the_run_tolerates_them(policy: OnBadSample) -> None:
     check(Faulty(), jitter, on_bad_sample=policy)
-    with pytest.raises(
-        SampleError, match=r"^DATA\.TRAIN: sample 0 cannot be read: OSError: no 0; "
-    ):
+    with raises(SampleError, code="data.unreadable_sample", key="DATA.TRAIN") as caught:
         check(Faulty(), jitter)
+    assert "OSError: no 0" in str(caught.value)
 
 
-def test_bad_samples_hide_no_generator() -> None:
-    with pytest.raises(ConfigError, match=r"^dataset 'mine' returns different samples"):
+def test_own_generator_is_found_behind_bad_samples() -> None:
+    with raises(ConfigError, code="config.impure_sample"):
         check(FaultyOwnGenerator(), jitter, on_bad_sample="drop")
 
 
-def test_our_own_parts_are_trusted_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_parts_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def untouched(self: TensorSamples, indices: Any) -> Any:
         raise AssertionError("read")
 
@@ -164,7 +163,7 @@ def test_our_own_parts_are_trusted_unread(monkeypatch: pytest.MonkeyPatch) -> No
     check(samples, TRANSFORMS.build("noise", {"std": 1.0}))
 
 
-def test_a_data_set_in_memory_with_code_of_its_own_is_not_trusted() -> None:
+def test_subclass_of_tensor_samples_is_checked() -> None:
     generator = np.random.default_rng(0)
 
     class Shaky(TensorSamples):
@@ -172,7 +171,7 @@ def test_a_data_set_in_memory_with_code_of_its_own_is_not_trusted() -> None:
             return self.inputs[index] + generator.normal(), self.targets[index]
 
     samples = Shaky(torch.zeros(3, 1, 4, 4), torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ConfigError, match="it has its own generator"):
+    with raises(ConfigError, code="config.impure_sample"):
         check(samples)
 
 
@@ -196,19 +195,19 @@ def test_a_data_set_in_memory_with_code_of_its_own_is_not_trusted() -> None:
         ("x", "x", True),
     ],
 )
-def test_equality_is_bit_for_bit(one: Any, other: Any, equal: bool) -> None:
+def test_equality_is_bitwise(one: Any, other: Any, equal: bool) -> None:
     assert is_identical(one, other) is equal
 
 
 class TestFirstTarget:
-    def test_of_samples_read_one_by_one(self) -> None:
+    def test_target_of_the_first_sample_is_read(self) -> None:
         assert read_first_target(read_by([(torch.zeros(2), 7), (torch.zeros(2), 8)])) == 7
         assert read_first_target(read_by([(torch.zeros(2), None)])) is None
 
-    def test_of_a_sample_that_cannot_be_read(self) -> None:
+    def test_target_is_unknown_if_the_sample_cannot_be_read(self) -> None:
         assert read_first_target(read_by([(None, 3)], "drop")) is ...
 
-    def test_of_data_in_memory(self) -> None:
+    def test_target_is_read_from_tensors(self) -> None:
         samples = TensorSamples(torch.zeros(3, 2), torch.tensor([4, 0, 0]))
         assert int(read_first_target(read_by(samples))) == 4
 
@@ -243,34 +242,29 @@ class TestNames:
         )
 
     @pytest.mark.parametrize("policy", ["raise", "drop", "substitute"])
-    def test_a_wrong_name_is_told_as_such(self, policy: OnBadSample) -> None:
-        with pytest.raises(ConfigError) as caught:
+    def test_field_that_no_sample_has_is_a_config_error(self, policy: OnBadSample) -> None:
+        expected = {"code": "config.missing_field", "key": "DATA.VALID.targets"}
+        with raises(ConfigError, given="'lable'", suggestion="label", **expected) as caught:
             read_first_target(self.reader(Keyed(broken=(5,)), policy, targets="lable"))
-        assert str(caught.value) == (
-            "DATA.VALID.targets = 'lable': the sample has no such key; did you mean 'label'? it has image, label (so "
-            "with each of 7 samples that were checked)"
-        )
+        assert " 7 samples" in str(caught.value)
 
-    def test_mappings_of_which_nobody_says_what_is_what(self) -> None:
-        with raises(ConfigError, key="DATA.VALID"):
+    def test_mappings_need_names_of_inputs_and_targets(self) -> None:
+        with raises(ConfigError, code="config.missing_field", key="DATA.VALID"):
             read_first_target(self.reader(Keyed(), "drop", inputs=None, targets=None))
 
-    def test_samples_that_lack_it_are_bad_where_others_have_it(self) -> None:
+    def test_samples_without_a_field_that_others_have_are_bad(self) -> None:
         reader = self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "drop")
         assert read_first_target(reader) is ...
-        with pytest.raises(
-            SampleError,
-            match=r"^DATA\.\w+: sample 0 cannot be read: ValueError: DATA\.VALID\.targets",
-        ):
+        with raises(SampleError, code="data.unreadable_sample"):
             read_first_target(self.reader(Keyed(lacking=self.LOOKED_AT[:-1]), "raise"))
 
-    def test_samples_that_cannot_be_read_say_nothing_of_names(self) -> None:
+    def test_unreadable_samples_do_not_count_as_missing_a_field(self) -> None:
         assert (
             read_first_target(self.reader(Keyed(broken=self.LOOKED_AT), "drop", targets="lable"))
             is ...
         )
 
-    def test_the_first_that_takes_part_is_looked_at(self) -> None:
+    def test_first_sample_of_the_subset_is_read(self) -> None:
         reader = SampleReader(
             Keyed(),
             Pipeline(),
@@ -281,20 +275,16 @@ class TestNames:
         reader.chosen = np.array([7, 9])
         assert read_first_target(reader) == 7
 
-    def test_a_key_of_lines_also_within_mixed_data(self, tmp_path: Path) -> None:
+    def test_missing_key_of_lines_is_named_also_within_a_mixture(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text('{"input": [1.0], "target": 0}\n')
         lines = Lines(str(tmp_path / "a"), target_key="taget")
         for samples, key in (
             (lines, "target_key"),
             (MixedDataset({"b": lines}), "datasets.b.target_key"),
         ):
-            with pytest.raises(ConfigError) as caught:
+            expected = {"code": "config.missing_field", "key": f"DATA.VALID.{key}"}
+            with raises(ConfigError, given="'taget'", suggestion="target", **expected):
                 read_first_target(self.reader(samples, "drop", inputs=None, targets=None))
-            assert caught.value.code == "config.missing_field"
-            assert str(caught.value).startswith(
-                f"DATA.VALID.{key} = 'taget': its line has no 'taget'; did you mean 'target'? it has 'input', 'target' "
-                "(so with each of 1 "
-            )
 
 
 def read_by(samples: Any, on_bad_sample: OnBadSample = "raise") -> SampleReader:
