@@ -1,8 +1,9 @@
-"""Different bad samples are counted once, up to a budget, and the count goes on after a resume."""
+"""Distinct bad samples are counted once, up to a budget, and the count survives a resume."""
 
 import json
 import logging
 import pickle
+import re
 
 import pytest
 from raising import raises
@@ -10,26 +11,28 @@ from raising import raises
 from phasetrain.data.bad_samples import BadSamples, SampleError, Unreadable, format_samples
 
 
-def test_each_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_bad_sample_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     bad = BadSamples("substitute", 3)
     with caplog.at_level(logging.WARNING, logger="phasetrain"):
         bad.add("train", [(7, "OSError: unreadable"), (7, "OSError: unreadable")])
         bad.add("train", [])
         bad.add("train", [(2, "ValueError: x"), (7, "OSError: again")])
-    assert [record.getMessage() for record in caplog.records] == [
-        "DATA.TRAIN: sample 7 cannot be read (OSError: unreadable); it is replaced by another one",
-        "DATA.TRAIN: sample 2 cannot be read (ValueError: x); it is replaced by another one",
-    ]
+    first, second = caplog.messages
+    assert re.search(r"DATA\.TRAIN.*\b7\b.*\(OSError: unreadable\)", first)
+    assert re.search(r"DATA\.TRAIN.*\b2\b.*\(ValueError: x\)", second)
     assert len(bad) == 2
 
 
-def test_what_was_done_stands_in_the_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_warning_names_the_split_the_sample_and_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING, logger="phasetrain"):
         BadSamples("drop", 3).add("valid", [(7, "OSError: x")])
-    assert caplog.messages == ["DATA.VALID: sample 7 cannot be read (OSError: x); it is skipped"]
+    [message] = caplog.messages
+    assert re.search(r"DATA\.VALID.*\b7\b.*\(OSError: x\)", message)
 
 
-def test_more_than_the_budget_end_the_run() -> None:
+def test_error_beyond_the_budget_names_the_last_samples() -> None:
     bad = BadSamples("drop", 2)
     bad.add("train", [(9, "a"), (1, "b"), (9, "a")])
     with pytest.raises(SampleError) as caught:
@@ -41,13 +44,13 @@ def test_more_than_the_budget_end_the_run() -> None:
     assert bad.state_dict() == {"samples": [[1, "b"], [9, "a"]]}  # the batch was not used
 
 
-def test_a_budget_of_nothing() -> None:
+def test_budget_of_0_tolerates_no_bad_sample() -> None:
     BadSamples("drop", 0).add("train", [])
     with raises(SampleError, key="DATA.TRAIN.bad_sample_budget"):
         BadSamples("drop", 0).add("train", [(1, "b")])
 
 
-def test_the_count_goes_on_after_a_resume(caplog: pytest.LogCaptureFixture) -> None:
+def test_count_survives_a_resume(caplog: pytest.LogCaptureFixture) -> None:
     before = BadSamples("drop", 2)
     before.add("train", [(9, "a"), (1, "b")])
     state = json.loads(json.dumps(before.state_dict()))
@@ -61,7 +64,7 @@ def test_the_count_goes_on_after_a_resume(caplog: pytest.LogCaptureFixture) -> N
     assert after.state_dict() == before.state_dict()
 
 
-def test_a_budget_that_was_lowered_holds_at_the_next_bad_sample() -> None:
+def test_lowered_budget_fails_at_the_next_bad_sample() -> None:
     after = BadSamples("drop", 1)
     after.load_state_dict({"samples": [[1, "b"], [9, "a"]]})
     after.add("train", [])
@@ -69,7 +72,7 @@ def test_a_budget_that_was_lowered_holds_at_the_next_bad_sample() -> None:
         after.add("train", [(1, "b")])
 
 
-def test_the_order_in_which_they_were_met_does_not_matter() -> None:
+def test_state_does_not_depend_on_the_order_of_the_samples() -> None:
     one, other = BadSamples("drop", 5), BadSamples("drop", 5)
     one.add("train", [(9, "a"), (1, "b")])
     other.add("train", [(1, "b")])
@@ -90,13 +93,13 @@ def test_the_order_in_which_they_were_met_does_not_matter() -> None:
         (ValueError("x" * 1000), "ValueError: " + "x" * 288),
     ],
 )
-def test_a_reason_is_one_line_that_is_equal_in_all_processes(error: Exception, reason: str) -> None:
+def test_reason_is_one_line_without_memory_addresses(error: Exception, reason: str) -> None:
     assert Unreadable.from_error(error).reason == reason
 
 
-def test_names_with_reasons() -> None:
+def test_samples_are_formatted_with_their_reasons() -> None:
     assert format_samples([(7, "a"), (3, "b")]) == "7 (a), 3 (b)"
 
 
-def test_the_error_travels_from_workers() -> None:
+def test_error_survives_pickling() -> None:
     assert str(pickle.loads(pickle.dumps(SampleError("DATA.TRAIN: x")))) == "DATA.TRAIN: x"

@@ -40,5 +40,5 @@ def test_dropout_works_in_training_only():
     "given", [{"classes": 0}, {"hidden": (8, 0)}, {"input_shape": (0,)}, {"dropout": -0.1}]
 )
 def test_bad_parameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"{next(iter(given))} = .*:"):
+    with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         MLP(**{"classes": 2, "input_shape": (4,)} | given)

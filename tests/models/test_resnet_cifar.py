@@ -39,5 +39,5 @@ def test_the_shortcut_takes_every_second_pixel_and_fills_with_zeros():
 
 @pytest.mark.parametrize("given", [{"depth": 18}, {"classes": 0}, {"channels": 0}])
 def test_bad_parameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"{next(iter(given))} = .*:"):
+    with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         ResNetCifar(**{"classes": 2} | given)

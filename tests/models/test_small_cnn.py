@@ -27,7 +27,7 @@ def test_dropout_works_in_training_only():
 
 @pytest.mark.parametrize("given", [{"classes": 0}, {"channels": 0}, {"width": 0}, {"dropout": 1.0}])
 def test_bad_parameters_are_refused(given):
-    with pytest.raises(ValueError, match=f"{next(iter(given))} = .*:"):
+    with pytest.raises(ValueError, match=rf"{next(iter(given))} = .*:"):
         SmallCNN(**{"classes": 2} | given)
 
 

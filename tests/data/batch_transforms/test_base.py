@@ -29,7 +29,7 @@ class Drawn(PairTransform):
         return batch
 
 
-def test_each_transform_has_a_stream_of_its_own_and_the_seed_tells_all() -> None:
+def test_each_transform_has_its_own_generator_seeded_by_the_batch() -> None:
     one, other, batch = Drawn(), Drawn(), batch_of(torch.tensor([0, 1]))
     pipeline = PairPipeline([one, other])
     for seed in (7, 7, 8):
@@ -43,7 +43,7 @@ class TestSoftTarget:
         found = make_soft_target(batch_of(torch.tensor([2, 0])), 3)
         assert (found.tolist(), found.dtype) == ([[0, 0, 1], [1, 0, 0]], torch.float32)
 
-    def test_floats_stay_as_they_are(self) -> None:
+    def test_floats_are_unchanged(self) -> None:
         target = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
         assert make_soft_target(batch_of(target), None) is target
 
@@ -53,29 +53,29 @@ class TestSoftTarget:
             (
                 torch.tensor([0, 3]),
                 3,
-                "sample 51 has label 3, expected 0 to 2",
+                "sample 51 .* label 3, .* 0 to 2",
             ),
-            (torch.tensor([-1, 0]), 3, "sample 50 has label -1"),
+            (torch.tensor([-1, 0]), 3, "sample 50 .* label -1"),
             (
                 torch.tensor([0, 1]),
                 None,
-                "set `classes`",
+                "`classes`",
             ),
-            (torch.tensor([[0], [1]]), 2, r"not torch.int64 of shape \(2, 1\)"),
+            (torch.tensor([[0], [1]]), 2, r"torch.int64 .*\(2, 1\)"),
         ],
     )
-    def test_what_cannot_be_mixed(
+    def test_targets_without_class_probabilities_are_rejected(
         self, target: torch.Tensor, classes: int | None, message: str
     ) -> None:
         with pytest.raises(ValueError, match=message):
             make_soft_target(batch_of(target), classes)
 
-    def test_no_target(self) -> None:
+    def test_batch_without_a_target_is_rejected(self) -> None:
         with raises(ConfigError, key="DATA.TRAIN.batch_transforms[1]"):
             PairPipeline([Drawn(), Mixup()])(Batch(torch.zeros(2, 1), None, torch.arange(2), 2), 0)
 
 
-def test_the_registry_names_near_misses() -> None:
+def test_unknown_name_gets_a_suggestion() -> None:
     with raises(
         ConfigError,
         code="config.unknown_part",

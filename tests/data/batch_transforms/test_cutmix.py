@@ -23,7 +23,7 @@ def mix(seed: int, **params: object) -> Batch:
 
 
 @pytest.mark.parametrize("per", ["batch", "sample"])
-def test_a_rectangle_is_of_another_image_and_the_target_of_its_area(per: str) -> None:
+def test_rectangle_comes_from_another_image_and_the_target_has_its_area(per: str) -> None:
     areas = set()
     for seed in range(20):
         mixed = mix(seed, per=per)
@@ -43,7 +43,7 @@ def test_a_rectangle_is_of_another_image_and_the_target_of_its_area(per: str) ->
     assert len({area for _, area in areas}) > 8
 
 
-def test_by_hand() -> None:
+def test_rectangle_is_where_the_generator_draws_it() -> None:
     random = np.random.Generator(np.random.Philox(key=1))
     mixed = CutMix(alpha=1.0, classes=N)(batch_of(), random)
     again = np.random.Generator(np.random.Philox(key=1))
@@ -60,12 +60,12 @@ def test_by_hand() -> None:
     assert torch.equal(mixed.input, expected)
 
 
-def test_a_function_of_batch_and_seed() -> None:
+def test_result_depends_on_batch_and_seed_alone() -> None:
     assert torch.equal(mix(3).input, mix(3).input)
     assert not torch.equal(mix(3).input, mix(4).input)
 
 
-def test_only_images() -> None:
+def test_vectors_are_rejected() -> None:
     flat = Batch(torch.zeros(4, 9), torch.arange(4), torch.arange(4), 4)
     with raises(ConfigError, key="DATA.TRAIN.batch_transforms[0]"):
         PairPipeline([CutMix(classes=4)])(flat, 0)

@@ -20,7 +20,7 @@ def mix(batch: Batch, seed: int = 0, **params: object) -> Batch:
     return PairPipeline([Mixup(**{"classes": N, "alpha": 1.0} | params)])(batch, seed)
 
 
-def test_inputs_and_targets_are_mixed_in_the_same_shares() -> None:
+def test_inputs_and_targets_are_mixed_with_the_same_weights() -> None:
     mixed = mix(batch_of())
     expected = mixed.target @ torch.arange(N).float()
     assert torch.allclose(mixed.input, expected[:, None].expand(N, 2), atol=1e-4)
@@ -33,7 +33,7 @@ def test_inputs_and_targets_are_mixed_in_the_same_shares() -> None:
     assert ((mixed.target > 0).sum(0)[~alone] == 2).all()  # each is the partner of one
 
 
-def test_by_hand() -> None:
+def test_mixture_of_two_samples_follows_the_formula() -> None:
     random = np.random.Generator(np.random.Philox(key=5))
     batch = Batch(torch.tensor([[0.0], [10.0]]), torch.tensor([1, 0]), torch.arange(2), 2)
     mixed = Mixup(alpha=0.7, classes=2)(batch, random)
@@ -50,13 +50,13 @@ def test_by_hand() -> None:
     assert batch.input.tolist() == [[0.0], [10.0]]
 
 
-def test_a_share_for_each_sample() -> None:
+def test_weights_can_be_drawn_per_sample() -> None:
     mixed = mix(batch_of(), per="sample")
     assert len(set(mixed.target.diagonal().tolist())) > 25
     assert torch.allclose(mixed.input[:, 0], mixed.target @ torch.arange(N).float(), atol=1e-4)
 
 
-def test_shares_are_those_of_a_beta_distribution() -> None:
+def test_weights_follow_a_beta_distribution() -> None:
     shares = torch.tensor(
         [float(mix(batch_of(), seed, alpha=0.3).target.diagonal().min()) for seed in range(2000)]
     )
@@ -64,12 +64,12 @@ def test_shares_are_those_of_a_beta_distribution() -> None:
     assert float(shares.var()) == pytest.approx(0.25 / (2 * 0.3 + 1), abs=0.01)
 
 
-def test_a_function_of_batch_and_seed() -> None:
+def test_result_depends_on_batch_and_seed_alone() -> None:
     assert torch.equal(mix(batch_of(), 3).input, mix(batch_of(), 3).input)
     assert not torch.equal(mix(batch_of(), 3).input, mix(batch_of(), 4).input)
 
 
-def test_nested_inputs_and_targets_that_are_floats() -> None:
+def test_nested_inputs_and_float_targets_are_mixed() -> None:
     batch = batch_of()
     batch.input = {"image": batch.input, "more": [batch.input.double()]}
     batch.target = torch.arange(N).float()
@@ -79,7 +79,7 @@ def test_nested_inputs_and_targets_that_are_floats() -> None:
     assert not torch.equal(mixed.target, batch.target)
 
 
-def test_how_often() -> None:
+def test_batches_are_mixed_with_the_probability() -> None:
     mixed = [
         not torch.equal(mix(batch_of(), seed, probability=0.25).input, batch_of().input)
         for seed in range(800)
@@ -90,8 +90,8 @@ def test_how_often() -> None:
     assert torch.equal(untouched.target, torch.eye(N))
 
 
-class TestSamplesThatDoNotCount:
-    def test_they_are_not_mixed_in(self) -> None:
+class TestMaskedSamples:
+    def test_masked_samples_are_not_mixed_in(self) -> None:
         counts = torch.arange(N) < 20
         mixed = mix(batch_of(20, counts))
         assert torch.equal(mixed.target[20:], torch.eye(N)[20:])
@@ -100,12 +100,12 @@ class TestSamplesThatDoNotCount:
         assert (mixed.target[:20].max(1).values < 1).sum() > 15
         assert mix(batch_of()).target[:20, 20:].any()  # where all count, they are
 
-    def test_a_stand_in_gets_targets_of_the_same_form(self) -> None:
+    def test_padding_batch_gets_targets_of_the_same_form(self) -> None:
         mixed = mix(batch_of().as_stand_in())
         assert torch.equal(mixed.target, torch.eye(N))
         assert torch.equal(mixed.input, batch_of().input)
 
-    def test_a_single_one(self) -> None:
+    def test_single_unmasked_sample_is_unchanged(self) -> None:
         counts = torch.arange(N) == 3
         assert torch.equal(mix(batch_of(1, counts)).target, torch.eye(N))
 
@@ -119,12 +119,12 @@ class TestSamplesThatDoNotCount:
         ({"per": "pixel"}, "per = 'pixel':"),
     ],
 )
-def test_parameters(params: dict[str, object], message: str) -> None:
+def test_bad_parameters_are_rejected(params: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Mixup(**params)  # type: ignore[arg-type]
 
 
-def test_integer_inputs_are_refused() -> None:
+def test_integer_inputs_are_rejected() -> None:
     batch = batch_of()
     batch.input = batch.input.to(torch.uint8)
     with raises(ConfigError, key="DATA.TRAIN.batch_transforms[0]"):

@@ -18,7 +18,7 @@ def blends(transform: OneOf, seed: int) -> bool:
     return bool(PairPipeline([transform])(batch_of(), seed).input.frac().any())
 
 
-def test_parameters_and_the_number_of_classes_are_handed_on() -> None:
+def test_parameters_and_number_of_classes_are_passed_on() -> None:
     mixup, cutmix = OneOf(BOTH, classes=8).transforms
     assert isinstance(mixup, Mixup)
     assert isinstance(cutmix, CutMix)
@@ -28,7 +28,9 @@ def test_parameters_and_the_number_of_classes_are_handed_on() -> None:
 @pytest.mark.parametrize(
     ("weights", "low", "high"), [(None, 0.4, 0.6), ([1, 3], 0.15, 0.35), ([0, 1], 0.0, 0.0)]
 )
-def test_how_often_each_is_taken(weights: list[float] | None, low: float, high: float) -> None:
+def test_transforms_are_chosen_with_their_weights(
+    weights: list[float] | None, low: float, high: float
+) -> None:
     transform = OneOf(BOTH, weights, classes=8)
     assert low <= sum(blends(transform, seed) for seed in range(300)) / 300 <= high
 
@@ -36,18 +38,20 @@ def test_how_often_each_is_taken(weights: list[float] | None, low: float, high: 
 @pytest.mark.parametrize(
     ("transforms", "weights", "message"),
     [
-        ([], None, "of 0 transforms"),
-        (BOTH, [1], "for each of 2 transforms"),
-        (BOTH, [1, -1], "e number"),
-        (["mixip"], None, "did you mean 'mixup'"),
+        ([], None, "0 transforms"),
+        (BOTH, [1], r"\[1\].* 2 transforms"),
+        (BOTH, [1, -1], r"\[1, -1\]"),
+        (["mixip"], None, "'mixup'"),
         (
             [{"alpha": 1}],
             None,
-            "name: required",
+            "name:",
         ),
-        ([{"name": "mixup", "alhpa": 1}], None, "did you mean 'alpha'"),
+        ([{"name": "mixup", "alhpa": 1}], None, "'alpha'"),
     ],
 )
-def test_mistakes(transforms: list, weights: list[float] | None, message: str) -> None:
+def test_bad_parameters_are_rejected(
+    transforms: list, weights: list[float] | None, message: str
+) -> None:
     with pytest.raises((ValueError, ConfigError), match=message):
         OneOf(transforms, weights)

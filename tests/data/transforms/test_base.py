@@ -44,13 +44,13 @@ def images(count):
     return torch.rand(count, 3, 9, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_hash_is_the_finaliser_of_splitmix64():
+def test_hash_is_the_finalizer_of_splitmix64():
     words = mix64(np.array([0, 1, 0x9E3779B97F4A7C15], dtype=np.uint64))
     # The last is the first output of the reference implementation for seed 0.
     assert words.tolist() == [0, 6238072747940578789, 0xE220A8397B1DCDAF]
 
 
-def test_draws_are_the_same_in_every_version():
+def test_draws_have_these_values():
     assert keys(2).uniform(2) == pytest.approx(
         np.array([[0.88331081, 0.431528], [0.74974824, 0.37239342]])
     )
@@ -63,7 +63,7 @@ def test_draws_are_the_same_in_every_version():
     assert keys(2).fork(1).values.tolist() == [9873879188606010543, 4128231651836605960]
 
 
-def test_shapes_and_types():
+def test_draws_have_one_row_per_key():
     assert keys(3).uniform().shape == (3,)
     assert keys(3).normal(2, 5).shape == (3, 2, 5)
     assert keys(3).integers(0, 4).dtype == np.int64
@@ -71,7 +71,7 @@ def test_shapes_and_types():
     assert len(keys(3)) == 3
 
 
-def test_the_same_call_gives_the_same_numbers_and_a_fork_others():
+def test_draws_are_reproducible_and_a_fork_draws_others():
     drawn = keys(4)
     assert np.array_equal(drawn.uniform(3), drawn.uniform(3))
     assert not np.array_equal(drawn.uniform(3), drawn.fork(0).uniform(3))
@@ -80,14 +80,14 @@ def test_the_same_call_gives_the_same_numbers_and_a_fork_others():
 @pytest.mark.parametrize(
     "draw", [lambda k: k.uniform(3), lambda k: k.normal(3), lambda k: k.integers(0, 9, 3)]
 )
-def test_a_draw_does_not_depend_on_the_batch(draw):
+def test_draw_does_not_depend_on_the_batch(draw):
     whole = draw(keys(67))
     for count in (1, 5, 8, 67):
         assert np.array_equal(whole[:count], draw(keys(count)))
     assert np.array_equal(whole[40], draw(Keys([40]))[0])
 
 
-def test_uniform_moments_and_range():
+def test_uniform_draws_have_the_moments_and_range():
     drawn = keys(20000).uniform(4)
     assert drawn.min() >= 0
     assert drawn.max() < 1
@@ -95,14 +95,14 @@ def test_uniform_moments_and_range():
     assert drawn.var(0) == pytest.approx(np.full(4, 1 / 12), abs=0.002)
 
 
-def test_normal_moments():
+def test_normal_draws_have_the_moments():
     drawn = keys(20000).normal(2)
     assert drawn.mean(0) == pytest.approx(np.zeros(2), abs=0.03)
     assert drawn.var(0) == pytest.approx(np.ones(2), abs=0.04)
     assert (drawn**4).mean() == pytest.approx(3, abs=0.2)
 
 
-def test_integers_are_fair_and_stay_in_their_range():
+def test_integers_are_uniform_in_their_range():
     counts = np.bincount(keys(20000).integers(-3, 4) + 3)
     assert len(counts) == 7
     assert counts == pytest.approx(np.full(7, 20000 / 7), abs=200)
@@ -128,23 +128,23 @@ def test_streams_positions_and_neighbours_are_uncorrelated():
     assert np.abs(matrix - np.eye(len(columns))).max() < 0.03
 
 
-def test_a_correlation_would_be_seen():
+def test_correlated_draws_fail_the_check():
     drawn = keys(20000).uniform(2)
     assert abs(np.corrcoef(drawn[:, 0], drawn[:, 0] + drawn[:, 1])[0, 1]) > 0.5
 
 
 @pytest.mark.parametrize("bounds", [(0, 0), (3, 2), (0, 2**41)])
-def test_ranges_that_cannot_be_fair_are_refused(bounds):
-    with pytest.raises(ValueError, match="the range must contain"):
+def test_ranges_without_a_uniform_draw_are_rejected(bounds):
+    with pytest.raises(ValueError, match=str(bounds[1])):
         keys(2).integers(*bounds)
 
 
-def test_keys_are_one_per_sample():
-    with pytest.raises(ValueError, match=r"keys have shape \(N,\), not \(2, 2\)"):
+def test_keys_with_two_dimensions_are_rejected():
+    with pytest.raises(ValueError, match=r"\(N,\).*\(2, 2\)"):
         Keys(np.zeros((2, 2)))
 
 
-def test_every_transform_is_tested_here():
+def test_every_built_in_transform_is_tested_here():
     own = {name for name in TRANSFORMS if TRANSFORMS[name].__module__.startswith("phasetrain.")}
     assert sorted(own) == sorted(
         {*PARAMETERS, "multi_crop"}
@@ -158,7 +158,7 @@ def samples_are_independent(transform):
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_batch_gives_the_bits_of_its_samples(name):
+def test_batch_is_bit_identical_to_its_samples(name):
     assert samples_are_independent(TRANSFORMS.build(name, PARAMETERS[name]))
 
 
@@ -169,19 +169,19 @@ def test_a_batch_gives_the_bits_of_its_samples(name):
         lambda batch, keys: batch * torch.arange(len(batch))[:, None, None, None],
     ],
 )
-def test_a_transform_that_looks_at_the_neighbours_would_be_seen(leaking):
+def test_transform_that_depends_on_the_batch_fails_the_check(leaking):
     assert not samples_are_independent(leaking)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_the_batch_that_goes_in_is_left_alone(name):
+def test_input_batch_is_not_modified(name):
     batch = images(8)
     TRANSFORMS.build(name, PARAMETERS[name])(batch, keys(8))
     assert torch.equal(batch, images(8))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_only_the_keys_decide(name):
+def test_result_depends_on_the_keys_alone(name):
     transform = TRANSFORMS.build(name, PARAMETERS[name])
     torch.manual_seed(0)
     first = transform(images(8), keys(8))
@@ -193,14 +193,14 @@ def test_only_the_keys_decide(name):
     assert torch.equal(first, transform(images(8), keys(8, first=100))) == (name not in RANDOM)
 
 
-def test_a_pipeline_gives_each_position_its_own_stream():
+def test_pipeline_forks_the_keys_for_each_transform():
     pipeline = Pipeline([RandomShift(1), Noise(0.5)])
     drawn = keys(8)
     expected = Noise(0.5)(RandomShift(1)(images(8), drawn.fork(0)), drawn.fork(1))
     assert torch.equal(pipeline(images(8), drawn), expected)
 
 
-def test_one_sample_through_a_pipeline_has_the_bits_of_the_batch():
+def test_pipeline_is_bit_identical_for_a_sample_and_its_batch():
     pipeline = Pipeline([TRANSFORMS.build(name, PARAMETERS[name]) for name in RANDOM])
     batch, drawn = images(8), keys(8)
     whole = pipeline(batch, drawn)
@@ -217,16 +217,16 @@ def test_plain_callables_get_single_samples():
     assert not pipeline.is_batched
     assert pipeline.transform_sample([1.0, 2.0], Keys([0])).tolist() == [2.0, 3.0]
     assert pipeline.shape_after((1, 2)) is None
-    with pytest.raises(TypeError, match=r"transform 0 \(function\) takes single samples"):
+    with pytest.raises(TypeError, match=r"transform 0 \(function\)"):
         pipeline(torch.zeros(1, 2), Keys([0]))
 
 
-def test_a_batch_transform_needs_a_tensor():
-    with pytest.raises(TypeError, match=r"transform 0 \(Flatten\) takes a tensor, not list"):
+def test_batch_transform_of_a_list_is_rejected():
+    with pytest.raises(TypeError, match=r"transform 0 \(Flatten\).*\blist\b"):
         Pipeline([Flatten()]).transform_sample([1, 2], Keys([0]))
 
 
-def test_the_shape_after_a_pipeline():
+def test_pipeline_computes_the_shape_afterwards():
     crop = TRANSFORMS.build("random_crop", {"size": 4})
     assert Pipeline([crop, Flatten()]).shape_after((3, 8, 8)) == (48,)
     assert Pipeline().shape_after((3, 8, 8)) == (3, 8, 8)
@@ -234,14 +234,12 @@ def test_the_shape_after_a_pipeline():
 
 
 @pytest.mark.parametrize("name", sorted(set(PARAMETERS) - {"flatten", "noise"}))
-def test_transforms_of_images_refuse_vectors(name):
-    with pytest.raises(
-        ValueError, match=r"takes images \(N, C, H, W\), not a batch of shape \(2, 5\)"
-    ):
+def test_image_transforms_reject_vectors(name):
+    with pytest.raises(ValueError, match=r"\(N, C, H, W\).*\(2, 5\)"):
         TRANSFORMS.build(name, PARAMETERS[name])(torch.zeros(2, 5), keys(2))
 
 
-def test_an_own_transform_is_one_class():
+def test_custom_transform_is_one_class():
     class Negate(BatchTransform):
         def __call__(self, batch, keys):
             return -batch

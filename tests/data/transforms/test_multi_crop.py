@@ -35,7 +35,7 @@ def views(groups=GROUPS):
     return TRANSFORMS.build("multi_crop", {"groups": groups})
 
 
-def test_sizes_and_views():
+def test_each_group_gives_its_number_of_views():
     made = views()
     assert isinstance(made, MultiCrop)
     assert made.views == 3
@@ -44,13 +44,13 @@ def test_sizes_and_views():
     assert not torch.equal(found[0], found[1])
 
 
-def test_each_view_has_a_stream_of_its_own():
+def test_each_view_has_its_own_keys():
     images, keys = torch.rand(4, 1, 8, 8), Keys(np.arange(4))
     found = views()(images, keys)
     assert torch.equal(found[1], Noise(0.1)(images, keys.fork(1).fork(0)))
 
 
-def test_a_batch_of_four_is_four_batches_of_one():
+def test_batch_is_bit_identical_to_its_samples():
     images = torch.rand(4, 1, 8, 8)
     pipeline = Pipeline([Noise(0.2), views()])
     together = pipeline(images, Keys(np.arange(4)))
@@ -59,7 +59,7 @@ def test_a_batch_of_four_is_four_batches_of_one():
         assert all(torch.equal(one, view[at]) for one, view in zip(alone, together, strict=True))
 
 
-def test_the_shape_after_it_is_that_of_the_first_view():
+def test_shape_afterwards_is_that_of_the_first_view():
     assert Pipeline([views(GROUPS[::-1])]).shape_after((1, 8, 8)) == (1, 6, 6)
 
 
@@ -70,7 +70,7 @@ def read(transform, workers_noise=0):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_reader_gives_lists_of_views_that_depend_on_the_seed_and_the_place_alone(own):
+def test_views_depend_on_seed_and_position_alone(own):
     groups = [*GROUPS, {"views": 1, "transforms": ["shaken", NOISE]}] if own else GROUPS
     made = views(groups)
     assert isinstance(made, MultiCropOfSamples if own else MultiCrop)
@@ -85,10 +85,8 @@ def test_a_reader_gives_lists_of_views_that_depend_on_the_seed_and_the_place_alo
     assert not torch.equal(first[0][0], first[0][2])  # the same image at another place of the epoch
 
 
-def test_what_comes_after_it_is_refused():
-    with pytest.raises(
-        TypeError, match=r"not list; .* after multi_crop belong into the transforms of its views"
-    ):
+def test_transform_after_multi_crop_is_rejected():
+    with pytest.raises(TypeError, match=r"\blist\b.*multi_crop"):
         Pipeline([views(), Noise(0.1)])(torch.zeros(2, 1, 8, 8), Keys([0, 1]))
 
 
@@ -96,14 +94,14 @@ def test_what_comes_after_it_is_refused():
     ("groups", "message"),
     [
         ([], r"groups = \[\]:"),
-        ([{"views": 0, "transforms": []}], r"groups\[0\] = .*expected {views: at least 1"),
-        ([{"views": 1, "transform": []}], r"groups\[0\] = .*expected {views: at least 1"),
+        ([{"views": 0, "transforms": []}], r"groups\[0\] = {'views': 0"),
+        ([{"views": 1, "transform": []}], r"groups\[0\] = {'views': 1"),
         (
             [{"views": 1, "transforms": ["noize"]}],
-            r"groups\[0\].transforms\[0\].name = 'noize'.*did you mean 'noise'",
+            r"groups\[0\].transforms\[0\].name = 'noize'.*'noise'",
         ),
     ],
 )
-def test_bad_groups_are_refused(groups, message):
+def test_bad_groups_are_rejected(groups, message):
     with pytest.raises(ConfigError, match=message):
         views(groups)

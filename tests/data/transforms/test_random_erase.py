@@ -5,7 +5,7 @@ import torch
 from phasetrain.data.transforms import Keys, RandomErase
 
 
-def test_literal_rectangles():
+def test_rectangles_have_these_positions():
     erased = RandomErase(1, [0.3, 0.3])(torch.ones(2, 1, 5, 5), Keys([1, 2]))[:, 0]
     assert erased[0].tolist() == [
         [1, 1, 1, 1, 1],
@@ -23,7 +23,7 @@ def test_literal_rectangles():
     ]
 
 
-def test_the_share_of_images_and_the_area_hold():
+def test_probability_and_area_are_within_their_bounds():
     batch = torch.ones(1000, 2, 40, 40)
     areas = 1 - RandomErase(0.25, (0.1, 0.2))(batch, Keys(np.arange(1000))).mean((1, 2, 3))
     touched = areas > 0
@@ -32,7 +32,7 @@ def test_the_share_of_images_and_the_area_hold():
     assert areas.max() < 0.23
 
 
-def test_all_channels_lose_the_same_rectangle():
+def test_same_rectangle_is_erased_in_all_channels():
     erased = RandomErase(1)(torch.ones(4, 3, 9, 9), Keys(np.arange(4)))
     assert torch.equal(erased[:, 0], erased[:, 2])
 
@@ -46,6 +46,6 @@ def test_all_channels_lose_the_same_rectangle():
         ({"scale": (0.5,)}, r"scale = \[0.5\]"),
     ],
 )
-def test_bad_parameters_are_refused(given, message):
+def test_bad_parameters_are_rejected(given, message):
     with pytest.raises(ValueError, match=message):
         RandomErase(**given)

@@ -11,13 +11,13 @@ def test_columns_are_mirrored_and_rows_are_not():
     assert torch.equal(RandomFlip(0)(image, Keys([0])), image)
 
 
-def test_the_probability_holds():
+def test_images_are_flipped_with_the_probability():
     image = torch.tensor([0.0, 1.0]).expand(2000, 1, 1, 2)
     flipped = RandomFlip(0.3)(image, Keys(np.arange(2000)))[:, 0, 0, 0]
     assert flipped.mean().item() == pytest.approx(0.3, abs=0.04)
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1])
-def test_a_probability_outside_is_refused(probability):
-    with pytest.raises(ValueError, match=r"expected a number in \[0, 1\]"):
+def test_probability_outside_0_to_1_is_rejected(probability):
+    with pytest.raises(ValueError, match=f"probability = {probability}:"):
         RandomFlip(probability)

@@ -4,7 +4,7 @@ import torch
 from phasetrain.data.transforms import Keys, Resize
 
 
-def test_down_and_up():
+def test_image_is_interpolated_bilinearly():
     down = Resize(2)(torch.arange(16.0).view(1, 1, 4, 4), Keys([0]))
     assert down[0, 0].flatten().tolist() == pytest.approx(
         [25 / 7, 36 / 7, 69 / 7, 80 / 7], rel=1e-5
@@ -13,6 +13,6 @@ def test_down_and_up():
     assert up[0, 0].tolist() == [[0.0, 0.25, 0.75, 1.0]] * 4
 
 
-def test_a_size_below_one_is_refused():
+def test_size_below_1_is_rejected():
     with pytest.raises(ValueError, match="size = 0"):
         Resize(0)
