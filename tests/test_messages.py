@@ -134,7 +134,7 @@ $ "MODEL.freeze=['haed.*']"
 MODEL.freeze = [haed.*]: it matches no module with parameters and no parameter; did you mean 'head'? Names begin with one of features, head
 
 $ MODEL.weights.path=missing.safetensors
-MODEL.weights.path = 'missing.safetensors': there is no such file or folder (A start needs it; a run that goes on from a checkpoint does not.)
+MODEL.weights.path = 'missing.safetensors': there is no such file or folder; check the path
 
 $ MODEL=resnet20 MODEL.depth=21
 MODEL.depth = 21 (command line): expected 20 or 32 or 56

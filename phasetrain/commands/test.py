@@ -8,13 +8,13 @@ from dataclasses import replace
 from phasetrain.commands.choose import choose_checkpoint, restore
 from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.digest import hash_model
 from phasetrain.data.loading.seed_check import read_first_target
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import AVERAGED, TRAIN, Plan, make_test_phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks
+from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks.build.data_builder import list_splits
 

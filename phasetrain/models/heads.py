@@ -13,7 +13,7 @@ from phasetrain.config.checks import check_at_least
 from phasetrain.config.registry import Registry
 from phasetrain.errors import is_out_of_memory
 from phasetrain.models.base import MODELS
-from phasetrain.models.trunk_heads import MakeModel, cut_module
+from phasetrain.models.trunk_heads import MakeModel, build_trunk
 
 HEADS: Registry[nn.Module] = Registry("head", "MODEL.head")
 
@@ -154,11 +154,7 @@ class TrunkHead(nn.Module):
         super().__init__()
         if "name" not in trunk:
             raise ValueError("trunk.name: required; the name of a model, such as small_cnn")
-        self.trunk = make_model(
-            {key: one for key, one in trunk.items() if key != "cut"}, "MODEL.trunk", {}
-        )
-        if (cut := trunk.get("cut")) is not None:
-            cut_module(self.trunk, cut, "trunk.cut")
+        self.trunk = build_trunk(trunk, make_model)
         # Measured instead of declared: any model may be a trunk, and few say how wide their
         # features are. Two samples, because some layers drop a first dimension of 1.
         self.features = _measure_width(self.trunk, (2, *input_shape), "MODEL.trunk")

@@ -83,12 +83,7 @@ class TrunkHeads(nn.Module):
             raise ValueError(
                 "heads = {}: expected at least one, such as heads: {digit: {name: mlp, hidden: []}}"
             )
-        cut = trunk.get("cut")
-        self.trunk = make_model(
-            {key: one for key, one in trunk.items() if key != "cut"}, "MODEL.trunk", {}
-        )
-        if cut is not None:
-            cut_module(self.trunk, cut, "trunk.cut")
+        self.trunk = build_trunk(trunk, make_model)
         self._inputs = {label: _read_head_input(section) for label, section in heads.items()}
         self._taken: dict[str, Tensor] = {}
         for label, one in self._inputs.items():
@@ -190,7 +185,16 @@ def check_layer(trunk: nn.Module, layer: str, where: str) -> None:
         )
 
 
-def cut_module(trunk: nn.Module, layer: str, where: str) -> None:
-    """Replace a module of the trunk by an identity."""
-    check_layer(trunk, layer, where)
-    trunk.set_submodule(layer, nn.Identity())
+def build_trunk(section: Mapping[str, Any], make_model: MakeModel) -> nn.Module:
+    """Return the trunk of MODEL.trunk, with the module that `cut` names replaced by an identity.
+
+    Raises:
+        ValueError: the trunk has no such module.
+    """
+    trunk = make_model(
+        {key: one for key, one in section.items() if key != "cut"}, "MODEL.trunk", {}
+    )
+    if (cut := section.get("cut")) is not None:
+        check_layer(trunk, cut, "trunk.cut")
+        trunk.set_submodule(cut, nn.Identity())
+    return trunk

@@ -139,7 +139,9 @@ def match_sources(
     values: dict[str, Tensor] = {}
 
     def read_all() -> LoadReport:
-        _check_sources_exist(sources)
+        # Before any is read, because reading a large one takes time.
+        for source in sources:
+            source.check_exists()
         matching = WeightMatcher(own, sources)
         for number, source in enumerate(sources):
             matching.add_source(number, source, read_source(source))
@@ -327,19 +329,6 @@ class WeightMatcher:
 def describe_tensor(tensor: Tensor) -> str:
     """Return shape and type of a tensor, such as `(10, 128) float32`."""
     return f"({', '.join(map(str, tensor.shape))}) {str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _check_sources_exist(sources: Sequence[WeightSource]) -> None:
-    """Reject the first source that does not exist, before any is read."""
-    for source in sources:
-        storage = source.get_storage()
-        if not storage.exists(source.path):
-            parent, _, name = source.path.rstrip("/").rpartition("/")
-            raise source.make_error(
-                "there is no such file or "
-                f"folder{did_you_mean(name, storage.list_names(parent or '.'))} (A start needs it; "
-                "a run that goes on from a checkpoint does not.)"
-            )
 
 
 def _rename_tensors(

@@ -1,16 +1,15 @@
 """Learning from a trained model, the teacher."""
 
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from phasetrain.distributed.dtensors import full_tensor
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.losses import SoftTargets
+from phasetrain.models.digest import hash_model
 from phasetrain.models.sources import parse_sources
 from phasetrain.models.weights import load_pretrained
 from phasetrain.tasks.base import TASKS
@@ -31,7 +30,7 @@ class Teacher:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model.eval().requires_grad_(requires_grad=False)
-        self.digest = digest_of_weights(model)
+        self.digest = hash_model(model)
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> Any:
@@ -133,16 +132,3 @@ class Distillation(Supervised):
             raise_unless_misfit(error)
             raise ConfigError(f"{TEACHER} ({type(teacher.model).__name__}): {error}") from error
         return found
-
-
-def digest_of_weights(model: nn.Module) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes of a model's state, in order of
-    names."""
-    digest = sha256()
-    # Bytes, not values: NaNs and negative zeros count as they are. Viewed as uint8 because NumPy
-    # has no bfloat16.
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = full_tensor(tensor).cpu().contiguous()
-        digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
-        digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    return digest.hexdigest()

@@ -13,7 +13,7 @@ from processes import Finished, Launcher
 from safetensors.torch import load_file
 
 from phasetrain.commands.consolidate import consolidate
-from phasetrain.commands.train.digest import hash_state
+from phasetrain.models.digest import hash_state
 
 ONE = "MACHINE.threads=1"
 FSDP = "DISTRIBUTED.strategy=fsdp"

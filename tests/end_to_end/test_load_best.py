@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.commands.export import export
 from phasetrain.commands.result import RunResult
-from phasetrain.commands.train.digest import hash_model, hash_state
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
+from phasetrain.models.digest import hash_model, hash_state
 from phasetrain.runtime.storage import Storage
 
 BEST = ("CHECKPOINT.load_best=true", "CHECKPOINT.best.monitor=test/accuracy")

@@ -18,7 +18,6 @@ from phasetrain.commands.api import run
 from phasetrain.commands.cli import main
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import resolve_config
-from phasetrain.commands.train.digest import hash_model
 from phasetrain.config.sections import CheckpointSection
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.distributed import Consensus, World
@@ -26,6 +25,7 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks, LedgerHook, Metrics, on
+from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Storage

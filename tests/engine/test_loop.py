@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from phasetrain.commands.setup import resolve_config
-from phasetrain.commands.train.digest import hash_model
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hook, on
 from phasetrain.hooks.base import Hooks
+from phasetrain.models.digest import hash_model
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder
 

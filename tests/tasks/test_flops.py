@@ -8,8 +8,8 @@ from harness import SMALL
 from raising import raises
 from torch import nn
 
-from phasetrain.commands.train.digest import hash_model
 from phasetrain.errors import ConfigError
+from phasetrain.models.digest import hash_model
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import flops
 from phasetrain.tasks.flops import PEAKS, device_name, peak_flops, train_flops

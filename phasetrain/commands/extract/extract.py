@@ -18,13 +18,13 @@ from phasetrain.commands.choose import choose_checkpoint
 from phasetrain.commands.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
-from phasetrain.commands.train.digest import hash_model
 from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError, did_you_mean
+from phasetrain.models.digest import hash_model
 from phasetrain.models.layers import LayerOutputs
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of

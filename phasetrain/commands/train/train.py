@@ -11,13 +11,13 @@ from phasetrain.commands.plan.validate import check_same_data, report_all_proble
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import log_to_folder, write_error
-from phasetrain.commands.train.digest import hash_state
 from phasetrain.commands.train.resume import check_config_changes, check_data_changes
 from phasetrain.commands.train.training import Loop, Training, nothing_to_resume
 from phasetrain.data.loading.reader import is_reading_here
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, PhasetrainError
 from phasetrain.hooks import Hook
+from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Signals

@@ -18,7 +18,6 @@ from phasetrain.commands.plan.validate import report_all_problems
 from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.commands.train.attempt import Attempt
-from phasetrain.commands.train.digest import hash_state
 from phasetrain.commands.train.resume import (
     build_promise,
     list_code_changes,
@@ -34,6 +33,7 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
+from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, count_records
 from phasetrain.runtime.clock import Clock

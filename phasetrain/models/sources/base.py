@@ -75,6 +75,19 @@ class WeightSource:
             )
         return open_storage(self.path)
 
+    def check_exists(self) -> Storage:
+        """Return the storage with its files.
+
+        Raises:
+            ConfigError: there is no such file or folder, or no handler for its prefix.
+        """
+        storage = self.get_storage()
+        if not storage.exists(self.path):
+            parent, _, name = self.path.rstrip("/").rpartition("/")
+            near = did_you_mean(name, storage.list_names(parent or "."))
+            raise self.make_error(f"there is no such file or folder{near or '; check the path'}")
+        return storage
+
     def make_error(self, reason: str) -> ConfigError:
         """Return the error for a source that cannot be used; without `where` it names no key."""
         key = f"{self.where}.path = " if self.where else ""

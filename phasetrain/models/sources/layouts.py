@@ -38,11 +38,7 @@ def read_source(source: WeightSource) -> SourceContent:
     Raises:
         ConfigError: it does not exist, or cannot be read.
     """
-    storage = source.get_storage()
-    if not storage.exists(source.path):
-        parent, _, name = source.path.rstrip("/").rpartition("/")
-        near = did_you_mean(name, storage.list_names(parent or "."))
-        raise source.make_error(f"there is no such file or folder{near}")
+    storage = source.check_exists()
     name = _detect_format(source, storage) if source.format == "auto" else source.format
     return FORMATS.find(name, f"{source.where}.format")(source, storage)
 

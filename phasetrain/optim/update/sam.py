@@ -1,12 +1,10 @@
 """Sharpness-aware minimisation around any optimizer (OPTIMIZER.sam)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from phasetrain.config.sections.keys import read_section
 from phasetrain.config.sections.optimizer import SamSection
 from phasetrain.errors import ConfigError
 from phasetrain.optim.update.finite_check import has_nonfinite
@@ -18,11 +16,6 @@ TINY = 1e-12
 
 class SamSettings(SamSection):
     """Settings of sharpness-aware minimization (OPTIMIZER.sam)."""
-
-
-def sam_settings(section: Mapping[str, Any]) -> SamSettings:
-    """Return the settings of a checked mapping OPTIMIZER.sam."""
-    return read_section(SamSettings, section)
 
 
 class SharpnessAware:

@@ -10,13 +10,14 @@ from torch.optim import Optimizer
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import parameters
+from phasetrain.config.sections.keys import read_section
 from phasetrain.distributed import STRATEGIES, Ordered, Strategy, buffer_lookup
 from phasetrain.errors import ConfigError
 from phasetrain.optim import SCALERS, SCHEDULES, GuardSettings, MultiOptimizer, Updater
 from phasetrain.optim.groups import list_weights, split_by_note, tabulate
 from phasetrain.optim.schedules.param_schedules import GroupSchedules, Schedules, StageOptions
 from phasetrain.optim.update.gradients import GradientSettings
-from phasetrain.optim.update.sam import sam_settings
+from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.sparse import find_sparse_weights
 from phasetrain.tasks.build.optimizer_factory import (
     OptimizerSpec,
@@ -173,7 +174,7 @@ def _build_updater(
         by_group = build_group_schedules(context, specs, optimizer, facts)
     sam = None
     if section.sam is not None:
-        sam = sam_settings(section.sam)
+        sam = read_section(SamSettings, section.sam)
     return Updater(
         optimizer,
         scaler=scaler,

@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.optim import GradientSettings
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
-from phasetrain.optim.update.sam import SamSettings, sam_settings
+from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.updater import Updater
 
 UPDATES = 5
@@ -303,4 +303,4 @@ def test_a_task_that_makes_no_second_pass_is_refused() -> None:
 
 
 def test_the_defaults_are_those_of_the_paper() -> None:
-    assert sam_settings({}) == SamSettings(rho=0.05, adaptive=False)
+    assert SamSettings() == SamSettings(rho=0.05, adaptive=False)

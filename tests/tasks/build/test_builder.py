@@ -11,7 +11,6 @@ from raising import raises
 from torch import nn
 
 from phasetrain.commands.setup import resolve_config
-from phasetrain.commands.train.digest import hash_model
 from phasetrain.data import COLLATES, SAMPLERS, SampleReader
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.distributed import Strategy, World
@@ -19,6 +18,7 @@ from phasetrain.engine.plan import Plan, Split
 from phasetrain.errors import ConfigError
 from phasetrain.losses import CrossEntropy
 from phasetrain.models import SmallCNN
+from phasetrain.models.digest import hash_model
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, Parts, SplitData, Supervised

@@ -21,6 +21,6 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
         flat = full_tensor(tensor).cpu().contiguous()
         digest.update(f"{name} {flat.dtype} {tuple(flat.shape)};".encode())
         if flat.numel():
-            # as bytes, because numpy has no bfloat16
+            # As bytes: NumPy has no bfloat16, and NaNs and negative zeros count as they are.
             digest.update(flat.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
