@@ -39,7 +39,7 @@ class Retention:
             pinned: names of pinned checkpoints.
         """
         # Several commits of one position come from repeated interruptions there.
-        latest = list({_position(saved.name): saved for saved in found}.values())
+        latest = list({_position_in_name(saved.name): saved for saved in found}.values())
         healthy = [saved for saved in latest if saved.manifest.facts.healthy]
         # Two healthy ones, whatever the config says: one may turn out to be damaged.
         chosen = [
@@ -85,7 +85,7 @@ class Retention:
         return by_updates or bool(self.every_epochs and epochs and epochs % self.every_epochs == 0)
 
 
-def _position(name: str) -> str:
+def _position_in_name(name: str) -> str:
     found = NAME.fullmatch(name)
     if found:
         return found["position"]

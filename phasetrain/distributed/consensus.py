@@ -89,7 +89,7 @@ class Consensus:
         self._agreed.discard(request)
         return True
 
-    def turn(self, *, wait: bool = False) -> bool:
+    def agree(self, *, wait: bool = False) -> bool:
         """Pass a boundary between two steps and return whether the run stops here.
 
         Args:

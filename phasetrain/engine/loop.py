@@ -124,7 +124,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         task.begin(phase, fresh=state.step == 0)
         self.hooks.on_phase_start(self, phase)
         try:
-            clock.turn("data")
+            clock.switch_to("data")
             for batches in task.batches(phase, state.step):  # starts reading at this step
                 clock.step(state.updates, is_train=phase.is_train)
                 self._out = None
@@ -134,10 +134,10 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                     self.finish(task.test_step(batches, self.position(), self._events))
                 state.finish_step(phase)  # before the hooks, so that they only save complete steps
                 self.hooks.on_step(self, phase, require_output(self._out))
-                clock.turn("data")
-                if self.consensus.turn():
+                clock.switch_to("data")
+                if self.consensus.agree():
                     return
-            clock.turn("train" if phase.is_train else "test")
+            clock.switch_to("train" if phase.is_train else "test")
         except Interrupted as signal:  # raised only while the loader waits for a batch
             self.stop(str(signal), interrupted=True)
             return
@@ -148,7 +148,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.hooks.on_phase_end(self, phase, metrics)
         # All ranks wait here: whether the run stops must be agreed before any of them begins a
         # phase whose collectives the others would miss.
-        self.consensus.turn(wait=True)
+        self.consensus.agree(wait=True)
 
     def _train_steps(self) -> Iterator[list[Batch]]:
         state = self.state
@@ -170,7 +170,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
             # Set before `on_end`, so that the last checkpoint says that nothing is left to resume.
             if not self.consensus.interrupted and not self.state.finished:
                 self.state.finished = self.stopping or "completed"
-            self.clock.turn("end")
+            self.clock.switch_to("end")
             self.hooks.on_end(self)
         except GeneratorExit as error:  # the caller left its loop over `steps`
             self._leave_loop(error)

@@ -26,7 +26,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.monitor import Monitor
-from phasetrain.hooks.run_state import restore, state_of
+from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Unfinished
 
@@ -99,7 +99,7 @@ class CheckpointHook(Hook):
         if self._loaded is None:
             return
         restore(run, self._loaded)
-        self._saved_at = _position(run)
+        self._saved_at = _current_position(run)
         self._measured = run.state.updates, dict(self._loaded.manifest.facts.metrics)
         # The hook lives as long as the run, and would keep the content of the checkpoint in memory.
         run.resumed_from, self._loaded = self._loaded.path, None
@@ -111,7 +111,7 @@ class CheckpointHook(Hook):
         self._checked = True
         # Not in `on_start`: the hooks that come later have not started then, and their state counts
         # too.
-        state = state_of(run)
+        state = collect_state(run)
         try:
             check_encodable(state)
         except TypeError as error:
@@ -200,7 +200,9 @@ class CheckpointHook(Hook):
             self.save(run, "signal" if interrupted else "end")
         self._finish_save(run)
         if saves and not interrupted:
-            run.world.run_on_main(lambda: _check_last_save(self._saved_at == _position(run)))
+            run.world.run_on_main(
+                lambda: _check_last_save(self._saved_at == _current_position(run))
+            )
         if self.settings.load_best and not interrupted:
             self._load_best(run)
 
@@ -243,11 +245,11 @@ class CheckpointHook(Hook):
             FolderInUseError: another process has taken over the run folder.
         """
         _check_folder(run)
-        position = _position(run)
+        position = _current_position(run)
         # Rank 0 decides: under fsdp a save is collective, and no rank may begin or skip it alone.
         if run.world.broadcast(position == self._saved_at and not name):
             return
-        before = run.clock.turn("save")
+        before = run.clock.switch_to("save")
         self._finish_save(run)
         # After `_finish_save`, since hooks expect `on_saved` of one save before `on_save` of the
         # next.
@@ -264,11 +266,11 @@ class CheckpointHook(Hook):
             self._writing.start(lambda: self._write_draft(run, draft))
             if not self.settings.background:
                 self._finish_save(run)
-        run.clock.turn(before)
+        run.clock.switch_to(before)
 
     def _make_draft(self, run: Run, facts: Facts) -> Draft | None:
         """Copy the state that this rank writes; None if it writes nothing."""
-        state = state_of(run)
+        state = collect_state(run)
         draft = None
         trouble = ""
         if run.world.is_main or run.task.shards_weights:
@@ -297,7 +299,7 @@ class CheckpointHook(Hook):
         """Wait for the current save, if any, and handle its result."""
         if not self._writing.busy:
             return
-        before = run.clock.turn("save")
+        before = run.clock.switch_to("save")
         try:
             saved = self._writing.take()
         except SaveError as error:
@@ -309,7 +311,7 @@ class CheckpointHook(Hook):
             if saved is not None:
                 log.debug("checkpoint %s", saved.name)
                 run.hooks.on_saved(run)
-        run.clock.turn(before)
+        run.clock.switch_to(before)
 
     def _handle_failure(self, run: Run, error: SaveError) -> None:
         self.failures += 1
@@ -393,5 +395,5 @@ def _check_folder(run: Run) -> None:
         raise FolderInUseError(run.folder.lost)
 
 
-def _position(run: Run) -> tuple[int, int, str]:
+def _current_position(run: Run) -> tuple[int, int, str]:
     return run.state.phase, run.state.step, run.state.finished

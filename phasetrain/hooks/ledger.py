@@ -34,10 +34,10 @@ from phasetrain.runs.ledger import (
     FULL,
     HEADER,
     NORM,
-    PIECES,
     PROCESSES_SHIFT,
     RECORD_BYTES,
     SAMPLED,
+    SHARDED_WEIGHTS,
     SKIPPED,
     LedgerRecord,
     count_records,
@@ -175,7 +175,7 @@ class LedgerHook(Hook):
         if gradient_norm is not None:
             flags |= NORM
         if run.task.shards_weights:
-            flags |= PIECES
+            flags |= SHARDED_WEIGHTS
         # `item()` would wait for the device at every step.
         read = _detach_scalar if self._defers else Tensor.item
         self._pending.append(

@@ -27,7 +27,7 @@ from phasetrain.runs.report.images import make_data_url, normalize_pixels
 
 log = logging.getLogger(__name__)
 
-CLASSES = 200
+MAX_CLASSES = 200
 """Maximum number of classes for which confusions are counted."""
 
 WRITE_SECONDS = 10.0
@@ -122,7 +122,7 @@ class Report(Hook):
         try:
             scores = require_single_label("report", read_scores("report", out).as_two_classes(0.0))
             classes = scores.scores.shape[1]
-            if self.confusion and classes <= CLASSES:
+            if self.confusion and classes <= MAX_CLASSES:
                 if self._counts is None:
                     matrix = ConfusionMatrix(classes, class_names=self._names)
                     self._counts = matrix.to(scores.scores.device)

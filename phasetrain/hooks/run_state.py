@@ -13,7 +13,7 @@ from phasetrain.hooks.base import Run
 from phasetrain.tasks import SavedTask
 
 
-def state_of(run: Run) -> dict[str, Any]:
+def collect_state(run: Run) -> dict[str, Any]:
     """Return the state of the task and of all hooks; every rank must call this.
 
     With several ranks, `processes` holds the state that each rank has for itself: sums of half a

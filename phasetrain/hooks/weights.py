@@ -70,9 +70,11 @@ class ReloadWeights(Hook):
             "every_epochs": every_epochs,
             "every_phases": every_phases,
         }
-        asked = {key: value for key, value in given.items() if value is not None}
-        if len(asked) != 1 or min(asked.values()) < 1:
-            text = ", ".join(f"{key} = {value}" for key, value in asked.items()) or "no interval"
+        intervals = {key: value for key, value in given.items() if value is not None}
+        if len(intervals) != 1 or min(intervals.values()) < 1:
+            text = (
+                ", ".join(f"{key} = {value}" for key, value in intervals.items()) or "no interval"
+            )
             raise ValueError(f"{text}: expected exactly one of {', '.join(given)}, at least 1")
         self.every_updates = every_updates
         self.every_epochs = every_epochs

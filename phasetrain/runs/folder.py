@@ -184,7 +184,7 @@ class RunFolder:
         """Return the path of a file in the folder."""
         return f"{self.path}/{name}"
 
-    def holds_run(self) -> bool:
+    def has_run(self) -> bool:
         """Return whether a run has written here."""
         return self.storage.exists(self.file(STATUS)) or bool(
             self.storage.list_names(self.file("checkpoints"))
@@ -292,7 +292,7 @@ class RunFolder:
     def _reject_foreign_files(self) -> None:
         """Raise ConfigError for a folder without a run that has files which a run overwrites."""
         foreign = [name for name in RUN_FILES if self.storage.exists(self.file(name))]
-        if foreign and not self.holds_run():
+        if foreign and not self.has_run():
             raise ConfigError(
                 f"RUN.dir = {self.path!r} contains no run, but files that a run would overwrite: "
                 f"{', '.join(foreign)}; set RUN.dir to another folder, or move these files",

@@ -22,7 +22,7 @@ SKIPPED = 1
 NORM = 2
 SAMPLED = 4
 FULL = 8
-PIECES = 16
+SHARDED_WEIGHTS = 16
 """Flags: the update was skipped; the norm of the gradient was computed; a part of the batch content
 is hashed; all of it is; the weights are the shards of rank 0."""
 
@@ -156,8 +156,8 @@ def is_comparable(one: LedgerRecord, other: LedgerRecord, component: str) -> boo
     has_equal_size = one.processes == other.processes
     if component == "batch content":
         return has_equal_size and one.flags & kinds == other.flags & kinds
-    if component == "weights" and (one.flags | other.flags) & PIECES:
-        return has_equal_size and bool(one.flags & other.flags & PIECES)
+    if component == "weights" and (one.flags | other.flags) & SHARDED_WEIGHTS:
+        return has_equal_size and bool(one.flags & other.flags & SHARDED_WEIGHTS)
     return True
 
 

@@ -29,13 +29,21 @@ PLAN = "plan.json"
 ENVIRONMENT = "environment.json"
 PREDICTIONS = "predictions.json"
 
-DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+READ_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
 """Exceptions raised while reading a torn or altered file."""
 
-LARGEST = 1 << 63
+MAX_COUNT = 1 << 63
 """Counts and durations from here on are damage."""
 
-LATEST = 253402300800.0
+MAX_TIMESTAMP = 253402300800.0
 """Seconds from 1970 to the year 10000, the last one that a calendar can format."""
 
 STEP_PREFIX = b'{"kind": "step"'
@@ -56,7 +64,7 @@ def parse_number(value: Any) -> float:
 def parse_count(value: Any) -> int:
     """Return a value as a count, 0 if it is none."""
     # bool is a subclass of int
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_COUNT:
         return value
     return 0
 
@@ -76,7 +84,7 @@ def _parse_mapping(value: Any) -> dict[str, Any]:
 def _parse_durations(value: Any) -> dict[str, float]:
     """Return kind -> seconds without damaged values."""
     durations = {kind: parse_number(seconds) for kind, seconds in _parse_mapping(value).items()}
-    return {kind: seconds for kind, seconds in durations.items() if 0 <= seconds < LARGEST}
+    return {kind: seconds for kind, seconds in durations.items() if 0 <= seconds < MAX_COUNT}
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Heartbeat:
         # os.kill with a negative pid would signal a whole process group
         if not isinstance(pid, int) or isinstance(pid, bool) or pid < 0:
             pid = 0
-        if not 0 < at < LATEST:  # also false for NaN
+        if not 0 < at < MAX_TIMESTAMP:  # also false for NaN
             at = 0.0
         return cls(at=at, pid=pid, host=_parse_text(found.get("host")))
 
@@ -360,7 +368,7 @@ class MetricsLine:
             "samples/s": parse_number(spent.get("samples_per_second")),
         }
 
-    def reproducible(self) -> dict[str, Any]:
+    def comparable_content(self) -> dict[str, Any]:
         """Return the content that equal runs have in common, to compare two runs.
 
         Times differ between equal runs, and runs of version 0.1 have no directions.
@@ -464,7 +472,7 @@ class RunFiles:
             return {}
         try:
             content = json.loads(data)
-        except DAMAGE as error:
+        except READ_ERRORS as error:
             self.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
             return {}
         if not isinstance(content, dict):
@@ -490,7 +498,7 @@ class RunFiles:
         for split, content in self.read_mapping(PREDICTIONS).items():
             try:
                 found[split] = PredictionsRecord.from_json(content)
-            except DAMAGE as error:
+            except READ_ERRORS as error:
                 self.problems.append(
                     f"{PREDICTIONS}: the entry of {split} cannot be read ({shorten_error(error)})."
                 )
@@ -537,7 +545,7 @@ class RunFiles:
 def _load_line(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except DAMAGE:
+    except READ_ERRORS:
         return None
 
 

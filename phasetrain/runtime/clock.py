@@ -31,7 +31,7 @@ class Clock:
         self._since = began
         self._seconds = dict.fromkeys(KINDS, 0.0)
 
-    def turn(self, kind: str) -> str:
+    def switch_to(self, kind: str) -> str:
         """Switch to `kind` and return the kind that ran before."""
         now = time.perf_counter()
         before = self.kind
@@ -43,15 +43,15 @@ class Clock:
     def step(self, updates: int, *, is_train: bool) -> None:
         """Switch to the kind of a step that starts after `updates` updates."""
         if not is_train:
-            self.turn("test")
+            self.switch_to("test")
         elif updates < self.redo_until:
-            self.turn("redone")
+            self.switch_to("redone")
         else:
-            self.turn("train")
+            self.switch_to("train")
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of every kind up to now."""
-        # Without turn(): a reader in another thread must not move the clock.
+        # Without switch_to(): a reader in another thread must not move the clock.
         return self._seconds | {
             self.kind: self._seconds[self.kind] + time.perf_counter() - self._since
         }

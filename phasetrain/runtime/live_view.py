@@ -86,7 +86,7 @@ class LastingStream(io.TextIOBase):
         except UnicodeEncodeError:
             self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
         except (OSError, ValueError):
-            self._go_silent()
+            self._stop_writing()
         return len(text)
 
     def flush(self) -> None:
@@ -95,15 +95,15 @@ class LastingStream(io.TextIOBase):
             try:
                 self._stream.flush()
             except (OSError, ValueError):
-                self._go_silent()
+                self._stop_writing()
 
-    def _go_silent(self) -> None:
+    def _stop_writing(self) -> None:
         self._gone = True
         if self._stream is sys.stdout:
             sys.stdout = io.StringIO()  # or the interpreter's flush at exit fails again
 
 
-class Above(io.TextIOBase):
+class LineRedirect(io.TextIOBase):
     """Replaces standard output or standard error while live lines are shown.
 
     Whole lines are passed on, to be printed above the live lines. A forked process, such as a
@@ -118,7 +118,7 @@ class Above(io.TextIOBase):
         self.stream = stream
         self._say = say
         self._process = os.getpid()
-        self._rest = ""
+        self._unfinished_line = ""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -137,7 +137,7 @@ class Above(io.TextIOBase):
         """Pass on whole lines, and keep the rest until its end is written."""
         if os.getpid() != self._process:
             return self.stream.write(text)
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, self._unfinished_line = (self._unfinished_line + text).split("\n")
         for line in lines:
             self._say(line)
         return len(text)
@@ -149,25 +149,25 @@ class Above(io.TextIOBase):
 
     def close_line(self) -> TextIO:
         """Pass on an unfinished line, and return the original stream."""
-        if self._rest:
-            self._say(self._rest)
-            self._rest = ""
+        if self._unfinished_line:
+            self._say(self._unfinished_line)
+            self._unfinished_line = ""
         return self.stream
 
 
-def print_to(say: Callable[[str], None]) -> None:
-    """Pass the lines that this process prints on a terminal to `say`, until `print_again`."""
+def redirect_output(say: Callable[[str], None]) -> None:
+    """Pass the lines that this process prints on a terminal to `say`, until `restore_output`."""
     if sys.stdout.isatty():
-        sys.stdout = Above(say, sys.stdout)
+        sys.stdout = LineRedirect(say, sys.stdout)
     if sys.stderr.isatty():
-        sys.stderr = Above(say, sys.stderr)
+        sys.stderr = LineRedirect(say, sys.stderr)
 
 
-def print_again() -> None:
-    """Undo `print_to`."""
-    if isinstance(sys.stdout, Above):
+def restore_output() -> None:
+    """Undo `redirect_output`."""
+    if isinstance(sys.stdout, LineRedirect):
         sys.stdout = sys.stdout.close_line()
-    if isinstance(sys.stderr, Above):
+    if isinstance(sys.stderr, LineRedirect):
         sys.stderr = sys.stderr.close_line()
 
 
@@ -202,11 +202,11 @@ class LiveLines:
         self._live.start(refresh=True)
         # rich hides the cursor; a killed run could not show it again.
         self._console.show_cursor(show=True)
-        print_to(say)
+        redirect_output(say)
 
     def stop(self) -> None:
         """Remove the lines."""
-        print_again()
+        restore_output()
         # In a forked process, the thread to join does not exist.
         with suppress(RuntimeError):
             self._live.stop()

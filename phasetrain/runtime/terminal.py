@@ -29,7 +29,7 @@ LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.D
 SHOWN = logging.getLogger("phasetrain.shown")
 """Logger of lines that are only written to log.txt, since the terminal formats them itself."""
 
-KEY = 7
+KEY_WIDTH = 7
 """Width of the word before a line of `print_pairs`."""
 
 MAX_VARIANTS = 5
@@ -109,21 +109,21 @@ class Terminal:
         """
         if logged:
             for word, text in rows:
-                SHOWN.info("%s %s", word.ljust(KEY), text)
+                SHOWN.info("%s %s", word.ljust(KEY_WIDTH), text)
         if not rows or (self.verbosity == "quiet" and not always):
             return
         if self._console is None:
             for word, text in rows:
-                self._print_timed(f"{word.ljust(KEY)} {text}")
+                self._print_timed(f"{word.ljust(KEY_WIDTH)} {text}")
             return
         from rich.text import Text
 
         lines = Text()
         for word, text in rows:
-            room = max(self._console.width - KEY - 1, 1)
+            room = max(self._console.width - KEY_WIDTH - 1, 1)
             first, *others = wrap(text, room, break_on_hyphens=False) or [""]
-            lines.append(f"{word:<{KEY}} ", "bold").append(
-                "\n".join((first, *(" " * (KEY + 1) + x for x in others)))
+            lines.append(f"{word:<{KEY_WIDTH}} ", "bold").append(
+                "\n".join((first, *(" " * (KEY_WIDTH + 1) + x for x in others)))
             )
             lines.append("\n")
         self._console.print(lines, soft_wrap=True, end="")
@@ -183,7 +183,7 @@ class Terminal:
 
 
 @dataclass
-class Kind:
+class WarningKind:
     """Warnings with the same logger and format string.
 
     Attributes:
@@ -201,13 +201,15 @@ class Warnings:
     """Counts warnings, and selects the ones to print: each text once, and a few of each kind."""
 
     def __init__(self) -> None:
-        self.kinds: dict[tuple[str, object], Kind] = {}
+        self.kinds: dict[tuple[str, object], WarningKind] = {}
 
     def select_text(self, record: logging.LogRecord) -> str:
         """Return the text to print for a warning; empty if it should not be printed."""
         message = record.getMessage()
         # record.msg is the format string before its arguments are filled in.
-        kind = self.kinds.setdefault((record.name, record.msg), Kind(message.partition("\n")[0]))
+        kind = self.kinds.setdefault(
+            (record.name, record.msg), WarningKind(message.partition("\n")[0])
+        )
         kind.count += 1
         if message in kind.seen or len(kind.seen) == MAX_VARIANTS:
             return ""

@@ -13,7 +13,7 @@ def of(world: World, boundaries: int, ask: Any) -> list[tuple[str, bool, bool, b
     consensus, found = Consensus(world), []
     for number in range(boundaries):
         ask(consensus, world, number)
-        consensus.turn(wait=number == boundaries - 1)
+        consensus.agree(wait=number == boundaries - 1)
         wishes = (consensus.take("signal"), consensus.take("minutes"))
         found.append((consensus.stopping, consensus.interrupted, *wishes))
     return found
@@ -31,10 +31,10 @@ class TestAlone:
 
     def test_the_first_reason_to_stop_stands(self) -> None:
         consensus = Consensus(World())
-        assert not consensus.turn()
+        assert not consensus.agree()
         consensus.ask_stop("SIGTERM", interrupted=True)
         consensus.ask_stop("target reached", interrupted=False)
-        assert consensus.turn()
+        assert consensus.agree()
         assert (consensus.stopping, consensus.interrupted) == ("SIGTERM", True)
 
 
@@ -61,7 +61,7 @@ class TestThree:
             for number in range(4):
                 if (world.rank, number) == (2, 1):
                     consensus.ask_save("mine")
-                consensus.turn(wait=number == 3)
+                consensus.agree(wait=number == 3)
                 found.append(consensus.take_save())
             return found
 

@@ -9,7 +9,7 @@ import torch
 from phasetrain.checkpoint import LoadedCheckpoint, Manifest
 from phasetrain.distributed import Strategy, World
 from phasetrain.errors import ChangedError
-from phasetrain.hooks.run_state import _digest_buffers, restore, state_of
+from phasetrain.hooks.run_state import _digest_buffers, collect_state, restore
 from phasetrain.tasks.state import TaskState
 from phasetrain.testing import differences
 
@@ -112,6 +112,6 @@ def test_only_buffers_that_differ_from_those_of_the_main_process_travel(
     run: Any = Run(model=with_statistics(mean))
     run.world = Others(1, 2)
 
-    state_of(run)
+    collect_state(run)
 
     assert differences(run.world.sent["task"], sent) == []

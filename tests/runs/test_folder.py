@@ -197,14 +197,14 @@ class TestStatus:
 
     def test_holding_a_run(self, tmp_path: Path) -> None:
         folder = RunFolder(str(tmp_path / "run"))
-        assert not folder.holds_run()
+        assert not folder.has_run()
         (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-        assert not folder.holds_run()
+        assert not folder.has_run()
         (tmp_path / "run" / "checkpoints" / "p0000-s00000001").mkdir()
-        assert folder.holds_run()
+        assert folder.has_run()
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "status.json").write_text("{}")
-        assert RunFolder(str(tmp_path / "other")).holds_run()
+        assert RunFolder(str(tmp_path / "other")).has_run()
 
     def test_the_heartbeat_goes_on_and_the_lease_is_renewed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,11 +37,11 @@ def spent(clock: Clock) -> dict[str, float]:
 def test_seconds_go_to_the_kind_that_runs(ticks: Ticks) -> None:
     clock = Clock(began=97.0)
     ticks.now = 101.0
-    assert clock.turn("data") == "start"
+    assert clock.switch_to("data") == "start"
     ticks.now = 103.0
-    assert clock.turn("train") == "data"
+    assert clock.switch_to("train") == "data"
     ticks.now = 108.0
-    assert clock.turn("train") == "train"
+    assert clock.switch_to("train") == "train"
     ticks.now = 108.5
     assert spent(clock) == {"start": 4.0, "data": 2.0, "train": 5.5}
     assert spent(clock) == spent(clock)
@@ -66,9 +66,9 @@ def test_train_steps_that_an_earlier_attempt_had_done_are_redone(ticks: Ticks) -
 
 def test_a_kind_that_is_unknown_is_an_error() -> None:
     clock = Clock()
-    clock.turn("tea")
+    clock.switch_to("tea")
     with pytest.raises(KeyError):
-        clock.turn("train")
+        clock.switch_to("train")
 
 
 def test_goodput_is_the_share_of_train_and_test() -> None:

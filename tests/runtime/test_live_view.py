@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from phasetrain.runtime.live_view import Above, Bar, LastingStream, LiveLines, View, fit_facts
+from phasetrain.runtime.live_view import (
+    Bar,
+    LastingStream,
+    LineRedirect,
+    LiveLines,
+    View,
+    fit_facts,
+)
 
 FACTS = ("loss 0.5", "lr 0.1", "1,000 samples/s")
 
@@ -68,7 +75,7 @@ def test_a_view_of_nothing() -> None:
 class TestAbove:
     def test_whole_lines_go_above(self) -> None:
         said: list[str] = []
-        above = Above(said.append, io.StringIO())
+        above = LineRedirect(said.append, io.StringIO())
         above.write("one\ntw")
         assert said == ["one"]
         above.write("o\n")
@@ -82,7 +89,7 @@ class TestAbove:
     def test_a_fork_prints_past_it(self) -> None:
         said: list[str] = []
         stream = io.StringIO()
-        above = Above(said.append, stream)
+        above = LineRedirect(said.append, stream)
         above._process += 1
         above.write("from a worker\n")
         assert (said, stream.getvalue()) == ([], "from a worker\n")

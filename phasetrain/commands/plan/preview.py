@@ -56,7 +56,7 @@ def preview(setup: Setup) -> dict[str, Any]:
     content = describe_plan(run_plan, parts, rehearsal)
     _show_plan(setup, content)
     # plan.json belongs to the run: `phasetrain.load` reads facts from it.
-    if folder.holds_run():
+    if folder.has_run():
         setup.terminal.say(f"{folder.path} holds a run; its plan.json is not changed")
         return content
     with folder.writing():

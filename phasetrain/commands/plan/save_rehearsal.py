@@ -17,7 +17,7 @@ from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hooks
-from phasetrain.hooks.run_state import restore, state_of
+from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Task
 
@@ -86,7 +86,7 @@ def save_and_restore(
 
 def _write_checkpoint(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str, int]:
     """Write a checkpoint and return its path and its size in bytes."""
-    state = state_of(run)
+    state = collect_state(run)
     found = ("", 0)
     if run.world.is_main or run.task.shards_weights:
         try:
@@ -102,7 +102,7 @@ def _write_checkpoint(run: PhaseEngine, checkpointer: Checkpointer) -> tuple[str
 
 def _warn_of_differences(run: PhaseEngine, loaded: LoadedCheckpoint) -> None:
     """Warn of each part whose restored state differs from the saved one."""
-    now = state_of(run)["task"]
+    now = collect_state(run)["task"]
     if run.task.shards_weights:
         return  # each rank has only a shard to compare
     saved = loaded.state["task"]

@@ -72,7 +72,7 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
             "RUN.step = null: RUN.engine = 'replay' needs the number of an update, from 1",
             code="config.missing_value",
         )
-    if not folder.holds_run():
+    if not folder.has_run():
         raise ConfigError(
             f"RUN.dir = {folder.path!r}: holds no run to replay; set RUN.dir to the folder of a "
             "run",

@@ -252,7 +252,10 @@ def _read_side(storage: Storage, path: str) -> Side:
         {str(key): value for key, value in config.items()},
         environment.content,
         _read_fingerprints(storage, f"{path}/checkpoints"),
-        [line.reproducible() for line in parse_metrics(_read_file(storage, path, METRICS, names))],
+        [
+            line.comparable_content()
+            for line in parse_metrics(_read_file(storage, path, METRICS, names))
+        ],
     )
 
 

@@ -5,7 +5,7 @@ import logging
 
 from phasetrain.commands.sweep.page import render_sweep, write_plots
 from phasetrain.commands.sweep.results import Results
-from phasetrain.runs.records import DAMAGE
+from phasetrain.runs.records import READ_ERRORS
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 
@@ -49,7 +49,7 @@ def write_results(results: Results) -> list[str]:
         path = f"{results.folder}/{name}"
         try:
             storage.replace(path, make_content().encode(errors="replace"), durable=False)
-        except DAMAGE as error:  # also of the run folders that the page reads
+        except READ_ERRORS as error:  # also of the run folders that the page reads
             log.warning("%s cannot be written: %s; re-run the sweep to write it", path, error)
         else:
             written.append(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from phasetrain.commands.sweep.results import Results, SweepRun
 from phasetrain.errors import ConfigError
 from phasetrain.runs.records import parse_number
-from phasetrain.runs.report.charts import Axis, Chart, Line, charts_of, make_slug, needs_log_axis
+from phasetrain.runs.report.charts import Axis, Chart, Line, make_slug, needs_log_axis, run_charts
 from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.page import render_page
 from phasetrain.runs.report.png import write_charts
@@ -198,7 +198,7 @@ def _read_best_runs(results: Results) -> list[RunReport]:
 
 
 def _draw_curves(runs: Sequence[RunReport]) -> str:
-    drawn = "".join(draw_figure(chart) for chart in charts_of(runs))
+    drawn = "".join(draw_figure(chart) for chart in run_charts(runs))
     if drawn:
         return element("div", drawn, cls="charts")
     return ""

@@ -15,7 +15,7 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import StatusRecord
 from phasetrain.runtime.clock import KINDS, Clock, goodput, young_interval
 from phasetrain.runtime.format import format_duration
-from phasetrain.runtime.live_view import print_again, print_to
+from phasetrain.runtime.live_view import redirect_output, restore_output
 from phasetrain.runtime.storage import LogFile
 from phasetrain.runtime.terminal import Terminal, plain_table
 
@@ -163,12 +163,12 @@ def log_to_folder(folder: RunFolder) -> Iterator[None]:
     logger = logging.getLogger("phasetrain")
     logger.addHandler(handler)
     if folder.rank:
-        print_to(handler.write)
+        redirect_output(handler.write)
     try:
         yield
     finally:
         if folder.rank:
-            print_again()
+            restore_output()
         logger.removeHandler(handler)
 
 

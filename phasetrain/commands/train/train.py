@@ -101,7 +101,7 @@ def _open_run(
     setup: Setup, folder: RunFolder, checkpointer: Checkpointer, data: Mapping[str, SplitData]
 ) -> RunResult | None:
     """Lock the run folder, or return the result of a run that has finished already."""
-    if setup.config.RUN.resume == "never" and folder.holds_run():
+    if setup.config.RUN.resume == "never" and folder.has_run():
         raise ConfigError(
             f"RUN.resume = 'never' and RUN.dir = {folder.path!r} holds a run; set RUN.resume=auto "
             "to resume it, or RUN.dir to another folder",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from phasetrain.hooks.profiling.timing import OUTSIDE, PARTS, StepTimes, StepTotals
+from phasetrain.hooks.profiling.timing import EVENTS_OUTSIDE_PHASES, PARTS, StepTimes, StepTotals
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """Title, header and rows."""
@@ -60,7 +60,7 @@ def make_tables(times: StepTimes, hooks: Sequence[HookCalls]) -> list[Table]:
     wall = sum(one.wall for one in totals.values())
     hook_rows: list[tuple[str, ...]] = []
     for label, event, calls, seconds in hooks:
-        if event in OUTSIDE:  # not a part of any step, so it has no share of one
+        if event in EVENTS_OUTSIDE_PHASES:  # not a part of any step, so it has no share of one
             cells = (f"{seconds:.3f}", "", "")
         else:
             cells = _time_cells(seconds, wall, steps)

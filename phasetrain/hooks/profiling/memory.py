@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 FILE = "memory.json"
 """File in the run folder with the peak values of each attempt."""
 
-HISTORY = 100_000
+MAX_ALLOCATIONS = 100_000
 """Maximum number of allocations in a snapshot."""
 
 COLUMNS = {
@@ -97,7 +97,7 @@ class Memory(Hook):
             )
         elif self.snapshot:
             # Private, but documented by torch as the way to get snapshots.
-            torch.cuda.memory._record_memory_history(max_entries=HISTORY)
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS)
             self._records_allocations = True
         for name, reason in self._unavailable.items():
             log.info("HOOKS.memory: %s is not recorded: %s", name, reason)

@@ -28,7 +28,7 @@ ROOT = "profile"
 STACK_DEPTH = 5
 """Stack frames that distinguish the rows of the table."""
 
-SORTS = (
+SORT_COLUMNS = (
     *(f"{of}{device}_time_total" for of in ("self_", "") for device in ("cpu", "cuda")),
     *(f"{of}{device}_memory_usage" for of in ("self_", "") for device in ("cpu", "cuda")),
     *("cpu_time", "cuda_time", "count"),
@@ -88,10 +88,10 @@ class Profiler(Hook):
     ) -> None:
         check_at_least(0, wait=wait, warmup=warmup, repeat=repeat, skip_first=skip_first)
         check_at_least(1, active=active, rows=rows)
-        if sort_by is not None and sort_by not in SORTS:
+        if sort_by is not None and sort_by not in SORT_COLUMNS:
             raise ValueError(
                 f"sort_by = {sort_by!r}: the table has no such column"
-                f"{did_you_mean(sort_by, SORTS) or '.'} Known: {', '.join(SORTS)}"
+                f"{did_you_mean(sort_by, SORT_COLUMNS) or '.'} Known: {', '.join(SORT_COLUMNS)}"
             )
         self.terminal = terminal
         self.active = active

@@ -20,10 +20,10 @@ PART_BEFORE_EVENT: Mapping[str, str] = MappingProxyType(
 )
 """Event -> the part of the step that ends with it; for other events it is `other`."""
 
-OUTSIDE = frozenset({"start", "load", "end"})
+EVENTS_OUTSIDE_PHASES = frozenset({"start", "load", "end"})
 """Events outside of phases."""
 
-BETWEEN = frozenset({"step", "phase_start"})
+EVENTS_BEFORE_DATA = frozenset({"step", "phase_start"})
 """Events after which the run waits for batches."""
 
 
@@ -64,7 +64,7 @@ class StepTotals:
 
 
 @dataclass
-class Calls:
+class CallTotals:
     """Number and seconds of the calls of one event of one hook, without nested calls of hooks."""
 
     calls: int = 0
@@ -91,22 +91,22 @@ class DeviceClock:
     """Adds up the time of a device by part, without waiting for the device.
 
     Args:
-        mark: records a marker behind all work that is queued on the device.
+        record_marker: records a marker behind all work that is queued on the device.
     """
 
-    def __init__(self, mark: Callable[[], Event]) -> None:
-        self._mark = mark
+    def __init__(self, record_marker: Callable[[], Event]) -> None:
+        self._record_marker = record_marker
         self._waiting: deque[tuple[Event, dict[str, float] | None, str]] = deque()
         self._last: Event | None = None
 
-    def turn(self, seconds: dict[str, float] | None, part: str) -> None:
+    def mark(self, seconds: dict[str, float] | None, part: str) -> None:
         """Record a marker; the time since the last one counts as `part` of `seconds`.
 
         Args:
             seconds: the totals to add to; None discards the time.
             part: name of the part.
         """
-        self._waiting.append((self._mark(), seconds, part))
+        self._waiting.append((self._record_marker(), seconds, part))
 
     def read(self) -> None:
         """Add up the time between the markers that the device has reached."""
@@ -144,7 +144,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.totals: dict[str, StepTotals] = {}
-        self.calls: dict[tuple[str, str], Calls] = {}
+        self.calls: dict[tuple[str, str], CallTotals] = {}
         self.device: DeviceClock | None = None
         self._last: dict[str, str] = {}
         self._now: StepTotals | None = None
@@ -160,7 +160,7 @@ class StepTimes:
 
     def time_hook(self, label: str, event: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap an event of a hook with clocks."""
-        row = self.calls.setdefault((label, event), Calls())
+        row = self.calls.setdefault((label, event), CallTotals())
         first = event not in self._last
         self._last[event] = label
 
@@ -199,7 +199,7 @@ class StepTimes:
             if now is None or self._depth:
                 return call(*args)
             if device is not None:
-                device.turn(now.device_seconds, "data" if self._waits else "other")
+                device.mark(now.device_seconds, "data" if self._waits else "other")
             result = call(*args)
             took = time.perf_counter() - began
             now.seconds[part] += took
@@ -208,7 +208,7 @@ class StepTimes:
                 self._transferred += took
                 self._moved = True
             if device is not None:
-                device.turn(now.device_seconds, part)
+                device.mark(now.device_seconds, part)
             return result
 
         return timed
@@ -219,7 +219,7 @@ class StepTimes:
         if event == "phase_start":
             self._now = self.totals.setdefault(args[0].split, StepTotals())
             self._waited = run.clock.seconds()["data"]
-        elif event in OUTSIDE:
+        elif event in EVENTS_OUTSIDE_PHASES:
             self._now = None
         now = self._now
         part = PART_BEFORE_EVENT.get(event, "other")
@@ -230,7 +230,7 @@ class StepTimes:
             now.seconds[part] += gap
         if self.device is not None:
             ready = self._moved or not self._waits or event == "phase_end"
-            self.device.turn(
+            self.device.mark(
                 None if now is None or before is None else now.device_seconds,
                 part if ready else "data",
             )
@@ -239,7 +239,7 @@ class StepTimes:
         self._moved = False
         if event == "step" and now is not None:
             now.steps += 1
-        self._waits = event in BETWEEN
+        self._waits = event in EVENTS_BEFORE_DATA
 
     def _count_waiting(self, now: StepTotals, gap: float, run: Run) -> float:
         """Count and return the seconds of waiting for batches in a gap between two steps."""
@@ -256,15 +256,15 @@ class StepTimes:
             self._now.seconds["hooks"] += at - self._mark
         self._mark = at
         if self.device is not None and label == self._last[event]:
-            self.device.turn(None if self._now is None else self._now.device_seconds, "hooks")
+            self.device.mark(None if self._now is None else self._now.device_seconds, "hooks")
 
 
 def make_cuda_clock(device: torch.device) -> DeviceClock:
     """Return the clock of a CUDA device; its markers are recorded in torch's current stream."""
 
-    def mark() -> Event:
+    def record_marker() -> Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return event
 
-    return DeviceClock(mark)
+    return DeviceClock(record_marker)

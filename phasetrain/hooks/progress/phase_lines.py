@@ -8,10 +8,10 @@ from phasetrain.engine.plan import Phase
 from phasetrain.runtime.format import format_duration, format_metric
 from phasetrain.runtime.terminal import SHOWN, Terminal
 
-LONG = 30.0
+LONG_SECONDS = 30.0
 """Without a live view, a phase that took this many seconds is printed at once."""
 
-GAP = "  "
+COLUMN_GAP = "  "
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PhaseLines:
             self.terminal.print_line(text)
             return
         self._waiting = [*self._waiting, CompletedPhase(phase, dict(metrics), seconds)]
-        if not self.terminal.live and seconds >= LONG:
+        if not self.terminal.live and seconds >= LONG_SECONDS:
             self.end()
 
     def end(self) -> None:
@@ -100,10 +100,10 @@ class PhaseLines:
             metrics = [f"{name} {format_metric(value)}" for name, value in one.metrics.items()]
             parts.append(" ".join((one.phase.split, *metrics)))
         epoch = f"epoch {waiting[0].phase.epoch + 1}/{self.epochs}"
-        return GAP.join((epoch, *parts, f"({_format_total_time(waiting)})"))
+        return COLUMN_GAP.join((epoch, *parts, f"({_format_total_time(waiting)})"))
 
     def _format_header(self, columns: tuple[str, ...]) -> str:
-        return GAP.join(
+        return COLUMN_GAP.join(
             (
                 "epoch".rjust(self._epoch_width),
                 *(name.rjust(_column_width(name)) for name in columns),
@@ -118,7 +118,7 @@ class PhaseLines:
             (format_metric(cells[name]) if name in cells else "").rjust(_column_width(name))
             for name in columns
         )
-        return GAP.join((epoch, *values, _format_total_time(waiting).rjust(8)))
+        return COLUMN_GAP.join((epoch, *values, _format_total_time(waiting).rjust(8)))
 
     @property
     def _epoch_width(self) -> int:

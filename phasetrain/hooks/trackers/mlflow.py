@@ -13,10 +13,10 @@ from phasetrain.hooks.base import HOOKS
 from phasetrain.hooks.trackers.base import Record
 from phasetrain.hooks.trackers.spooled import Backend, Ending, SpooledTracker, Target
 
-COUNT = "phasetrain/records"
+COUNT_METRIC = "phasetrain/records"
 """Metric with the number of records that MLflow has, written in the same call as they are."""
 
-TAG = "phasetrain.run"
+RUN_TAG = "phasetrain.run"
 """Tag by which all attempts find their run."""
 
 BATCH_METRICS = 900
@@ -118,18 +118,20 @@ class MLflowRun(Backend):
             place = found.experiment_id
         # By tag, since names of runs are not unique in MLflow.
         runs = client.search_runs(
-            [place], f"tags.`{TAG}` = '{self._target.identity}'", max_results=1
+            [place], f"tags.`{RUN_TAG}` = '{self._target.identity}'", max_results=1
         )
         if runs:
             run = runs[0]
         else:
-            run = client.create_run(place, tags={TAG: self._target.identity}, run_name=self._name)
+            run = client.create_run(
+                place, tags={RUN_TAG: self._target.identity}, run_name=self._name
+            )
         self._client = client
         self._id = run.info.run_id
         # An earlier attempt may have left the run as KILLED or FAILED.
         client.update_run(self._id, status="RUNNING")
         self._log_params(run.data.params)
-        return int(run.data.metrics.get(COUNT, 0))
+        return int(run.data.metrics.get(COUNT_METRIC, 0))
 
     def send(self, first: int, records: Sequence[Record]) -> None:
         """Send the metrics of records, and the number of records."""
@@ -145,7 +147,7 @@ class MLflowRun(Backend):
             ]
             if len(batch) >= BATCH_METRICS or number == first + len(records) - 1:
                 self._client.log_batch(
-                    self._id, metrics=[*batch, Metric(COUNT, number + 1, at, record.updates)]
+                    self._id, metrics=[*batch, Metric(COUNT_METRIC, number + 1, at, record.updates)]
                 )
                 batch.clear()
 

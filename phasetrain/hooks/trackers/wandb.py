@@ -12,7 +12,7 @@ from phasetrain.hooks.base import HOOKS
 from phasetrain.hooks.trackers.base import Record
 from phasetrain.hooks.trackers.spooled import Backend, Ending, SpooledTracker, Target
 
-BLOCK = 32768
+BLOCK_BYTES = 32768
 """Bytes per block of a `.wandb` file: a LevelDB log after a header of 7 bytes."""
 
 Mode = Literal["offline", "online"]
@@ -189,10 +189,10 @@ def _log_records(content: bytes) -> Iterator[bytes]:
     """Yield the records of a LevelDB log; a record is one or more chunks (crc, length, kind)."""
     # W&B's own reader raises on the torn end that a kill leaves.
     at = 7
-    held = b""
+    chunks = b""
     while True:
-        if BLOCK - at % BLOCK < 7:  # the end of a block is too short for a chunk header
-            at += BLOCK - at % BLOCK
+        if BLOCK_BYTES - at % BLOCK_BYTES < 7:  # the end of a block is too short for a chunk header
+            at += BLOCK_BYTES - at % BLOCK_BYTES
         if at + 7 > len(content):
             return
         _, length, kind = struct.unpack("<IHB", content[at : at + 7])
@@ -200,8 +200,8 @@ def _log_records(content: bytes) -> Iterator[bytes]:
         # A kind of 0 is padding; a chunk beyond the end was torn by a kill.
         if kind == 0 or at + length > len(content):
             return
-        held += content[at : at + length]
+        chunks += content[at : at + length]
         at += length
         if kind in (1, 4):  # a whole record, or the last chunk of one
-            yield held
-            held = b""
+            yield chunks
+            chunks = b""

@@ -10,21 +10,21 @@ import numpy as np
 
 from phasetrain.runs.report.reading import Curve, RunReport
 
-POINTS = 600
+MAX_POINTS = 600
 """Maximum number of points of a line; a plot is about as many pixels wide."""
 
-MARKED = 40
+MAX_MARKS = 40
 """Maximum number of points of a line that has a mark at each of them."""
 
-METRICS = 24
+MAX_METRICS = 24
 """Maximum number of metrics that are plotted; the table has all of them."""
 
 PER_CLASS = "_of_"
-CLASSES = 4
+MAX_CLASSES = 4
 """Text between the meter and the class in the name of a metric, and the maximum number of classes
 of a meter that are plotted."""
 
-DECADES = 2.0
+LOG_AXIS_DECADES = 2.0
 """Powers of ten of a range from which on its axis is logarithmic."""
 
 TRAINING = {
@@ -60,7 +60,7 @@ class Line:
     @property
     def marked(self) -> bool:
         """Whether each point has a mark."""
-        return not self.joined or (not self.faint and len(self.curve.x) <= MARKED)
+        return not self.joined or (not self.faint and len(self.curve.x) <= MAX_MARKS)
 
 
 @dataclass(frozen=True)
@@ -98,20 +98,20 @@ class Chart:
     axis: Axis | None = None
 
 
-def charts_of(runs: Sequence[RunReport]) -> list[Chart]:
+def run_charts(runs: Sequence[RunReport]) -> list[Chart]:
     """Return the plots of a run, or of several runs in the same axes."""
-    metrics = [_metric_chart(name, runs) for name in metric_names(runs)[:METRICS]]
+    metrics = [_metric_chart(name, runs) for name in metric_names(runs)[:MAX_METRICS]]
     logged = dict.fromkeys(name for run in runs for name in run.steps if name not in TRAINING)
     training = [_training_chart(name, *TRAINING[name], runs) for name in TRAINING]
     others = [_training_chart(name, name, "logged by a part in training", runs) for name in logged]
-    return [chart for chart in (*metrics, *training, *others[:METRICS]) if chart.lines]
+    return [chart for chart in (*metrics, *training, *others[:MAX_METRICS]) if chart.lines]
 
 
 def metric_names(runs: Sequence[RunReport], *, every: bool = False) -> list[str]:
     """Return the metrics of all runs in their order; metrics of many classes only with `every`."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     meters = Counter(name.partition(PER_CLASS)[0] for name in names if PER_CLASS in name)
-    return [name for name in names if every or meters[name.partition(PER_CLASS)[0]] <= CLASSES]
+    return [name for name in names if every or meters[name.partition(PER_CLASS)[0]] <= MAX_CLASSES]
 
 
 def label_runs(runs: Sequence[RunReport]) -> list[str]:
@@ -123,7 +123,7 @@ def label_runs(runs: Sequence[RunReport]) -> list[str]:
     return [run.path for run in runs]
 
 
-def thin_curve(curve: Curve, points: int = POINTS) -> Curve:
+def thin_curve(curve: Curve, points: int = MAX_POINTS) -> Curve:
     """Return a curve of at most `points` points that keeps every peak and every dip.
 
     Of each stretch of neighbours, the lowest and the highest value are kept.
@@ -192,7 +192,7 @@ def _training_chart(name: str, title: str, note: str, runs: Sequence[RunReport])
         if curve is None or not curve.has_values:
             continue
         # A learning rate has no noise to smooth, and a mean of few steps hides more than it shows.
-        if name == "lr" or len(curve.x) < 2 * MARKED:
+        if name == "lr" or len(curve.x) < 2 * MAX_MARKS:
             if is_single:
                 label = title
             front.append(Line(label, thin_curve(curve), number))
@@ -211,13 +211,15 @@ def _training_chart(name: str, title: str, note: str, runs: Sequence[RunReport])
 
 
 def needs_log_axis(lines: Sequence[Line]) -> bool:
-    """Return whether the values are positive and span more than `DECADES` powers of ten."""
+    """Return whether the values are positive and span `LOG_AXIS_DECADES` powers of ten or more."""
     if not lines:
         return False
     values = np.concatenate([line.curve.y for line in lines])
     values = values[np.isfinite(values)]
     return bool(
-        len(values) and values.min() > 0 and np.log10(values.max() / values.min()) > DECADES
+        len(values)
+        and values.min() > 0
+        and np.log10(values.max() / values.min()) > LOG_AXIS_DECADES
     )
 
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from phasetrain.runs.report.charts import charts_of, label_runs
+from phasetrain.runs.report.charts import label_runs, run_charts
 from phasetrain.runs.report.html import element, escape_text
 from phasetrain.runs.report.predicted import predictions_section
-from phasetrain.runs.report.reading import DAMAGES, RunReport
+from phasetrain.runs.report.reading import SECTION_ERRORS, RunReport
 from phasetrain.runs.report.sections import (
     attempts_section,
     config_section,
@@ -41,7 +41,7 @@ def render_report(runs: Sequence[RunReport], at: float | None = None) -> str:
     for name, make_section in _section_makers(runs, names, now).items():
         try:
             contents[name] = make_section()
-        except DAMAGES as error:
+        except SECTION_ERRORS as error:
             # A damaged file costs its section: the report of a failed run is needed most.
             failed.append(f"{name} cannot be shown: {error}")
     # after the sections: making them finds further problems
@@ -133,7 +133,7 @@ def _section_makers(
 
 
 def _curves_section(runs: Sequence[RunReport]) -> str:
-    drawn = "".join(draw_figure(chart) for chart in charts_of(runs))
+    drawn = "".join(draw_figure(chart) for chart in run_charts(runs))
     if not drawn:
         text = "No step was logged and no phase was completed, so there is nothing to draw."
         return element("p", text, cls="note")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.errors import ConfigError
-from phasetrain.runs.report.charts import Chart, charts_of, label_runs
+from phasetrain.runs.report.charts import Chart, label_runs, run_charts
 from phasetrain.runs.report.predicted import read_confusion
-from phasetrain.runs.report.reading import DAMAGES, RunReport
+from phasetrain.runs.report.reading import SECTION_ERRORS, RunReport
 from phasetrain.runtime.storage import open_storage
 
 INCHES = (4.5, 3.0)
@@ -27,7 +27,7 @@ def write_png(runs: Sequence[RunReport], folder: str) -> list[str]:
         ConfigError: matplotlib is not installed, or the folder cannot be written.
     """
     # before the import below, because it reports a missing matplotlib by its extra
-    drawn = _draw_charts(charts_of(runs))
+    drawn = _draw_charts(run_charts(runs))
     from matplotlib.figure import Figure
 
     for run, label in zip(runs, label_runs(runs), strict=True):
@@ -108,7 +108,7 @@ def _draw_chart(figure: Any, chart: Chart) -> Any:
 def _draw_matrix(figure: Any, found: Any) -> Any:
     try:
         matrix = read_confusion(found)
-    except DAMAGES:
+    except SECTION_ERRORS:
         return None
     if matrix is None:
         return None

@@ -8,15 +8,15 @@ import numpy as np
 from phasetrain.runs.records import PredictionsRecord, parse_number
 from phasetrain.runs.report.html import element, escape_text, table
 from phasetrain.runs.report.images import PREFIX
-from phasetrain.runs.report.reading import DAMAGES, Array, RunReport
+from phasetrain.runs.report.reading import SECTION_ERRORS, Array, RunReport
 
-SHOWN = 40
+MAX_DRAWN_CLASSES = 40
 """Maximum number of classes of a matrix that is drawn."""
 
-NUMBERED = 20
+MAX_NUMBERED_CLASSES = 20
 """Maximum number of classes of a matrix with numbers in its cells."""
 
-CONFUSED = 12
+MAX_CONFUSIONS = 12
 """Number of most frequent confusions that are listed."""
 
 GROUPS = {
@@ -36,7 +36,7 @@ def predictions_section(run: RunReport) -> str:
             if groups:
                 content += element("div", groups, cls="groups")
             at = f"after {found.updates:,} updates"
-        except DAMAGES as error:
+        except SECTION_ERRORS as error:
             run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")
             continue
         if content:
@@ -71,7 +71,7 @@ def _draw_matrix(found: PredictionsRecord) -> str:
     total = float(counts.sum())
     title = f"Confusion matrix: {right:,.0f} of {total:,.0f} right"
     drawn = ""
-    if len(names) <= SHOWN:
+    if len(names) <= MAX_DRAWN_CLASSES:
         drawn = _draw_cells(names, counts)
     meaning = element("span", "rows: label, columns: prediction")
     text = element("figcaption", element("b", escape_text(title)) + " " + meaning)
@@ -80,7 +80,7 @@ def _draw_matrix(found: PredictionsRecord) -> str:
 
 def _draw_cells(names: Sequence[str], counts: Array) -> str:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # a class may have no sample
-    numbered = len(names) <= NUMBERED
+    numbered = len(names) <= MAX_NUMBERED_CLASSES
     rows = [
         element(
             "tr",
@@ -116,7 +116,7 @@ def _list_confusions(names: Sequence[str], counts: Array) -> str:
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     # Stable, so that equal runs have equal reports.
-    order = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]
     rows = []
     for place in order.tolist():
         row, column = divmod(place, len(names))

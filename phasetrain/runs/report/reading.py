@@ -12,8 +12,8 @@ from phasetrain.errors import ConfigError
 from phasetrain.runs.history import History
 from phasetrain.runs.ledger import FILE, NORM, InvalidLedgerError, parse_rows
 from phasetrain.runs.records import (
-    DAMAGE,
     METRICS,
+    READ_ERRORS,
     STATUS,
     EnvironmentRecord,
     MetricsLine,
@@ -31,10 +31,10 @@ STEPS_READ = 20_000
 """Maximum number of step lines that are read from metrics.jsonl; of more, evenly spaced ones."""
 
 LOG_LINES = 60
-MARKS = (STATUS, METRICS, "config.yaml", FILE)
+RUN_MARKERS = (STATUS, METRICS, "config.yaml", FILE)
 """A folder without any of these files holds no run."""
 
-DAMAGES = (*DAMAGE, yaml.YAMLError)
+SECTION_ERRORS = (*READ_ERRORS, yaml.YAMLError)
 """Exceptions raised while reading a torn or altered file."""
 
 # libyaml parses the config of a run in less than half the time of the Python parser
@@ -120,7 +120,7 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
             f"{path!r} cannot be read: {error.strerror or error}; expected the folder of a run",
             code="runs.no_run",
         ) from error
-    if not set(MARKS) & set(names):
+    if not set(RUN_MARKERS) & set(names):
         state = "holds no run" if names or storage.exists(folder) else "does not exist"
         raise ConfigError(
             f"{path!r} {state}; expected the folder of a run, such as runs/digits-1a2b3c4d",
@@ -163,7 +163,7 @@ def _read_yaml(files: RunFiles, name: str) -> Any:
         return None
     try:
         return yaml.load(data.decode(errors="replace"), _LOADER)
-    except DAMAGES as error:
+    except SECTION_ERRORS as error:
         files.problems.append(f"{name} cannot be read: {shorten_error(error)}.")
         return None
 

@@ -14,16 +14,16 @@ from phasetrain.runs.report.tiles import badge
 from phasetrain.runtime.clock import KINDS, goodput
 from phasetrain.runtime.format import format_duration, format_percent, format_timestamp
 
-ATTEMPTS = 30
+MAX_ATTEMPTS = 30
 """Maximum number of attempts that are shown, the newest ones."""
 
-LONGEST = 400
+MAX_VALUE_LENGTH = 400
 """Characters of a value in a table."""
 
-LONGEST_OF_SEVERAL = 100
+MAX_COMPARED_LENGTH = 100
 """Characters of a value in a table of several runs."""
 
-OF_A_FOLDER = ("RUN.dir", "RUN.name")
+FOLDER_KEYS = ("RUN.dir", "RUN.name")
 """Keys that differ between all runs."""
 
 Bar = tuple[str, Mapping[str, float], str]
@@ -73,7 +73,7 @@ def metrics_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
 def attempts_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return a bar per attempt of a run, or per run of several, divided by kind of work."""
     if len(runs) == 1:
-        attempts = runs[0].attempts[-ATTEMPTS:]
+        attempts = runs[0].attempts[-MAX_ATTEMPTS:]
         rows = [
             (_attempt_name(one, last=one is attempts[-1]), one.attempt_seconds) for one in attempts
         ]
@@ -117,7 +117,7 @@ def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the keys in which a run differs from the defaults, or several runs from each other."""
     if len(runs) > 1:
         configs = [flatten(run.config) for run in runs]
-        return _compare(configs, names, "The configs are equal.", skip=OF_A_FOLDER)
+        return _compare(configs, names, "The configs are equal.", skip=FOLDER_KEYS)
     run = runs[0]
     parts = []
     if run.plan.differs:
@@ -277,7 +277,7 @@ def _compare(
         if not equal and not empty and key not in skip:
             # `missing` and not null, which is a value that a config may have
             cells = (
-                _format_value(side[key], LONGEST_OF_SEVERAL) if key in side else missing
+                _format_value(side[key], MAX_COMPARED_LENGTH) if key in side else missing
                 for side in sides
             )
             rows.append((_make_code(key), *cells))
@@ -290,7 +290,7 @@ def _make_code(text: Any) -> str:
     return element("code", escape_text(text))
 
 
-def _format_value(value: Any, longest: int = LONGEST) -> str:
+def _format_value(value: Any, longest: int = MAX_VALUE_LENGTH) -> str:
     # as in YAML, from which a reader copies it to a command line
     if value is None:
         text = "null"

@@ -19,7 +19,7 @@ RIGHT = 14
 BOTTOM = 34
 """Pixels of the picture and of its margins."""
 
-LARGEST = 1e306
+MAX_DRAWN_VALUE = 1e306
 """Largest value that is drawn: sums and differences of larger ones overflow."""
 
 COLORS = 8
@@ -83,7 +83,8 @@ class _Scales:
                 self.x[1] + 0.05 * (self.x[1] - self.x[0]),
             )
         low, high = (
-            math.log10(one) if logarithmic else max(-LARGEST, min(LARGEST, one)) for one in y
+            math.log10(one) if logarithmic else max(-MAX_DRAWN_VALUE, min(MAX_DRAWN_VALUE, one))
+            for one in y
         )
         # never 0, as of equal values and of zeros alone: the height divides by it
         room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
@@ -111,7 +112,9 @@ class _Scales:
         _, top, _, height = self.box()
         with np.errstate(invalid="ignore", divide="ignore"):
             # NaN and -inf, of values that are not positive, become gaps of the line
-            values = np.log10(y) if self.logarithmic else np.clip(y, -LARGEST, LARGEST)
+            values = (
+                np.log10(y) if self.logarithmic else np.clip(y, -MAX_DRAWN_VALUE, MAX_DRAWN_VALUE)
+            )
         return top + height * ((self.y[1] - values) / (self.y[1] - self.y[0]))
 
 

@@ -16,7 +16,7 @@ COMPARISON = "comparison.html"
 """File of a report of several runs, by default in the current folder."""
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 """Error codes of a full disk."""
 
 
@@ -44,21 +44,21 @@ def write_report(
         target = f"{runs[0].path}/{FILE}"
     # "replace": damaged files may hold lone surrogates, which UTF-8 cannot encode
     content = render_report(runs).encode(errors="replace")
-    door = storage or open_storage(target)
+    target_storage = storage or open_storage(target)
     folder = target.rpartition("/")[0]
     try:
-        if out and folder and door.keeps_files:
-            door.make_folder(folder)
+        if out and folder and target_storage.keeps_files:
+            target_storage.make_folder(folder)
         # No fsync: a report that a crash of the machine loses can be written again.
-        door.replace(target, content, durable=False)
+        target_storage.replace(target, content, durable=False)
     except OSError as error:
-        if error.errno in FULL:
-            where = "on a disk with space left"
+        if error.errno in DISK_FULL_ERRORS:
+            advice = "on a disk with space left"
         else:
-            where = "in a folder that this user may write to"
+            advice = "in a folder that this user may write to"
         raise ConfigError(
             f"the report cannot be written to {target!r}: {error.strerror or error}; give another "
-            f"path with --out, {where}",
+            f"path with --out, {advice}",
             code="report.not_writable",
         ) from error
     if "://" in target:

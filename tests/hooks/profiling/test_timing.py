@@ -9,7 +9,7 @@ import pytest
 
 from phasetrain.distributed import World
 from phasetrain.hooks import Hook, Hooks
-from phasetrain.hooks.profiling.timing import Calls, DeviceClock, StepTimes, StepTotals
+from phasetrain.hooks.profiling.timing import CallTotals, DeviceClock, StepTimes, StepTotals
 from phasetrain.runtime.clock import Clock
 
 
@@ -107,10 +107,10 @@ class Watched:
         phase, wait, hooks = Place(split), self.ticks.wait, self.hooks
         hooks.on_phase_start(self, phase)
         for _ in range(steps):
-            self.clock.turn("data")
+            self.clock.switch_to("data")
             wait(10)
             self.move(3)
-            self.clock.turn(split)
+            self.clock.switch_to(split)
             wait(0.5)
             for _ in range(micros):
                 hooks.on_batch(self, phase, None)
@@ -166,9 +166,9 @@ def test_data_is_never_more_than_the_gap(ticks: Ticks) -> None:
     """A wait that the clock of the run has counted within a call of a hook is that hook's."""
     run = Watched(ticks)
     run.hooks.on_phase_start(run, Place())
-    run.clock.turn("data")
+    run.clock.switch_to("data")
     ticks.wait(1)
-    run.clock.turn("train")
+    run.clock.switch_to("train")
     run.clock._seconds["data"] += 100
     run.hooks.on_batch(run, Place(), None)
     seconds = run.times.totals["train"].seconds
@@ -190,9 +190,9 @@ def test_a_hook_is_charged_for_itself_alone(ticks: Ticks) -> None:
     run = Watched(ticks)
     run.phase(3)
     assert {key: row for key, row in run.times.calls.items() if key[0] != "watcher"} == {
-        ("slow", "batch"): Calls(3, 12.0),
-        ("slow", "step"): Calls(3, 6.0),  # without the save that it has asked for
-        ("saved", "save"): Calls(3, 18.0),
+        ("slow", "batch"): CallTotals(3, 12.0),
+        ("slow", "step"): CallTotals(3, 6.0),  # without the save that it has asked for
+        ("saved", "save"): CallTotals(3, 18.0),
     }
 
 
@@ -230,13 +230,13 @@ def test_a_device_is_asked_and_not_waited_for() -> None:
     marks = iter([Mark(1.0), Mark(3.0), Mark(3.5), Mark(9.0)])
     Mark.passed, found = 0.0, dict[str, float]()
     clock = DeviceClock(lambda: next(marks))
-    clock.turn(None, "other")
-    clock.turn(found, "forward")
+    clock.mark(None, "other")
+    clock.mark(found, "forward")
     clock.read()
     assert found == {}
     Mark.passed = 3.2
-    clock.turn(None, "hooks")
-    clock.turn(found, "backward")
+    clock.mark(None, "hooks")
+    clock.mark(found, "backward")
     clock.read()
     assert found == {"forward": 2.0}
     clock.finish()

@@ -20,7 +20,7 @@ from raising import raises
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, MLflow, Record
-from phasetrain.hooks.trackers.mlflow import COUNT, MLflowRun, sanitize_names
+from phasetrain.hooks.trackers.mlflow import COUNT_METRIC, MLflowRun, sanitize_names
 from phasetrain.hooks.trackers.spooled import Target
 
 WORDS = (
@@ -103,7 +103,7 @@ def test_what_is_sent_twice_is_there_once(tmp_path: Path, empty: Path) -> None:
     run.send(0, [one])
     assert run.connect() == 1
     assert history(tmp_path / "mlflow.db", "optimizer/lr") == [(1, 0.1)]
-    assert history(tmp_path / "mlflow.db", COUNT) == [(1, 1.0)]
+    assert history(tmp_path / "mlflow.db", COUNT_METRIC) == [(1, 1.0)]
 
 
 @pytest.mark.slow

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from phasetrain.runs.report.charts import (
-    charts_of,
     find_extent,
     label_runs,
     metric_names,
+    run_charts,
     smooth_curve,
     thin_curve,
 )
@@ -63,7 +63,7 @@ def test_smoothing_is_the_mean_of_neighbours_without_what_is_not_finite() -> Non
 
 
 def test_one_run_has_a_colour_for_each_split() -> None:
-    found = charts_of([record(accuracy={"train": curve(0.1, 0.2), "test": curve(0.3, 0.4)})])
+    found = run_charts([record(accuracy={"train": curve(0.1, 0.2), "test": curve(0.3, 0.4)})])
     assert [chart.name for chart in found] == ["accuracy"]
     assert [(line.label, line.color, line.dash, line.marked) for line in found[0].lines] == [
         ("train", 0, 0, True),
@@ -73,7 +73,7 @@ def test_one_run_has_a_colour_for_each_split() -> None:
 
 def test_several_runs_have_a_colour_each_and_a_dash_for_each_split() -> None:
     metrics = {"train": curve(0.1), "test": curve(0.3)}
-    found = charts_of([record("runs/a", accuracy=metrics), record("runs/b", accuracy=metrics)])
+    found = run_charts([record("runs/a", accuracy=metrics), record("runs/b", accuracy=metrics)])
     assert [(line.label, line.color, line.dash) for line in found[0].lines] == [
         ("a · train", 0, 0),
         ("a · test", 0, 1),
@@ -85,7 +85,7 @@ def test_several_runs_have_a_colour_each_and_a_dash_for_each_split() -> None:
 def test_train_steps_are_drawn_faintly_behind_their_mean() -> None:
     run = record()
     run.steps = {"loss": curve(*np.linspace(1, 2, 200)), "lr": curve(*[0.1] * 200)}
-    loss, rate = charts_of([run])
+    loss, rate = run_charts([run])
     assert [(line.label, line.faint) for line in loss.lines] == [
         ("each", True),
         ("mean of 5", False),
@@ -95,15 +95,15 @@ def test_train_steps_are_drawn_faintly_behind_their_mean() -> None:
 
 def test_values_over_several_powers_of_ten_get_a_logarithmic_axis() -> None:
     wide, narrow, signed = curve(1, 1e-3), curve(1, 0.5), curve(100, 0.001, -1)
-    found = charts_of(
+    found = run_charts(
         [record(wide={"test": wide}, narrow={"test": narrow}, signed={"test": signed})]
     )
     assert [chart.logarithmic for chart in found] == [True, False, False]
 
 
 def test_a_metric_that_was_never_finite_and_a_run_without_metrics_make_no_plot() -> None:
-    assert charts_of([record(loss={"test": curve(math.nan)})]) == []
-    assert charts_of([record()]) == []
+    assert run_charts([record(loss={"test": curve(math.nan)})]) == []
+    assert run_charts([record()]) == []
 
 
 def test_metrics_of_many_single_classes_have_no_plots() -> None:
