@@ -1,7 +1,7 @@
 """Programs that stand for phasetrain, so that a sweep takes no time."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,13 +38,17 @@ with (folder / "metrics.jsonl").open("w") as file:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the command line of the program above, in an empty working directory."""
     monkeypatch.chdir(tmp_path)
+    # matplotlib takes longer than the sweep; the test of the plots puts the function back.
+    monkeypatch.setattr("phasetrain.commands.sweep.output.write_plots", lambda results: [])
     (tmp_path / "program.py").write_text(PROGRAM)
-    return [sys.executable, str(tmp_path / "program.py")]
+    # -S: without site-packages the interpreter starts ten times as fast.
+    return [sys.executable, "-S", str(tmp_path / "program.py")]
 
 
 @pytest.fixture
-def settled() -> object:
+def settled() -> Callable[[Sequence[str]], AttrDict]:
     """Return a check that composes the config which the program writes."""
 
     def check(overrides: Sequence[str]) -> AttrDict:

@@ -1,16 +1,19 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from phasetrain.commands.sweep import Check, hash_overrides, sweep
+from phasetrain.commands.sweep.page import write_plots
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.errors import ConfigError, FolderInUseError
 
@@ -26,19 +29,12 @@ def started(folder: str) -> dict[str, list[list[str]]]:
     }
 
 
-def test_each_combination_is_a_process_with_a_folder_of_its_own(program: list[str]) -> None:
-    words = [
-        "OPTIMIZER.lr=0.1,0.01",
-        "LOSS=a,b",
-        "~OPTIMIZER.momentum",
-        "RUN.name=x",
-        "hydra.sweep.dir=out",
-    ]
+def test_each_combination_is_a_process_in_its_own_folder(program: list[str]) -> None:
+    words = ["LOSS=a,b", "LOSS.gamma=1,2", "~OPTIMIZER.momentum", "RUN.name=x"]
+    words += ["hydra.sweep.dir=out"]
     assert sweep(words, "my/options", check=accept, command=program) == 0
     fixed = ["~OPTIMIZER.momentum", "RUN.name=x"]
-    combinations = [
-        [f"OPTIMIZER.lr={lr}", f"LOSS={loss}"] for lr in ("0.1", "0.01") for loss in ("a", "b")
-    ]
+    combinations = [[f"LOSS={loss}", f"LOSS.gamma={gamma}"] for loss in "ab" for gamma in "12"]
     assert started("out") == {
         hash_overrides([*fixed, *c]): [["--config-dir", "my/options", *fixed, *c]]
         for c in combinations
@@ -46,43 +42,45 @@ def test_each_combination_is_a_process_with_a_folder_of_its_own(program: list[st
 
 
 class TestTheSameCommandAgain:
-    def test_starts_nothing_that_has_finished(self, program: list[str], settled: Check) -> None:
+    def test_starts_nothing_that_has_finished(
+        self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         for _ in range(2):
             assert sweep(["OPTIMIZER.lr=1,2"], check=settled, command=program) == 0
         (folder,) = Path("runs").iterdir()
         assert folder.name == f"sweep-{hash_overrides(['OPTIMIZER.lr=1,2'])}"
         assert [len(starts) for starts in started(str(folder)).values()] == [1, 1]
+        first, second = capsys.readouterr().out.split(f"2 runs in {folder}: 2 finished")[1:]
+        assert second.startswith(", 2 of them")
+        assert first.splitlines()[1:5] == second.splitlines()[1:5]
 
     def test_starts_what_has_finished_with_another_config(
         self, program: list[str], settled: Check
     ) -> None:
-        assert sweep(["A.x=1,2", "hydra.sweep.dir=out"], check=settled, command=program) == 0
+        assert sweep(["A.x=1", "hydra.sweep.dir=out"], check=settled, command=program) == 0
 
         def changed(overrides: Sequence[str]) -> AttrDict:
-            return AttrDict({**settled(overrides), "more": "A.x=2" in overrides})
+            return AttrDict({**settled(overrides), "more": 1})
 
-        assert sweep(["A.x=1,2", "hydra.sweep.dir=out"], check=changed, command=program) == 0
-        assert [len(starts) for starts in started("out").values()] == [2, 2]
+        assert sweep(["A.x=1", "hydra.sweep.dir=out"], check=changed, command=program) == 0
+        assert [len(starts) for starts in started("out").values()] == [2]
 
-    def test_starts_in_its_folder_what_has_not(self, program: list[str], settled: Check) -> None:
+    def test_starts_what_has_failed_or_was_added(
+        self, program: list[str], settled: Check, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         words = ["LOSS=bad,good", "hydra.sweep.dir=out"]
         assert [sweep(words, check=settled, command=program) for _ in range(2)] == [1, 1]
+        bad, good, fine = [hash_overrides([f"LOSS={loss}"]) for loss in ("bad", "good", "fine")]
+        assert {name: len(found) for name, found in started("out").items()} == {bad: 2, good: 1}
+        told = [line for line in capfd.readouterr().err.splitlines() if "LOSS=bad" in line]
+        assert told == [f"exit code 3: LOSS=bad in out/{bad}"] * 2
+        result = json.loads(Path(f"out/{bad}.json").read_text())
+        assert (result["exit_code"], result["overrides"]) == (3, ["LOSS=bad"])
+        # Failures of an earlier sweep do not count.
+        words = ["LOSS=good,fine", "hydra.sweep.dir=out"]
+        assert sweep(words, check=settled, command=program) == 0
         starts = {name: len(found) for name, found in started("out").items()}
-        assert starts == {hash_overrides(["LOSS=bad"]): 2, hash_overrides(["LOSS=good"]): 1}
-
-    def test_starts_only_what_was_added(self, program: list[str], settled: Check) -> None:
-        assert (
-            sweep(["OPTIMIZER.lr=0.1,0.2", "hydra.sweep.dir=out"], check=settled, command=program)
-            == 0
-        )
-        assert (
-            sweep(
-                ["OPTIMIZER.lr=0.1,0.2,0.4", "hydra.sweep.dir=out"], check=settled, command=program
-            )
-            == 0
-        )
-        assert [len(starts) for starts in started("out").values()] == [1, 1, 1]
-        assert len(json.loads(Path("out/results.json").read_text())["runs"]) == 3
+        assert starts == {bad: 2, good: 1, fine: 1}
 
 
 def test_optuna_and_the_table_go_by_the_metric_that_the_sampler_is_given(
@@ -92,13 +90,13 @@ def test_optuna_and_the_table_go_by_the_metric_that_the_sampler_is_given(
     words = [
         "OPTIMIZER.lr=interval(0,1)",
         "hydra/sweeper=optuna",
-        "hydra.sweeper.n_trials=3",
+        "hydra.sweeper.n_trials=2",
         "hydra.sweep.dir=out",
     ]
     assert (
         sweep([*words, "hydra.sweeper.monitor=-test/accuracy"], check=settled, command=program) == 0
     )
-    assert "3 runs in out: 3 finished" in capsys.readouterr().out
+    assert "2 runs in out: 2 finished" in capsys.readouterr().out
     found = json.loads(Path("out/results.json").read_text())
     bests = [one["best"] for one in found["runs"]]
     assert (found["monitor"], bests) == ("-test/accuracy", sorted(bests))
@@ -107,56 +105,28 @@ def test_optuna_and_the_table_go_by_the_metric_that_the_sampler_is_given(
 
 class TestTheTable:
     def test_has_a_row_per_run_the_best_one_first(
-        self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
+        self,
+        program: list[str],
+        settled: Check,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        assert (
-            sweep(["OPTIMIZER.lr=0.1,0.3,1", "hydra.sweep.dir=out"], check=settled, command=program)
-            == 0
-        )
-        names = [hash_overrides([f"OPTIMIZER.lr={lr}"]) for lr in ("0.3", "0.1", "1")]
+        monkeypatch.setattr("phasetrain.commands.sweep.output.write_plots", write_plots)
+        words = ["OPTIMIZER.lr=0.1,0.3", "hydra.sweep.dir=out"]
+        assert sweep(words, check=settled, command=program) == 0
+        names = [hash_overrides([f"OPTIMIZER.lr={lr}"]) for lr in ("0.3", "0.1")]
         rows = capsys.readouterr().out.splitlines()
-        start = rows.index("3 runs in out: 3 finished")
+        start = rows.index("2 runs in out: 2 finished")
         assert rows[start + 1].split("  ")[0] == "OPTIMIZER.lr"
-        assert [row.split() for row in rows[start + 3 : start + 6]] == [
+        assert [row.split() for row in rows[start + 3 : start + 5]] == [
             ["0.3", "1.0000", "2", "0.8750", "4/4", "2.0", "s", "finished", names[0]],
             ["0.1", "0.8000", "2", "0.6750", "4/4", "2.0", "s", "finished", names[1]],
-            ["1", "0.3000", "2", "0.1750", "4/4", "2.0", "s", "finished", names[2]],
         ]
+        self.check_files(names[0])
 
-    def test_tells_what_has_failed_and_why(
-        self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        words = [
-            "LOSS=bad,good",
-            "hydra.sweep.dir=out",
-            "hydra/launcher=joblib",
-            "hydra.launcher.n_jobs=1",
-        ]
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-        assert sweep(words, check=settled, command=program) == 1
-        out = capsys.readouterr().out
-        assert "2 runs in out: 1 finished, 1 failed" in out
-        assert f"{hash_overrides(['LOSS=bad'])} (LOSS=bad): exit code 3" in out
-
-    def test_is_there_again_with_the_same_command(
-        self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        for _ in range(2):
-            assert (
-                sweep(
-                    ["OPTIMIZER.lr=0.1,0.3", "hydra.sweep.dir=out"], check=settled, command=program
-                )
-                == 0
-            )
-        first, second = capsys.readouterr().out.split("2 runs in out: 2 finished")[1:]
-        assert second.startswith(", 2 of them before this command\n")
-        assert first.splitlines()[1:5] == second.splitlines()[1:5]
-
-    def test_stands_in_files_too(self, program: list[str], settled: Check) -> None:
-        assert (
-            sweep(["OPTIMIZER.lr=0.1,0.3", "hydra.sweep.dir=out"], check=settled, command=program)
-            == 0
-        )
+    @staticmethod
+    def check_files(best: str) -> None:
+        """Compare results.json, results.csv and sweep.html with the two runs."""
         found = json.loads(Path("out/results.json").read_text())
         assert (found["monitor"], found["swept"]) == ("test/accuracy", ["OPTIMIZER.lr"])
         assert [(one["swept"], one["best"], one["exit_code"]) for one in found["runs"]] == [
@@ -171,49 +141,33 @@ class TestTheTable:
         ]
         page = Path("out/sweep.html").read_text()
         assert 'id="chart-by-OPTIMIZER-lr"' in page
-        assert f'<a href="{hash_overrides(["OPTIMIZER.lr=0.3"])}/report.html">' in page
+        assert f'<a href="{best}/report.html">' in page
+        assert Path("out/plots").is_dir()
+
+    def test_names_failed_runs_with_their_exit_code(
+        self, program: list[str], settled: Check, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = [
+            "LOSS=bad,good",
+            "hydra.sweep.dir=out",
+            "hydra/launcher=joblib",
+            "hydra.launcher.n_jobs=1",
+        ]
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+        assert sweep(words, check=settled, command=program) == 1
+        out = capsys.readouterr().out
+        assert "2 runs in out: 1 finished, 1 failed" in out
+        assert f"{hash_overrides(['LOSS=bad'])} (LOSS=bad): exit code 3" in out
 
 
-def test_a_group_and_a_key_below_it_are_swept_together(program: list[str]) -> None:
-    assert (
-        sweep(["LOSS=a,b", "LOSS.gamma=1,2", "hydra.sweep.dir=out"], check=accept, command=program)
-        == 0
-    )
-    assert sorted(words for ((words),) in started("out").values()) == [
-        [f"LOSS={loss}", f"LOSS.gamma={gamma}"] for loss in "ab" for gamma in "12"
-    ]
-
-
-def test_values_arrive_as_they_were_meant(program: list[str]) -> None:
-    words = [
-        "A.list=[1,2],[3]",
-        "A.text='a,b','c=d'",
-        "A.other=choice(x,y)",
-        "A.n=range(1,3)",
-        "hydra.sweep.dir=out",
-    ]
-    assert sweep([*words, "B.keep=${A.n}"], check=accept, command=program) == 0
-    found = started("out")
-    assert len(found) == 16
-    assert ["B.keep=${A.n}", "A.list=[1,2]", "A.text='c=d'", "A.other=y", "A.n=2"] in [
-        s[0] for s in found.values()
-    ]
-
-
-def test_a_failed_job_is_named_and_the_others_still_run(
-    program: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep(["LOSS=good,bad,fine", "hydra.sweep.dir=out"], check=accept, command=program) == 1
-    assert len(started("out")) == 3
-    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("exit code")]
-    assert told == [f"exit code 3: LOSS=bad in out/{hash_overrides(['LOSS=bad'])}"]
-    result = json.loads(Path(f"out/{hash_overrides(['LOSS=bad'])}.json").read_text())
-    assert (result["exit_code"], result["overrides"]) == (3, ["LOSS=bad"])
-
-
-def test_failures_of_an_earlier_sweep_do_not_count(program: list[str]) -> None:
-    assert sweep(["LOSS=bad,good", "hydra.sweep.dir=out"], check=accept, command=program) == 1
-    assert sweep(["LOSS=good,fine", "hydra.sweep.dir=out"], check=accept, command=program) == 0
+def test_values_keep_their_type_and_quotes(program: list[str]) -> None:
+    words = ["A.list=[1,2],[3]", "A.text='a,b=c'", "A.other=choice(x,y)", "A.n=range(1,2)"]
+    words += ["hydra.sweep.dir=out", "B.keep=${A.n}"]
+    assert sweep(words, check=accept, command=program) == 0
+    found = [starts[0] for starts in started("out").values()]
+    assert len(found) == 4
+    expected = ["A.text='a,b=c'", "B.keep=${A.n}", "A.list=[1,2]", "A.other=y", "A.n=1"]
+    assert sorted(expected) in [sorted(one) for one in found]
 
 
 def test_every_value_is_checked_before_any_job_starts(program: list[str]) -> None:
@@ -242,32 +196,38 @@ def test_what_cannot_be_read_is_left_to_the_check(program: list[str]) -> None:
         sweep(["A.x=[1"], check=check, command=program)
 
 
-def test_one_run_is_a_sweep_too(program: list[str]) -> None:
-    assert sweep(["A.x=1", "hydra.sweep.dir=out"], check=accept, command=program) == 0
-    assert list(started("out").values()) == [[["A.x=1"]]]
+def test_single_run_in_a_folder_with_date_and_spaces(program: list[str]) -> None:
+    before = list(sys.argv)
+    words = ["A.x=1", "hydra.sweep.dir='my out/${now:%Y}'"]
+    assert sweep(words, check=accept, command=program) == 0
+    assert list(started(f"my out/{time.strftime('%Y')}").values()) == [[["A.x=1"]]]
+    assert sys.argv == before
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "named"),
     [
-        ("RUN.dir=runs/x", "RUN.dir=runs/x: all runs of a sweep would share this folder"),
-        ("RUN.dir=a,b", "would share this folder"),
-        ("A.x=3,4", "A.x is swept twice; give all its values in one place"),
-        ("A.y=interval(0,1)", "A.y=interval(0,1): only a sampler can choose from an interval"),
-        ("LOSS=glob(*)", "list the values, as in LOSS=a,b"),
+        ("RUN.dir=runs/x", "RUN.dir=runs/x: "),
+        ("RUN.dir=a,b", "RUN.dir="),
+        ("A.x=3,4", "A.x is swept twice"),
+        ("A.y=interval(0,1)", "A.y=interval(0,1): "),
+        ("LOSS=glob(*)", "LOSS=a,b"),
         ("hydra.sweep.dir='${no.such}'", "hydra.sweep.dir="),
     ],
 )
-def test_what_a_sweep_refuses(program: list[str], word: str, message: str) -> None:
+def test_override_that_cannot_be_swept_is_rejected(
+    program: list[str], word: str, named: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         sweep(["A.x=1,2", word], check=accept, command=program)
-    assert message in str(caught.value)
+    assert named in str(caught.value)
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
     "word", ["hydra/launcher=no_such", "hydra.launcher.no_such=2", "hydra/sweeper=no_such"]
 )
-def test_a_bad_setting_of_hydra_is_told_and_leaves_nothing(
+def test_bad_setting_of_hydra_is_named_and_leaves_no_folder(
     program: list[str], capfd: pytest.CaptureFixture[str], word: str
 ) -> None:
     assert sweep(["A.x=1,2", word], check=accept, command=program) == 2
@@ -275,12 +235,13 @@ def test_a_bad_setting_of_hydra_is_told_and_leaves_nothing(
     assert not list(Path("runs").iterdir())
 
 
-def test_two_sweeps_in_one_folder(program: list[str]) -> None:
+def test_folder_in_use_by_another_sweep_is_rejected(program: list[str]) -> None:
     Path("out").mkdir()
     with open("out/.sweep.lock", "ab") as file:
         holding = subprocess.Popen(
             [
                 sys.executable,
+                "-S",
                 "-c",
                 "import fcntl, sys, time; fcntl.lockf(0, fcntl.LOCK_EX); print(); time.sleep(60)",
             ],
@@ -290,44 +251,29 @@ def test_two_sweeps_in_one_folder(program: list[str]) -> None:
     try:
         assert holding.stdout is not None
         holding.stdout.readline()
-        with pytest.raises(
-            FolderInUseError, match=r"hydra.sweep.dir = 'out' is in use by another sweep"
-        ):
-            sweep(["A.x=1,2", "hydra.sweep.dir=out"], check=accept, command=program)
+        with pytest.raises(FolderInUseError, match=r"hydra.sweep.dir = 'out'"):
+            sweep(["A.x=1", "hydra.sweep.dir=out"], check=accept, command=program)
     finally:
         holding.kill()
         holding.communicate()
-    assert sweep(["A.x=1,2", "hydra.sweep.dir=out"], check=accept, command=program) == 0
+    assert sweep(["A.x=1", "hydra.sweep.dir=out"], check=accept, command=program) == 0
 
 
 def test_equal_values_are_one_run(program: list[str]) -> None:
-    words = ["OPTIMIZER.lr=0.1,0.10,1e-1,0.2", "A.text=a,'a',b", "hydra.sweep.dir=out"]
+    words = ["OPTIMIZER.lr=0.1,0.10,1e-1", "A.text=a,'a',b", "hydra.sweep.dir=out"]
     assert sweep(words, check=accept, command=program) == 0
     assert sorted(words[0] + " " + words[1] for ((words),) in started("out").values()) == [
-        f"OPTIMIZER.lr={lr} A.text={text}" for lr in ("0.1", "0.2") for text in "ab"
+        f"OPTIMIZER.lr=0.1 A.text={text}" for text in "ab"
     ]
 
 
-def test_the_folder_may_hold_the_date_and_spaces(program: list[str]) -> None:
-    assert (
-        sweep(["A.x=1,2", "hydra.sweep.dir='my out/${now:%Y}'"], check=accept, command=program) == 0
-    )
-    assert len(started(f"my out/{time.strftime('%Y')}")) == 2
-
-
-def test_arguments_of_the_process_are_left_as_they_were(program: list[str]) -> None:
-    before = list(sys.argv)
-    sweep(["A.x=1", "hydra.sweep.dir=out"], check=accept, command=program)
-    assert sys.argv == before
-
-
-# Saves for half a second when SIGTERM comes, and is long at work otherwise.
+# Takes a while to save when SIGTERM comes, and runs for long otherwise.
 LONG = """
 import pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[-1].removeprefix("RUN.dir=").strip("'"))
 folder.mkdir(parents=True, exist_ok=True)
 def stop(*_):
-    time.sleep(0.5)
+    time.sleep(0.2)
     (folder / "saved").write_text("")
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
@@ -336,50 +282,61 @@ time.sleep(60)
 """
 
 
+def fork_sweep(words: list[str], program: str, printed: Path) -> int:
+    """Sweep in a fork of this process, which ends with the exit code of the sweep; return its
+    id."""
+    if pid := os.fork():
+        return pid
+    code = 70
+    try:
+        output = os.open(printed, os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        # pytest has replaced both by its own files.
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        code = sweep(words, check=accept, command=[sys.executable, "-S", program])
+    except BaseException:  # noqa: BLE001 - a fork must not continue with the tests
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 @pytest.mark.parametrize(
     ("launcher", "at_once"), [("basic", 1), pytest.param("joblib", 2, marks=pytest.mark.slow)]
 )
-def test_sigterm_reaches_the_jobs_which_end_by_themselves_and_no_other_starts(
-    tmp_path: Path, launcher: str, at_once: int
+def test_sigterm_reaches_the_jobs_which_save_and_starts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, at_once: int
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["A.x=1,2,3", "hydra.sweep.dir=out", f"hydra/launcher={launcher}"]
     if launcher == "joblib":
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    words = ["A.x=1,2,3,4", "hydra.sweep.dir=out", f"hydra/launcher={launcher}"]
-    words += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
-    (tmp_path / "program.py").write_text(LONG)
-    (tmp_path / "main.py").write_text(
-        "import sys\n"
-        "from phasetrain.commands.sweep import sweep\n"
-        f"sys.exit(sweep({words}, check=lambda one: None, command=[sys.executable, 'program.py']))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    with open(tmp_path / "printed", "wb") as printed:
-        process = subprocess.Popen(
-            [sys.executable, "main.py"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=printed,
-            stderr=printed,
-        )
+        words.append("hydra.launcher.n_jobs=2")
+    Path("program.py").write_text(LONG)
+    pid = fork_sweep(words, "program.py", Path("printed"))
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("out/*/started"))) < at_once and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143, (tmp_path / "printed").read_text()
+    os.kill(pid, signal.SIGTERM)
+    _, ended = os.waitpid(pid, 0)
+    text = Path("printed").read_text()
+    assert os.waitstatus_to_exitcode(ended) == 143, text
     assert (
         len(list(tmp_path.glob("out/*/started")))
         == len(list(tmp_path.glob("out/*/saved")))
         == at_once
     )
-    text = (tmp_path / "printed").read_text()
-    assert "stopped by SIGTERM; re-run the command to resume" in text
-    assert f"4 runs in out: {4 - at_once} waiting" in text or f", {4 - at_once} waiting" in text
+    assert "SIGTERM" in text
+    assert re.search(rf"3 runs in out: .*\b{3 - at_once} waiting", text)
     assert "Traceback" not in text
     assert not list(tmp_path.glob("out/.stop-*"))
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
+def test_killed_worker_of_joblib_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     (tmp_path / "program.py").write_text(
         "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
