@@ -16,10 +16,9 @@ from phasetrain.optim.optimizers import OPTIMIZERS
 from phasetrain.optim.schedules.schedules import SCHEDULES
 
 TOLERANCE = 1e-6
-"""Of a step: `where` is a quotient, whose product with the number of steps may miss a whole number
-in its last bits."""
+"""Tolerance in steps: `where` times the number of steps may be off in the last bits."""
 
-REFUSED = ("ChainedScheduler", "LambdaLR", "MultiplicativeLR", "ReduceLROnPlateau", "SequentialLR")
+REJECTED = ("ChainedScheduler", "LambdaLR", "MultiplicativeLR", "ReduceLROnPlateau", "SequentialLR")
 """Schedulers of torch that take functions, other schedulers or a metric."""
 
 Every = Literal["update", "epoch"]
@@ -42,8 +41,8 @@ def timm_optimizer(name: str) -> Factory[Optimizer] | None:
         raise UnknownNameError(name, list_optimizers())
     if get_optimizer_info(name).second_order:
         raise ConfigError(
-            f"OPTIMIZER.name = 'timm.{name}': it takes second derivatives, for which the graph of "
-            "the gradient would have to be kept; take another optimizer"
+            f"OPTIMIZER.name = 'timm.{name}': this optimizer needs second derivatives, which are "
+            "not supported; use another optimizer"
         )
     found: Factory[Optimizer] = get_optimizer_class(name)
     return found
@@ -64,7 +63,7 @@ def torch_schedule(name: str) -> Factory[ParamScheduler] | None:
         and issubclass(kind, lr_scheduler.LRScheduler)
         and kind is not lr_scheduler.LRScheduler
     }
-    usable = [found for found in known if found not in REFUSED]
+    usable = [found for found in known if found not in REJECTED]
     if "." in name:
         return None
     if name not in usable:
@@ -114,7 +113,9 @@ class Bridged(ParamScheduler):
 
     def __init__(self, make: Callable[[Optimizer], Any], base: float, steps: float) -> None:
         if base == 0:
-            raise ValueError("the configured value is 0, and a schedule gives multiples of it")
+            raise ValueError(
+                "the configured value is 0, and a schedule multiplies it; set another value"
+            )
         self._make = make
         self._base = base
         self._steps = steps
@@ -181,14 +182,15 @@ def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
         if every == "epoch":
             if math.isnan(updates_per_epoch):
                 raise ValueError(
-                    "every = 'epoch': stages have epochs of different lengths; take every: update"
+                    "every = 'epoch': the stages have epochs of different lengths; use every: "
+                    "update"
                 )
             steps = updates / updates_per_epoch if updates_per_epoch else 0.0
         # The private optimizer has a momentum only because these schedulers ask for one; cycling it
         # would change nothing in the real one.
         if "cycle_momentum" in takes and params.setdefault("cycle_momentum", False):
             raise ValueError(
-                "cycle_momentum = true: give the momentum a schedule of its own instead"
+                "cycle_momentum = true: set a separate schedule for the momentum instead"
             )
         if "t_initial" in takes:
             params.setdefault("t_initial", max(math.ceil(steps), 1))

@@ -1,4 +1,4 @@
-"""Parameter groups by rule: which options of the optimizer hold for which weights
+"""Parameter groups by rule: options of the optimizer for some of the weights
 (OPTIMIZER.groups)."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import join_first
 
 SELECTORS = ("match", "types", "max_ndim")
-"""Keys of a rule that choose weights; all others but `lr_scale` are options of the optimizer."""
+"""Keys of a rule that select weights; all others except `lr_scale` are options of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +81,25 @@ def group_weights(
 ) -> list[Group]:
     """Return the weights sorted into groups.
 
-    Every rule that chooses a weight adds its options, a later one over an earlier one; `lr_scale`
-    factors multiply. Weights with the same options are one group, and groups are in the order of
-    their first weight.
+    Every rule that selects a weight adds its options, and later rules override earlier ones;
+    `lr_scale` factors are multiplied. Weights with the same options form a group, and groups are in
+    the order of their first weights.
 
     Args:
         weights: trained weights.
-        rules: mappings with `match` (patterns over names, as a shell has them), `types` (class
-            names of modules) or `max_ndim` (dimensions at most, 1 for biases and norms), all of
-            which must hold where several are given; `lr_scale`, a factor of the learning rate; and
-            options of the optimizer.
+        rules: mappings with `match` (shell patterns over names), `types` (class names of modules)
+            or `max_ndim` (maximum number of dimensions, 1 for biases and norms); a weight has to
+            fit all that are given; `lr_scale`, a factor of the learning rate; and options of the
+            optimizer.
         lr: learning rate that factors multiply.
         layer_decay: factor between the learning rates of a layer and of the next layer; the last
-            one has `lr` (Bao et al. 2022, arXiv:2106.08254); a layer is a module of the list
-            with most entries, everything before the list is one more, everything after it is the
-            last.
+            one has `lr` (Bao et al. 2022, arXiv:2106.08254). The entries of the longest list of
+            modules are the layers; everything before the list is one more layer, everything after
+            it is the last one.
         where: config path, for messages.
 
     Raises:
-        ConfigError: a rule that chooses nothing, or that has no selector or no effect.
+        ConfigError: a rule selects nothing, or has no selector or no effect.
     """
     layers: dict[str, int] = {}
     if layer_decay is not None:
@@ -131,10 +131,10 @@ def group_weights(
 
 
 def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "OPTIMIZER") -> None:
-    """Refuse options that the optimizer does not have: torch keeps them and never looks at them.
+    """Reject options that the optimizer does not have, which torch would silently ignore.
 
     Raises:
-        ConfigError: there is one; near misses are named.
+        ConfigError: there is one; a suggestion is given.
     """
     known = [
         name
@@ -145,8 +145,8 @@ def check_options(groups: Sequence[Group], optimizer: Optimizer, where: str = "O
     for group in groups:
         for name in group.options.keys() - optimizer.defaults.keys():
             raise ConfigError(
-                f"{where}.groups: {name} = {group.options[name]!r} is no option of the optimizer"
-                f"{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
+                f"{where}.groups: {name} = {group.options[name]!r}: the optimizer has no such "
+                f"option{did_you_mean(name, known) or '.'} It has {', '.join(known)}"
             )
         for name, value in group.options.items():
             usual = optimizer.defaults[name]
@@ -176,12 +176,11 @@ def tabulate(groups: Sequence[Group]) -> Iterator[tuple[str, str, str, str]]:
 def split_by_note(groups: Sequence[Group], notes: Mapping[int, str]) -> list[Group]:
     """Return groups in which all weights have the same note.
 
-    Fused kernels of torch take a group whose weights make their first update together, and no
-    other.
+    Fused kernels of torch require that all weights of a group make their first update together.
 
     Args:
         groups: as `group_weights` returns them.
-        notes: id of a parameter -> its note; none for those that are missing.
+        notes: id of a parameter -> its note, for parameters that have one.
     """
     found: list[Group] = []
     for group in groups:
@@ -201,19 +200,19 @@ def patterns(value: str | Sequence[str]) -> list[str]:
 
 
 def select_weights(rule: Mapping[str, Any], weights: Sequence[Weight], where: str) -> set[str]:
-    """Return the names of the weights that a rule chooses.
+    """Return the names of the weights that a rule selects.
 
     Raises:
-        ConfigError: none, or the rule has no selector or no effect.
+        ConfigError: the rule selects none, or has no selector or no effect.
     """
     if not any(key in rule for key in SELECTORS):
         raise ConfigError(
-            f"{where} = {dict(rule)}: expected one of {', '.join(SELECTORS)}, which choose weights"
+            f"{where} = {dict(rule)}: expected one of {', '.join(SELECTORS)}, which select weights"
         )
     if not any(key not in SELECTORS for key in rule):
         raise ConfigError(
-            f"{where} = {dict(rule)}: it chooses weights and says nothing about them; add lr_scale "
-            "or an option of the optimizer, such as weight_decay: 0.0"
+            f"{where} = {dict(rule)}: the rule selects weights and sets nothing for them; add "
+            "lr_scale or an option of the optimizer, such as weight_decay: 0.0"
         )
     _check_types(rule, where)
     for pattern in patterns(rule.get("match", [])):
@@ -237,7 +236,7 @@ def select_weights(rule: Mapping[str, Any], weights: Sequence[Weight], where: st
             )
     found = {weight.name for weight in weights if _chooses(rule, weight)}
     if not found:
-        raise ConfigError(f"{where} = {dict(rule)}: no weight has all that it asks for")
+        raise ConfigError(f"{where} = {dict(rule)}: no weight fits all selectors of the rule")
     return found
 
 
@@ -255,7 +254,7 @@ def _check_types(rule: Mapping[str, Any], where: str) -> None:
         if not isinstance(value, str) and not (
             isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
         ):
-            raise ConfigError(f"{where}.{key} = {value!r}: expected a word or a list of words")
+            raise ConfigError(f"{where}.{key} = {value!r}: expected a string or a list of strings")
     dimensions = rule.get("max_ndim", 0)
     scale = rule.get("lr_scale", 1.0)
     if isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 0:

@@ -10,8 +10,8 @@ from phasetrain.errors import ConfigError
 from phasetrain.optim.groups import SELECTORS, Weight, select_weights
 
 MAIN = ""
-"""Label of the optimizer that OPTIMIZER itself names; it has the weights that no rule of
-OPTIMIZER.others chooses."""
+"""Label of the optimizer in OPTIMIZER itself, which has the weights that OPTIMIZER.others does not
+select."""
 
 
 class MultiOptimizer(Optimizer):
@@ -127,8 +127,8 @@ def assign_weights(
         where: config path of the section, for messages.
 
     Raises:
-        ConfigError: a rule without selectors or that chooses nothing, a weight that two choose, or
-            none left over.
+        ConfigError: a rule has no selectors or selects nothing, two rules select one weight, or no
+            weight is left for the main optimizer.
     """
     found: dict[str, list[Weight]] = {}
     owners: dict[str, str] = {}
@@ -137,29 +137,29 @@ def assign_weights(
         names = select_weights(selectors, weights, f"{where}.others.{label}")
         for name in sorted(names & owners.keys()):
             raise ConfigError(
-                f"{where}.others: {name} is chosen by two optimizers, {owners[name]} and {label}; "
-                "make their rules so that each weight has one"
+                f"{where}.others: {name} is selected by two optimizers, {owners[name]} and "
+                f"{label}; change their rules so that only one of them selects it"
             )
         owners |= dict.fromkeys(names, label)
         found[label] = [weight for weight in weights if weight.name in names]
     left = [weight for weight in weights if weight.name not in owners]
     if not left:
         raise ConfigError(
-            f"{where}.others: {', '.join(others)} choose all {len(weights)} trained weights, and "
-            f"{where}.name has none left; describe one of them by {where} itself"
+            f"{where}.others: {', '.join(others)} select all {len(weights)} trained weights, and "
+            f"none are left for {where}.name; move one of these optimizers to {where} itself"
         )
     return {MAIN: left} | found
 
 
 def refuse_closures(optimizer: Optimizer, where: str) -> None:
-    """Refuse an optimizer that computes the loss again within its step.
+    """Reject an optimizer that evaluates the loss several times per step.
 
     Raises:
         ConfigError: it is torch's LBFGS.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
-            f"{where}.name = 'LBFGS': it computes the loss several times within a step (a "
-            "closure), and an update here has one gradient; take another optimizer, such as adamw, "
-            "or call LBFGS in a loop of your own over engine.steps() (docs/task.md)"
+            f"{where}.name = 'LBFGS': this optimizer evaluates the loss several times per step (a "
+            "closure), and an update here has one gradient; use another optimizer, such as adamw, "
+            "or call LBFGS in a custom loop over engine.steps() (docs/task.md)"
         )

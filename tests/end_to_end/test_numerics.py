@@ -108,7 +108,7 @@ class TestStop:
             "OPTIMIZER.on_nonfinite = 'stop': update 4 is not finite (loss nan; gradients of "
         )
         assert (
-            f"the step is kept in {tmp_path}/numerics/u00000004; look at it with RUN.engine=replay RUN.step=4"
+            f"the step is saved in {tmp_path}/numerics/u00000004; inspect it with RUN.engine=replay RUN.step=4"
             in text
         )
         assert newest(tmp_path).manifest.state["updates"] == 3

@@ -202,7 +202,7 @@ def test_with_an_ordered_reduction_they_are_those_of_one_process(
     [
         (
             ("OPTIMIZER.name=LBFGS",),
-            r"^OPTIMIZER\.name = 'LBFGS': it computes the loss several times within a step",
+            r"^OPTIMIZER\.name = 'LBFGS': this optimizer evaluates the loss several times per step",
         ),
         (
             (
@@ -234,7 +234,7 @@ def test_with_an_ordered_reduction_they_are_those_of_one_process(
         ),
         (
             (PARTS, "MODEL={name: bag}", "OPTIMIZER={name: adamw}"),
-            r"^OPTIMIZER\.name: AdamW takes no sparse gradients, as those of rows\.weight are",
+            r"^OPTIMIZER\.name: AdamW does not take sparse gradients, and the gradients of rows\.weight are",
         ),
         (
             (PARTS, *ROWS, "OPTIMIZER.sam={rho: 0.1}"),

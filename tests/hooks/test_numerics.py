@@ -91,8 +91,8 @@ class TestStop:
         folder = f"{tmp_path}/numerics/u00000004"
         assert str(caught.value).startswith(
             "OPTIMIZER.on_nonfinite = 'stop': update 4 is not finite (loss nan; gradients of 0.weight, 0.bias, "
-            "1.weight, 1.bias, 2.weight, 2.bias; samples 12, 13, 14, 15), and the weights are as they were before it; "
-            f"the step is kept in {folder}; look at it with RUN.engine=replay RUN.step=4."
+            "1.weight, 1.bias, 2.weight, 2.bias; samples 12, 13, 14, 15); the weights are those before the update; "
+            f"the step is saved in {folder}; inspect it with RUN.engine=replay RUN.step=4."
         )
         assert (run.state.updates, run.state.step) == (3, 3)
         assert sorted(path.name for path in Path(folder).iterdir()) == [

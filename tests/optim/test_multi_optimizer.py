@@ -249,7 +249,7 @@ class TestSharedOut:
         [
             (
                 {"one": {"name": "adam", "match": "4.*"}, "two": {"name": "adam", "max_ndim": 1}},
-                r"^OPTIMIZER\.others: 4\.bias is chosen by two optimizers, one and two; make their rules",
+                r"^OPTIMIZER\.others: 4\.bias is selected by two optimizers, one and two; change their rules",
             ),
             (
                 {"one": {"name": "adam", "match": "2.wieght"}},
@@ -265,7 +265,7 @@ class TestSharedOut:
             ),
             (
                 {"one": {"name": "adam", "match": "*"}},
-                r"^OPTIMIZER\.others: one choose all 6 trained weights, and OPTIMIZER\.name has none left",
+                r"^OPTIMIZER\.others: one select all 6 trained weights, and none are left",
             ),
         ],
     )

@@ -54,9 +54,9 @@ class Average(ABC):
             if parameter.is_floating_point() and parameter.itemsize < 4:
                 kind = str(parameter.dtype).removeprefix("torch.")
                 raise ConfigError(
-                    f"MODEL.{self.name}: parameter {name!r} is {kind}, in which an average stands "
-                    "still because its steps are smaller than what the type resolves; keep the "
-                    "weights in float32 and set MACHINE.precision=bf16"
+                    f"MODEL.{self.name}: parameter {name!r} is {kind}, which is too coarse for the "
+                    "small steps of an average, so it would not move; keep the weights in float32 "
+                    "and set MACHINE.precision=bf16"
                 )
         # Integer parameters (quantised weights, indices) have no mean.
         self._averaged = [
@@ -73,7 +73,7 @@ class Average(ABC):
 
     @abstractmethod
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
-        """Take the weights in, if it is time.
+        """Take the current weights into the average, if they are due.
 
         Args:
             updates: of the run that were attempted, the last one included.
@@ -181,8 +181,8 @@ class SWA(Average):
         self._every = max(_length("MODEL.swa.every", settings.every, run), 1.0)
         if run.updates and ceil(self._start - TOLERANCE) > run.updates:
             raise ConfigError(
-                f"MODEL.swa.start = {settings.start!r}: the run ends after {run.updates} updates, "
-                "before that; start earlier, or leave MODEL.swa out"
+                f"MODEL.swa.start = {settings.start!r}: the run ends before that, after "
+                f"{run.updates} updates; start earlier, or leave MODEL.swa out"
             )
         self.norms = [
             part
@@ -192,7 +192,7 @@ class SWA(Average):
         """Batch norms that take statistics for the average before it is tested."""
 
     def update(self, updates: int, *, withheld: Withheld = False) -> None:
-        """Take the weights in, if one of the moments has come."""
+        """Take the current weights into the average, if one of the moments has come."""
         # A difference of two counts needs no memory of the last moment, so a resume cannot miss
         # one.
         if updates and self._moments(updates) > self._moments(updates - 1):
@@ -200,7 +200,7 @@ class SWA(Average):
             self._move(1 / self.taken)
 
     def settle(self) -> None:
-        """Be the weights themselves as long as none were taken."""
+        """Copy the weights of the model if none were taken yet."""
         if not self.taken:
             self._move(1.0)
 
@@ -241,8 +241,8 @@ def copy_model(model: nn.Module, name: str) -> nn.Module:
 
 @contextmanager
 def record_statistics(norms: Sequence[_BatchNorm], found: list[Tensor]) -> Iterator[None]:
-    """Let batch norms compute with the statistics of a batch, and note these; the rest of a model
-    stays as it is.
+    """Let batch norms use the statistics of the batch, and record these; the rest of a model is
+    unchanged.
 
     Args:
         norms: have running statistics, and are in test mode.

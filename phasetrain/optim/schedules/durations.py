@@ -58,9 +58,9 @@ class RunLength:
             return 0.0
         if unit in ("epochs", "samples") and math.isnan(self.updates_per_epoch):
             raise ValueError(
-                f"{key} = {duration!r}: the stages of this run have passes or batches of different "
-                "sizes, so these are no one number of updates; write updates or %, or give each "
-                "stage a schedule of its own"
+                f"{key} = {duration!r}: the stages of this run have epochs or batches of different "
+                "sizes, so this duration is not a fixed number of updates; use updates or %, or "
+                "set a schedule in each stage"
             )
         updates = {
             "": self.updates,
@@ -100,23 +100,24 @@ class RunLength:
         return main
 
     def check_room(self, **durations: float | str) -> None:
-        """See that durations which follow each other are together no longer than the run.
+        """Check that consecutive durations are together no longer than the run.
 
         Raises:
-            ValueError: they are; it names each, their sum in updates, and the length of the run.
+            ValueError: they are longer; names each, their sum in updates, and the length of the
+                run.
         """
         total = sum(self.fraction(key, duration) for key, duration in durations.items())
         if total > 1 + TOLERANCE:
-            told = " and ".join(f"{key} = {duration!r}" for key, duration in durations.items())
+            given = " and ".join(f"{key} = {duration!r}" for key, duration in durations.items())
             together = " together" if len(durations) > 1 else ""
             raise ValueError(
-                f"{told}{together} take {total * self.updates:.6g} updates, more than {self}"
+                f"{given}{together} take {total * self.updates:.6g} updates, more than {self}"
             )
 
     def __str__(self) -> str:
         epochs = self.updates / self.updates_per_epoch if self.updates_per_epoch else math.nan
-        told = "" if math.isnan(epochs) else f" ({epochs:.4g} epochs)"
-        return f"the run, which has {self.updates:.10g} updates{told}"
+        in_epochs = "" if math.isnan(epochs) else f" ({epochs:.4g} epochs)"
+        return f"the run, which has {self.updates:.10g} updates{in_epochs}"
 
 
 def _parse_duration(key: str, duration: float | str) -> tuple[float, str]:

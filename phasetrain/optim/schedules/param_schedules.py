@@ -161,8 +161,8 @@ def _base_value(group: Mapping[str, Any], option: str, change: tuple[float, floa
     if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
         options = ", ".join(name for name in group if name != "params")
         raise ConfigError(
-            f"OPTIMIZER.SCHEDULES.{option}: the optimizer has no number of that name to schedule; "
-            f"it has {options}"
+            f"OPTIMIZER.SCHEDULES.{option}: the optimizer has no numeric option of this name; it "
+            f"has {options}"
         )
     if change is None:
         return float(value)
@@ -172,7 +172,8 @@ def _base_value(group: Mapping[str, Any], option: str, change: tuple[float, floa
         return float(now) if float(value) == before else float(value)
     if before == 0:
         raise ConfigError(
-            f"OPTIMIZER.lr = 0 and a stage with {now}: learning rates of groups are factors of it"
+            f"OPTIMIZER.lr = 0, and a stage sets {now}: the learning rates of groups are factors "
+            "of OPTIMIZER.lr; set it above 0"
         )
     # A ratio, so that `lr_scale` and `layer_decay` of a group hold in every stage.
     return float(value) * (now / before)

@@ -212,8 +212,8 @@ def one_cycle(
     end: float = 4e-6,
     shape: Literal["cosine", "linear"] = "cosine",
 ) -> ParamScheduler:
-    """Return a way from `start` to `peak` in the duration `rise`, and on to `end` (Smith and Topin,
-    arXiv:1708.07120).
+    """Return a curve from `start` to `peak` within the duration `rise`, then to `end` (Smith and
+    Topin, arXiv:1708.07120).
 
     For a momentum that goes the other way: `start: 1, peak: 0.9, end: 1`. The defaults come from
     torch.optim.lr_scheduler.OneCycleLR. All three multipliers are at least 0.
@@ -223,7 +223,7 @@ def one_cycle(
     length = run.fraction("rise", rise)
     if length >= 1:
         raise ValueError(
-            f"rise = {rise!r} is not shorter than {run}, and nothing is left for the way down"
+            f"rise = {rise!r} is not shorter than {run}, so nothing is left for the descent"
         )
     return OneCycle(length, start, peak, end, cosine=shape == "cosine")
 
@@ -239,7 +239,7 @@ def wsd(
     warmup: float | str = 0.0,
     warmup_start: float = 0.0,
 ) -> ParamScheduler:
-    """Return 1 after the warm-up, and a way down to `end` over the last `decay`: warm-up, stable,
+    """Return 1 after the warm-up, and a decay to `end` over the last `decay`: warm-up, stable,
     decay.
 
     `decay` is a duration up to the end of the run (Hu et al. 2024, arXiv:2404.06395); `shape: sqrt`
@@ -323,18 +323,18 @@ def _ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
             raise ValueError(
                 f"parts[{number}].length: expected a duration; only the last part may leave it out"
             )
-    told = " + ".join(str(part.get("length", "the rest")) for part in parts)
+    given = " + ".join(str(part.get("length", "the rest")) for part in parts)
     if ends[-1] > 1 + TOLERANCE:
         raise ValueError(
-            f"parts: {told} take {ends[-1] * run.updates:.6g} updates, more than {run}"
+            f"parts: {given} take {ends[-1] * run.updates:.6g} updates, more than {run}"
         )
     if run.updates and ends[-1] < 1 - TOLERANCE:
         raise ValueError(
-            f"parts: {told} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out "
+            f"parts: {given} take {ends[-1] * run.updates:.6g} updates, less than {run}; leave out "
             "the length of the last part"
         )
     if run.updates and ends[-2] > 1 - TOLERANCE:
-        raise ValueError(f"parts: {told} leave nothing for the last part of {run}")
+        raise ValueError(f"parts: {given} leave nothing for the last part of {run}")
     return ends[1:]
 
 

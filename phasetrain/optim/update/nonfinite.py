@@ -96,12 +96,12 @@ class NonFinite:
 
     def _describe_gradients(self) -> str:
         if self.gradients is None:
-            return "its gradients were not kept"
+            return "its gradients were not saved"
         if self.gradients:
             return f"gradients of {', '.join(self.gradients)}"
         if isfinite(self.loss):
-            return "every gradient finite, their norm is not"
-        return "every gradient finite"
+            return "every gradient is finite, but their norm is not"
+        return "every gradient is finite"
 
 
 OnSkip = Callable[[NonFinite], None]
@@ -167,7 +167,7 @@ class Guard:
         if scale is not None:  # a scaler works by overflowing now and then: no reason to warn
             log.debug("%s; the gradient scale is now %g", found, scale)
         elif self.skipped <= FIRST_WARNINGS or self.skipped % WARN_EVERY == 0:
-            log.warning("%s: skipped; in a row %d, in all %d", found, self.in_row, self.skipped)
+            log.warning("%s: skipped (%d in a row, %d in total)", found, self.in_row, self.skipped)
 
     def would_stop(self, *, scaled: bool) -> bool:
         """Check whether one more skipped update ends the run."""
@@ -216,18 +216,18 @@ class Guard:
         settings = self.settings
         place = ""
         if found.dump:
-            place = f"; the step is kept in {found.dump}"
+            place = f"; the step is saved in {found.dump}"
         if found.updates:
-            place += f"; look at it with RUN.engine=replay RUN.step={found.updates}"
+            place += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
         if settings.on_nonfinite == "stop" and found.scale is None:
             return (
-                f"OPTIMIZER.on_nonfinite = 'stop': {found}, and the weights are as they were "
-                f"before it{place}. To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
+                f"OPTIMIZER.on_nonfinite = 'stop': {found}; the weights are those before the "
+                f"update{place}. To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
                 "RUN.allow=[OPTIMIZER.on_nonfinite]"
             )
         scale = ""
         if found.scale is not None:
-            scale = f", and the gradient scale has come down to {found.scale:g}"
+            scale = f", and the gradient scale has fallen to {found.scale:g}"
         return (
             f"OPTIMIZER.skip_budget = {settings.skip_budget}: {found.in_row} updates in a row were "
             f"skipped{scale}; the last one: {found}{place}. Fix the data, lower OPTIMIZER.lr or "

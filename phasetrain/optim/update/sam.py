@@ -11,7 +11,7 @@ from phasetrain.optim.update.finite_check import has_nonfinite
 from phasetrain.optim.update.restore_point import RestorePoint
 
 TINY = 1e-12
-"""Added to the norm of the gradient, so that a zero gradient divides by something."""
+"""Added to the norm of the gradient, so that a zero gradient does not divide by zero."""
 
 
 class SamSettings(SamSection):
@@ -19,7 +19,7 @@ class SamSettings(SamSection):
 
 
 class SharpnessAware:
-    """Moves the weights up to where the loss around them is about the largest, and back.
+    """Moves the weights to the approximate maximum of the loss in their neighborhood, and back.
 
     Foret et al. 2021, arXiv:2010.01412. With gradient g the weights w move to w + e, where
     e = rho * g / |g|, or rho * w**2 * g / |w * g| if adaptive. The optimizer then steps from w with
@@ -32,7 +32,7 @@ class SharpnessAware:
         buffers: returns the tensors that a forward pass changes.
 
     Attributes:
-        is_up: whether the weights are away from where the optimizer left them.
+        is_up: whether the weights are at the maximum at the moment.
         was_asked: whether the task has called `climb` in this update.
     """
 
@@ -66,9 +66,9 @@ class SharpnessAware:
         """
         if not self.was_asked:
             raise ConfigError(
-                "OPTIMIZER.sam: this task makes updates of its own, without the second pass; let "
-                "its train_step call updater.ascent(), as that of phasetrain.tasks.Task does, or "
-                "set OPTIMIZER.sam=null",
+                "OPTIMIZER.sam: the train_step of this task does not make the second pass; let it "
+                "call updater.ascent(), as phasetrain.tasks.Task.train_step does, or set "
+                "OPTIMIZER.sam=null",
                 code="config.conflict",
             )
 

@@ -77,32 +77,32 @@ def check_sparse(
     dense = [weight.name for weight in weights if id(weight.parameter) not in sparse]
     if kind == "SparseAdam" and dense:
         raise ConfigError(
-            f"{where}.name = 'SparseAdam': it takes sparse gradients only, and those of "
-            f"{join_first(dense, 3)} are dense; give these to another optimizer, by "
-            "OPTIMIZER.others, or make their embedding sparse",
+            f"{where}.name = 'SparseAdam': this optimizer takes sparse gradients only, and the "
+            f"gradients of {join_first(dense, 3)} are dense; assign these weights to another "
+            "optimizer with OPTIMIZER.others, or make their embedding sparse",
             code="config.conflict",
         )
     if not rows:
         return
     if kind not in TAKE_SPARSE:
         raise ConfigError(
-            f"{where}.name: {kind} takes no sparse gradients, as those of {join_first(rows, 3)} "
-            "are; "
-            "give these to SparseAdam, as in OPTIMIZER.others={rows: {name: SparseAdam, match: "
-            f"{rows[0]!r}}}}}, or take an embedding without sparse=True",
+            f"{where}.name: {kind} does not take sparse gradients, and the gradients of "
+            f"{join_first(rows, 3)} are sparse; assign these weights to SparseAdam, as in "
+            "OPTIMIZER.others={rows: {name: SparseAdam, match: "
+            f"{rows[0]!r}}}}}, or use an embedding without sparse=True",
             code="config.conflict",
         )
     if any(group.get("momentum") for group in optimizer.param_groups):
         raise ConfigError(
-            f"{where}.momentum: the gradients of {join_first(rows, 3)} are sparse, and their "
-            "velocity would be so, which grows with each update; give these weights to SparseAdam "
-            "by OPTIMIZER.others, or set momentum 0 for them",
+            f"{where}.momentum: the gradients of {join_first(rows, 3)} are sparse, and so would be "
+            "their momentum buffers, which would grow with each update; assign these weights to "
+            "SparseAdam with OPTIMIZER.others, or set their momentum to 0",
             code="config.conflict",
         )
     if any(group.get("weight_decay") for group in optimizer.param_groups):
         raise ConfigError(
             f"{where}.weight_decay: the gradients of {join_first(rows, 3)} are sparse, and a decay "
-            "of all rows would make them dense; give these weights to SparseAdam by "
-            "OPTIMIZER.others, or set weight_decay 0 for them",
+            "of all rows would make them dense; assign these weights to SparseAdam with "
+            "OPTIMIZER.others, or set their weight_decay to 0",
             code="config.conflict",
         )

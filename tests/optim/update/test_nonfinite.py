@@ -30,10 +30,10 @@ class TestNonFinite:
             (
                 2.0,
                 (),
-                "an update is not finite (loss 2.0; every gradient finite, their norm is not)",
+                "an update is not finite (loss 2.0; every gradient is finite, but their norm is not)",
             ),
-            (math.inf, (), "an update is not finite (loss inf; every gradient finite)"),
-            (math.inf, None, "an update is not finite (loss inf; its gradients were not kept)"),
+            (math.inf, (), "an update is not finite (loss inf; every gradient is finite)"),
+            (math.inf, None, "an update is not finite (loss inf; its gradients were not saved)"),
         ],
     )
     def test_without_names(
@@ -54,8 +54,8 @@ class TestGuard:
         with pytest.raises(NumericsError) as caught:
             guard.skip(math.nan, ("weight",), tell)
         assert str(caught.value) == (
-            "OPTIMIZER.on_nonfinite = 'stop': update 12 is not finite (loss nan; gradients of weight; samples 3, 4), "
-            "and the weights are as they were before it; the step is kept in run/numerics/u00000012; look at it with "
+            "OPTIMIZER.on_nonfinite = 'stop': update 12 is not finite (loss nan; gradients of weight; samples 3, 4); "
+            "the weights are those before the update; the step is saved in run/numerics/u00000012; inspect it with "
             "RUN.engine=replay RUN.step=12. To skip such updates, set OPTIMIZER.on_nonfinite=skip and "
             "RUN.allow=[OPTIMIZER.on_nonfinite]"
         )
@@ -90,9 +90,9 @@ class TestGuard:
         with caplog.at_level(logging.WARNING, "phasetrain"):
             for _ in range(250):
                 guard.skip(math.nan, ("weight",), ignore_skip)
-        start = "an update is not finite (loss nan; gradients of weight): skipped; in a row"
+        start = "an update is not finite (loss nan; gradients of weight): skipped"
         assert [record.message for record in caplog.records] == [
-            f"{start} {n}, in all {n}" for n in (1, 2, 3, 100, 200)
+            f"{start} ({n} in a row, {n} in total)" for n in (1, 2, 3, 100, 200)
         ]
 
     def test_a_pending_verdict(self) -> None:

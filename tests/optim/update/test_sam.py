@@ -296,7 +296,7 @@ def test_a_task_that_makes_no_second_pass_is_refused() -> None:
     before = [p.clone() for p in net.parameters()]
     with pytest.raises(
         ConfigError,
-        match=r"^OPTIMIZER\.sam: this task makes updates of its own, without the second",
+        match=r"^OPTIMIZER\.sam: the train_step of this task does not make the second",
     ):
         updater.step()
     assert equal([*net.parameters()], before)

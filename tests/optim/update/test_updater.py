@@ -276,7 +276,7 @@ def test_every_group_is_scheduled_from_its_own_value() -> None:
 def test_an_option_that_is_no_number_is_refused(option: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"^OPTIMIZER\.SCHEDULES\.{option}: the optimizer has no number of that name",
+        match=rf"^OPTIMIZER\.SCHEDULES\.{option}: the optimizer has no numeric option of this name",
     ):
         Updater(
             torch.optim.SGD(model().parameters(), lr=0.1),
