@@ -143,7 +143,7 @@ $ 'RUN.imports=[no_such_module]'
 RUN.imports: there is no module 'no_such_module', neither installed nor in FOLDER
 
 $ RUN.engine=train RUN.resume=must
-RUN.resume = 'must' and RUN.dir = 'FOLDER/run' holds no checkpoint to resume from; set RUN.resume=auto to start a run in it
+RUN.resume = 'must' and RUN.dir = 'FOLDER/run' contains no checkpoint to resume from; set RUN.resume=auto to start a run in it
 
 $ RUN.engine=trian
 RUN.engine = 'trian' (command line): expected 'train' or 'test' or 'extract' or 'plan' or 'replay' or 'find_lr' or 'find_batch_size'
@@ -155,20 +155,20 @@ $ OPTIMIZER.lrr=1 LOSS.name=focl PHASES.epochs=x
   3. OPTIMIZER.lrr = 1 (command line): 'sgd' has no such parameter; did you mean OPTIMIZER.lr? It takes: ...
 
 $ stopped: RUN.seed=1
-'FOLDER/run' holds a run with another config; resuming would not give the same run:
+'FOLDER/run' contains a run with another config; resuming would not give the same run:
   RUN.seed: the checkpoint has 0, now 1 (forbidden)
 Restore the old values, allow the changes, or set RUN.dir to another folder
 
 $ stopped: OPTIMIZER.lr=0.1
-'FOLDER/run' holds a run with another config; resuming would not give the same run:
+'FOLDER/run' contains a run with another config; resuming would not give the same run:
   OPTIMIZER.lr: the checkpoint has 0.05, now 0.1 (adjustable: allow it with RUN.allow=[OPTIMIZER.lr])
 Restore the old values, allow the changes, or set RUN.dir to another folder
 
 $ stopped: RUN.resume=never
-RUN.resume = 'never' and RUN.dir = 'FOLDER/run' holds a run; set RUN.resume=auto to resume it, or RUN.dir to another folder
+RUN.resume = 'never' and RUN.dir = 'FOLDER/run' contains a run; set RUN.resume=auto to resume it, or RUN.dir to another folder
 
 $ stopped: DATA.TRAIN.batch_size=64 RUN.allow=[OPTIMIZER.lr]
-'FOLDER/run' holds a run with another config; resuming would not give the same run:
+'FOLDER/run' contains a run with another config; resuming would not give the same run:
   DATA.TRAIN.batch_size: the checkpoint has 32, now 64 (adjustable: allow it with RUN.allow=[DATA.TRAIN.batch_size])
 Restore the old values, allow the changes, or set RUN.dir to another folder
 """

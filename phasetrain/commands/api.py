@@ -10,7 +10,7 @@ from phasetrain.checkpoint import Checkpointer
 from phasetrain.commands.engines import Loop, run_engine
 from phasetrain.commands.load import load
 from phasetrain.commands.result import RunResult
-from phasetrain.config.compose.override_text import words_of
+from phasetrain.config.compose.override_text import format_overrides
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
@@ -95,7 +95,7 @@ def overrides_of(config: Config) -> list[str]:
     if isinstance(config, str):
         return shlex.split(config)
     if isinstance(config, Mapping):
-        return words_of(config)
+        return format_overrides(config)
     return [str(word) for word in config]
 
 

@@ -8,7 +8,7 @@ from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import SavedTask, Task
 
 
-def restore(task: Task, loaded: LoadedCheckpoint) -> None:
+def restore_weights(task: Task, loaded: LoadedCheckpoint) -> None:
     """Load the weights of a checkpoint into a task that does not train.
 
     Raises:
@@ -77,7 +77,7 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
         measured = ""
     if loaded is None:
         raise ConfigError(
-            f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} holds no "
+            f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} contains no "
             f"checkpoint{measured}; set RUN.dir to the folder of a run, or RUN.checkpoint to the "
             "path of a checkpoint",
             code="checkpoint.not_found",

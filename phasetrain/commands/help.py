@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from phasetrain.commands.setup import SLOTS
 from phasetrain.config.compose.sources import ConfigFiles
-from phasetrain.config.problems import shown
+from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import default_schema
 from phasetrain.config.validation import Slot
@@ -69,7 +69,8 @@ def section_help(section: str) -> str:
     for path, key in schema.keys.items():
         if path == section or path.startswith(f"{section}."):
             lines += [
-                f"  {path} = {shown(key.default)}   ({key.type.text}; on resume {key.resume})",
+                f"  {path} = {format_value(key.default)}   "
+                f"({key.type.text}; on resume {key.resume})",
                 f"      {key.meaning}",
             ]
     for slot in SLOTS:
@@ -78,7 +79,7 @@ def section_help(section: str) -> str:
             lines += ["", f"{slot.registry.kind}{plural} ({slot.path})"]
             for name, key in slot.own_keys.items():
                 lines += [
-                    f"  {name} = {shown(key.default)}   ({key.type.text})",
+                    f"  {name} = {format_value(key.default)}   ({key.type.text})",
                     f"      {key.meaning}",
                 ]
             lines += _list_parts(slot)
@@ -101,4 +102,4 @@ def _list_parts(slot: Slot) -> Iterator[str]:
 def _format_parameter(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return parameter.name
-    return f"{parameter.name}={shown(parameter.default)}"
+    return f"{parameter.name}={format_value(parameter.default)}"

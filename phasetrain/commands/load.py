@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint
-from phasetrain.commands.choose import restore
+from phasetrain.commands.choose import restore_weights
 from phasetrain.commands.setup import Setup, resolve_config
-from phasetrain.config.compose.override_text import removals, words_of
+from phasetrain.config.compose.override_text import format_overrides, format_removals
 from phasetrain.config.schema import default_schema
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
@@ -57,8 +57,8 @@ def load(
     loaded = _load_checkpoint(str(folder).rstrip("/"), checkpoint)
     asked = loaded.promised["config"]
     words = [
-        *words_of(asked),
-        *removals(asked, default_schema()),
+        *format_overrides(asked),
+        *format_removals(asked, default_schema()),
         *FOR_INFERENCE,
         f"MACHINE.device={device}",
     ]
@@ -102,7 +102,7 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
         try:
             parts = builder_without_data.parts({}, Plan(()), train=False)
             task = builder_without_data.task(parts)
-            restore(task, loaded)
+            restore_weights(task, loaded)
         except (ConfigError, ChangedError):
             pass  # a fact that JSON cannot hold, or of an older release: open the data instead
         else:
@@ -110,7 +110,7 @@ def _build_task(setup: Setup, loaded: LoadedCheckpoint) -> Task:
     builder = setup.builder()
     data = builder.data()
     task = builder.task(builder.parts(data, builder.plan(data), train=False))
-    restore(task, loaded)
+    restore_weights(task, loaded)
     return task
 
 

@@ -18,10 +18,10 @@ from phasetrain.commands.result import RunResult
 from phasetrain.commands.runs.diff import LENGTH, diff, read_side
 from phasetrain.commands.setup import Setup, resolve_config, without_derived
 from phasetrain.commands.train.resume import format_deviations
-from phasetrain.config.changes import ABSENT, LABELS, Change, differences
-from phasetrain.config.compose.override_text import key_of, literal
+from phasetrain.config.changes import ABSENT, LABELS, Change, compare_configs
+from phasetrain.config.compose.override_text import format_literal, key_of
 from phasetrain.config.compose.sources import EXPERIMENT
-from phasetrain.config.problems import shown
+from phasetrain.config.problems import format_value
 from phasetrain.config.schema import part_pattern
 from phasetrain.distributed import find_placement
 from phasetrain.errors import ConfigError
@@ -107,8 +107,8 @@ def repeat(
         run: runs overrides with a folder of configs.
 
     Raises:
-        ConfigError: the folder holds no run that can be repeated, or RUN.dir is a folder in which
-            nothing would be trained.
+        ConfigError: the folder contains no run that can be repeated, or RUN.dir is a folder in
+            which nothing would be trained.
     """
     original = read_original(folder, config_dir)
     # before the repetition, which may take as long as the original
@@ -212,8 +212,8 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
         log.info(
             "%s = %s, as in the original; the default is %s now",
             change.path,
-            shown(change.old),
-            shown(change.new),
+            format_value(change.old),
+            format_value(change.new),
         )
     size = find_placement(os.environ).size
     if isinstance(processes, int) and processes != size:
@@ -224,7 +224,7 @@ def repeat_overrides(original: Original, overrides: Sequence[str] = ()) -> list[
             size,
         )
     if "RUN.dir" not in new:
-        words.append(f"RUN.dir={literal(_find_free_folder(original.folder), 'RUN.dir')}")
+        words.append(f"RUN.dir={format_literal(_find_free_folder(original.folder), 'RUN.dir')}")
     return [*words, *overrides]
 
 
@@ -329,7 +329,7 @@ def _check_folder(original: str, chosen: str) -> None:
         is_same = Path(original).resolve() == Path(chosen).resolve()
     if not is_same and not _has_finished(chosen):
         return
-    why = "is the folder of the original" if is_same else "holds a run that has finished"
+    why = "is the folder of the original" if is_same else "contains a run that has finished"
     raise ConfigError(
         f"--from {original} and RUN.dir = {chosen!r}: this {why}, so nothing would be "
         f"repeated; give another folder, or remove RUN.dir for {_find_free_folder(original)}",
@@ -345,7 +345,7 @@ def _restore_word(change: Change, config: Mapping[str, Any]) -> str:
         path, value = _absent_override(config, path)
     if value is ABSENT:
         return f"~{path}"
-    return f"{path}={literal(value, path)}"
+    return f"{path}={format_literal(value, path)}"
 
 
 def _absent_override(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
@@ -369,7 +369,7 @@ def _list_changes(original: Original, setup: Setup) -> list[Change]:
     """Return the differences between the config of the original and the same one composed now."""
     given = setup.composed.config
     before = without_derived(dict(original.config), given)
-    return differences(before, without_derived(setup.config.plain(), given), setup.schema)
+    return compare_configs(before, without_derived(setup.config.plain(), given), setup.schema)
 
 
 def _find_free_folder(folder: str) -> str:

@@ -13,7 +13,7 @@ from phasetrain.config.problems import collect_problems, raise_all
 from phasetrain.config.rules.derive import Derived, derive
 from phasetrain.config.schema import STEERING, Schema, default_schema, is_split
 from phasetrain.config.stages import compose_stages
-from phasetrain.config.validation import Slot, check
+from phasetrain.config.validation import Slot, check_config
 from phasetrain.data import COLLATES, DATASETS, LOADERS, SAMPLERS, TRANSFORMS
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
 from phasetrain.distributed import STRATEGIES, Placement, World
@@ -156,7 +156,7 @@ def resolve_config(
     stages = compose_stages(composed, config.plain(), schema)
     raise_all(
         collect_problems(
-            *(partial(check, stage, SLOTS, schema) for stage in stages),
+            *(partial(check_config, stage, SLOTS, schema) for stage in stages),
             lambda: check_allow(config.RUN.allow, schema),
             lambda: parse_sources(config.MODEL.weights),
             lambda: check_threads(config.MACHINE.threads),
@@ -184,9 +184,9 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
     """Reject a config with mistakes in keys or values, or that violates a rule.
 
     Raises:
-        ConfigError: see `check` and `derive`.
+        ConfigError: see `check_config` and `derive`.
     """
-    problems = collect_problems(lambda: check(composed, SLOTS, schema))
+    problems = collect_problems(lambda: check_config(composed, SLOTS, schema))
     if problems:
         # The rules expect valid values. They are tried nevertheless, so that their problems are in
         # the same report.

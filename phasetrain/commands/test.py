@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phasetrain.commands.choose import choose_checkpoint, restore
+from phasetrain.commands.choose import choose_checkpoint, restore_weights
 from phasetrain.commands.result import LatestMetrics, RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.data.loading.seed_check import read_first_target
@@ -54,7 +54,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     )
     task = builder.task(parts)
     latest = LatestMetrics()
-    restore(task, loaded)
+    restore_weights(task, loaded)
     for split in tests:
         task.check_targets(split.name, read_first_target(data[split.name].reader))
     called = Hooks({"latest": latest, **(hooks or {})}, setup.world)

@@ -43,7 +43,7 @@ class Change:
     resume: Resume
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], schema: Schema) -> list[Change]:
+def compare_configs(old: Mapping[str, Any], new: Mapping[str, Any], schema: Schema) -> list[Change]:
     """Return the leaves that differ between two configs, in the order of the keys.
 
     A key that is missing in one of them counts as its default, since a newer version may have added

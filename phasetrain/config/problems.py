@@ -19,7 +19,7 @@ def make_problem(
         sentence: the expected value, and a remedy.
         suggestion: the key or value that was probably meant.
     """
-    given = shown(value)
+    given = format_value(value)
     message = f"{key} = {given} ({layer}): {sentence}"
     return Problem(code, message, key, given, sentence, suggestion)
 
@@ -28,10 +28,10 @@ def raise_all(problems: Iterable[str | Problem]) -> None:
     """Raise one ConfigError with all problems, or nothing if there is none."""
     found = list(problems)
     if found:
-        raise combine(found)
+        raise combine_problems(found)
 
 
-def combine(problems: Sequence[str | Problem]) -> ConfigError:
+def combine_problems(problems: Sequence[str | Problem]) -> ConfigError:
     """Return one error with all problems, at least one; duplicates are dropped."""
     found = [
         one if isinstance(one, Problem) else Problem.from_message(one, ConfigError.default_code)
@@ -59,7 +59,7 @@ def collect_problems(*checks: Callable[[], object]) -> list[Problem]:
     return found
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as it is written in YAML, cut to 60 characters."""
     if value is None:
         return "null"

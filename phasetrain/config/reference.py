@@ -14,8 +14,8 @@ from textwrap import wrap
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from phasetrain.config.compose.override_text import literal
-from phasetrain.config.problems import shown
+from phasetrain.config.compose.override_text import format_literal
+from phasetrain.config.problems import format_value
 from phasetrain.config.schema import part_pattern
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection
@@ -120,7 +120,7 @@ def _table(keys: Sequence[Key]) -> str:
         name = one.path.rpartition(".")[2]
         kind = one.type.text.replace("|", "\\|")
         rows.append(
-            f"| `{name}` | {kind} | `{shown(one.default)}` | {one.meaning} | {one.resume} |"
+            f"| `{name}` | {kind} | `{format_value(one.default)}` | {one.meaning} | {one.resume} |"
         )
     return "\n".join(rows)
 
@@ -142,7 +142,7 @@ def _yaml_lines(section: Any, path: str, depth: int) -> Iterator[str]:
         about = f"{one.meaning} ({one.type.text}; {one.resume})"
         # The mark of a comment takes two of 100 columns.
         yield from (f"{indent}# {line}" for line in wrap(about, 98 - len(indent)))
-        yield f"{indent}{name}: {literal(one.default, here)}"
+        yield f"{indent}{name}: {format_literal(one.default, here)}"
 
 
 def _json_object(section: Any, path: str, *, closed: bool) -> dict[str, Any]:

@@ -129,29 +129,29 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
 
         return decorate
 
-    def find(self, name: str, where: str | None = None) -> Factory[T]:
+    def find(self, name: str, key: str | None = None) -> Factory[T]:
         """Return the callable behind `name`.
 
         Args:
             name: a registered name, a library class name, a name behind a bridge or a dotted path.
-            where: the config key that gave the name, for the message (`LOSS.name` by default).
+            key: the config key with the name, for the message (`LOSS.name` by default).
 
         Raises:
             ConfigError: nothing has that name; lists a suggestion and the known names.
         """
-        where = where or f"{self.section}.name"
+        key = key or f"{self.section}.name"
         # Registered names come first, so that a new class of the library cannot change what a
         # config means.
         if name in self._own:
             return self._own[name]
         if "." in name:
-            return self._find_dotted(name, where)
+            return self._find_dotted(name, key)
         library = self._library()
         if name in library:
             return library[name]
         near = did_you_mean(name, [*self._own, *library]) or "."
         raise ConfigError(
-            f"{where} = {name!r}: no {self.kind} has this name{near} {self._list_known(library)}",
+            f"{key} = {name!r}: no {self.kind} has this name{near} {self._list_known(library)}",
             code="config.unknown_part",
         )
 
@@ -222,22 +222,22 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
             bridged = f", and so does a name after {names}"
         return f"Known: {known}{by_class}; a dotted path works too{bridged}"
 
-    def _find_dotted(self, name: str, where: str) -> Factory[T]:
+    def _find_dotted(self, name: str, key: str) -> Factory[T]:
         """Return the part behind a name with a dot: a name behind a bridge, or a dotted path."""
         library, _, rest = name.partition(".")
         if library not in self._bridges:
-            return _import_path(name, where)
+            return _import_path(name, key)
         bridge = self._bridges[library]
         try:
-            _import(library, name, where)
-            found = _resolve(bridge, rest, name, where)
+            _import(library, name, key)
+            found = _resolve(bridge, rest, name, key)
             if found is None:
-                return _import_path(name, where)
+                return _import_path(name, key)
             return found
         except UnknownNameError as error:
             near = did_you_mean(error.name, error.known) or f". It has {len(error.known)} others"
             raise ConfigError(
-                f"{where} = {name!r}: {library} has no {self.kind} {error.name!r}{near}",
+                f"{key} = {name!r}: {library} has no {self.kind} {error.name!r}{near}",
                 code="config.unknown_part",
             ) from error
         except ConfigError as error:
@@ -286,12 +286,12 @@ def parameter_types(factory: Callable[..., Any]) -> Mapping[str, Any]:
     return {name: hint for name, hint in hints.items() if name != "return"}
 
 
-def unknown_parameter(where: str, key: str, name: str, known: Iterable[str]) -> str:
+def unknown_parameter(path: str, key: str, name: str, known: Iterable[str]) -> str:
     """Return the message about a parameter that the part does not have."""
     listed = list(known)
     takes = ", ".join(listed) or "no parameters"
     near = did_you_mean(key, listed) or "."
-    return f"{where}.{key}: {name!r} has no such parameter{near} It takes: {takes}."
+    return f"{path}.{key}: {name!r} has no such parameter{near} It takes: {takes}."
 
 
 def source_of(thing: Callable[..., Any]) -> str:
@@ -318,21 +318,21 @@ def _signature(factory: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     return named, any(p.kind is p.VAR_KEYWORD for p in found.values())
 
 
-def _import_path(path: str, where: str) -> Factory[Any]:
+def _import_path(path: str, key: str) -> Factory[Any]:
     module_name, _, attribute = path.rpartition(".")
-    module = _import(module_name, path, where)
+    module = _import(module_name, path, key)
     # Not getattr: the `__getattr__` of a module may import further modules and raise anything.
     found = vars(module).get(attribute)
     if not callable(found):
         near = did_you_mean(attribute, [n for n, v in vars(module).items() if callable(v)])
         raise ConfigError(
-            f"{where} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}",
+            f"{key} = {path!r}: module {module_name!r} has no callable {attribute!r}{near}",
             code="config.unknown_part",
         )
     return found  # type: ignore[no-any-return]
 
 
-def _resolve(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] | None:
+def _resolve(bridge: Bridge[T], rest: str, name: str, key: str) -> Factory[T] | None:
     try:
         return bridge.resolve(rest)
     except (UnknownNameError, ConfigError):
@@ -345,18 +345,18 @@ def _resolve(bridge: Bridge[T], rest: str, name: str, where: str) -> Factory[T] 
             causes.append(f"{type(cause).__name__}: {' '.join(str(cause).split())}")
             cause = cause.__cause__
         raise ConfigError(
-            f"{where} = {name!r}: it cannot be loaded ({'; '.join(dict.fromkeys(causes))})",
+            f"{key} = {name!r}: it cannot be loaded ({'; '.join(dict.fromkeys(causes))})",
             code="config.import_failed",
         ) from error
 
 
-def _import(module_name: str, path: str, where: str) -> ModuleType:
+def _import(module_name: str, path: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     # A user's module may raise anything, even end the process.
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{where} = {path!r}: module {module_name!r} cannot be imported ({reason})",
+            f"{key} = {path!r}: module {module_name!r} cannot be imported ({reason})",
             code="config.import_failed",
         ) from error

@@ -94,41 +94,40 @@ def _compose_stage(
 
 
 def _find_problems(
-    where: str, stage: Mapping[str, Any], splits: Sequence[str]
+    stage_key: str, stage: Mapping[str, Any], splits: Sequence[str]
 ) -> Iterator[Problem]:
-    yield from _check_length(where, stage)
+    yield from _check_length(stage_key, stage)
     if not isinstance(stage.get("name", ""), str):
-        message = f"{where}.name = {stage['name']!r}: expected str"
-        yield Problem.from_message(message, "config.wrong_type", f"{where}.name")
+        message = f"{stage_key}.name = {stage['name']!r}: expected str"
+        yield Problem.from_message(message, "config.wrong_type", f"{stage_key}.name")
     data = stage.get("DATA")
     for split in data if isinstance(data, Mapping) else ():
         if split not in splits:
             near = did_you_mean(split, splits) or "."
-            message = (
-                f"{where}.DATA.{split}: the run has no such split{near} It has {', '.join(splits)}"
-            )
-            yield Problem.from_message(message, "config.unknown_split", f"{where}.DATA.{split}")
+            key = f"{stage_key}.DATA.{split}"
+            message = f"{key}: the run has no such split{near} It has {', '.join(splits)}"
+            yield Problem.from_message(message, "config.unknown_split", key)
     changed = leaves({key: value for key, value in stage.items() if key not in STAGE_KEYS})
     for path in changed:
         if not _may_change(path):
             near = did_you_mean(path, [*STAGE_KEYS, *CHANGES]) or "."
             message = (
-                f"{where}.{path}: this key is the same for the whole run{near} A stage may change "
-                f"{', '.join(CHANGES)}"
+                f"{stage_key}.{path}: this key is the same for the whole run{near} A stage may "
+                f"change {', '.join(CHANGES)}"
             )
-            yield Problem.from_message(message, "config.unchangeable", f"{where}.{path}")
+            yield Problem.from_message(message, "config.unchangeable", f"{stage_key}.{path}")
 
 
-def _check_length(where: str, stage: Mapping[str, Any]) -> Iterator[Problem]:
+def _check_length(stage_key: str, stage: Mapping[str, Any]) -> Iterator[Problem]:
     given = {key: stage[key] for key in LENGTHS if stage.get(key) is not None}
     if len(given) != 1:
         found = " and ".join(f"{key}: {value}" for key, value in given.items()) or "no length"
-        message = f"{where} has {found}; give it one of {', '.join(LENGTHS)}"
-        yield Problem.from_message(message, "config.conflict", where)
+        message = f"{stage_key} has {found}; give it one of {', '.join(LENGTHS)}"
+        yield Problem.from_message(message, "config.conflict", stage_key)
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            message = f"{where}.{key} = {value!r}: expected int >= 1"
-            yield Problem.from_message(message, "config.wrong_type", f"{where}.{key}")
+            message = f"{stage_key}.{key} = {value!r}: expected int >= 1"
+            yield Problem.from_message(message, "config.wrong_type", f"{stage_key}.{key}")
 
 
 def _may_change(path: str) -> bool:

@@ -92,7 +92,7 @@ class _Unknown:
     known: str
 
 
-def check(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
+def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
     """Reject a config with mistakes.
 
     Raises:

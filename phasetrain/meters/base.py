@@ -248,9 +248,9 @@ class MeterRegistry(Registry[Meter]):
 
         return decorate
 
-    def find(self, name: str, where: str | None = None) -> Factory[Meter]:
+    def find(self, name: str, key: str | None = None) -> Factory[Meter]:
         """Return the callable behind `name`, see `Registry.find`."""
-        found = super().find(name, where)
+        found = super().find(name, key)
         for adapter in self._adapters:
             found = adapter(found)
         return found

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from phasetrain.config.compose.override_text import literal
+from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.stages import LENGTHS
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase, Plan
@@ -171,7 +171,7 @@ def shortening_overrides(overrides: Sequence[str], config_dir: str | None = None
             {key: value for key, value in stage.items() if key not in LENGTHS} | {"epochs": 1}
             for stage in config.plain()["PHASES"]["stages"]
         ]
-        words += ["PHASES.epochs=null", f"PHASES.stages={literal(stages, 'PHASES.stages')}"]
+        words += ["PHASES.epochs=null", f"PHASES.stages={format_literal(stages, 'PHASES.stages')}"]
     else:
         words.append(f"PHASES.epochs={EPOCHS}")
     if phases.test_every.updates is not None:

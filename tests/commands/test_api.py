@@ -16,8 +16,8 @@ from raising import raises
 import phasetrain
 from phasetrain.commands.api import RunResult, load, overrides_of
 from phasetrain.commands.setup import resolve_config
-from phasetrain.config.changes import differences as changes
-from phasetrain.config.compose.override_text import removals, words_of
+from phasetrain.config.changes import compare_configs
+from phasetrain.config.compose.override_text import format_overrides, format_removals
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.runs.history import History
@@ -115,8 +115,8 @@ def test_the_config_of_a_checkpoint_comes_back_without_the_files_that_it_was_mad
         default_schema(),
         resolve_config([f"experiment={experiment}", "RUN.dir=x", "HOOKS.metrics=null"]).asked,
     )
-    words = ["experiment=null", *words_of(asked), *removals(asked, schema)]
-    assert changes(asked, resolve_config(words).asked, schema) == []
+    words = ["experiment=null", *format_overrides(asked), *format_removals(asked, schema)]
+    assert compare_configs(asked, resolve_config(words).asked, schema) == []
 
 
 class TestLoad:
@@ -165,7 +165,7 @@ class TestLoad:
             load(result.folder, weights="swa")
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "note.txt").touch()
-        with pytest.raises(ConfigError, match="holds no checkpoint"):
+        with pytest.raises(ConfigError, match="contains no checkpoint"):
             load(tmp_path / "x")
 
     def test_inputs_that_do_not_fit(self, result: RunResult) -> None:

@@ -100,7 +100,7 @@ class TestErrors:
         with pytest.raises(ConfigError) as caught:
             test(tmp_path)
         assert str(caught.value) == (
-            f"RUN.checkpoint = 'latest' and RUN.dir = '{tmp_path}' holds no checkpoint; set RUN.dir to the folder of "
+            f"RUN.checkpoint = 'latest' and RUN.dir = '{tmp_path}' contains no checkpoint; set RUN.dir to the folder of "
             "a run, or RUN.checkpoint to the path of a checkpoint"
         )
 
@@ -156,6 +156,6 @@ class TestBest:
 
     def test_where_none_was_measured(self, trained: tuple[Path, RunResult]) -> None:
         with pytest.raises(
-            ConfigError, match=r"holds no checkpoint in which other/accuracy was measured"
+            ConfigError, match=r"contains no checkpoint in which other/accuracy was measured"
         ):
             test(trained[0], "RUN.checkpoint=best", "CHECKPOINT.best.monitor=other/accuracy")

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.changes import ABSENT, Change, differences, trajectory_digest
+from phasetrain.config.changes import ABSENT, Change, compare_configs, trajectory_digest
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.schema import default_schema
 
@@ -22,13 +22,13 @@ def config(*overrides: str) -> dict:
 
 
 def changes(*overrides: str) -> list[Change]:
-    return differences(config(), config(*overrides), SCHEMA)
+    return compare_configs(config(), config(*overrides), SCHEMA)
 
 
 def test_nothing_differs_from_itself() -> None:
     assert changes() == []
-    assert differences(config(), AttrDict(config()), SCHEMA) == []
-    assert differences(config(), json.loads(json.dumps(config())), SCHEMA) == []
+    assert compare_configs(config(), AttrDict(config()), SCHEMA) == []
+    assert compare_configs(config(), json.loads(json.dumps(config())), SCHEMA) == []
 
 
 def test_each_leaf_that_differs_has_its_class() -> None:
@@ -43,20 +43,23 @@ def test_each_leaf_that_differs_has_its_class() -> None:
 
 
 def test_numbers_are_compared_by_value_and_lists_as_leaves() -> None:
-    assert differences({"OPTIMIZER": {"lr": 1}}, {"OPTIMIZER": {"lr": 1.0}}, SCHEMA) == []
-    assert differences({"MODEL": {"hidden": (1, 2)}}, {"MODEL": {"hidden": [1, 2.0]}}, SCHEMA) == []
-    assert differences({"MODEL": {"hidden": [1, 2]}}, {"MODEL": {"hidden": [2, 1]}}, SCHEMA) == [
-        Change("MODEL.hidden", [1, 2], [2, 1], "forbidden")
-    ]
-    assert len(differences({"MODEL": {"bias": True}}, {"MODEL": {"bias": None}}, SCHEMA)) == 1
+    assert compare_configs({"OPTIMIZER": {"lr": 1}}, {"OPTIMIZER": {"lr": 1.0}}, SCHEMA) == []
+    assert (
+        compare_configs({"MODEL": {"hidden": (1, 2)}}, {"MODEL": {"hidden": [1, 2.0]}}, SCHEMA)
+        == []
+    )
+    assert compare_configs(
+        {"MODEL": {"hidden": [1, 2]}}, {"MODEL": {"hidden": [2, 1]}}, SCHEMA
+    ) == [Change("MODEL.hidden", [1, 2], [2, 1], "forbidden")]
+    assert len(compare_configs({"MODEL": {"bias": True}}, {"MODEL": {"bias": None}}, SCHEMA)) == 1
 
 
 def test_a_key_that_one_does_not_have_counts_as_its_default() -> None:
-    assert differences({"OPTIMIZER": {}}, {"OPTIMIZER": {"lr": 0.1, "clip_norm": 1.0}}, SCHEMA) == [
-        Change("OPTIMIZER.clip_norm", None, 1.0, "forbidden")
-    ]
+    assert compare_configs(
+        {"OPTIMIZER": {}}, {"OPTIMIZER": {"lr": 0.1, "clip_norm": 1.0}}, SCHEMA
+    ) == [Change("OPTIMIZER.clip_norm", None, 1.0, "forbidden")]
     older = {key: value for key, value in config().items() if key != "PHASES"}
-    assert [change.path for change in differences(older, config(), SCHEMA)] == ["PHASES.epochs"]
+    assert [change.path for change in compare_configs(older, config(), SCHEMA)] == ["PHASES.epochs"]
 
 
 def test_labels_and_splits_come_and_go_as_a_whole() -> None:
@@ -71,7 +74,7 @@ def test_labels_and_splits_come_and_go_as_a_whole() -> None:
 
 
 def test_a_word_is_the_mapping_with_its_name() -> None:
-    assert differences(config(), config("DATA.TRAIN.collate={name: stack}"), SCHEMA) == []
+    assert compare_configs(config(), config("DATA.TRAIN.collate={name: stack}"), SCHEMA) == []
     assert changes("DATA.TRAIN.collate={name: stack, pad: 1}") == [
         Change("DATA.TRAIN.collate.pad", ABSENT, 1, "forbidden")
     ]

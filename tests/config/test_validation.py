@@ -7,9 +7,9 @@ import pytest
 
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.plugins import load_plugins, run_imports
-from phasetrain.config.problems import raise_all, shown
+from phasetrain.config.problems import format_value, raise_all
 from phasetrain.config.schema import default_schema
-from phasetrain.config.validation import Slot, check
+from phasetrain.config.validation import Slot, check_config
 from phasetrain.errors import ConfigError, Problem
 
 SCHEMA = default_schema()
@@ -17,7 +17,7 @@ SCHEMA = default_schema()
 
 def find_problems(slots: list[Slot], *overrides: str, **options) -> tuple[Problem, ...]:
     with pytest.raises(ConfigError) as caught:
-        check(compose(overrides, **options), slots, SCHEMA)
+        check_config(compose(overrides, **options), slots, SCHEMA)
     return caught.value.problems
 
 
@@ -41,7 +41,7 @@ def find_problem(slots: list[Slot], *overrides: str, **options) -> Problem:
     ],
 )
 def test_what_is_right_passes(slots: list[Slot], overrides: list[str]) -> None:
-    check(compose(overrides), slots, SCHEMA)
+    check_config(compose(overrides), slots, SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_free_parameters_go_into_one_mapping(slots: list[Slot]) -> None:
 
 def test_required_parameters_may_be_missing(slots: list[Slot]) -> None:
     assert "classes" not in compose([]).config["MODEL"]
-    check(compose([]), slots, SCHEMA)
+    check_config(compose([]), slots, SCHEMA)
 
 
 def test_all_problems_are_listed_at_once_with_those_of_composition(slots: list[Slot]) -> None:
@@ -321,8 +321,13 @@ def test_raise_all() -> None:
 
 
 def test_shown_is_yaml_and_short() -> None:
-    assert (shown(None), shown(True), shown("a"), shown(1)) == ("null", "true", "'a'", "1")
-    assert shown("x" * 100) == "'" + "x" * 56 + "..."
+    assert (format_value(None), format_value(True), format_value("a"), format_value(1)) == (
+        "null",
+        "true",
+        "'a'",
+        "1",
+    )
+    assert format_value("x" * 100) == "'" + "x" * 56 + "..."
 
 
 def test_imports_register_parts_from_the_current_folder(
@@ -374,14 +379,14 @@ def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
     times = []
     for _ in range(3):
         start = time.process_time()
-        check(compose(overrides), slots, SCHEMA)
+        check_config(compose(overrides), slots, SCHEMA)
         times.append(time.process_time() - start)
     assert min(times) < 0.12, "seconds of CPU"
 
 
 class TestKeysNextToAPart:
     def test_they_are_taken(self, slots: list[Slot]) -> None:
-        check(compose(["METERS.accuracy={output: head, top: 2}"]), slots, SCHEMA)
+        check_config(compose(["METERS.accuracy={output: head, top: 2}"]), slots, SCHEMA)
 
     def test_wrong_type_and_suggestion(self, slots: list[Slot]) -> None:
         wrong = find_problem(slots, "METERS.accuracy.output=0.5")

@@ -240,7 +240,7 @@ class TestRefused:
             replayed(tmp_path, 16)
 
     def test_folder_without_run_has_nothing_to_replay(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"holds no run to replay"):
+        with pytest.raises(ConfigError, match=r"contains no run to replay"):
             replayed(tmp_path, 1)
         assert list(tmp_path.iterdir()) == []
 

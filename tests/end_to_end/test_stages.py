@@ -16,7 +16,7 @@ from raising import raises
 from phasetrain.commands.api import run
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import resolve_config
-from phasetrain.config.compose.override_text import literal
+from phasetrain.config.compose.override_text import format_literal
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks import Hook
@@ -55,7 +55,7 @@ def stages(*epochs: int) -> str:
     found[-1]["OPTIMIZER"]["lr"] = 0.05
     kept = [{key: value for key, value in stage.items() if key != "PHASES"} for stage in found]
     chosen = [{**stage, "epochs": count} for stage, count in zip(kept, epochs, strict=True)]
-    return f"PHASES.stages={literal(chosen, 'PHASES.stages')}"
+    return f"PHASES.stages={format_literal(chosen, 'PHASES.stages')}"
 
 
 SHORT = stages(1, 1, 1)

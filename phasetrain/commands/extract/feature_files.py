@@ -78,8 +78,9 @@ class FeatureFolder:
         for key in dict.fromkeys([*before, *request]):
             if before.get(key) != request.get(key):
                 raise ChangedError(
-                    f"{self.path!r} holds features with {key} = {before.get(key)!r}, and now it is "
-                    f"{request.get(key)!r}; set EXTRACT.dir to another folder, or delete this one"
+                    f"{self.path!r} contains features with {key} = {before.get(key)!r}, and now it "
+                    f"is {request.get(key)!r}; set EXTRACT.dir to another folder, or delete this "
+                    "one"
                 )
 
     def read_intact(self, number: int) -> Shard | None:
@@ -195,7 +196,7 @@ def read_index(path: str) -> dict[str, Any]:
     found = open_storage(path).read_json(f"{path}/{INDEX}")
     if not isinstance(found, dict):
         raise ConfigError(
-            f"{path!r} holds no features ({INDEX} is missing); make them with RUN.engine=extract"
+            f"{path!r} contains no features ({INDEX} is missing); make them with RUN.engine=extract"
         )
     if not found.get("complete"):
         raise ConfigError(

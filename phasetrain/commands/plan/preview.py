@@ -13,8 +13,8 @@ from phasetrain.commands.plan.validate import list_unused, report_all_problems
 from phasetrain.commands.setup import Setup, world_size_of
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.merge import leaves
-from phasetrain.config.problems import shown
-from phasetrain.config.rules.derive import overview
+from phasetrain.config.problems import format_value
+from phasetrain.config.rules.derive import list_non_defaults
 from phasetrain.config.stages import STAGE_KEYS
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.meters.base import list_metrics, metric_directions
@@ -57,7 +57,7 @@ def preview(setup: Setup) -> dict[str, Any]:
     _show_plan(setup, content)
     # plan.json belongs to the run: `phasetrain.load` reads facts from it.
     if folder.has_run():
-        setup.terminal.say(f"{folder.path} holds a run; its plan.json is not changed")
+        setup.terminal.say(f"{folder.path} contains a run; its plan.json is not changed")
         return content
     with folder.writing():
         folder.storage.make_folder(folder.path)
@@ -123,7 +123,7 @@ def describe_plan(
         "groups": [list(row) for row in parts.groups],
         "directions": metric_directions(list_metrics(parts.meters), parts.meters),
         "facts": to_json_value(parts.facts),
-        "differs": to_json_value(overview(setup.composed, setup.schema)),
+        "differs": to_json_value(list_non_defaults(setup.composed, setup.schema)),
         "notes": [*setup.dropped, *setup.derived, *_explain_waits(parts)],
         "never": list_unused(setup, plan),
         "rehearsal": rehearsed,
@@ -134,12 +134,12 @@ def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
     terminal = setup.terminal
     for note in content["notes"]:
         terminal.say(note)
-    differs = [(path, shown(value), layer) for path, value, layer in content["differs"]]
+    differs = [(path, format_value(value), layer) for path, value, layer in content["differs"]]
     terminal.print_table(
         "values that differ from the defaults", ("key", "value", "set by"), differs
     )
     for key, value in content["facts"].items():
-        terminal.say(f"{key} = {shown(value)} (from {find_fact_source(key)})")
+        terminal.say(f"{key} = {format_value(value)} (from {find_fact_source(key)})")
     _show_data(setup, content)
     _show_model(setup, content)
     if content["groups"]:
@@ -149,7 +149,9 @@ def _show_plan(setup: Setup, content: dict[str, Any]) -> None:
     for stage in content["stages"]:
         begin = stage["updates_before"]
         span = f"updates {begin} to {begin + stage['updates']}"
-        changes = ", ".join(f"{key} = {shown(value)}" for key, value in stage["changes"].items())
+        changes = ", ".join(
+            f"{key} = {format_value(value)}" for key, value in stage["changes"].items()
+        )
         terminal.say(f"stage {stage['index']} ({stage['name']}): {span}; {changes or 'no change'}")
     _show_phases(setup, content)
     _show_checkpoints(setup, content)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from phasetrain.commands.build_hooks import build_hook
 from phasetrain.commands.setup import Setup
-from phasetrain.config.problems import collect_problems, combine, raise_all
+from phasetrain.config.problems import collect_problems, combine_problems, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
 from phasetrain.data import CustomLoader
 from phasetrain.data.loading.seed_check import check_seeded, read_first_target
@@ -45,7 +45,7 @@ def report_all_problems(setup: Setup) -> Iterator[None]:
         others = [one for one in find_problems(setup) if one.message not in known]
         if not others:
             raise
-        complete = combine([*error.problems, *others])
+        complete = combine_problems([*error.problems, *others])
         # notes name the step of a rehearsal, and a new error starts without any
         complete.__notes__ = vars(error).get("__notes__", [])
         raise complete from error

@@ -17,7 +17,7 @@ from phasetrain.commands.replay.nonfinite_dump import examine_dump, read_step_du
 from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup, without_derived
 from phasetrain.commands.train.resume import is_allowed, match_machine, restore_position
-from phasetrain.config.changes import differences
+from phasetrain.config.changes import compare_configs
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
@@ -74,7 +74,7 @@ def replay(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult:
         )
     if not folder.has_run():
         raise ConfigError(
-            f"RUN.dir = {folder.path!r}: holds no run to replay; set RUN.dir to the folder of a "
+            f"RUN.dir = {folder.path!r}: contains no run to replay; set RUN.dir to the folder of a "
             "run",
             code="run.not_found",
         )
@@ -129,7 +129,9 @@ def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
     text = folder.storage.read(folder.file("config.yaml")).decode()
     before: Any = OmegaConf.to_container(OmegaConf.create(text))
     allowed = setup.config.RUN.allow
-    found = differences(without_derived(before, setup.composed.config), setup.asked, setup.schema)
+    found = compare_configs(
+        without_derived(before, setup.composed.config), setup.asked, setup.schema
+    )
     rejected = [
         f"{change.path} was {change.old!r} and is {change.new!r}"
         for change in found
@@ -137,7 +139,7 @@ def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
     ]
     if rejected:
         raise ChangedError(
-            f"{folder.path!r} holds a run with another config, so a replay would differ: "
+            f"{folder.path!r} contains a run with another config, so a replay would differ: "
             f"{'; '.join(rejected)}. Set these keys to the values of the run"
         )
     threads = RunFiles(folder.path, folder.storage).environment().threads

@@ -11,9 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from phasetrain.checkpoint.commit import list_checkpoints
-from phasetrain.config.changes import Change, differences
+from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.compose.merge import leaves
-from phasetrain.config.problems import shown
+from phasetrain.config.problems import format_value
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import (
@@ -138,7 +138,7 @@ class Difference:
         lines = [self.verdict]
         if self.components and self.components[0] in COMPONENTS:
             lines.append(self._make_table())
-        rows = [(c.path, shown(c.old), shown(c.new), c.resume) for c in self.config]
+        rows = [(c.path, format_value(c.old), format_value(c.new), c.resume) for c in self.config]
         tables: list[tuple[str, Sequence[str], Rows]] = [
             ("config", ("key", "A", "B", "on a resume"), rows),
             ("environment", ("", "A", "B"), _make_rows(self.environment)),
@@ -184,7 +184,7 @@ def diff(one: str, other: str) -> Difference:
     changes: Sequence[Change] = ()
     # A ledger alone has no config: every key would seem to differ from it.
     if a.config and b.config:
-        changes = differences(a.config, b.config, default_schema())
+        changes = compare_configs(a.config, b.config, default_schema())
     own: tuple[str, ...] = OF_A_FOLDER
     # the settings of a rank follow from the world size
     if a.environment.get("processes") != b.environment.get("processes"):

@@ -38,12 +38,12 @@ def follow_run(
         lines: number of existing lines of the log that are passed on first.
 
     Raises:
-        ConfigError: the folder holds no run (code `runs.no_run`).
+        ConfigError: the folder contains no run (code `runs.no_run`).
     """
     path = Path(folder)
     if not is_run_folder(path):
         raise ConfigError(
-            f"{folder!r}: this folder holds no run; `phasetrain runs list` shows those below a "
+            f"{folder!r}: this folder contains no run; `phasetrain runs list` shows those below a "
             "folder",
             code="runs.no_run",
         )

@@ -121,7 +121,7 @@ def list_runs(root: str) -> list[RunSummary]:
     top = Path(root)
     if not top.is_dir():
         raise ConfigError(
-            f"{root!r}: there is no such folder; name one that holds runs", code="runs.no_folder"
+            f"{root!r}: there is no such folder; name one that contains runs", code="runs.no_folder"
         )
     if is_run_folder(top):
         return [summarize_run(top)]
@@ -135,7 +135,7 @@ def list_runs(root: str) -> list[RunSummary]:
 def format_table(summaries: Sequence[RunSummary], root: str) -> str:
     """Return summaries as a text table."""
     if not summaries:
-        return f"{root} holds no runs"
+        return f"{root} contains no runs"
     now = time.time()
     states = Counter(summary.state for summary in summaries)
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
@@ -205,7 +205,7 @@ def compare_runs(one: str, other: str) -> str:
     """Return as text the states and metrics of two runs, and where they diverge.
 
     Raises:
-        ConfigError: one of the folders holds no run, or none that can be compared.
+        ConfigError: one of the folders contains no run, or none that can be compared.
     """
     from phasetrain.commands.runs.diff import diff  # imports torch
 
@@ -254,7 +254,7 @@ def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Return whether a folder holds a run, or a part of one."""
+    """Return whether a folder contains a run, or a part of one."""
     try:
         names = {entry.name for entry in os.scandir(folder)}
     except OSError:

@@ -18,8 +18,8 @@ from phasetrain import __version__
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.plan.run_plan import RunPlan
 from phasetrain.commands.setup import Setup
-from phasetrain.config.changes import Change, differences
-from phasetrain.config.problems import shown
+from phasetrain.config.changes import Change, compare_configs
+from phasetrain.config.problems import format_value
 from phasetrain.data import GrowingDataset
 from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.interleave import splice
@@ -120,7 +120,9 @@ def _describe_strategy(setup: Setup) -> str:
     if setup.world.is_single_process:
         return "none"
     given = [
-        f"{key}={shown(value)}" for key, value in section.items() if key not in DISTRIBUTED_KEYS
+        f"{key}={format_value(value)}"
+        for key, value in section.items()
+        if key not in DISTRIBUTED_KEYS
     ]
     if given:
         return f"{section.strategy}({', '.join(given)})"
@@ -134,7 +136,7 @@ def check_config_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[Change]
         ChangedError: a forbidden key has changed, or an adjustable one without RUN.allow; the
             message shows both values.
     """
-    found = differences(loaded.promised["config"], setup.asked, setup.schema)
+    found = compare_configs(loaded.promised["config"], setup.asked, setup.schema)
     allowed = tuple(setup.config.RUN.allow)
     rejected = [
         change for change in found if change.resume != "free" and not is_allowed(change, allowed)
@@ -151,14 +153,14 @@ def _changed_error(setup: Setup, rejected: Sequence[Change]) -> ChangedError:
             f"resume.{change.resume}_key",
             _format_change(change),
             key=change.path,
-            given=shown(change.new),
-            expected=shown(change.old),
+            given=format_value(change.new),
+            expected=format_value(change.old),
             suggestion=_suggest_allow(change),
         )
         for change in rejected
     ]
     return ChangedError(
-        f"{setup.config.RUN.dir!r} holds a run with another config; resuming would not give the "
+        f"{setup.config.RUN.dir!r} contains a run with another config; resuming would not give the "
         f"same run:\n{lines}\n"
         "Restore the old values, allow the changes, or set RUN.dir to another folder",
         problems=problems,
@@ -241,9 +243,10 @@ def restore_position(
 def list_free_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
     """Return a line for each difference since the checkpoint that a resume may have: free keys,
     packages, code."""
-    changes = differences(loaded.promised["config"], setup.asked, setup.schema)
+    changes = compare_configs(loaded.promised["config"], setup.asked, setup.schema)
     lines = [
-        f"{change.path}: {shown(change.old)} -> {shown(change.new)} ({_explain_freedom(change)})"
+        f"{change.path}: {format_value(change.old)} -> {format_value(change.new)} "
+        f"({_explain_freedom(change)})"
         for change in changes
         if change.resume == "free" and not change.path.startswith("RUN.")
     ]
@@ -389,7 +392,8 @@ def _format_change(change: Change) -> str:
 
 
 def _format_values(change: Change) -> str:
-    return f"{change.path}: the checkpoint has {shown(change.old)}, now {shown(change.new)}"
+    old = format_value(change.old)
+    return f"{change.path}: the checkpoint has {old}, now {format_value(change.new)}"
 
 
 def _suggest_allow(change: Change) -> str:

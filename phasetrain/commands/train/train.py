@@ -103,8 +103,8 @@ def _open_run(
     """Lock the run folder, or return the result of a run that has finished already."""
     if setup.config.RUN.resume == "never" and folder.has_run():
         raise ConfigError(
-            f"RUN.resume = 'never' and RUN.dir = {folder.path!r} holds a run; set RUN.resume=auto "
-            "to resume it, or RUN.dir to another folder",
+            f"RUN.resume = 'never' and RUN.dir = {folder.path!r} contains a run; set "
+            "RUN.resume=auto to resume it, or RUN.dir to another folder",
             code="resume.not_allowed",
         )
     # Without the lock, so that a finished run can be asked for in a read-only folder.

@@ -311,7 +311,7 @@ class Training:
 def nothing_to_resume(folder: RunFolder) -> ConfigError:
     """Return the error of RUN.resume=must in a folder without a checkpoint."""
     return ConfigError(
-        f"RUN.resume = 'must' and RUN.dir = {folder.path!r} holds no checkpoint to resume from; "
+        f"RUN.resume = 'must' and RUN.dir = {folder.path!r} contains no checkpoint to resume from; "
         "set RUN.resume=auto to start a run in it",
         code="resume.no_checkpoint",
     )

@@ -15,7 +15,7 @@ _QUOTE = re.compile(r"(\\*)'")
 _END = re.compile(r"(\\+)$")
 
 
-def words_of(config: Mapping[str, Any]) -> list[str]:
+def format_overrides(config: Mapping[str, Any]) -> list[str]:
     """Return the overrides that are equivalent to a mapping.
 
     Args:
@@ -32,17 +32,18 @@ def words_of(config: Mapping[str, Any]) -> list[str]:
             # Names that are not identifiers cannot be part of a dotted path.
             plain = all(_IDENTIFIER.fullmatch(str(name)) for name in value)
             each = [
-                f"{key}.{name}={literal(item, f'{key}.{name}')}" for name, item in value.items()
+                f"{key}.{name}={format_literal(item, f'{key}.{name}')}"
+                for name, item in value.items()
             ]
-            found += each if plain else [f"{key}={literal(value, key)}"]
+            found += each if plain else [f"{key}={format_literal(value, key)}"]
         elif isinstance(value, str) and "." not in key:
             found.append(f"{key}={value}")
         else:
-            found.append(f"{key}={literal(value, key)}")
+            found.append(f"{key}={format_literal(value, key)}")
     return found
 
 
-def removals(config: Mapping[str, Any], schema: Schema) -> list[str]:
+def format_removals(config: Mapping[str, Any], schema: Schema) -> list[str]:
     """Return the overrides that remove the hooks, meters and splits of the defaults that a complete
     config does not have."""
     return [
@@ -53,7 +54,7 @@ def removals(config: Mapping[str, Any], schema: Schema) -> list[str]:
     ]
 
 
-def literal(value: Any, path: str) -> str:
+def format_literal(value: Any, path: str) -> str:
     """Return a value in Hydra's override grammar.
 
     Args:
@@ -64,7 +65,7 @@ def literal(value: Any, path: str) -> str:
         ConfigError: it is none of these.
 
     Example:
-        >>> literal({"name": "step", "every": [1, None]}, "LOSS")
+        >>> format_literal({"name": "step", "every": [1, None]}, "LOSS")
         "{name: 'step', every: [1, null]}"
     """
     if value is None:
@@ -75,12 +76,14 @@ def literal(value: Any, path: str) -> str:
     if isinstance(value, int | float):
         return repr(value + 0)  # + 0 turns an IntEnum into a plain int
     if isinstance(value, str | PathLike):
-        return quoted(str(value))
+        return quote_text(str(value))
     if isinstance(value, Mapping):
-        entries = (f"{_key(key)}: {literal(item, f'{path}.{key}')}" for key, item in value.items())
+        entries = (
+            f"{_key(key)}: {format_literal(item, f'{path}.{key}')}" for key, item in value.items()
+        )
         return "{" + ", ".join(entries) + "}"
     if isinstance(value, Sequence):
-        items = (literal(item, f"{path}[{number}]") for number, item in enumerate(value))
+        items = (format_literal(item, f"{path}[{number}]") for number, item in enumerate(value))
         return "[" + ", ".join(items) + "]"
     raise ConfigError(
         f"{path} = {value!r}: expected a number, a text, true, false, null, or a list or mapping "
@@ -93,7 +96,7 @@ def key_of(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a quoted string in Hydra's grammar, in which a backslash escapes only before a
     quote."""
     inner = _END.sub(r"\1\1", _QUOTE.sub(r"\1\1\\'", text))
@@ -104,7 +107,7 @@ def quote_value(text: str) -> str:
     """Return a text as a value that Hydra reads as this text; plain paths stay as they are."""
     if _PLAIN_PATH.fullmatch(text):
         return text
-    return quoted(text)
+    return quote_text(text)
 
 
 def _key(name: object) -> str:

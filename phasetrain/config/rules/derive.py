@@ -83,7 +83,7 @@ def derive(
     return Derived(ConfigDict(draft.config), tuple(draft.lines))
 
 
-def overview(composed: Composed, schema: Schema) -> list[tuple[str, Any, str]]:
+def list_non_defaults(composed: Composed, schema: Schema) -> list[tuple[str, Any, str]]:
     """Return (path, value, layer) of each leaf that differs from its default, in the order of the
     keys."""
     found = []

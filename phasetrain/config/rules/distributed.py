@@ -1,6 +1,6 @@
 """Rules of section DISTRIBUTED: compatibility with the device and the reduction."""
 
-from phasetrain.config.problems import shown
+from phasetrain.config.problems import format_value
 from phasetrain.config.rules.draft import ConfigDraft
 
 _COMMUNICATION = "DISTRIBUTED.communication"
@@ -24,9 +24,9 @@ def check_distributed(draft: ConfigDraft, world_size: int) -> None:
     if section["sync_batch_norm"] and world_size > 1 and device != "cuda":
         draft.reject(
             _SYNC,
-            f"{_SYNC} = {shown(section['sync_batch_norm'])} and MACHINE.device = {device!r}: torch "
-            "synchronizes batch norm over several processes on CUDA devices only; leave it out "
-            "here",
+            f"{_SYNC} = {format_value(section['sync_batch_norm'])} and MACHINE.device = "
+            f"{device!r}: torch synchronizes batch norm over several processes on CUDA devices "
+            "only; leave it out here",
         )
 
 
@@ -65,7 +65,7 @@ def _check_ordered(draft: ConfigDraft) -> None:
         if is_set:
             draft.reject(
                 f"DISTRIBUTED.{key}",
-                f"DISTRIBUTED.{key} = {shown(section[key])} and DISTRIBUTED.reduction = 'ordered': "
-                "the weights would depend on the number of processes, and `ordered` promises that "
-                "they do not; leave one of the two out",
+                f"DISTRIBUTED.{key} = {format_value(section[key])} and DISTRIBUTED.reduction = "
+                "'ordered': the weights would depend on the number of processes, and `ordered` "
+                "promises that they do not; leave one of the two out",
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 from phasetrain.config.compose.composed import Composed
 from phasetrain.config.compose.merge import lookup, origin_of
-from phasetrain.config.problems import shown
+from phasetrain.config.problems import format_value
 from phasetrain.errors import Problem
 
 
@@ -34,7 +34,7 @@ class ConfigDraft:
         """Set a derived value, and write the line about it."""
         parent, _, name = path.rpartition(".")
         section = lookup(self.config, parent)
-        self.lines.append(f"{path}: {shown(section[name])} -> {shown(value)} ({why})")
+        self.lines.append(f"{path}: {format_value(section[name])} -> {format_value(value)} ({why})")
         section[name] = value
 
     def reject(self, key: str, message: str, code: str = "config.conflict") -> None:

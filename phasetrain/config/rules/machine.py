@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from phasetrain.config.problems import shown
+from phasetrain.config.problems import format_value
 from phasetrain.config.rules.draft import ConfigDraft
 from phasetrain.config.sections.keys import fits_section, section_keys
 from phasetrain.config.sections.machine import CompileSection
@@ -73,9 +73,9 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
         if train[key] == value:
             draft.reject(
                 f"DATA.TRAIN.{key}",
-                f"{_COMPILE} and DATA.TRAIN.{key} = {shown(value)}: the model is compiled for one "
-                f"batch size, and this gives smaller batches; set DATA.TRAIN.{key}={wanted}, or "
-                f"leave out {_COMPILE}",
+                f"{_COMPILE} and DATA.TRAIN.{key} = {format_value(value)}: the model is compiled "
+                f"for one batch size, and this gives smaller batches; set DATA.TRAIN.{key}="
+                f"{wanted}, or leave out {_COMPILE}",
             )
     distributed = draft.config["DISTRIBUTED"]
     if distributed["strategy"] in ("ddp", "zero") and distributed.get("bucket_cap_mb", 25) < 1:

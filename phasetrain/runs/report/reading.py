@@ -32,7 +32,7 @@ STEPS_READ = 20_000
 
 LOG_LINES = 60
 RUN_MARKERS = (STATUS, METRICS, "config.yaml", FILE)
-"""A folder without any of these files holds no run."""
+"""A folder without any of these files contains no run."""
 
 SECTION_ERRORS = (*READ_ERRORS, yaml.YAMLError)
 """Exceptions raised while reading a torn or altered file."""
@@ -109,7 +109,7 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
     """Read a run folder, finished or not, without its lock.
 
     Raises:
-        ConfigError: there is no such folder, or it holds no run (code `runs.no_run`).
+        ConfigError: there is no such folder, or it contains no run (code `runs.no_run`).
     """
     folder = path.rstrip("/") or "/"
     try:
@@ -121,7 +121,7 @@ def read_run(path: str, storage: Storage | None = None) -> RunReport:
             code="runs.no_run",
         ) from error
     if not set(RUN_MARKERS) & set(names):
-        state = "holds no run" if names or storage.exists(folder) else "does not exist"
+        state = "contains no run" if names or storage.exists(folder) else "does not exist"
         raise ConfigError(
             f"{path!r} {state}; expected the folder of a run, such as runs/digits-1a2b3c4d",
             code="runs.no_run",

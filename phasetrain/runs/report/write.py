@@ -34,7 +34,7 @@ def write_report(
         storage: access to the files; chosen by each path by default.
 
     Raises:
-        ConfigError: a folder holds no run, or the page cannot be written.
+        ConfigError: a folder contains no run, or the page cannot be written.
     """
     runs = [read_run(folder, storage) for folder in folders]
     if not runs:

@@ -107,14 +107,14 @@ class TestErrors:
         made(tmp_path)
         with pytest.raises(
             ChangedError,
-            match=r"holds features with layers = \['trunk'\], and now it is \['head'\]; set",
+            match=r"contains features with layers = \['trunk'\], and now it is \['head'\]; set",
         ):
             FeatureFolder(str(tmp_path), "safetensors").begin({**REQUEST, "layers": ["head"]})
 
     def test_no_folder(self, tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError,
-            match=r"holds no features \(index.json is missing\); make them with RUN.engine=e",
+            match=r"contains no features \(index.json is missing\); make them with RUN.engine=e",
         ):
             read_index(str(tmp_path))
 

@@ -58,5 +58,5 @@ def test_one_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert watch_run(str(write(tmp_path / "a"))) == 0
     assert watch_run(str(write(tmp_path / "b", "failed", reason="no"))) == 1
     assert capsys.readouterr().out.splitlines()[1].endswith(": no")
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         watch_run(str(tmp_path))

@@ -152,7 +152,7 @@ class TestList:
         (tmp_path / "none").mkdir()
         assert (
             runs.format_table(runs.list_runs(str(tmp_path / "none")), "none")
-            == "none holds no runs"
+            == "none contains no runs"
         )
         with pytest.raises(ConfigError, match="there is no such folder"):
             runs.list_runs(str(tmp_path / "absent"))

@@ -7,7 +7,7 @@ import pytest
 from raising import raises
 
 from phasetrain.config.compose.composed import compose
-from phasetrain.config.compose.override_text import quoted, removals, words_of
+from phasetrain.config.compose.override_text import format_overrides, format_removals, quote_text
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 
@@ -19,7 +19,7 @@ def test_sections_paths_and_choices_of_files() -> None:
         "OPTIMIZER": {"lr": 0.5, "others": []},
         "PHASES.epochs": 2,
     }
-    assert words_of(config) == [
+    assert format_overrides(config) == [
         "experiment=digits", "MODEL=resnet20", "OPTIMIZER.lr=0.5", "OPTIMIZER.others=[]", "PHASES.epochs=2",
     ]  # fmt: skip
 
@@ -30,30 +30,32 @@ def test_sections_paths_and_choices_of_files() -> None:
      "é\n", "$x", [1, "a", None], {"a": {"b": ["c"]}}, [{"match": ["*.bias"], "lr": 0.0}]],
 )  # fmt: skip
 def test_every_value_comes_back(value: Any) -> None:
-    composed = compose(words_of({"LOSS": {"anything": value}}))
+    composed = compose(format_overrides({"LOSS": {"anything": value}}))
     assert composed.problems == ()
     found = composed.config["LOSS"]["anything"]
     assert (found, type(found)) == (value, type(value))
 
 
 def test_labels_that_are_no_words() -> None:
-    composed = compose(words_of({"METERS": {"top 1:a, b": {"name": "accuracy"}, "loss": None}}))
+    composed = compose(
+        format_overrides({"METERS": {"top 1:a, b": {"name": "accuracy"}, "loss": None}})
+    )
     assert composed.problems == ()
     assert composed.config["METERS"] == {"accuracy": {}, "top 1:a, b": {"name": "accuracy"}}
 
 
 def test_a_path() -> None:
-    assert words_of({"RUN.dir": Path("a b/c")}) == ["RUN.dir='a b/c'"]
+    assert format_overrides({"RUN.dir": Path("a b/c")}) == ["RUN.dir='a b/c'"]
 
 
 def test_what_no_config_can_hold() -> None:
     with raises(ConfigError, key="MODEL.widths[1]"):
-        words_of({"MODEL": {"widths": [1, object()]}})
+        format_overrides({"MODEL": {"widths": [1, object()]}})
 
 
 def test_quotes_and_backslashes() -> None:
-    assert quoted("a'b") == r"'a\'b'"
-    assert quoted("a\\b\\") == "'a\\b\\\\'"
+    assert quote_text("a'b") == r"'a\'b'"
+    assert quote_text("a\\b\\") == "'a\\b\\\\'"
 
 
 def test_what_the_defaults_have_and_a_config_has_not() -> None:
@@ -61,6 +63,6 @@ def test_what_the_defaults_have_and_a_config_has_not() -> None:
         "DATA": {"TRAIN": {}, "TEST": {}},
         "HOOKS": dict.fromkeys(default_schema().defaults["HOOKS"]),
     }
-    assert removals(config, default_schema()) == []
+    assert format_removals(config, default_schema()) == []
     del config["HOOKS"]["console"], config["DATA"]["TEST"]
-    assert removals(config, default_schema()) == ["DATA.TEST=null", "HOOKS.console=null"]
+    assert format_removals(config, default_schema()) == ["DATA.TEST=null", "HOOKS.console=null"]

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from phasetrain.config.compose.override_text import literal
+from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.compose.overrides import read_overrides
 from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.schema import default_schema
@@ -69,4 +69,4 @@ def test_only_one_experiment() -> None:
     ],
 )
 def test_a_value_as_a_word_is_read_as_it_was(value: Any) -> None:
-    assert read(f"RUN.name={literal(value, 'RUN.name')}").values == {"RUN": {"name": value}}
+    assert read(f"RUN.name={format_literal(value, 'RUN.name')}").values == {"RUN": {"name": value}}

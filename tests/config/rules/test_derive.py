@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phasetrain.commands.setup import without_derived
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.composed import compose
-from phasetrain.config.rules.derive import Derived, derive, overview
+from phasetrain.config.rules.derive import Derived, derive, list_non_defaults
 from phasetrain.config.rules.draft import nearest_divisors
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError, Problem
@@ -377,7 +377,9 @@ def test_all_problems_are_reported_at_once() -> None:
 
 
 def test_overview_lists_what_is_no_default_with_its_layer() -> None:
-    found = overview(compose(["OPTIMIZER.lr=0.1", "RUN.seed=4", "LOSS=label_smoothing"]), SCHEMA)
+    found = list_non_defaults(
+        compose(["OPTIMIZER.lr=0.1", "RUN.seed=4", "LOSS=label_smoothing"]), SCHEMA
+    )
     assert ("RUN.seed", 4, "command line") in found
     assert ("LOSS.label_smoothing", 0.1, "LOSS/label_smoothing.yaml") in found
     assert ("MODEL.width", 32, "MODEL/small_cnn.yaml") in found

@@ -47,7 +47,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; expected the folder of a run"):
         read_run(str(tmp_path / "nowhere"))
     (tmp_path / "photo.jpg").touch()
-    with pytest.raises(ConfigError, match="holds no run; expected the folder of a run"):
+    with pytest.raises(ConfigError, match="contains no run; expected the folder of a run"):
         read_run(str(tmp_path))
     with pytest.raises(ConfigError, match="expected the folder of a run"):
         read_run(str(tmp_path / "photo.jpg"))
