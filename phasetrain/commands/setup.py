@@ -19,7 +19,7 @@ from phasetrain.data.batch_transforms import BATCH_TRANSFORMS
 from phasetrain.distributed import STRATEGIES, Placement, World
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.hooks import HOOKS
-from phasetrain.hooks.monitor import first_metric
+from phasetrain.hooks.monitors.monitor import first_metric
 from phasetrain.losses import LOSSES
 from phasetrain.meters import METERS, Meter
 from phasetrain.models import HEADS, MODELS

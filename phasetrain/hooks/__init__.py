@@ -2,11 +2,11 @@
 
 from phasetrain.hooks.base import HOOKS, Hook, Hooks, Run, on
 from phasetrain.hooks.checkpoint import CheckpointHook
-from phasetrain.hooks.early_stopping import EarlyStopping
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.metrics import Metrics
+from phasetrain.hooks.monitors.early_stopping import EarlyStopping
+from phasetrain.hooks.monitors.plateau import Plateau
 from phasetrain.hooks.numerics import Numerics
-from phasetrain.hooks.plateau import Plateau
 from phasetrain.hooks.profiling.activations import Activations
 from phasetrain.hooks.profiling.breakdown import Breakdown
 from phasetrain.hooks.profiling.memory import Memory

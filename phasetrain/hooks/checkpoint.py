@@ -25,7 +25,7 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
-from phasetrain.hooks.monitor import Monitor
+from phasetrain.hooks.monitors.monitor import Monitor
 from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.runtime.signals import Signals
 from phasetrain.runtime.storage import Unfinished

@@ -66,7 +66,8 @@ class LedgerRecord:
         phase: index of its phase in the plan.
         step: number of the step in the phase, from 1.
         samples: number of samples of the update.
-        flags: see SKIPPED, NORM, SAMPLED, FULL and PIECES; the world size in the upper half.
+        flags: see SKIPPED, NORM, SAMPLED, FULL and SHARDED_WEIGHTS; the world size is in the upper
+            half.
         ids: digest of the indices of its samples, in their order.
         content: digest of its batches: of a part with SAMPLED, of all with FULL, else 0.
         weights: digest of some entries of one or two parameters after the update, others at each

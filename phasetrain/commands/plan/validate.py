@@ -16,7 +16,7 @@ from phasetrain.data.loading.seed_check import check_seeded, read_first_target
 from phasetrain.distributed import World
 from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.errors import ConfigError, Problem
-from phasetrain.hooks.monitor import AUTO, Monitor
+from phasetrain.hooks.monitors.monitor import AUTO, Monitor
 from phasetrain.meters import METERS, Meter
 from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder

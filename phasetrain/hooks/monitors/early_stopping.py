@@ -5,7 +5,7 @@ from typing import Any
 
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.monitor import AUTO, Monitor, Patience
+from phasetrain.hooks.monitors.monitor import AUTO, Monitor, Patience
 
 
 @HOOKS.register("early_stopping")

@@ -7,7 +7,7 @@ from typing import Any
 from phasetrain.config.checks import check_at_least, check_below_one
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
-from phasetrain.hooks.monitor import AUTO, Monitor, Patience
+from phasetrain.hooks.monitors.monitor import AUTO, Monitor, Patience
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from raising import raises
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
-from phasetrain.hooks.monitor import Monitor, first_metric
+from phasetrain.hooks.monitors.monitor import Monitor, first_metric
 from phasetrain.meters import METERS, Meter
 from phasetrain.runs.direction import Direction, Objective
 
