@@ -287,7 +287,9 @@ class WeightMatcher:
             and _memory_key(self._own[name]) not in tied
         ]
         if report.missing and all(source.strict for source in self._sources):
-            raise ConfigError(self._describe_missing(report.missing))
+            raise ConfigError(
+                self._describe_missing(report.missing), code="weights.missing_tensors"
+            )
 
     def _describe_missing(self, missing: Sequence[str]) -> str:
         where = self._sources[-1].where
@@ -338,7 +340,8 @@ def _rename_tensors(
     if source.prefix_remove and not any(name.startswith(source.prefix_remove) for name in names):
         raise ConfigError(
             f"{source.where}.prefix_remove = {source.prefix_remove!r}: no name in {source.path!r} "
-            f"begins so; it has {join_first(names, SHOWN)}"
+            f"begins so; it has {join_first(names, SHOWN)}",
+            code="config.no_match",
         )
     found = {name: name.removeprefix(source.prefix_remove) for name in names}
     for number, (pattern, replacement) in enumerate(source.rename):
@@ -350,7 +353,8 @@ def _rename_tensors(
         if not any(re.search(pattern, new) for new in found.values()):
             raise ConfigError(
                 f"{what}: it finds nothing; the names in {source.path!r} are "
-                f"{join_first(found.values(), SHOWN)}"
+                f"{join_first(found.values(), SHOWN)}",
+                code="config.no_match",
             )
         found = changed
     # Only if all names have the prefix, and none of the model: it is then an artefact of a wrapper.
@@ -390,7 +394,8 @@ def _match_names(pattern: str, names: Mapping[str, Any], otherwise: str) -> list
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:
         raise ConfigError(
-            f"{otherwise}{did_you_mean(pattern, names) or '.'} There are {join_first(names, SHOWN)}"
+            f"{otherwise}{did_you_mean(pattern, names) or '.'} There are {join_first(names, SHOWN)}",
+            code="config.no_match",
         )
     return found
 

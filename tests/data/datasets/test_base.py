@@ -10,7 +10,7 @@ def samples(**names):
     return TensorSamples(torch.arange(12.0).view(3, 1, 2, 2), torch.tensor([0, 2, 1]), **names)
 
 
-def test_one_sample_and_a_batch_are_the_same_data():
+def test_sample_and_batch_have_the_same_data():
     data = samples()
     assert len(data) == 3
     assert data[1][0].tolist() == [[[4.0, 5.0], [6.0, 7.0]]]
@@ -20,7 +20,7 @@ def test_one_sample_and_a_batch_are_the_same_data():
     assert targets.tolist() == [1, 2, 2]
 
 
-def test_facts_of_images_and_of_vectors():
+def test_facts_describe_images_and_vectors():
     assert samples().facts() == {
         "classes": 3,
         "class_names": ("0", "1", "2"),
@@ -31,16 +31,16 @@ def test_facts_of_images_and_of_vectors():
     assert vectors.facts() == {"classes": 2, "class_names": ("cat", "dog"), "input_shape": (5,)}
 
 
-def test_classes_may_be_more_than_occur():
+def test_number_of_classes_may_exceed_those_that_occur():
     assert samples(classes=7).facts()["classes"] == 7
 
 
-def test_it_is_described_and_a_list_is_not():
+def test_tensor_samples_are_described_and_a_list_is_not():
     assert isinstance(samples(), Described)
     assert not isinstance([(1, 2)], Described)
 
 
-def test_fingerprint_is_of_the_content():
+def test_fingerprint_is_a_hash_of_the_content():
     assert (
         samples().fingerprint()
         == "bee259bf316a242998492e270b883482cf5a83bd2de6b085ddb1bc341c062b8a"
@@ -64,22 +64,22 @@ def test_fingerprint_changes_with_the_content(change):
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (torch.zeros(3, 2), torch.zeros(2), r"3 inputs need targets of shape \(3,\), not \(2,\)"),
-        (torch.zeros(3, 2), torch.zeros(3, 1), r"not \(3, 1\)"),
-        (torch.zeros(0, 2), torch.zeros(0), "no samples"),
+        (torch.zeros(3, 2), torch.zeros(2), r"3 inputs .*\(3,\).*\(2,\)"),
+        (torch.zeros(3, 2), torch.zeros(3, 1), r"\(3,\).*\(3, 1\)"),
+        (torch.zeros(0, 2), torch.zeros(0), "sample"),
     ],
 )
-def test_what_does_not_fit_is_refused(inputs, targets, message):
+def test_targets_of_another_shape_are_rejected(inputs, targets, message):
     with pytest.raises(ValueError, match=message):
         TensorSamples(inputs, targets)
 
 
-def test_class_names_of_another_number_are_refused():
-    with pytest.raises(ValueError, match="3 classes need as many class_names, not 2"):
+def test_wrong_number_of_class_names_is_rejected():
+    with pytest.raises(ValueError, match=r"3 classes .*class_names.* 2"):
         samples(class_names=("a", "b"))
 
 
-def test_a_mistyped_name_gets_the_near_miss():
+def test_unknown_name_gets_a_suggestion():
     with raises(
         ConfigError, code="config.unknown_part", key="DATA.TRAIN.name", suggestion="digits"
     ):

@@ -1,11 +1,11 @@
-import pytest
 import torch
+from raising import raises
 
 from phasetrain.data.datasets import DATASETS, load_digits
 from phasetrain.errors import ConfigError
 
 
-def test_the_first_train_sample_is_this_zero():
+def test_first_train_sample_is_this_zero():
     image, label = load_digits("train")[0]
     assert label.item() == 0
     assert image.dtype == torch.float32
@@ -21,7 +21,7 @@ def test_the_first_train_sample_is_this_zero():
     ]
 
 
-def test_the_splits_are_fixed():
+def test_splits_have_these_fingerprints():
     assert (
         load_digits("all").fingerprint()
         == "8d57c67bd91161d0fb38ad1d14ed2824c43c99bd7cb91159c2ecaf1b643c1bc6"
@@ -36,7 +36,7 @@ def test_the_splits_are_fixed():
     )
 
 
-def test_the_splits_are_stratified_and_make_up_the_whole():
+def test_splits_are_stratified_and_cover_all_images():
     train, test, whole = load_digits("train"), load_digits("test"), load_digits("all")
     assert train.targets.bincount().tolist() == [143, 146, 142, 147, 145, 146, 145, 144, 140, 144]
     assert test.targets.bincount().tolist() == [35, 36, 35, 36, 36, 36, 36, 35, 34, 36]
@@ -53,7 +53,7 @@ def test_no_image_is_in_both_splits():
     assert len(rows[0] & rows[1]) == 0
 
 
-def test_facts_and_range():
+def test_facts_and_range_of_values():
     data = DATASETS.build("digits", where="DATA.TRAIN")
     assert data.facts()["classes"] == 10
     assert data.facts()["input_shape"] == (1, 8, 8)
@@ -61,8 +61,6 @@ def test_facts_and_range():
     assert (data.inputs.min().item(), data.inputs.max().item()) == (0.0, 1.0)
 
 
-def test_an_unknown_split_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"DATA.TEST .*split = 'tset': expected train, test or all; did you mean"
-    ):
+def test_unknown_split_is_rejected():
+    with raises(ConfigError, key="DATA.TEST", suggestion="test"):
         DATASETS.build("digits", {"split": "tset"}, where="DATA.TEST")

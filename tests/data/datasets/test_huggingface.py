@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face out of a folder."""
+"""Datasets of Hugging Face are read from a folder."""
 
 import pickle
 import sys
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from raising import raises
 
 from phasetrain.data.datasets import DATASETS, Described, HuggingFace, Labelled, Role
 from phasetrain.errors import ConfigError
@@ -65,7 +66,7 @@ def test_numbers_become_tensors(folder: str) -> None:
     assert build(folder, input_key="ids", target_key=None)[1][1] is None
 
 
-def test_several_columns_make_a_mapping(folder: str) -> None:
+def test_several_columns_give_a_mapping(folder: str) -> None:
     value, target = build(folder, input_key=["ids", "text"], target_key=["label", "score"])[1]
     assert (value["ids"].tolist(), value["ids"].dtype, value["text"]) == (
         [1, 7],
@@ -76,14 +77,14 @@ def test_several_columns_make_a_mapping(folder: str) -> None:
     assert list(build(folder)[0][0]) == ["x", "ids", "text", "picture", "score"]
 
 
-def test_images_have_channels_first_in_zero_to_one(folder: str) -> None:
+def test_images_are_floats_from_0_to_1_with_channels_first(folder: str) -> None:
     image, _ = build(folder, input_key="picture")[0]
     assert (image.dtype, image.shape) == (torch.float32, (1, 3, 2))
     assert image[0].tolist() == pytest.approx(np.array([[0, 0.2], [0.4, 1], [0, 0]]))
     assert build(folder, input_key="picture", mode="RGB")[0][0].shape == (3, 3, 2)
 
 
-def test_facts_and_labels(folder: str) -> None:
+def test_facts_and_labels_come_from_the_class_column(folder: str) -> None:
     data = build(folder, input_key="x")
     assert data.facts() == {"classes": 2, "class_names": ("no", "yes")}
     assert isinstance(data, Described)
@@ -95,13 +96,13 @@ def test_facts_and_labels(folder: str) -> None:
         scored.labels()
 
 
-def test_the_fingerprint_tells_splits_apart_and_stays(folder: str) -> None:
+def test_fingerprint_is_stable_and_differs_between_splits(folder: str) -> None:
     one = build(folder).fingerprint()
     assert one == build(folder).fingerprint()
     assert one != build(folder, split="test").fingerprint()
 
 
-def test_it_travels_to_worker_processes(folder: str) -> None:
+def test_dataset_can_be_pickled(folder: str) -> None:
     assert pickle.loads(pickle.dumps(build(folder, input_key="x")))[1][0].tolist() == [0.5, 1.0]
 
 
@@ -114,29 +115,27 @@ def test_it_travels_to_worker_processes(folder: str) -> None:
         ),
         (
             {"split": "tst"},
-            r"split = 'tst': the dataset has no such split; did you mean 'test'\? It has train, test",
+            r"split = 'tst':.*'test'.* train, test",
         ),
         (
             {"input_key": "idz"},
-            r"there is no column 'idz'; did you mean 'ids'\? It has x, ids, text",
+            r"'idz'.*'ids'.* x, ids, text",
         ),
     ],
 )
-def test_what_is_refused(folder: str, params: dict[str, Any], message: str) -> None:
+def test_bad_parameters_are_rejected(folder: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(folder, **params)
 
 
-def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`save_to_disk`"):
+def test_folder_without_a_dataset_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"path = '{tmp_path}':"):
         build(str(tmp_path))
 
 
-def test_without_the_library_the_extra_is_named(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_library_is_a_config_error(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r'pip install "phasetrain\[datasets\]"'):
+    with raises(ConfigError, code="config.missing_library"):
         build(folder)
 
 
@@ -148,7 +147,7 @@ def saved(folder: Path, split: str | None, *pictures: Image.Image) -> str:
     return str(folder)
 
 
-def test_a_split_that_a_folder_of_one_does_not_have(tmp_path: Path) -> None:
+def test_unknown_split_of_a_folder_with_one_split_is_rejected(tmp_path: Path) -> None:
     picture = Image.new("L", (2, 2), 51)
     one, unnamed = (
         saved(tmp_path / "one", "train", picture),
@@ -157,7 +156,7 @@ def test_a_split_that_a_folder_of_one_does_not_have(tmp_path: Path) -> None:
     assert len(build(one)) == len(build(one, split="train")) == len(build(unnamed)) == 1
     with pytest.raises(ConfigError, match="split = 'test':"):
         build(one, split="test")
-    with pytest.raises(ConfigError, match="s one split, without a name"):
+    with pytest.raises(ConfigError, match="split = 'train':"):
         build(unnamed, split="train")
     as_a_test = DATASETS.build(
         "huggingface", {"path": one}, where="DATA.TEST", facts={"split": Role("test")}
@@ -165,7 +164,7 @@ def test_a_split_that_a_folder_of_one_does_not_have(tmp_path: Path) -> None:
     assert len(as_a_test) == 1
 
 
-def test_images_of_16_bits_and_of_one_are_scaled_by_their_range(tmp_path: Path) -> None:
+def test_images_of_16_bits_and_of_1_bit_are_scaled_to_0_to_1(tmp_path: Path) -> None:
     wide = Image.fromarray(np.array([[0, 13107], [26214, 65535]], dtype=np.uint16))
     flat = Image.fromarray(np.array([[False, True]]))
     decimals = Image.fromarray(np.ones((1, 1), dtype=np.float32))
@@ -176,5 +175,5 @@ def test_images_of_16_bits_and_of_one_are_scaled_by_their_range(tmp_path: Path) 
     assert torch.equal(
         build(path, input_key="picture", mode="RGB")[0][0], data[0][0].expand(3, 2, 2)
     )
-    with pytest.raises(ValueError, match=r"its mode 'F' \(format TIFF\) does not"):
+    with pytest.raises(ValueError, match=r"'F' .*TIFF"):
         data[2]

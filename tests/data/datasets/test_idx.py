@@ -3,6 +3,7 @@ import struct
 
 import numpy as np
 import pytest
+from raising import raises
 
 from phasetrain.data.datasets import DATASETS, load_idx, read_idx
 from phasetrain.errors import ConfigError
@@ -32,7 +33,7 @@ def written(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_grey_images(written, pack):
+def test_gray_images_are_read(written, pack):
     data = load_idx(**written(pack=pack))
     assert data.inputs.shape == (3, 1, 2, 2)
     assert (data.inputs[1, 0] * 255).round().tolist() == [[4.0, 5.0], [6.0, 7.0]]
@@ -40,12 +41,12 @@ def test_grey_images(written, pack):
     assert data.facts()["classes"] == 3
 
 
-def test_bytes_reach_one(written):
+def test_bytes_are_scaled_to_0_to_1(written):
     data = load_idx(**written(images=encoded(np.full((3, 1, 1), 255))))
     assert data.inputs.unique().tolist() == [1.0]
 
 
-def test_colours_come_first(written):
+def test_color_channels_come_first(written):
     data = load_idx(**written(images=encoded([[[[10, 20, 30]]]] * 3)))
     assert data.inputs.shape == (3, 3, 1, 1)
     assert (data.inputs[0, :, 0, 0] * 255).round().tolist() == [10.0, 20.0, 30.0]
@@ -62,7 +63,7 @@ def test_colours_come_first(written):
         ("f8", [-1.5, 1e300]),
     ],
 )
-def test_every_type_is_read_in_big_endian(kind, values):
+def test_every_type_is_read_as_big_endian(kind, values):
     assert read_idx(encoded(values, kind), "x").tolist() == values
 
 
@@ -74,7 +75,7 @@ def test_values_other_than_bytes_are_not_scaled(written):
     assert data.targets.tolist() == [0, 1, 300]
 
 
-def test_classes_given_are_kept(written):
+def test_number_of_classes_can_be_given(written):
     assert load_idx(**written(), classes=10).facts()["classes"] == 10
 
 
@@ -83,54 +84,50 @@ def test_classes_given_are_kept(written):
     [
         (
             {"images": b"\x89PNG and more"},
-            "images' is not an IDX file: it starts with the bytes 89 50 4e 47",
+            "images' .* 89 50 4e 47",
         ),
-        ({"images": b""}, r"is not an IDX file: it starts with the bytes \(none\)"),
+        ({"images": b""}, r"images' .*\(none\)"),
         (
             {"images": encoded(np.zeros((3, 2, 2)))[:-5]},
-            "is truncated: .* takes 28 bytes, found 23",
+            r"images' .*\b28\b.*\b23$",
         ),
         (
             {"images": encoded(np.zeros((3, 2, 2)))[:9]},
-            "is truncated: its header takes 16 bytes, the file has 9",
+            r"images' .*\b16\b.*\b9$",
         ),
         (
             {"images": encoded(np.zeros((3, 2, 2))) + b"x"},
-            "is longer than its header says: .* 28 bytes, found 29",
+            r"images' .*\b28\b.*\b29$",
         ),
-        ({"images": gzip.compress(bytes(999))[:-9]}, "is a damaged gzip file"),
+        ({"images": gzip.compress(bytes(999))[:-9]}, "images' .*gzip"),
         (
             {"images": encoded(np.zeros((2, 2, 2)))},
-            "2 images in .*images', but 3 labels in .*labels'",
+            "2 images .*images'.* 3 labels .*labels'",
         ),
         (
             {"images": encoded([0, 1, 2])},
-            r"expected \(N, H, W\) or \(N, H, W, C\), found shape \(3,\)",
+            r"images = .*\(N, H, W\).*\(N, H, W, C\).*\(3,\)",
         ),
-        ({"labels": encoded(np.zeros((3, 2, 2)))}, "are images and labels swapped"),
+        ({"labels": encoded(np.zeros((3, 2, 2)))}, r"labels = .*\(3, 2, 2\)"),
         (
             {"labels": encoded([0, 1, -1], "i1")},
-            r"label -1 of sample 2 in .*labels' is outside 0..1",
+            r"label -1 .*sample 2 .*labels' .*0\.\.1",
         ),
-        ({"images": encoded(np.zeros((0, 2, 2))), "labels": encoded([])}, "images = .* no samples"),
+        ({"images": encoded(np.zeros((0, 2, 2))), "labels": encoded([])}, "images = "),
     ],
 )
-def test_a_bad_file_is_named(written, change, message):
+def test_bad_files_are_rejected(written, change, message):
     with pytest.raises(ValueError, match=message):
         load_idx(**written(**change))
 
 
-def test_a_label_beyond_the_classes_is_named(written):
-    with pytest.raises(
-        ValueError, match=r"label 2 of sample 1 in .*labels' is outside 0..1 \(1 such labels\)"
-    ):
+def test_label_beyond_the_classes_is_rejected(written):
+    with pytest.raises(ValueError, match=r"label 2 .*sample 1 .*labels' .*0\.\.1 \(1 "):
         load_idx(**written(), classes=2)
 
 
-def test_a_missing_file_is_named_with_its_key(written):
+def test_missing_file_is_rejected(written):
     paths = written() | {"labels": "/nowhere/labels"}
-    with pytest.raises(
-        ConfigError,
-        match=r"set 'idx'\): labels = '/nowhere/labels':",
-    ):
+    with raises(ConfigError, key="DATA.TRAIN") as caught:
         DATASETS.build("idx", paths, where="DATA.TRAIN")
+    assert "labels = '/nowhere/labels':" in str(caught.value)

@@ -1,5 +1,6 @@
 import os
 import pickle
+import re
 import sys
 from hashlib import sha256
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from raising import raises
 
 from phasetrain.data.datasets import DATASETS, Described, ImageFolder
 from phasetrain.errors import ConfigError, PhasetrainError
@@ -34,7 +36,7 @@ def test_samples_are_ordered_by_class_and_path(folder):
     assert len(data) == 3
 
 
-def test_a_sample_has_channels_first_in_zero_to_one(folder):
+def test_images_are_floats_from_0_to_1_with_channels_first(folder):
     image, target = ImageFolder(str(folder))[0]
     assert target == 0
     assert image.dtype == torch.float32
@@ -42,7 +44,7 @@ def test_a_sample_has_channels_first_in_zero_to_one(folder):
     assert image[:, 0, 0].tolist() == pytest.approx([0.0, 0.0, 0.2])
 
 
-def test_grey_and_resized(folder):
+def test_images_are_converted_to_gray_and_resized(folder):
     image, _ = ImageFolder(str(folder), size=5, mode="L")[2]
     assert image.shape == (1, 5, 5)
     assert image.unique().tolist() == pytest.approx([76 / 255])  # the luma of pure red
@@ -57,7 +59,7 @@ def test_rows_and_columns_are_not_swapped(tmp_path):
     assert image[0].tolist() == [[0, 0, 0], [0, 0, 1]]
 
 
-def test_facts(folder):
+def test_facts_describe_classes_and_images(folder):
     assert ImageFolder(str(folder)).facts() == {
         "classes": 2,
         "class_names": ("cat", "dog"),
@@ -67,20 +69,18 @@ def test_facts(folder):
     assert isinstance(ImageFolder(str(folder)), Described)
 
 
-def test_class_names_fix_the_numbers(folder):
+def test_class_names_define_the_labels(folder):
     data = ImageFolder(str(folder), class_names=["dog", "emu", "cat"])
     assert [target for _, target in data.samples] == [0, 0, 2]
     assert data.facts()["classes"] == 3
 
 
-def test_a_folder_that_is_not_a_known_class_is_named(folder):
-    with pytest.raises(
-        ValueError, match=r"the folder 'dog' is not among the 2 class_names; did you mean 'dogs'\?"
-    ):
+def test_folder_that_is_no_class_is_rejected(folder):
+    with pytest.raises(ValueError, match=r"'dog'.* 2 class_names.*'dogs'"):
         ImageFolder(str(folder), class_names=("cat", "dogs"))
 
 
-def test_a_name_that_is_no_text(tmp_path):
+def test_file_name_that_is_no_utf_8_is_read(tmp_path):
     file = tmp_path / "dog" / os.fsdecode(b"\xff.png")
     picture(file, (255, 0, 0))
     data = ImageFolder(str(tmp_path))
@@ -91,7 +91,7 @@ def test_a_name_that_is_no_text(tmp_path):
     assert data[0][1] == 0
 
 
-def test_fingerprint_tells_renamed_and_resized_files(folder):
+def test_fingerprint_changes_with_names_and_sizes_of_files(folder):
     first = ImageFolder(str(folder)).fingerprint()
     assert first == ImageFolder(str(folder)).fingerprint()
     (folder / "dog" / "2.png").rename(folder / "dog" / "3.png")
@@ -100,23 +100,25 @@ def test_fingerprint_tells_renamed_and_resized_files(folder):
     assert len({first, renamed, ImageFolder(str(folder)).fingerprint()}) == 3
 
 
-def test_a_broken_file_is_named_with_its_index(folder):
+def test_broken_file_is_named_with_its_index(folder):
     (folder / "dog" / "2.png").write_bytes(b"nonsense")
     data = ImageFolder(str(folder))
-    with pytest.raises(PhasetrainError, match=r"sample 2 \(.*dog/2.png\) cannot be decoded"):
+    with raises(PhasetrainError, code="data.unreadable_sample") as caught:
         data[2]
+    assert re.search(r"sample 2 \(.*dog/2\.png\)", str(caught.value))
     assert data[1][1] == 1
 
 
-def test_a_truncated_file_is_named(folder):
+def test_truncated_file_is_named_with_its_index(folder):
     file = folder / "dog" / "2.png"
     picture(file, (1, 2, 3), size=(64, 64))
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(PhasetrainError, match="sample 2"):
+    with raises(PhasetrainError, code="data.unreadable_sample") as caught:
         ImageFolder(str(folder))[2]
+    assert re.search(r"sample 2 \(.*dog/2\.png\)", str(caught.value))
 
 
-def test_it_travels_to_worker_processes(folder):
+def test_dataset_can_be_pickled(folder):
     data = pickle.loads(pickle.dumps(ImageFolder(str(folder))))
     assert data[0][0].shape == (3, 2, 4)
 
@@ -129,20 +131,20 @@ def test_it_travels_to_worker_processes(folder):
         ({"size": 0}, "size = 0"),
     ],
 )
-def test_bad_parameters_are_refused(folder, given, message):
+def test_bad_parameters_are_rejected(folder, given, message):
     with pytest.raises(ConfigError, match=message):
         DATASETS.build("image_folder", {"path": str(folder)} | given, where="DATA.TRAIN")
 
 
-def test_folders_without_classes_or_images_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"path = .* has no"):
+def test_folders_without_classes_or_images_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match=f"path = '{tmp_path}':"):
         ImageFolder(str(tmp_path))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="the class folder 'empty' has no images; expected files"):
+    with pytest.raises(ValueError, match="'empty'"):
         ImageFolder(str(tmp_path))
 
 
-def test_without_pillow_the_extra_is_named(folder, monkeypatch):
+def test_missing_pillow_is_a_config_error(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r'pip install "phasetrain\[image\]"'):
+    with raises(ConfigError, code="config.missing_library"):
         ImageFolder(str(folder))

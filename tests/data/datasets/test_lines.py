@@ -1,4 +1,4 @@
-"""A sample in each line of files: counted once, read from any place on."""
+"""Files with one sample per line are indexed once and read from any position."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raises
 
 from phasetrain.data.datasets import DATASETS, Lines
 from phasetrain.data.datasets import lines as module
@@ -38,7 +39,7 @@ def test_json_lines_become_tensors(two: str) -> None:
     assert data.facts() == {"classes": 5, "input_shape": (2,)}
 
 
-def test_numbers_of_other_kinds(tmp_path: Path) -> None:
+def test_values_and_targets_keep_their_types(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         "a",
@@ -55,12 +56,12 @@ def test_numbers_of_other_kinds(tmp_path: Path) -> None:
     assert Lines(str(file), input_key="ids", target_key=None)[0][1] is None
 
 
-def test_channels_are_told_of_images(tmp_path: Path) -> None:
+def test_facts_of_images_have_channels(tmp_path: Path) -> None:
     file = write(tmp_path, "a", {"input": [[[0.0] * 4] * 4] * 3, "target": 0})
     assert Lines(str(file)).facts() == {"input_shape": (3, 4, 4), "channels": 3}
 
 
-def test_lines_of_text(tmp_path: Path) -> None:
+def test_lines_of_text_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(
         "eins\r\n\nünf".encode()
     )  # an empty line is a sample, a missing end no matter
@@ -71,7 +72,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["", "\n"])
 @pytest.mark.parametrize("lines", [1, 1023, 1024, 1025, 5000])
-def test_any_line_of_a_long_file_is_found_at_once(
+def test_any_line_of_a_long_file_is_found_by_its_index(
     tmp_path: Path, lines: int, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BLOCK_BYTES", 1000)  # so that blocks end within lines
@@ -88,13 +89,13 @@ def test_any_line_of_a_long_file_is_found_at_once(
     ]
 
 
-def test_bad_lines_are_told_and_others_are_read(tmp_path: Path) -> None:
+def test_bad_lines_raise_and_others_are_read(tmp_path: Path) -> None:
     write(tmp_path, "a", {"input": [1]}, [2], {"input": [3], "target": 3})
     (tmp_path / "b").write_text('{"input": [4], "tar\n')
     data = Lines([f"{tmp_path}/a", f"{tmp_path}/b"])
     with pytest.raises(ValueError, match=r"^target_key = 'target':"):
         data[0]
-    with pytest.raises(ValueError, match=r"^its line is list, expected a JSON object$"):
+    with pytest.raises(ValueError, match=r"\blist\b"):
         data[1]
     assert data[2][1] == 3
     with pytest.raises(ValueError, match="Unterminated string"):
@@ -102,8 +103,8 @@ def test_bad_lines_are_told_and_others_are_read(tmp_path: Path) -> None:
     assert data.facts() == {}
 
 
-class TestAsADataSet:
-    def test_facts_reach_the_model_and_shards_the_sampler(self, two: str) -> None:
+class TestInARun:
+    def test_facts_reach_the_model_and_shards_reach_the_sampler(self, two: str) -> None:
         words = [
             f"DATA.TRAIN={{dataset: lines, files: '{two}', classes: 5, batch_size: 2}}",
             "DATA.TEST=null",
@@ -121,7 +122,7 @@ class TestAsADataSet:
         assert made.task.model(one.input).shape == (2, 5)
         assert len({*one.ids.tolist(), *two_.ids.tolist()}) == 4
 
-    def test_a_bad_line_is_left_out_where_that_is_wanted(self, two: str, tmp_path: Path) -> None:
+    def test_bad_line_is_dropped_if_the_config_says_so(self, two: str, tmp_path: Path) -> None:
         with open(tmp_path / "a.jsonl", "a") as file:
             file.write("torn\n")
         words = [
@@ -151,13 +152,13 @@ class TestAsADataSet:
             ("{name: lanes, lane: 3}", r"^DATA\.TRAIN\.sampler\.lane = 3 .*did you mean"),
         ],
     )
-    def test_what_does_not_fit_is_told(self, sampler: str, message: str) -> None:
+    def test_bad_parameters_of_the_sampler_are_rejected(self, sampler: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             build_run([f"DATA.TRAIN.sampler={sampler}"])
 
 
 class TestIndex:
-    def test_files_are_gone_through_once(
+    def test_unchanged_files_are_indexed_once(
         self, two: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         index = f"{tmp_path}/index.json"
@@ -174,19 +175,19 @@ class TestIndex:
         assert counted == [f"{tmp_path}/a.jsonl"]
         assert not list(tmp_path.glob("*.tmp-*"))
 
-    def test_one_of_another_version_is_made_anew(self, two: str, tmp_path: Path) -> None:
+    def test_index_of_another_version_is_rebuilt(self, two: str, tmp_path: Path) -> None:
         index = tmp_path / "index.json"
         index.write_text(json.dumps({"format": 0, "stride": 7, "files": "what was then"}))
         assert len(Lines(two, index=str(index))) == 5
         assert json.loads(index.read_text())["format"] == 2
 
-    def test_what_is_no_index_is_refused(self, two: str, tmp_path: Path) -> None:
+    def test_file_that_is_no_index_is_rejected(self, two: str, tmp_path: Path) -> None:
         (tmp_path / "index.json").write_text("{}")
-        with pytest.raises(ConfigError, match=r"index of lines \('format'\); delete it"):
+        with raises(ConfigError, code="data.invalid_index"):
             Lines(two, index=f"{tmp_path}/index.json")
 
 
-def test_the_fingerprint_follows_the_files_and_not_their_folder(two: str, tmp_path: Path) -> None:
+def test_fingerprint_depends_on_the_files_and_not_on_their_folder(two: str, tmp_path: Path) -> None:
     before = Lines(two).fingerprint()
     write(tmp_path, "else/a.jsonl", *({"input": [at, 0.5], "target": at} for at in range(3)))
     write(
@@ -210,12 +211,12 @@ def test_the_fingerprint_follows_the_files_and_not_their_folder(two: str, tmp_pa
         ),
     ],
 )
-def test_what_cannot_be_is_refused(params: dict[str, Any], message: str) -> None:
+def test_bad_parameters_are_rejected(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DATASETS.build("lines", params, where="DATA")
 
 
-def test_files_without_lines_are_refused(tmp_path: Path) -> None:
+def test_files_without_lines_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    with pytest.raises(ValueError, match="shards of 0 samples: expected"):
+    with pytest.raises(ValueError, match=r"\b0 samples"):
         Lines(f"{tmp_path}/a")

@@ -5,7 +5,7 @@ import pytest
 from phasetrain.data.datasets.shards import find_files, index_files
 
 
-def test_files_of_patterns_each_once_in_order(tmp_path: Path) -> None:
+def test_patterns_give_each_file_once_in_order(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.csv"):
         (tmp_path / name).touch()
     names = [
@@ -17,7 +17,7 @@ def test_files_of_patterns_each_once_in_order(tmp_path: Path) -> None:
         find_files(f"{tmp_path}/*.tar")
 
 
-def test_an_index_of_other_files_is_passed_over(tmp_path: Path) -> None:
+def test_index_of_another_kind_or_stride_is_rebuilt(tmp_path: Path) -> None:
     path, index = str(tmp_path / "a"), str(tmp_path / "index.json")
     Path(path).write_bytes(b"12345")
     asked: list[str] = []

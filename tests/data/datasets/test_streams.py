@@ -1,5 +1,4 @@
-"""Streams are read forward: by index, and in an order that lets each process read its own part of a
-pass."""
+"""Streams are read forward, by index and in an order that lets each rank read its own part."""
 
 import os
 import pickle
@@ -44,8 +43,8 @@ class Counted:
             yield 100 * shard + at
 
 
-class TestStreamed:
-    def test_indices_count_through_the_shards(self) -> None:
+class TestStreamDataset:
+    def test_indices_run_through_the_shards(self) -> None:
         samples = StreamDataset(Counted(3, 0, 2))
         assert len(samples) == 5
         assert [samples[index] for index in range(5)] == [0, 1, 2, 200, 201]
@@ -53,86 +52,88 @@ class TestStreamed:
         assert isinstance(samples, Described)
         assert samples.shard_lengths == (3, 0, 2)
 
-    def test_going_forward_opens_each_shard_once_and_reads_each_sample_once(self) -> None:
+    def test_reading_forward_opens_each_shard_once(self) -> None:
         stream = Counted(3, 2)
         samples = StreamDataset(stream)
         assert [samples[index] for index in (0, 3, 1, 4, 2)] == [0, 100, 1, 101, 2]
         assert stream.opened == [(0, 0), (1, 0)]
         assert stream.read_samples == [0, 100, 1, 101, 2]
 
-    def test_a_first_look_seeks(self) -> None:
+    def test_first_read_seeks_to_its_sample(self) -> None:
         stream = Counted(50)
         assert StreamDataset(stream)[40] == 40
         assert (stream.opened, stream.read_samples) == ([(0, 40)], [40])
 
-    def test_a_small_gap_is_passed_over_and_a_large_one_is_not(self) -> None:
+    def test_small_gap_is_read_through_and_large_gap_is_seeked(self) -> None:
         stream = Counted(50)
         samples = StreamDataset(stream, skip=3)
         assert [samples[index] for index in (0, 4, 9)] == [0, 4, 9]
         assert stream.opened == [(0, 0), (0, 9)]
         assert stream.read_samples == [0, 1, 2, 3, 4, 9]
 
-    def test_going_back_opens_again(self) -> None:
+    def test_reading_backward_opens_the_shard_again(self) -> None:
         stream = Counted(5)
         samples = StreamDataset(stream)
         assert [samples[index] for index in (3, 1, 2, 4)] == [3, 1, 2, 4]
         assert stream.opened == [(0, 3), (0, 1)]
 
-    def test_two_places_of_one_shard_have_a_reader_each(self) -> None:
+    def test_two_positions_of_one_shard_have_their_own_readers(self) -> None:
         stream = Counted(20)
         samples = StreamDataset(stream, skip=4)
         assert [samples[index] for index in (0, 10, 1, 11, 2, 12)] == [0, 10, 1, 11, 2, 12]
         assert stream.opened == [(0, 0), (0, 10)]
 
-    def test_no_gap_reaches_over_the_end_of_a_shard(self) -> None:
+    def test_gap_at_the_end_of_a_shard_is_not_read(self) -> None:
         stream = Counted(2, 2)
         samples = StreamDataset(stream)
         assert [samples[index] for index in (0, 3)] == [0, 101]
         assert stream.opened == [(0, 0), (1, 1)]
 
-    def test_the_reader_used_longest_ago_is_closed(self) -> None:
+    def test_least_recently_used_reader_is_closed(self) -> None:
         stream = Counted(9, 9, 9)
         samples = StreamDataset(stream, readers=2)
         assert [samples[index] for index in (0, 9, 1, 18, 2, 10)] == [0, 100, 1, 200, 2, 101]
         assert stream.opened == [(0, 0), (1, 0), (2, 0), (1, 1)]
 
-    def test_a_bad_sample_is_told_and_the_next_one_is_read(self) -> None:
+    def test_bad_sample_raises_and_the_next_one_is_read(self) -> None:
         samples = StreamDataset(Counted(5, bad=[1]))
-        with pytest.raises(ValueError, match="1 is torn"):
+        with pytest.raises(ValueError, match="torn"):
             samples[1]
         assert [samples[index] for index in (2, 3)] == [2, 3]
 
-    def test_a_bad_sample_that_is_passed_over_harms_nobody(self) -> None:
+    def test_bad_sample_in_a_gap_is_skipped(self) -> None:
         stream = Counted(5, bad=[1])
         samples = StreamDataset(stream)
         assert [samples[index] for index in (0, 3)] == [0, 3]
         assert stream.opened == [(0, 0), (0, 3)]
 
-    def test_a_shard_that_ends_early_is_named(self) -> None:
+    def test_shard_that_ends_early_is_rejected(self) -> None:
         samples = StreamDataset(Counted(5, short=2))
-        with pytest.raises(
-            ValueError, match=r"^shard 0 ends before its sample 3, and its length is 5$"
-        ):
+        with pytest.raises(ValueError, match=r"^shard 0 .* 3\b.* 5$"):
             samples[3]
 
     @pytest.mark.parametrize("index", [-1, 5])
-    def test_an_index_outside_is_refused(self, index: int) -> None:
-        with pytest.raises(IndexError, match=f"index {index} of 5 samples"):
+    def test_index_out_of_range_is_rejected(self, index: int) -> None:
+        with pytest.raises(IndexError, match=f"{index} of 5"):
             StreamDataset(Counted(5))[index]
 
-    @pytest.mark.parametrize("lengths", [(), (0, 0), (3, -1)])
-    def test_no_samples_and_negative_lengths_are_refused(self, lengths: tuple[int, ...]) -> None:
-        with pytest.raises(ValueError, match="samples: expected"):
+    @pytest.mark.parametrize(
+        ("lengths", "message"), [((), "samples"), ((0, 0), "0"), ((3, -1), "-1")]
+    )
+    def test_empty_and_negative_lengths_are_rejected(
+        self, lengths: tuple[int, ...], message: str
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
             StreamDataset(Counted(*lengths))
 
-    def test_readers_do_not_travel(self) -> None:
+    def test_readers_are_not_pickled(self) -> None:
         samples = StreamDataset(Counted(5))
         assert samples[0] == 0
         other = pickle.loads(pickle.dumps(samples))
         assert (other[1], samples[1]) == (1, 1)
         assert other.stream.opened == [(0, 0), (0, 1)]
 
-    def test_a_fork_opens_for_itself(self, tmp_path: Any) -> None:
+    def test_fork_opens_its_own_readers(self, tmp_path: Any) -> None:
         class File(Counted):
             def read(self, shard: int, start: int) -> Iterator[int]:
                 with open(
@@ -150,7 +151,7 @@ class TestStreamed:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert samples[1] == 1
 
-    def test_the_fingerprint_follows_the_lengths(self) -> None:
+    def test_fingerprint_depends_on_the_lengths(self) -> None:
         assert (
             StreamDataset(Counted(3, 2)).fingerprint() == StreamDataset(Counted(3, 2)).fingerprint()
         )
@@ -180,12 +181,12 @@ def shares(
 
 
 class TestLanes:
-    def test_a_literal_order(self) -> None:
+    def test_order_without_shuffling_has_these_values(self) -> None:
         """Two shards of 6 and 5 samples; lanes of 6 and 5; the last batch takes what is left."""
         order = SAMPLERS["lanes"](batch_size=4, shard_lengths=(6, 5), lanes=2, shuffle=False)
         assert order(11, 0)[0:11].tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10]
 
-    def test_literal_orders_stay_as_they_are_for_ever(self) -> None:
+    def test_shuffled_order_has_these_values(self) -> None:
         order = SAMPLERS["lanes"](batch_size=4, shard_lengths=(2, 3, 1, 4), lanes=2)
         assert order(10, 0)[0:10].tolist() == [2, 3, 1, 6, 4, 5, 7, 8, 0, 9]
         assert order(10, 1)[0:10].tolist() != order(10, 0)[0:10].tolist()
@@ -196,7 +197,7 @@ class TestLanes:
         piece=st.integers(1, 4),
         seed=st.integers(0, 2**64 - 1),
     )
-    def test_every_sample_comes_once_and_slices_are_those_of_the_whole(
+    def test_each_sample_occurs_once_and_slices_equal_the_whole(
         self, lengths: list[int], lanes: int, piece: int, seed: int
     ) -> None:
         length = sum(lengths)
@@ -213,7 +214,7 @@ class TestLanes:
         piece=st.integers(1, 3),
         micro=st.integers(1, 5),
     )
-    def test_each_process_reads_its_own_part_forward(
+    def test_each_rank_reads_its_own_part_forward(
         self, lengths: list[int], shape: tuple[int, int], piece: int, micro: int
     ) -> None:
         lanes, size = shape
@@ -230,7 +231,7 @@ class TestLanes:
         assert max(map(len, read)) - min(map(len, read)) <= 1
 
     @pytest.mark.parametrize("size", [1, 2, 3, 6])
-    def test_forward_reading_opens_few_shards_and_reads_each_sample_once(self, size: int) -> None:
+    def test_ranks_together_read_each_sample_once_and_open_few_shards(self, size: int) -> None:
         order = LaneOrder(12, (10,) * 12, 6)
         read = 0
         for share in shares(order, 120, size):
@@ -244,7 +245,7 @@ class TestLanes:
             read += len(stream.read_samples)
         assert read == 120
 
-    def test_a_number_that_does_not_divide_the_lanes_reads_little_more(self) -> None:
+    def test_world_size_that_does_not_divide_the_lanes_reads_few_extra_samples(self) -> None:
         """Six lanes and four processes: two of the lanes are read by two processes each, with
         gaps."""
         order = LaneOrder(12, (10,) * 12, 6)
@@ -257,9 +258,7 @@ class TestLanes:
 
     @pytest.mark.parametrize("before", [1, 2, 3])
     @pytest.mark.parametrize("after", [1, 2, 3])
-    def test_another_number_of_processes_goes_on_in_the_same_order(
-        self, before: int, after: int
-    ) -> None:
+    def test_order_does_not_depend_on_the_world_size(self, before: int, after: int) -> None:
         order = LaneOrder(6, (7, 0, 12, 4), 6)
 
         def joined(parts: list[list[list[int]]]) -> list[list[int]]:
@@ -273,7 +272,7 @@ class TestLanes:
             == whole
         )
 
-    def test_resuming_seeks(self) -> None:
+    def test_resume_seeks_in_each_lane(self) -> None:
         stream = Counted(40, 40)
         samples = StreamDataset(stream)
         for step in shares(LaneOrder(8, (40, 40), 2, shuffle=False), 80, 1, start=6)[0]:
@@ -281,7 +280,7 @@ class TestLanes:
         assert stream.opened == [(0, 24), (1, 24)]
         assert len(stream.read_samples) == 32
 
-    def test_passes_have_the_shards_in_other_orders(self) -> None:
+    def test_each_epoch_shuffles_the_shards(self) -> None:
         made = PhaseSampler(
             LaneOrder(5, (5,) * 9, 1), 45, seed=5, micro_batch_size=99, world=World()
         )
@@ -291,7 +290,7 @@ class TestLanes:
         assert sorted(one) == sorted(two) == list(range(9))
         assert one != two
 
-    def test_batches_of_another_size_begin_with_a_pass(self) -> None:
+    def test_batch_size_can_change_only_between_epochs(self) -> None:
         order = LaneOrder(4, (12,), 2)
         assert isinstance(order, BatchOrder)
         made = PhaseSampler(order, 12, seed=0, micro_batch_size=99, world=World())
@@ -314,7 +313,7 @@ class TestLanes:
             ),
             (
                 {"batch_size": 4, "shard_lengths": (9,)},
-                r"nearest valid batch sizes: 8; nearest valid lanes: 4$",
+                r"\b8; .*\b4$",
             ),
             (
                 {"batch_size": 8, "shard_lengths": (9,), "lanes": 0},
@@ -322,16 +321,14 @@ class TestLanes:
             ),
             (
                 {"batch_size": 8},
-                r"^DATA\.TRAIN\.sampler \(sampler 'lanes'\): the dataset has no shards",
+                r"^DATA\.TRAIN\.sampler \(sampler 'lanes'\):",
             ),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, params: dict[str, Any], message: str) -> None:
+    def test_bad_parameters_are_rejected(self, params: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             SAMPLERS.build("lanes", params, where="DATA.TRAIN.sampler")
 
-    def test_a_data_set_of_another_length_than_its_shards_is_refused(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"^the dataset has 10 samples, and its shards have 9$"
-        ):
+    def test_dataset_of_another_length_than_its_shards_is_rejected(self) -> None:
+        with pytest.raises(ValueError, match=r"\b10\b.*\b9$"):
             LaneOrder(2, (4, 5), 2)(10, 0)

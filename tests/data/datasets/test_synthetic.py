@@ -4,14 +4,14 @@ import torch
 from phasetrain.data.datasets import make_synthetic
 
 
-def test_literal_values():
+def test_samples_have_these_values():
     data = make_synthetic(samples=4, input_shape=[2], classes=2)
     assert data.targets.tolist() == [0, 1, 0, 1]
     expected = [[-0.5847, -1.7886], [1.8319, -0.5474], [1.0710, -1.6113], [0.4854, 0.1714]]
     assert torch.allclose(data.inputs, torch.tensor(expected), atol=1e-4)
 
 
-def test_without_noise_samples_are_centres_shared_by_both_parts():
+def test_samples_without_noise_are_the_centers_of_both_parts():
     train, test = (
         make_synthetic(6, (1, 4, 4), 3, noise=0),
         make_synthetic(9, (1, 4, 4), 3, noise=0, part="test"),
@@ -28,12 +28,12 @@ def test_parts_and_seeds_differ():
     assert torch.equal(first, make_synthetic(8).inputs)
 
 
-def test_the_noise_has_its_standard_deviation():
+def test_noise_has_the_standard_deviation():
     data = make_synthetic(4096, (16,), 1, noise=0.5)
     assert data.inputs.std(0).mean().item() == pytest.approx(0.5, abs=0.01)
 
 
-def test_the_global_generators_are_left_alone():
+def test_global_generator_is_not_used():
     before = torch.get_rng_state()
     make_synthetic(8)
     assert torch.equal(torch.get_rng_state(), before)
@@ -49,6 +49,6 @@ def test_the_global_generators_are_left_alone():
         ({"seed": -1}, "seed = -1"),
     ],
 )
-def test_bad_parameters_are_refused(given, message):
+def test_bad_parameters_are_rejected(given, message):
     with pytest.raises(ValueError, match=message):
         make_synthetic(**given)

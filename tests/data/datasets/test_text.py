@@ -1,5 +1,4 @@
-"""Text in blocks: every token is a target once, the same everywhere, and what fills a block is
-none."""
+"""Text is packed into blocks: every token is a target once, and padding is none."""
 
 from pathlib import Path
 
@@ -14,12 +13,12 @@ TRAIN_TOKENS, TEST_TOKENS = 125_391, 22_588
 
 
 class TestByteTokenizer:
-    def test_bytes_and_the_end_of_a_document(self) -> None:
+    def test_tokens_are_bytes_and_an_end_of_document(self) -> None:
         tokens = ByteTokenizer().encode("aé".encode())
         assert tokens.tolist() == [97, 195, 169, 256]
         assert tokens.dtype == torch.int64
 
-    def test_there_and_back(self) -> None:
+    def test_decoding_inverts_encoding(self) -> None:
         tokenizer = ByteTokenizer()
         assert tokenizer.decode(tokenizer.encode("Wärme\n".encode())) == "Wärme\n"
         assert tokenizer.decode(torch.tensor([195, 256])) == "\ufffd"
@@ -27,7 +26,7 @@ class TestByteTokenizer:
 
 
 class TestPackedTokens:
-    def test_documents_one_behind_the_other(self) -> None:
+    def test_documents_are_packed_one_after_the_other(self) -> None:
         data = PackedTokens(
             [torch.tensor([1, 2, 9]), torch.tensor([3, 4, 5, 9])], vocabulary=10, context=4
         )
@@ -42,7 +41,7 @@ class TestPackedTokens:
         targets = torch.cat([data[index][1] for index in range(len(data))])
         assert targets[targets != IGNORED].tolist() == [1, 2, 3, 4, 5, 6]
 
-    def test_whole_batches(self) -> None:
+    def test_batches_are_read_at_once(self) -> None:
         data = PackedTokens([torch.arange(9)], vocabulary=9, context=2)
         inputs, targets = data.__getitems__(torch.tensor([3, 0]))
         assert inputs.tolist() == [[6, 7], [0, 1]]
@@ -51,11 +50,13 @@ class TestPackedTokens:
     @pytest.mark.parametrize(
         ("documents", "context"), [([], 4), ([torch.tensor([1])], 4), ([torch.arange(4)], 0)]
     )
-    def test_what_makes_no_blocks(self, documents: list[torch.Tensor], context: int) -> None:
+    def test_documents_without_targets_are_rejected(
+        self, documents: list[torch.Tensor], context: int
+    ) -> None:
         with pytest.raises(ValueError, match="expected"):
             PackedTokens(documents, 10, context)
 
-    def test_the_fingerprint_tells_content_and_context(self) -> None:
+    def test_fingerprint_depends_on_content_and_context(self) -> None:
         made = [PackedTokens([torch.arange(9)], 9, 2), PackedTokens([torch.arange(9)], 9, 4)]
         other = PackedTokens([torch.tensor([0, 1, 2, 3, 4, 5, 6, 8, 8])], 9, 2)
         assert len({data.fingerprint() for data in [*made, other]}) == 3
@@ -63,10 +64,10 @@ class TestPackedTokens:
 
 
 class TestAlice:
-    def test_it_is_the_same_text_everywhere(self) -> None:
+    def test_text_has_this_fingerprint(self) -> None:
         assert load_alice("all").fingerprint() == FINGERPRINT
 
-    def test_chapters_to_learn_from_and_chapters_to_test_on(self) -> None:
+    def test_splits_are_whole_chapters(self) -> None:
         train, test, whole = (load_alice(split, context=256) for split in ("train", "test", "all"))
         tokens = [int((data.targets != IGNORED).sum()) + 1 for data in (train, test, whole)]
         assert tokens == [TRAIN_TOKENS, TEST_TOKENS, TRAIN_TOKENS + TEST_TOKENS]
@@ -75,8 +76,8 @@ class TestAlice:
         assert tokenizer.decode(test[0][0]).startswith("CHAPTER XI\n")
         assert int((whole.inputs == tokenizer.end).sum()) == 11
 
-    def test_an_unknown_split(self) -> None:
-        with pytest.raises(ValueError, match="did you mean 'test'"):
+    def test_unknown_split_is_rejected(self) -> None:
+        with pytest.raises(ValueError, match=r"split = 'tset':.*'test'"):
             load_alice("tset")  # type: ignore[arg-type]
 
 
@@ -89,6 +90,6 @@ def test_files_are_documents_in_the_order_of_their_names(tmp_path: Path) -> None
     assert inputs.tolist() == [97, 98, 99, 256, 100, 101]
 
 
-def test_no_such_files(tmp_path: Path) -> None:
+def test_pattern_without_files_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="files = "):
         DATASETS["text"](f"{tmp_path}/*.txt")

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import re
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.data.datasets import DATASETS, WebDataset
@@ -62,7 +64,7 @@ def two(tmp_path: Path) -> str:
     return f"{tmp_path}/*.tar"
 
 
-def test_pictures_and_classes(two: str) -> None:
+def test_images_and_classes_are_decoded(two: str) -> None:
     data = WebDataset(two, classes=3)
     assert (len(data), data.shard_lengths, isinstance(data, ShardedDataset)) == (5, (3, 2), True)
     pairs = [data[at] for at in range(5)]
@@ -75,7 +77,7 @@ def test_pictures_and_classes(two: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file")  # the library leaves it to the collector
-def test_it_reads_what_the_library_writes_as_the_library_reads_it(tmp_path: Path) -> None:
+def test_archives_of_the_library_are_read_like_by_the_library(tmp_path: Path) -> None:
     library = pytest.importorskip("webdataset", reason="the extra `webdataset` is not installed")
     with library.TarWriter(str(tmp_path / "a.tar")) as writer:
         for at in range(5):
@@ -101,7 +103,7 @@ def test_it_reads_what_the_library_writes_as_the_library_reads_it(tmp_path: Path
         )
 
 
-def test_members_of_other_kinds(tmp_path: Path) -> None:
+def test_members_are_decoded_by_their_extension(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.savez(file, a=np.zeros(2), b=np.ones(3))
     write(
@@ -124,7 +126,7 @@ def test_members_of_other_kinds(tmp_path: Path) -> None:
     assert float(value["jpg;png"][0, 0, 0]) == 1.0
 
 
-def test_folders_and_notes_are_left_out(tmp_path: Path) -> None:
+def test_folders_and_hidden_members_are_skipped(tmp_path: Path) -> None:
     write(
         tmp_path / "a.tar",
         pictures(51, 102),
@@ -137,7 +139,7 @@ def test_folders_and_notes_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_any_place_is_reached(
+def test_any_sample_is_reached_by_its_index(
     tmp_path: Path, mode: str, form: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tarfile.TarFile, "format", form)
@@ -151,9 +153,7 @@ def test_any_place_is_reached(
         assert (len(text), target) == (at, at)
 
 
-def test_reading_forward_passes_over_what_is_not_asked_for(
-    two: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skipped_samples_are_not_decoded(two: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[str, int]] = []
     read: list[str] = []
     read_samples, content = module.read_samples, module.TarSample.read
@@ -182,7 +182,7 @@ def test_reading_forward_passes_over_what_is_not_asked_for(
     ]
 
 
-def test_the_index_is_kept_and_made_anew_for_archives_that_have_changed(
+def test_index_is_reused_and_rebuilt_for_changed_archives(
     tmp_path: Path, two: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = str(tmp_path / "index.json")
@@ -194,56 +194,47 @@ def test_the_index_is_kept_and_made_anew_for_archives_that_have_changed(
     assert WebDataset(two, index=index).shard_lengths == (3, 4)
     assert WebDataset(two, index=index).fingerprint() != first.fingerprint()
     Path(index).write_text("[]")
-    with pytest.raises(
-        ConfigError,
-        match="index of archives",
-    ):
+    with raises(ConfigError, code="data.invalid_index"):
         WebDataset(two, index=index)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "b.tar", "index.json"]
 
 
-def test_a_sample_that_cannot_be_decoded_is_named_with_its_archive(tmp_path: Path) -> None:
+def test_error_names_the_sample_and_its_archive(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", pictures(0))
     write(
         tmp_path / "b.tar",
         [*pictures(51), {"png": png(0)[:-30], "cls": b"1"}, {"cls": b"1"}, *pictures(102)],
     )
     data = WebDataset(f"{tmp_path}/*.tar")
-    with pytest.raises(
-        PhasetrainError,
-        match=r"/b\.tar: train/b-001\.png\) cannot be decoded",
-    ):
+    with raises(PhasetrainError, code="data.unreadable_sample") as caught:
         data[2]
-    with pytest.raises(
-        PhasetrainError,
-        match=r"^input_key = 'jpg;.*': sample 3 \(.*/b\.tar: train/b-002\.jpg.*\) is missing.* has cls$",
-    ):
+    assert re.search(r"/b\.tar: train/b-001\.png\b", str(caught.value))
+    missing = r"^input_key = 'jpg;.*': sample 3 \(.*/b\.tar: train/b-002\.jpg.*\bcls$"
+    with pytest.raises(PhasetrainError, match=missing):
         data[3]
     assert float(data[4][0][0, 0, 0]) == pytest.approx(0.4)
 
 
-def test_damaged_archives_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_damaged_archives_are_rejected_when_the_dataset_is_built(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", pictures(0, 51, 102))
     whole = path.read_bytes()
     places = [sample.offset for sample in module.read_samples(str(path))]
     path.write_bytes(whole[: places[1]] + b"nonsense" * 64 + whole[places[1] + 512 :])
-    with pytest.raises(
-        ConfigError, match=rf"a\.tar' is damaged: no member begins at byte {places[1]}$"
-    ):
+    with pytest.raises(ConfigError, match=rf"a\.tar'.*\b{places[1]}$"):
         DATASETS.build("webdataset", {"files": str(path)}, where="DATA.TRAIN")
     path.write_bytes(whole[: places[2] + 530])
-    with pytest.raises(ConfigError, match=r"a\.tar' is damaged: unexpected end of data"):
+    with pytest.raises(ConfigError, match=r"a\.tar'"):
         DATASETS.build("webdataset", {"files": str(path)}, where="DATA.TRAIN")
     path.write_bytes(b"no archive at all" * 100)
-    with pytest.raises(ConfigError, match=r"a\.tar' is no"):
+    with pytest.raises(ConfigError, match=r"a\.tar'"):
         DATASETS.build("webdataset", {"files": str(path)}, where="DATA.TRAIN")
 
 
-def test_two_members_of_one_name_in_a_row(tmp_path: Path) -> None:
+def test_archive_with_a_repeated_member_is_rejected(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for _ in range(2):
             archive.addfile(tarfile.TarInfo("x.cls"))
-    with pytest.raises(ConfigError, match=r"a\.tar' is damaged: x\.cls"):
+    with pytest.raises(ConfigError, match=r"a\.tar'.*\bx\.cls"):
         DATASETS.build("webdataset", {"files": f"{tmp_path}/a.tar"}, where="DATA.TRAIN")
 
 
@@ -255,26 +246,26 @@ def test_two_members_of_one_name_in_a_row(tmp_path: Path) -> None:
         ({"size": 0}, "size = 0:"),
     ],
 )
-def test_what_is_refused(two: str, params: dict[str, Any], message: str) -> None:
+def test_bad_parameters_are_rejected(two: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DATASETS.build("webdataset", {"files": two} | params, where="DATA.TRAIN")
 
 
-def test_without_pillow_the_extra_is_named(two: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_is_a_config_error(two: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r'pip install "phasetrain\[image\]"'):
+    with raises(ConfigError, code="config.missing_library"):
         WebDataset(two)
     assert len(WebDataset(two, input_key="cls", target_key=None)) == 5
 
 
-def test_it_travels_to_worker_processes(two: str) -> None:
+def test_dataset_can_be_pickled(two: str) -> None:
     data = WebDataset(two)
     assert data[0][1] == 0
     assert float(pickle.loads(pickle.dumps(data))[1][0][0, 0, 0]) == pytest.approx(0.2)
 
 
 @pytest.mark.slow
-def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(
+def test_run_killed_within_a_shard_resumes_exactly_with_and_without_workers(
     tmp_path: Path,
 ) -> None:
     for shard in range(3):
@@ -300,10 +291,9 @@ def test_a_run_killed_within_a_shard_goes_on_exactly_with_and_without_workers(
     assert_exact_resume(words, steps=[1, 2, 6], workers=(0, 2))
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("policy", ["raise", "drop"])
-def test_a_key_that_no_sample_has_is_a_mistake_in_the_config(
-    tmp_path: Path, two: str, policy: str
-) -> None:
+def test_key_that_no_sample_has_is_a_config_error(tmp_path: Path, two: str, policy: str) -> None:
     data = f"{{dataset: webdataset, files: '{two}', classes: 3, size: 4, target_key: clss, on_bad_sample: {policy}}}"
     words = [
         f"DATA.TRAIN={data}",
@@ -311,12 +301,7 @@ def test_a_key_that_no_sample_has_is_a_mistake_in_the_config(
         "DATA.TRAIN.workers=0",
         "DATA.TEST=null",
     ]
-    with pytest.raises(ConfigError) as caught:
-        run(
-            [*words, "PHASES.epochs=1", f"RUN.dir={tmp_path / 'run'}"],
-            terminal=Terminal(io.StringIO(), live=False),
-        )
-    assert str(caught.value) == (
-        f"DATA.TRAIN.target_key = 'clss': sample 0 ({tmp_path}/a.tar: train/a-000.clss) is missing; did you mean "
-        "'cls'? It has png, cls (so with each of 5 samples that were checked)"
-    )
+    expected = {"code": "config.missing_field", "key": "DATA.TRAIN.target_key", "given": "'clss'"}
+    with raises(ConfigError, suggestion="cls", **expected) as caught:
+        run([*words, "PHASES.epochs=1", f"RUN.dir={tmp_path}/run"], terminal=Terminal(live=False))
+    assert f"{tmp_path}/a.tar: train/a-000.clss" in str(caught.value)

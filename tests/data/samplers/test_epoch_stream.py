@@ -1,4 +1,4 @@
-"""Passes without an end are permutations, and pieces are made where they are asked for."""
+"""Endless epochs are permutations, and chunks are computed when they are needed."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from phasetrain.runtime.machine import seed_of
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 100, 511, 512, 513, 2000])
-def test_every_pass_is_a_permutation_and_any_slice_equals_the_whole(length: int) -> None:
+def test_every_epoch_is_a_permutation_and_slices_equal_the_whole(length: int) -> None:
     passes = EpochStream(length, 7)
     whole = EpochStream(length, 7)[0 : 5 * length]
     assert (np.sort(whole.reshape(5, length), axis=1) == np.arange(length)).all()
@@ -26,7 +26,7 @@ def test_every_pass_is_a_permutation_and_any_slice_equals_the_whole(length: int)
         assert passes[begin:end].tolist() == whole[begin:end].tolist()
 
 
-def test_literal_passes_stay_as_they_are_for_ever() -> None:
+def test_epochs_have_these_values() -> None:
     assert EpochStream(5, 0)[0:10].tolist() == LITERAL
     assert EpochStream(5, 1)[0:10].tolist() != LITERAL
 
@@ -34,12 +34,12 @@ def test_literal_passes_stay_as_they_are_for_ever() -> None:
 LITERAL = [0, 3, 2, 1, 4, 2, 3, 0, 1, 4]
 
 
-def test_two_samples_come_in_both_orders_equally_often() -> None:
+def test_both_orders_of_two_samples_are_equally_frequent() -> None:
     firsts = EpochStream(2, 3)[0:20_000].reshape(-1, 2)[:, 0]
     assert abs(firsts.mean() - 0.5) < 0.025  # five standard deviations
 
 
-def test_three_samples_come_in_all_six_orders() -> None:
+def test_all_six_orders_of_three_samples_are_equally_frequent() -> None:
     orders, counts = np.unique(
         EpochStream(3, 3)[0:18_000].reshape(-1, 3), axis=0, return_counts=True
     )
@@ -47,7 +47,7 @@ def test_three_samples_come_in_all_six_orders() -> None:
     assert (abs(counts - 1000) < 150).all()
 
 
-def test_more_than_2_to_the_20_samples_take_a_network() -> None:
+def test_more_than_2_to_the_20_samples_use_permutations() -> None:
     length = 2**20 + 1
     found = EpochStream(length, 7)[length - 2 : length + 3]
     first, second = (
@@ -57,8 +57,8 @@ def test_more_than_2_to_the_20_samples_take_a_network() -> None:
     assert found.tolist() == [*first[length - 2 : length].tolist(), *second[0:3].tolist()]
 
 
-class TestComputed:
-    def test_only_the_pieces_that_are_asked_for_are_made_and_two_are_kept(self) -> None:
+class TestChunkedPass:
+    def test_only_needed_chunks_are_computed_and_two_are_kept(self) -> None:
         asked: list[tuple[int, int]] = []
 
         def compute(begin: int, end: int) -> Indices:
@@ -72,7 +72,7 @@ class TestComputed:
         made[10**9 - 1 :]
         assert asked[2:] == [(999_997_440, 10**9)]
 
-    def test_slices_as_a_sequence_takes_them(self) -> None:
+    def test_slices_are_those_of_a_sequence(self) -> None:
         made = ChunkedPass(10, lambda begin, end: np.arange(begin, end))
         assert (made[:].tolist(), made[-3:].tolist(), made[2:9:3].tolist()) == (
             list(range(10)),
@@ -83,7 +83,7 @@ class TestComputed:
         assert made[5:2].dtype == np.int64
 
 
-def test_uniform_numbers_belong_to_their_ordinals() -> None:
+def test_uniform_numbers_depend_on_their_ordinals() -> None:
     whole = draw_uniform(9, 0, 10_000)
     assert draw_uniform(9, 400, 410).tolist() == whole[400:410].tolist()
     assert whole.min() >= 0

@@ -1,5 +1,5 @@
-"""Every sampler is a pure function of seed and place: slices equal the whole, and frequencies are
-right."""
+"""Every sampler is a pure function of seed and position: slices equal the whole, and frequencies
+are right."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -100,7 +100,7 @@ def sampler(order: SampleOrder, *, micro: int = 99, world: World | None = None) 
 
 @pytest.mark.parametrize("name", sorted(ORDERS))
 class TestEveryOrder:
-    def test_a_pass_is_a_function_of_its_seed(self, name: str) -> None:
+    def test_epoch_is_a_function_of_its_seed(self, name: str) -> None:
         one, again, other = (
             drawn(ORDERS[name]()),
             drawn(ORDERS[name]()),
@@ -137,7 +137,7 @@ class TestEveryOrder:
 
     @settings(max_examples=15, deadline=None)
     @given(batch_size=st.integers(1, 33), size=st.integers(2, 5), micro=st.integers(1, 9))
-    def test_processes_together_draw_what_one_does(
+    def test_ranks_together_draw_what_a_single_process_draws(
         self, name: str, batch_size: int, size: int, micro: int
     ) -> None:
         order = ORDERS[name]()
@@ -166,12 +166,12 @@ class TestEveryOrder:
         ("chosen", 68),
     ],
 )
-def test_a_pass_may_be_longer_or_shorter_than_the_data(name: str, samples: int) -> None:
+def test_epoch_may_be_longer_or_shorter_than_the_dataset(name: str, samples: int) -> None:
     order = ORDERS[name]()
     assert (pass_length(order, 100), len(order(100, 0))) == (samples, samples)
 
 
-def test_a_pass_that_is_not_of_the_length_told_is_refused() -> None:
+def test_epoch_of_another_length_than_declared_is_rejected() -> None:
     class Wrong:
         def samples(self, length: int) -> int:
             return 120
@@ -179,51 +179,51 @@ def test_a_pass_that_is_not_of_the_length_told_is_refused() -> None:
         def __call__(self, length: int, seed: int) -> Indices:
             return np.arange(100)
 
-    with pytest.raises(ValueError, match=r"int64 \(100,\) for a pass, expected int64 \(120,\)"):
+    with pytest.raises(ConfigError, match=r"int64 \(100,\).*int64 \(120,\)"):
         next(sampler(Wrong()).steps(phase_of(Wrong(), 10)))
 
 
-def test_an_index_outside_of_the_data_is_refused_where_a_pass_is_longer() -> None:
+def test_index_outside_of_the_dataset_is_rejected_in_a_longer_epoch() -> None:
     order = SubsetOrder(make_repeated(3), np.array([1, 2, 100]))
-    with pytest.raises(ValueError, match="of a pass, expected indices from 0 to 99"):
+    with pytest.raises(ConfigError, match=r"index 100 .* 0 to 99"):
         list(sampler(order).steps(phase_of(order, 9)))
 
 
 class TestInfinite:
-    def test_every_sample_comes_once_per_100_draws_each_time_in_another_order(self) -> None:
+    def test_every_100_draws_are_a_new_permutation(self) -> None:
         found = drawn(make_infinite(300))
         passes = [found[begin : begin + 100] for begin in (0, 100, 200)]
         assert [sorted(one) for one in passes] == [list(range(100))] * 3
         assert len({tuple(one) for one in passes}) == 3
 
-    def test_its_middle_is_reached_at_once(self) -> None:
+    def test_distant_position_is_reached_at_once(self) -> None:
         made = make_infinite()(1442, 0)
         assert len(made) == ENDLESS
         place = 1442 * 300_000_000
         assert sorted(made[place : place + 1442].tolist()) == list(range(1442))
 
-    def test_many_samples_need_no_table(self) -> None:
+    def test_billion_samples_need_no_table(self) -> None:
         made = make_infinite(10**12)(10**9, 0)
         assert len(set(made[5 * 10**9 + 7 : 5 * 10**9 + 507].tolist())) == 500
 
 
 class TestRepeated:
-    def test_each_sample_comes_three_times_in_a_row(self) -> None:
+    def test_each_sample_is_repeated_three_times_in_a_row(self) -> None:
         found = np.array(drawn(make_repeated(3))).reshape(100, 3)
         assert (found == found[:, :1]).all()
         assert sorted(found[:, 0].tolist()) == list(range(100))
 
-    def test_cut_to_the_length_of_the_data_it_takes_some_samples_only(self) -> None:
+    def test_epoch_limited_to_the_dataset_length_uses_half_of_the_samples(self) -> None:
         assert Counter(Counter(drawn(make_repeated(2, samples=100))).values()) == {2: 50}
 
 
 class TestWeighted:
-    def test_a_weight_of_0_is_never_drawn_and_others_equally_often(self) -> None:
+    def test_samples_of_weight_0_are_never_drawn(self) -> None:
         counts = np.bincount(drawn(make_weighted(SOURCE, samples=50_000)), minlength=100)
         assert counts[:50].sum() == 0
         assert (abs(counts[50:] - 1000) < 160).all()  # five standard deviations
 
-    def test_classes_and_balanced(self) -> None:
+    def test_frequencies_follow_class_weights(self) -> None:
         def shares(order: SampleOrder) -> list[float]:
             return (np.bincount(Known.LABELS[drawn(order)], minlength=3) / 30_000).round(2).tolist()
 
@@ -235,7 +235,7 @@ class TestWeighted:
         assert by_class == pytest.approx((of_each / of_each.sum()).tolist(), abs=0.02)
 
     @pytest.mark.parametrize("name", ["weights.npy", "weights.txt"])
-    def test_weights_in_a_file(self, tmp_path: Path, name: str) -> None:
+    def test_weights_are_read_from_a_file(self, tmp_path: Path, name: str) -> None:
         values = np.zeros(100)
         values[[3, 7]] = 1, 3
         path = tmp_path / name
@@ -244,9 +244,7 @@ class TestWeighted:
         assert counts.keys() == {3, 7}
         assert counts[7] / 4000 == pytest.approx(0.75, abs=0.04)
 
-    def test_of_a_subset_the_file_still_has_a_weight_for_each_sample_of_the_data(
-        self, tmp_path: Path
-    ) -> None:
+    def test_file_has_weights_of_the_whole_dataset_for_a_subset(self, tmp_path: Path) -> None:
         np.save(tmp_path / "w.npy", np.arange(100) % 2)
         some = SampleSource(Known(), np.array([2, 5, 8, 11]))
         order = make_weighted(some, file=str(tmp_path / "w.npy"), samples=100)
@@ -255,33 +253,30 @@ class TestWeighted:
     @pytest.mark.parametrize(
         ("weights", "message"),
         [
-            (np.ones(99), r"weights of shape \(99,\): expected one value for each of 100 samples"),
-            (np.zeros(100), "weights: all are 0, expected finite nonnegative numbers"),
-            (
-                np.append(np.ones(99), -1),
-                "weights: sample 99 has -1.0, expected finite nonnegative numbers",
-            ),
-            (np.append(np.nan, np.ones(99)), "weights: sample 0 has nan"),
+            (np.ones(99), r"weights .*\(99,\).* 100 "),
+            (np.zeros(100), r"weights: .*\b0\b"),
+            (np.append(np.ones(99), -1), r"weights: sample 99 .*-1\.0"),
+            (np.append(np.nan, np.ones(99)), "weights: sample 0 .*nan"),
         ],
     )
-    def test_weights_that_are_none(self, tmp_path: Path, weights: Any, message: str) -> None:
+    def test_bad_weights_are_rejected(self, tmp_path: Path, weights: Any, message: str) -> None:
         np.save(tmp_path / "w.npy", weights)
         with pytest.raises(ValueError, match=message):
             make_weighted(SOURCE, file=str(tmp_path / "w.npy"))
 
-    def test_what_contradicts_itself_or_lacks(self) -> None:
-        with pytest.raises(ValueError, match="file, classes and balanced exclude each other"):
+    def test_conflicting_and_missing_weights_are_rejected(self) -> None:
+        with pytest.raises(ValueError, match=r"file, classes and balanced"):
             make_weighted(SOURCE, classes=[1, 1, 1], balanced=True)
         with pytest.raises(ValueError, match=r"classes = \[1.0, 2.0\]:"):
             make_weighted(SOURCE, classes=[1, 2])
-        with pytest.raises(TypeError, match="the weight of each sample; give it a method"):
+        with pytest.raises(TypeError, match=r"`weights\(\)`"):
             make_weighted(SampleSource(range(5)))
 
 
 @pytest.mark.parametrize(
     ("power", "of_each"), [(1, [60, 30, 10]), (0, [1, 1, 1]), (0.5, [7.746, 5.477, 3.162])]
 )
-def test_power_law(power: float, of_each: list[float]) -> None:
+def test_frequencies_follow_a_power_of_the_class_sizes(power: float, of_each: list[float]) -> None:
     counts = np.bincount(
         Known.LABELS[drawn(make_power_law(SOURCE, power, samples=30_000))], minlength=3
     )
@@ -291,14 +286,14 @@ def test_power_law(power: float, of_each: list[float]) -> None:
 
 
 class TestStratified:
-    def test_every_window_has_the_classes_equally_often_to_within_one(self) -> None:
+    def test_every_window_has_equally_many_of_each_class_to_within_one(self) -> None:
         classes = Known.LABELS[drawn(make_stratified(BATCH, SOURCE, samples=300))]
         for width in (1, 5, 8, 30):
             for begin in range(300 - width):
                 counts = np.bincount(classes[begin : begin + width], minlength=3)
                 assert counts.max() - counts.min() <= 1
 
-    def test_a_class_goes_through_shuffled_passes_of_its_own(self) -> None:
+    def test_each_class_is_shuffled_by_itself_in_each_pass(self) -> None:
         found = np.array(drawn(make_stratified(BATCH, SOURCE, samples=180)))
         rare = found[Known.LABELS[found] == 2]
         assert [sorted(rare[begin : begin + 10].tolist()) for begin in range(0, 60, 10)] == [
@@ -307,7 +302,7 @@ class TestStratified:
         assert len({tuple(rare[begin : begin + 10]) for begin in range(0, 60, 10)}) == 6
         assert sorted(found[Known.LABELS[found] == 0].tolist()) == list(range(60))
 
-    def test_a_few_classes_per_batch(self) -> None:
+    def test_each_batch_has_the_given_number_of_classes(self) -> None:
         order = make_stratified(BATCH, SOURCE, classes_per_batch=2, samples=800)
         assert isinstance(order, FixedBatchOrder)
         classes = Known.LABELS[drawn(order)].reshape(100, 8)
@@ -315,17 +310,15 @@ class TestStratified:
         assert all(sorted(count) == [0, 4, 4] for count in counts)
         assert len({tuple(count) for count in counts}) == 3
 
-    def test_what_does_not_fit(self) -> None:
+    def test_bad_parameters_and_missing_labels_are_rejected(self) -> None:
         with pytest.raises(ValueError, match="classes_per_batch = 3 and batch_size = 8:"):
             make_stratified(8, SOURCE, classes_per_batch=3)
         with pytest.raises(ValueError, match="classes_per_batch = 4:"):
             make_stratified(8, SOURCE, classes_per_batch=4)
-        with pytest.raises(
-            TypeError, match=r"\(range\) does not know the class of each sample; give it a met"
-        ):
+        with pytest.raises(TypeError, match=r"\(range\).*`labels\(\)`"):
             make_stratified(8, SampleSource(range(5)))
 
-    def test_another_batch_size_in_the_middle_of_a_pass_is_refused(self) -> None:
+    def test_other_batch_size_in_the_middle_of_an_epoch_is_rejected(self) -> None:
         order = make_stratified(BATCH, SOURCE, classes_per_batch=2)
         phase = Phase(0, "train", 0, first=1, steps=2, offset=4, end=100, batch_size=4)
         with raises(ChangedError, key="DATA.TRAIN.batch_size"):
@@ -340,17 +333,17 @@ class TestLengthBucketed:
         batches = [self.LENGTHS[found[begin : begin + BATCH]] for begin in range(0, 96, BATCH)]
         return float(np.mean([batch.max() - batch.min() for batch in batches]))
 
-    def test_lengths_of_a_batch_are_near_each_other(self) -> None:
+    def test_lengths_within_a_batch_are_similar(self) -> None:
         assert self.spread(make_length_bucketed(BATCH, SOURCE)) == pytest.approx(7, abs=1)
         assert self.spread(SAMPLERS["shuffled"]()) > 60
 
-    def test_every_sample_comes_once_and_batches_in_random_order(self) -> None:
+    def test_each_sample_occurs_once_and_batches_are_shuffled(self) -> None:
         found = drawn(make_length_bucketed(BATCH, SOURCE))
         assert sorted(found) == list(range(100))
         firsts = self.LENGTHS[found[0:96:BATCH]].tolist()
         assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))
 
-    def test_the_short_batch_is_not_always_that_of_the_longest(self) -> None:
+    def test_last_short_batch_has_varying_lengths(self) -> None:
         lasts = [
             self.LENGTHS[drawn(make_length_bucketed(BATCH, SOURCE), seed)[96:]].mean()
             for seed in range(12)
@@ -358,11 +351,11 @@ class TestLengthBucketed:
         assert min(lasts) < 30
         assert max(lasts) > 70
 
-    def test_a_small_pool_needs_little_of_a_large_pass(self) -> None:
+    def test_small_pool_computes_little_of_a_long_epoch(self) -> None:
         order = LengthBuckets(10, np.arange(2_000_000) % 1000, 5)
         assert len(set(order(2_000_000, 0)[1_000_000:1_000_100].tolist())) == 100
 
-    def test_lengths_in_a_file(self, tmp_path: Path) -> None:
+    def test_lengths_are_read_from_a_file(self, tmp_path: Path) -> None:
         np.savetxt(tmp_path / "lengths.txt", self.LENGTHS, fmt="%d")
         by_file = make_length_bucketed(
             BATCH, SampleSource(list(range(100))), file=str(tmp_path / "lengths.txt")
@@ -378,12 +371,12 @@ class TestLengthBucketed:
         (lambda: make_length_bucketed(BATCH, SOURCE, pool=0), "pool = 0:"),
     ],
 )
-def test_numbers_that_are_too_small(make: Callable[[], SampleOrder], message: str) -> None:
+def test_numbers_below_1_are_rejected(make: Callable[[], SampleOrder], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_an_order_with_state_would_be_found() -> None:
+def test_order_with_state_fails_the_check() -> None:
     """The negative control: what the first test of every order looks for is there where an order
     counts its calls."""
     calls: list[int] = []
@@ -406,27 +399,25 @@ class TestEnds:
             ["PHASES.epochs=2", "PHASES.overfit=1"],
         ],
     )
-    def test_a_pass_without_an_end_in_a_run_that_has_one(self, words: list[str]) -> None:
+    def test_endless_sampler_is_accepted_in_a_run_of_fixed_length(self, words: list[str]) -> None:
         assert build_run(["DATA.TRAIN.sampler=infinite", *words]).plan.updates <= 6
 
     @pytest.mark.parametrize(
-        ("words", "message"),
+        ("words", "key"),
         [
             (
                 ["DATA.TRAIN.sampler=infinite", "PHASES.epochs=3", "PHASES.test_every.updates=100"],
-                "DATA.TRAIN.sampler = 'infinite':",
+                "DATA.TRAIN.sampler",
             ),
             (
                 ["PHASES.stages=[{updates: 2}, {epochs: 1, DATA: {TRAIN: {sampler: infinite}}}]"],
-                "DATA.TRAIN.sampler = 'infinite':",
+                "DATA.TRAIN.sampler",
             ),
-            (
-                ["DATA.TEST.sampler=infinite", "PHASES.updates=1"],
-                "DATA.TEST.sampler = 'infinite':",
-            ),
+            (["DATA.TEST.sampler=infinite", "PHASES.updates=1"], "DATA.TEST.sampler"),
         ],
     )
-    def test_what_would_have_none_is_refused(self, words: list[str], message: str) -> None:
-        with pytest.raises(ConfigError) as caught:
+    def test_endless_sampler_is_rejected_in_a_run_without_an_end(
+        self, words: list[str], key: str
+    ) -> None:
+        with raises(ConfigError, key=key, given="'infinite'"):
             build_run(words)
-        assert str(caught.value).startswith(message)

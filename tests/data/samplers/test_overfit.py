@@ -1,6 +1,6 @@
 from pathlib import Path
 
-import pytest
+from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.data import SAMPLERS
@@ -12,7 +12,7 @@ from phasetrain.testing.build import build_run
 SHUFFLED = SAMPLERS["shuffled"]()
 
 
-def test_every_pass_is_the_beginning_of_one() -> None:
+def test_every_epoch_is_the_beginning_of_the_same_order() -> None:
     order = OverfitOrder(SHUFFLED, 4, seed=7)
     assert order.samples(10) == 4
     assert order.samples(3) == 3
@@ -22,7 +22,7 @@ def test_every_pass_is_the_beginning_of_one() -> None:
     assert first != SHUFFLED(10, 1)[:].tolist()[:4]
 
 
-def test_a_run_sees_the_same_batches_in_each_epoch_and_learns_them_by_heart(tmp_path: Path) -> None:
+def test_run_repeats_the_same_batches_and_overfits_them(tmp_path: Path) -> None:
     words = ["PHASES.overfit=2", "PHASES.epochs=3", "DATA.TRAIN.batch_size=16"]
     made = build_run(words)
     ids = [
@@ -40,18 +40,15 @@ def test_a_run_sees_the_same_batches_in_each_epoch_and_learns_them_by_heart(tmp_
     assert result.last["test/accuracy"] < 0.9
 
 
-def test_more_batches_than_there_are() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"PHASES.overfit = 100:",
-    ):
+def test_more_batches_than_an_epoch_has_are_rejected() -> None:
+    with raises(ConfigError, key="PHASES.overfit", given="100"):
         build_run(["PHASES.overfit=100"])
 
 
-def test_not_where_the_data_comes_in_windows(tmp_path: Path) -> None:
+def test_windows_cannot_be_overfitted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"input": [1.0], "target": 0}\n')
     data = f"{{dataset: windows, pattern: {tmp_path}/*.jsonl, parameter: files, of: {{dataset: lines}}, batch_size: 1}}"
-    with pytest.raises(ConfigError, match="windows"):
+    with raises(ConfigError, key="DATA.TRAIN.dataset", given="'windows'"):
         build_run(
             [
                 "experiment=null",

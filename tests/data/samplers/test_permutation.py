@@ -1,5 +1,5 @@
-"""Permutations hold each number once, give any part of themselves at once, and are as mixed as
-chance would have it."""
+"""Permutations contain each number once, any slice is computed directly, and they are
+statistically indistinguishable from random ones."""
 
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def scalar(length: int, seed: int, place: int) -> int:
 
 
 class TestPermutation:
-    def test_literal_numbers_stay_as_they_are_for_ever(self) -> None:
+    def test_permutations_have_these_values(self) -> None:
         assert all_of(10, 0).tolist() == [6, 3, 2, 0, 8, 7, 9, 1, 5, 4]
         assert Permutation(1_281_167, 0)[640_000:640_004].tolist() == [2490, 321113, 824736, 657443]
         assert Permutation(10**9, 0)[500_000_000:500_000_003].tolist() == [
@@ -56,19 +56,19 @@ class TestPermutation:
     @pytest.mark.parametrize(
         "length", [1, 2, 3, 4, 5, 7, 16, 17, 1000, 2**16, CHUNK, CHUNK + 1, 2**20, LARGE]
     )
-    def test_it_holds_each_number_once(self, length: int) -> None:
+    def test_each_number_occurs_once(self, length: int) -> None:
         found = all_of(length, 3)
         assert found.dtype == np.int64
         assert np.array_equal(np.sort(found), np.arange(length))
 
     @given(length=st.integers(0, 3000), seed=st.integers(0, 2**64 - 1), rounds=st.integers(1, 9))
-    def test_it_holds_each_number_once_whatever_length_and_seed(
+    def test_each_number_occurs_once_for_any_length_and_seed(
         self, length: int, seed: int, rounds: int
     ) -> None:
         assert sorted(all_of(length, seed, rounds).tolist()) == list(range(length))
 
     @given(length=st.integers(1, 2**62), seed=st.integers(0, 2**64 - 1), data=st.data())
-    def test_it_is_the_network_of_the_papers(
+    def test_values_are_those_of_the_published_network(
         self, length: int, seed: int, data: st.DataObject
     ) -> None:
         places = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=5))
@@ -76,7 +76,7 @@ class TestPermutation:
         assert found.tolist() == [scalar(length, seed, place) for place in places]
 
     @given(data=st.data())
-    def test_any_slices_in_any_order_equal_the_whole(self, data: st.DataObject) -> None:
+    def test_slices_in_any_order_equal_the_whole(self, data: st.DataObject) -> None:
         length = data.draw(st.sampled_from([1, 1000, CHUNK, 3 * CHUNK, 3 * CHUNK + 5]))
         ends = st.none() | st.integers(-length - 9, length + 9)
         cuts = data.draw(
@@ -86,18 +86,18 @@ class TestPermutation:
         for begin, end, step in cuts:
             assert np.array_equal(one[begin:end:step], whole[begin:end:step])
 
-    def test_two_readers_apart_by_more_than_what_is_kept(self) -> None:
+    def test_two_readers_beyond_the_cache_read_the_same(self) -> None:
         one, whole = Permutation(10 * CHUNK, 0), all_of(10 * CHUNK, 0)
         for begin in range(0, 5 * CHUNK, 1000):
             for ahead in (begin + 4 * CHUNK, begin):
                 assert np.array_equal(one[ahead : ahead + 1000], whole[ahead : ahead + 1000])
 
-    def test_who_writes_into_a_slice_changes_nothing_else(self) -> None:
+    def test_writing_into_a_slice_changes_nothing_else(self) -> None:
         one = Permutation(1000, 0)
         one[:10][:] = -1
         assert one[:10].tolist() == all_of(1000, 0)[:10].tolist()
 
-    def test_other_seeds_give_other_orders(self) -> None:
+    def test_seeds_give_different_orders(self) -> None:
         seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
         assert len({all_of(1000, seed).tobytes() for seed in seeds}) == len(seeds)
         assert all_of(1000, 1).tobytes() == all_of(1000, 1).tobytes()
@@ -106,18 +106,18 @@ class TestPermutation:
         small = peak_bytes(
             lambda: [Permutation(10**9, 0)[at : at + 256] for at in range(0, 10**9, 10**8)]
         )
-        large = peak_bytes(lambda: all_of(LARGE, 0))
+        large = peak_bytes(lambda: all_of(300_000, 0))
         assert small < 2_000_000
-        assert large > 8 * LARGE  # the same measure sees what is there
+        assert large > 8 * 300_000  # negative control: the measure sees a whole permutation
 
     @pytest.mark.parametrize("length", [-1, 2**62 + 1])
-    def test_lengths_beyond_64_bits_are_refused(self, length: int) -> None:
+    def test_lengths_beyond_62_bits_are_rejected(self, length: int) -> None:
         with pytest.raises(ValueError, match=rf"^length = {length}:"):
             Permutation(length, 0)
 
 
 class TestIdentity:
-    def test_slices(self) -> None:
+    def test_slices_are_ranges(self) -> None:
         found = Identity(10**12)
         assert len(found) == 10**12
         assert found[10**12 - 3 :].tolist() == [10**12 - 3, 10**12 - 2, 10**12 - 1]
@@ -234,18 +234,24 @@ class TestMixing:
     in any check."""
 
     @pytest.mark.parametrize("quality", QUALITIES)
-    def test_as_chance_would_have_it(self, quality: Quality, orders: list[Indices]) -> None:
+    def test_permutation_passes_the_statistical_check(
+        self, quality: Quality, orders: list[Indices]
+    ) -> None:
         assert abs(quality(orders)) < 5
 
     @pytest.mark.parametrize("quality", QUALITIES)
-    def test_one_round_does_not_pass(self, quality: Quality, one_round: list[Indices]) -> None:
+    def test_one_round_fails_the_statistical_check(
+        self, quality: Quality, one_round: list[Indices]
+    ) -> None:
         assert abs(quality(one_round)) > 5
 
     @pytest.mark.parametrize("quality", QUALITIES)
-    def test_an_affine_map_does_not_pass(self, quality: Quality, affine: list[Indices]) -> None:
+    def test_affine_map_fails_the_statistical_check(
+        self, quality: Quality, affine: list[Indices]
+    ) -> None:
         assert abs(quality(affine)) > 5
 
-    def test_numbers_that_stay_in_their_place_are_one_on_average(self) -> None:
+    def test_number_of_fixed_points_is_poisson(self) -> None:
         """Their number is Poisson's with mean and variance 1."""
 
         def moments(orders: list[Indices]) -> tuple[float, float]:
@@ -258,7 +264,7 @@ class TestMixing:
         assert moments([all_of(1000, seed, rounds=2) for seed in range(500)])[1] > 2
         assert moments([(np.arange(1000) * 382 + seed) % 1000 for seed in range(500)])[1] == 0
 
-    def test_any_number_may_come_first(self) -> None:
+    def test_first_number_is_uniform(self) -> None:
         def first(rounds: int) -> float:
             found = [
                 Permutation(LARGE, seed, rounds=rounds).at(np.zeros(1, np.int64))[0]

@@ -1,6 +1,7 @@
-"""Draws are a pure function of seed, phase, process and step; processes share each global batch in
+"""Draws are a pure function of seed, phase, rank and step; ranks shard each global batch in
 order."""
 
+import re
 import tracemalloc
 from collections.abc import Iterator
 from hashlib import sha256
@@ -12,6 +13,7 @@ import pytest
 from harness import status, train
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises
 
 from phasetrain.data.samplers.permutation import Identity, Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
@@ -46,7 +48,7 @@ def plain(steps: Iterator[list[Draw]]) -> list[list[tuple[int, list[int]]]]:
     return [[(draw.ordinal, draw.indices.tolist()) for draw in draws] for draws in steps]
 
 
-def test_literal_permutations_stay_as_they_are_for_ever() -> None:
+def test_shuffled_epoch_has_these_values() -> None:
     assert SHUFFLED(10, 0)[:].tolist() == [0, 7, 8, 6, 9, 5, 1, 3, 2, 4]
     assert plain(sampler().steps(FIRST)) == [
         [(0, [1, 8, 5, 6])],
@@ -55,7 +57,7 @@ def test_literal_permutations_stay_as_they_are_for_ever() -> None:
     ]
 
 
-def test_up_to_2_to_the_20_samples_numpy_shuffles_and_above_the_network() -> None:
+def test_up_to_2_to_the_20_samples_are_shuffled_by_numpy_and_more_by_permutation() -> None:
     table, computed = SHUFFLED(2**20, 7), SHUFFLED(2**20 + 1, 7)
     assert isinstance(table, np.ndarray)
     assert np.array_equal(table, np.random.Generator(np.random.Philox(key=7)).permutation(2**20))
@@ -64,7 +66,7 @@ def test_up_to_2_to_the_20_samples_numpy_shuffles_and_above_the_network() -> Non
     assert np.array_equal(computed[:9], Permutation(2**20 + 1, 7)[:9])
 
 
-def test_sequential() -> None:
+def test_sequential_epoch_has_the_order_of_the_dataset() -> None:
     assert plain(sampler(SEQUENTIAL).steps(FIRST)) == [
         [(0, [0, 1, 2, 3])],
         [(4, [4, 5, 6, 7])],
@@ -72,13 +74,13 @@ def test_sequential() -> None:
     ]
 
 
-def test_a_draw_knows_split_and_epoch() -> None:
+def test_draw_has_split_epoch_and_ordinal() -> None:
     [[draw], *_] = sampler().steps(SECOND)
     assert (draw.split, draw.epoch, draw.ordinal) == ("train", 1, 0)
     assert draw.indices.dtype == np.int64
 
 
-def test_micro_batches() -> None:
+def test_steps_are_split_into_micro_batches() -> None:
     assert plain(sampler(SEQUENTIAL, micro=3).steps(FIRST)) == [
         [(0, [0, 1, 2]), (3, [3])],
         [(4, [4, 5, 6]), (7, [7])],
@@ -116,7 +118,7 @@ class TestABillionSamples:
         made = PhaseSampler(order, self.LENGTH, seed=seed, micro_batch_size=200, world=World())
         return made.steps(self.phase(epoch), start)
 
-    def test_the_first_draw_of_the_middle(self) -> None:
+    def test_first_draw_in_the_middle_has_these_values(self) -> None:
         one, two = next(self.steps(self.MIDDLE))
         assert (one.ordinal, len(one.indices)) == (500_000_000, 200)
         assert (two.ordinal, len(two.indices)) == (500_000_200, 50)
@@ -124,7 +126,7 @@ class TestABillionSamples:
         order = Permutation(10**9, seed_of(0, "order", "train", 0))
         assert two.indices.tolist() == order[500_000_200:500_000_250].tolist()
 
-    def test_the_middle_in_sequence(self) -> None:
+    def test_middle_of_a_sequential_epoch_is_a_range(self) -> None:
         [one, _] = next(self.steps(self.MIDDLE, SEQUENTIAL))
         assert one.indices.tolist() == list(range(500_000_000, 500_000_200))
 
@@ -140,7 +142,7 @@ class TestABillionSamples:
             whole[at : at + 2] for at in (1, 50, 98)
         ]
 
-    def test_a_reader_that_runs_ahead_disturbs_nobody(self) -> None:
+    def test_reader_ahead_does_not_affect_the_one_behind(self) -> None:
         made = PhaseSampler(
             SHUFFLED, self.LENGTH, seed=0, micro_batch_size=self.BATCH, world=World()
         )
@@ -150,7 +152,7 @@ class TestABillionSamples:
             next(ahead)
             assert next(behind)[0].indices.tolist() == draws[0].indices.tolist()
 
-    def test_other_epochs_and_seeds_have_another_order(self) -> None:
+    def test_epochs_and_seeds_have_different_orders(self) -> None:
         found = [
             next(self.steps(self.MIDDLE, epoch=epoch, seed=seed))[0].indices.tolist()
             for epoch, seed in [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -159,7 +161,7 @@ class TestABillionSamples:
             not set(one) & set(other) for at, one in enumerate(found) for other in found[:at]
         )
 
-    def test_the_last_step(self) -> None:
+    def test_last_step_ends_at_the_last_sample(self) -> None:
         [[one, two]] = list(self.steps(self.LENGTH // self.BATCH - 1))
         assert two.ordinal + len(two.indices) == self.LENGTH
         assert len(set(one.indices.tolist()) | set(two.indices.tolist())) == 250
@@ -175,13 +177,13 @@ class TestABillionSamples:
         assert peak < 2_000_000
 
 
-def test_asking_twice_and_in_another_order_gives_the_same() -> None:
+def test_steps_do_not_depend_on_earlier_calls() -> None:
     one = sampler()
     later, earlier = plain(one.steps(SECOND)), plain(one.steps(FIRST))
     assert (earlier, later) == (plain(sampler().steps(FIRST)), plain(one.steps(SECOND)))
 
 
-def test_a_pass_holds_every_sample_once_and_other_epochs_and_seeds_another_order() -> None:
+def test_each_epoch_contains_every_sample_once_in_its_own_order() -> None:
     def order(steps: Iterator[list[Draw]]) -> list[int]:
         return [index for draws in steps for draw in draws for index in draw.indices.tolist()]
 
@@ -194,7 +196,7 @@ def test_a_pass_holds_every_sample_once_and_other_epochs_and_seeds_another_order
     assert len({tuple(found) for found in orders}) == 3
 
 
-def test_a_phase_in_the_middle_of_a_pass() -> None:
+def test_phase_in_the_middle_of_an_epoch_is_a_slice() -> None:
     middle = Phase(0, "train", 0, first=1, steps=1, offset=4, end=10, batch_size=4)
     assert plain(sampler().steps(middle)) == plain(sampler().steps(FIRST))[1:2]
 
@@ -206,7 +208,7 @@ def test_a_phase_in_the_middle_of_a_pass() -> None:
     micro=st.integers(1, 5),
     start=st.integers(0, 3),
 )
-def test_processes_share_each_global_batch_in_order(
+def test_ranks_shard_each_global_batch_in_order(
     length: int, batch_size: int, size: int, micro: int, start: int
 ) -> None:
     plan = interleave(
@@ -242,10 +244,11 @@ def test_processes_share_each_global_batch_in_order(
         assert all(0 < len(draw.indices) <= micro for draw in parts)
 
 
-def test_a_phase_beyond_the_end_of_the_data_is_refused() -> None:
+def test_phase_beyond_the_end_of_the_dataset_is_rejected() -> None:
     short = PhaseSampler(SEQUENTIAL, 9, seed=0, micro_batch_size=4, world=World())
-    with pytest.raises(ChangedError, match=r"DATA\.TRAIN has 9 samples now, and"):
+    with raises(ChangedError, code="resume.data_changed") as caught:
         next(short.steps(FIRST))
+    assert "DATA.TRAIN has 9 " in str(caught.value)
     assert list(short.steps(FIRST, FIRST.steps)) == []
 
 
@@ -254,37 +257,28 @@ def test_a_phase_beyond_the_end_of_the_data_is_refused() -> None:
     [
         (
             np.arange(9),
-            r"^DATA\.TRAIN\.sampler: it returned int64 \(9,\) for a pass, expected int64 \(10,\)$",
+            r"int64 \(9,\).*int64 \(10,\)$",
         ),
-        (np.arange(10.0), r"^DATA\.TRAIN\.sampler: it returned float64 \(10,\) for a pass"),
+        (np.arange(10.0), r"float64 \(10,\)"),
         (np.zeros((10, 1), dtype=np.int64), r"int64 \(10, 1\)"),
-        (
-            np.arange(1, 11),
-            r"^DATA\.TRAIN\.sampler: it returned index 10 for a pass, expected indices from 0 to 9$",
-        ),
-        (np.arange(-1, 9), r"returned index -1 for a pass, expected indices from 0 to 9$"),
-        (
-            Identity(9),
-            r"returned Identity of length 9 for an epoch, expected an int64 array \(10,\), or an object of that length",
-        ),
-        (
-            None,
-            r"expected an int64 array \(10,\), or an object of that",
-        ),
-        (
-            list(range(10)),
-            r"^DATA\.TRAIN\.sampler: it returned list for samples 0 to 3 of a pass, expected int64 \(4,\)$",
-        ),
+        (np.arange(1, 11), r"index 10 .* 0 to 9$"),
+        (np.arange(-1, 9), r"index -1 .* 0 to 9$"),
+        (Identity(9), r"Identity .*\b9\b.*\(10,\)"),
+        (None, r"None.*\(10,\)"),
+        (list(range(10)), r"list .* 0 to 3 .*int64 \(4,\)$"),
     ],
 )
-def test_an_order_of_another_form_is_refused(made: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_order_of_another_form_is_rejected(made: Any, message: str) -> None:
+    expected = {"code": "config.invalid_order", "key": "DATA.TRAIN.sampler"}
+    with raises(ConfigError, **expected) as caught:
         next(sampler(lambda length, seed: made).steps(FIRST))
+    assert re.search(message, str(caught.value))
 
 
-def test_an_index_outside_of_a_test_split_is_told_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="index 355 for a pass, expected"):
+def test_index_outside_of_a_test_split_fails_before_training(tmp_path: Path) -> None:
+    with raises(ConfigError, code="config.invalid_order", key="DATA.TEST.sampler") as caught:
         train(tmp_path, "DATA.TEST.sampler=reading_parts.one_too_far")
+    assert "index 355 " in str(caught.value)
     assert (status(tmp_path)["exit_code"], (tmp_path / "metrics.jsonl").exists()) == (2, False)
 
 
@@ -303,7 +297,7 @@ class Backwards:
         return (self.length - 1 - places + shifts).astype(self.kind if places[0] >= 4 else np.int64)
 
 
-def test_an_order_of_ones_own_may_be_computed_when_it_is_asked_for() -> None:
+def test_custom_order_may_compute_its_slices() -> None:
     own = sampler(lambda length, seed: Backwards(length), micro=3)
     assert plain(own.steps(FIRST, 1)) == [[(4, [5, 4, 3]), (7, [2])], [(8, [1, 0])]]
 
@@ -313,18 +307,16 @@ def test_an_order_of_ones_own_may_be_computed_when_it_is_asked_for() -> None:
     [
         (
             Backwards(10, shift=5),
-            r"^DATA\.TRAIN\.sampler: it returned index 10 for samples 4 to 7 of a pass, expected indices .* 9$",
+            r"^DATA\.TRAIN\.sampler: .*index 10 .* 4 to 7 .* 9$",
         ),
-        (Backwards(10, shift=-3), r"returned index -1 for samples 4 to 7 of a pass"),
+        (Backwards(10, shift=-3), r"index -1 .* 4 to 7 "),
         (
             Backwards(10, kind=np.int32),
-            r"returned int32 \(4,\) for samples 4 to 7 of a pass, expected int64 \(4,\)$",
+            r"int32 \(4,\) .* 4 to 7 .*int64 \(4,\)$",
         ),
     ],
 )
-def test_what_is_computed_when_it_is_asked_for_is_looked_at_then(
-    made: Backwards, message: str
-) -> None:
+def test_bad_slice_of_a_custom_order_is_rejected(made: Backwards, message: str) -> None:
     steps = sampler(lambda length, seed: made).steps(FIRST)
     assert next(steps)[0].indices.tolist() == [9, 8, 7, 6]
     with pytest.raises(ValueError, match=message):

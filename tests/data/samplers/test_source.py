@@ -1,4 +1,4 @@
-"""What samplers may ask of samples, and which of them take part."""
+"""Labels, lengths and weights of samples for samplers, and subsets of a dataset."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ def chosen(source: SampleSource = DIGITS, **given: Any) -> list[int] | None:
     return None if found is None else found.tolist()
 
 
-class TestChoice:
-    def test_all_take_part_unless_told(self) -> None:
+class TestSelectSubset:
+    def test_all_samples_are_used_by_default(self) -> None:
         assert chosen(seed=3) is None
 
-    def test_so_many_in_the_order_of_the_data(self) -> None:
+    def test_subset_is_random_and_sorted(self) -> None:
         found = chosen(samples=100)
         assert found is not None
         assert len(set(found)) == 100
@@ -40,7 +40,7 @@ class TestChoice:
         assert found != chosen(samples=100, seed=1)
 
     @pytest.mark.parametrize("balanced", [False, True])
-    def test_subsets_of_one_list_have_no_sample_in_common(self, balanced: bool) -> None:
+    def test_subsets_with_skip_are_disjoint(self, balanced: bool) -> None:
         first = chosen(samples=101, balanced=balanced)
         second, rest = chosen(samples=50, skip=101, balanced=balanced), chosen(skip=151)
         assert first is not None
@@ -52,7 +52,9 @@ class TestChoice:
             assert sorted([*first, *second, *rest]) == list(range(1442))
 
     @pytest.mark.parametrize(("samples", "skip"), [(100, 0), (104, 0), (50, 57), (3, 18)])
-    def test_balanced(self, samples: int, skip: int) -> None:
+    def test_balanced_subset_has_equally_many_samples_per_class(
+        self, samples: int, skip: int
+    ) -> None:
         found = chosen(samples=samples, skip=skip, balanced=True)
         assert found is not None
         counts = np.bincount(DIGITS.labels()[found], minlength=10)
@@ -61,7 +63,7 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("skip", "counts"), [(0, [140] * 10), (3, [139] * 3 + [140] * 7), (1399, [0] * 9 + [1])]
     )
-    def test_balanced_without_a_number_takes_as_many_as_the_smallest_class_has(
+    def test_balanced_subset_without_a_number_is_limited_by_the_smallest_class(
         self, skip: int, counts: list[int]
     ) -> None:
         assert min(np.bincount(DIGITS.labels())) == 140
@@ -89,21 +91,23 @@ class TestChoice:
             ),
         ],
     )
-    def test_too_many(self, given: dict[str, Any], message: str) -> None:
+    def test_more_samples_than_there_are_are_rejected(
+        self, given: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ValueError) as caught:
             chosen(**given)
         assert str(caught.value).startswith(message)
 
-    def test_balanced_needs_classes(self) -> None:
+    def test_balanced_subset_of_a_dataset_without_labels_is_rejected(self) -> None:
         with pytest.raises(
             TypeError,
-            match="the class of each sample; give it a",
+            match="range",
         ):
             chosen(SampleSource(range(9)), samples=3, balanced=True)
 
 
-class TestChosen:
-    def test_an_order_of_some_samples(self) -> None:
+class TestSubsetOrder:
+    def test_order_of_a_subset_has_its_indices(self) -> None:
         order = SubsetOrder(SAMPLERS["sequential"](), np.array([3, 5, 8]))
         assert (order.samples(10), order(10, 0)[0:3].tolist()) == (3, [3, 5, 8])
         assert sorted(
@@ -114,7 +118,7 @@ class TestChosen:
             8,
         ]
 
-    def test_the_size_of_batches_stays_known(self) -> None:
+    def test_batch_size_of_the_order_is_kept(self) -> None:
         inner = LaneOrder(4, [10], 2)
         order = SubsetBatchOrder(inner, np.arange(0, 20, 2), 4)
         assert isinstance(order, BatchOrder)
@@ -123,13 +127,13 @@ class TestChosen:
 
 
 class TestSource:
-    def test_of_some_samples(self) -> None:
+    def test_source_of_a_subset_has_its_labels(self) -> None:
         some = SampleSource(load_digits(), np.array([5, 7]))
         assert (len(some), some.labels().tolist()) == (2, DIGITS.labels()[[5, 7]].tolist())
         assert [int(some.view[at][1]) for at in range(2)] == some.labels().tolist()
         assert DIGITS.view is DIGITS.dataset
 
-    def test_one_by_one_as_torchs_loaders_read_them(self) -> None:
+    def test_samples_can_be_read_by_a_data_loader(self) -> None:
         loader: DataLoader[Any] = DataLoader(
             SampleSource(load_digits(), np.array([5, 7])).samples, batch_size=2
         )
@@ -137,14 +141,12 @@ class TestSource:
         assert (inputs.shape, targets.tolist()) == ((2, 1, 8, 8), DIGITS.labels()[[5, 7]].tolist())
         assert len(SampleSource(load_digits()).samples) == 1442
 
-    def test_decimal_targets_are_no_classes(self) -> None:
-        with pytest.raises(ValueError, match="float32; classes are integers"):
+    def test_float_targets_have_no_labels(self) -> None:
+        with pytest.raises(ValueError, match="float32"):
             SampleSource(TensorSamples(torch.zeros(2, 1), torch.zeros(2), classes=2)).labels()
 
-    @pytest.mark.parametrize(
-        ("ask", "word"), [("labels", "class"), ("lengths", "length"), ("weights", "weight")]
-    )
-    def test_what_the_data_set_cannot_tell(self, ask: str, word: str) -> None:
+    @pytest.mark.parametrize("ask", ["labels", "lengths", "weights"])
+    def test_dataset_without_the_method_is_rejected(self, ask: str) -> None:
         asked = {
             "labels": SampleSource.labels,
             "lengths": SampleSource.lengths,
@@ -152,10 +154,10 @@ class TestSource:
         }[ask]
         with pytest.raises(
             TypeError,
-            match=rf"does not know the {word} of each sample; give it a method `{ask}\(\)`",
+            match=rf"`{ask}\(\)`",
         ):
             asked(SampleSource([1, 2]))
 
-    def test_one_value_for_each_sample(self) -> None:
+    def test_wrong_number_of_values_is_rejected(self) -> None:
         with pytest.raises(ValueError, match=r"lengths of shape \(3,\)"):
             SampleSource([1, 2]).select_values([1, 2, 3], "lengths")

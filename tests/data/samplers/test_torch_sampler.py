@@ -1,4 +1,4 @@
-"""A sampler of torch's kind becomes a function of the seed, or is refused in words."""
+"""A sampler of PyTorch becomes a function of the seed, or is rejected."""
 
 import random
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class ByNumPyAndPython:
 
 
 @pytest.mark.parametrize("sampler", [RandomSampler(DATA), ByEpoch(), ByNumPyAndPython()])
-def test_a_pass_is_a_function_of_its_seed(sampler: Any) -> None:
+def test_epoch_is_a_function_of_its_seed(sampler: Any) -> None:
     order = TorchOrder(sampler, "DATA.TRAIN.sampler")
     one, other = order(10, 3), order(10, 4)
     assert order(10, 3).tolist() == one.tolist()
@@ -69,20 +69,20 @@ def test_a_pass_is_a_function_of_its_seed(sampler: Any) -> None:
     assert one.dtype == np.int64
 
 
-def test_literal_order_of_torch() -> None:
+def test_order_is_that_of_torch_with_the_same_seed() -> None:
     with preserve_generators():
         torch.manual_seed(3)
         expected = list(RandomSampler(DATA))
     assert TorchOrder(RandomSampler(DATA), "x")(10, 3).tolist() == expected
 
 
-def test_a_pass_may_have_another_length_than_the_data() -> None:
+def test_epoch_may_have_another_length_than_the_dataset() -> None:
     order = TorchOrder(WeightedRandomSampler([0.0, 1.0, 3.0], num_samples=40), "DATA.TRAIN.sampler")
     assert (pass_length(order, 3), len(order(3, 0))) == (40, 40)
     assert set(order(3, 0).tolist()) == {1, 2}
 
 
-def test_the_generators_of_the_process_stay_where_they_were() -> None:
+def test_global_generators_are_restored() -> None:
     def place() -> Any:
         return (
             torch.get_rng_state().tolist()[:64],
@@ -96,44 +96,29 @@ def test_the_generators_of_the_process_stay_where_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "problem"),
+    ("sampler", "code"),
     [
-        (
-            Counting(),
-            {"key": "DATA.TRAIN.sampler"},
-        ),
-        (OwnGenerator(), {"key": "DATA.TRAIN.sampler"}),
-        (
-            DistributedSampler(DATA, 2, 0),
-            {"key": "DATA.TRAIN.sampler"},
-        ),  # type: ignore[arg-type]
-        (
-            BatchSampler(SequentialSampler(DATA), 4, False),
-            {"key": "DATA.TRAIN.sampler"},
-        ),
-        (iter([]), {"key": "DATA.TRAIN.sampler"}),
+        (Counting(), "config.impure_sampler"),
+        (OwnGenerator(), "config.impure_sampler"),
+        (DistributedSampler(DATA, 2, 0), "config.sharding_sampler"),  # type: ignore[arg-type]
+        (BatchSampler(SequentialSampler(DATA), 4, False), "config.invalid_order"),
+        (iter([]), "config.invalid_order"),
     ],
 )
-def test_what_is_refused(sampler: Any, problem: dict[str, str]) -> None:
-    with raises(ConfigError, **problem):
+def test_unsuitable_samplers_are_rejected(sampler: Any, code: str) -> None:
+    with raises(ConfigError, code=code, key="DATA.TRAIN.sampler"):
         TorchOrder(sampler, "DATA.TRAIN.sampler")
 
 
-def test_passes_of_unequal_length_are_refused() -> None:
+def test_epochs_of_unequal_length_are_rejected() -> None:
     order = TorchOrder(ByNumPyAndPython(uneven=True), "DATA.TRAIN.sampler")
-    with pytest.raises(
-        ValueError,
-        match="for another; a plan needs",
-    ):
+    with raises(ConfigError, code="config.invalid_order", key="DATA.TRAIN.sampler"):
         list(map(partial(order, 10), range(20)))
 
 
-def test_as_order() -> None:
+def test_to_order_wraps_samplers_of_torch_and_rejects_numbers() -> None:
     shuffled = SAMPLERS["shuffled"]()
     assert to_order(shuffled, "x") is shuffled
     assert isinstance(to_order(RandomSampler(DATA), "x"), TorchOrder)
-    with pytest.raises(
-        ConfigError,
-        match="int, expected a function of the number of samples",
-    ):
+    with raises(ConfigError, code="config.invalid_order", key="DATA.TRAIN.sampler"):
         to_order(3, "DATA.TRAIN.sampler")
