@@ -159,7 +159,10 @@ def _check_tensor(value: Tensor, path: str) -> None:
 
 def _encode(value: Any, path: str, add_tensor: Any, depth: int) -> Any:
     def encode_item(key: object, item: Any) -> Any:
-        return _encode(item, f"{path}.{key}" if path else str(key), add_tensor, depth + 1)
+        item_path = str(key)
+        if path:
+            item_path = f"{path}.{key}"
+        return _encode(item, item_path, add_tensor, depth + 1)
 
     if depth > DEPTH:
         raise TypeError(f"{path}: state is nested more than {DEPTH} levels deep")

@@ -113,7 +113,12 @@ class ShardWriter(StorageWriter):
     def reset(self, checkpoint_id: Any = None) -> None:
         """Do nothing: each checkpoint gets a new writer."""
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's
+    def set_up_storage_writer(
+        self,
+        is_coordinator: bool,  # noqa: FBT001 - torch passes it so
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """Do nothing: rank 0 creates the folder once all ranks have a plan."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

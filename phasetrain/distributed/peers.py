@@ -60,11 +60,11 @@ class Peers:
         """Return ranks in words, with process id and host if there is only one."""
         if len(ranks) > 1:
             return f"one or more of the ranks {', '.join(map(str, ranks))} of {self.size}"
-        where = ""
+        process = ""
         if self.processes:
             host, pid = self.processes[ranks[0]]
-            where = f" (pid {pid} on {host})"
-        return f"rank {ranks[0]} of {self.size}{where}"
+            process = f" (pid {pid} on {host})"
+        return f"rank {ranks[0]} of {self.size}{process}"
 
     def _find_in_state(self, letters: str) -> list[int]:
         return [

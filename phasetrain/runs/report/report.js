@@ -72,8 +72,8 @@ for (const chart of document.querySelectorAll("figure.chart")) {
     tip.replaceChildren(head, ...rows.map((one) => row(...one)));
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
-    const beside = event.clientX + 16 + box.width > innerWidth ? event.clientX - 16 - box.width : event.clientX + 16;
-    tip.style.left = `${Math.max(4, beside)}px`;
+    const tipLeft = event.clientX + 16 + box.width > innerWidth ? event.clientX - 16 - box.width : event.clientX + 16;
+    tip.style.left = `${Math.max(4, tipLeft)}px`;
     tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 4))}px`;
   });
 

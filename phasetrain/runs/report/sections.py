@@ -117,7 +117,7 @@ def config_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the keys in which a run differs from the defaults, or several runs from each other."""
     if len(runs) > 1:
         configs = [flatten(run.config) for run in runs]
-        return _compare(configs, names, "The configs are equal.", skip=FOLDER_KEYS)
+        return _compare_table(configs, names, "The configs are equal.", skip=FOLDER_KEYS)
     run = runs[0]
     parts = []
     if run.plan.differs:
@@ -144,7 +144,7 @@ def environment_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
     """Return the environment of a run, or the differences between several."""
     if len(runs) > 1:
         environments = [flatten(run.environment.content) for run in runs]
-        return _compare(environments, names, "The environments are equal.")
+        return _compare_table(environments, names, "The environments are equal.")
     found = runs[0].environment.content
     first = {key: value for key, value in found.items() if not isinstance(value, Mapping | list)}
     rest = {key: value for key, value in found.items() if key not in first and value}
@@ -260,7 +260,7 @@ def _format_seconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def _compare(
+def _compare_table(
     sides: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     equal_note: str,

@@ -21,7 +21,7 @@ def tiles_section(run: RunReport, now: float) -> str:
     cards = [
         _tile("state", badge(state), reason),
         _tile("updates", format_progress(run), planned),
-        _tile("time", _format_total(run), _count(run.status.attempt, "attempt")),
+        _tile("time", _format_total(run), _format_count(run.status.attempt, "attempt")),
     ]
     spent = run.status.run_seconds
     if spent:
@@ -36,7 +36,9 @@ def tiles_section(run: RunReport, now: float) -> str:
     device = run.environment.device
     if device:
         cards.append(
-            _tile("device", escape_text(device), _count(run.environment.processes, "process"))
+            _tile(
+                "device", escape_text(device), _format_count(run.environment.processes, "process")
+            )
         )
     digest = run.status.digest
     if digest:
@@ -99,7 +101,7 @@ def _format_total(run: RunReport) -> str:
     return "-"
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     if number <= 1:
         return f"1 {noun}"
     return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
