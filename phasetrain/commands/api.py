@@ -91,7 +91,7 @@ def with_history(result: RunResult) -> RunResult:
 
 
 def overrides_of(config: Config) -> list[str]:
-    """Return the overrides that a text, a list of words, or a mapping stands for."""
+    """Return a text, a list of words, or a mapping as a list of overrides."""
     if isinstance(config, str):
         return shlex.split(config)
     if isinstance(config, Mapping):

@@ -67,7 +67,7 @@ def export(
         out: must not exist yet; `PREFIX://...` goes through the registered path handler.
         form: one of `FORMATS`. `torch_export` and `onnx` hold the computation as well, for batches
             of any size, in test mode: the model is built from `overrides` on the CPU, and for
-            `torch_export` the outputs of the file are compared with those of the model.
+            `torch_export` the outputs of the file are compared with the outputs of the model.
         source: which checkpoint of a run, and which weights: `checkpoint`, `which`, and patterns
             `include` and `exclude` of names, as in MODEL.weights.
         overrides: overrides of the run, as in its overrides.yaml; only for `torch_export` and

@@ -9,7 +9,6 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from textwrap import wrap
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -19,7 +18,7 @@ from phasetrain.config.problems import format_value
 from phasetrain.config.schema import part_pattern
 from phasetrain.config.sections import ENTRIES, Config, TrainSplitSection
 from phasetrain.config.sections.data import SubsetSection
-from phasetrain.config.sections.keys import Key, define_key, join_path, key_name, section_keys
+from phasetrain.config.sections.keys import Key, section_keys, walk_section
 
 HEADER = """# Reference
 
@@ -74,9 +73,8 @@ def json_schema() -> dict[str, Any]:
 
 def _list_sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield (path, dataclass) of each section, group, and mapping with known keys."""
-    for definition in fields(section):
-        here = join_path(path, key_name(definition))
-        below = definition.metadata.get("group") or definition.metadata["fields"]
+    for here, key, group in walk_section(section, path):
+        below = group if key is None else key.fields
         if below is not None:
             yield here, below
             yield from _list_sections(below, here)
@@ -86,26 +84,14 @@ def _list_sections(section: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _keys_to_list(section: Any, path: str) -> list[Key]:
     if section is Config:
-        keys = _own_keys(Config, "")
-        return [one for one in keys if one.path == path]
-    keys = _own_keys(section, path)
+        return [section_keys(Config, "")[path]]
+    keys = list(section_keys(section, path).values())
     if path.startswith("DATA.TEST"):
         train: Any = TrainSplitSection if path == "DATA.TEST" else SubsetSection
-        # Most keys of test splits are those of DATA.TRAIN; repeating them would hide the rest.
-        same = [
-            replace(one, path=one.path.replace("TRAIN", "TEST")) for one in _own_keys(train, path)
-        ]
+        # Most keys of test splits are keys of DATA.TRAIN; repeating them would hide the others.
+        same = section_keys(train, path).values()
         return [one for one in keys if one not in same]
     return keys
-
-
-def _own_keys(section: Any, path: str) -> list[Key]:
-    """Return the keys directly below a section, without its groups."""
-    return [
-        define_key(definition, join_path(path, key_name(definition)))
-        for definition in fields(section)
-        if "group" not in definition.metadata
-    ]
 
 
 def _summary(section: Any) -> str:
@@ -127,45 +113,36 @@ def _table(keys: Sequence[Key]) -> str:
 
 def _yaml_lines(section: Any, path: str, depth: int) -> Iterator[str]:
     indent = "  " * depth
-    for definition in fields(section):
-        name = key_name(definition)
-        here = join_path(path, name)
-        below = definition.metadata.get("group")
+    for here, key, below in walk_section(section, path):
+        name = here.rpartition(".")[2]
         if not depth:
             yield ""
-        if below is not None:
+        if key is None:
             yield from (f"{indent}# {line}" for line in _summary(below).splitlines())
             yield f"{indent}{name}:"
             yield from _yaml_lines(below, here, depth + 1)
             continue
-        one = define_key(definition, here)
-        about = f"{one.meaning} ({one.type.text}; {one.resume})"
+        about = f"{key.meaning} ({key.type.text}; {key.resume})"
         # The mark of a comment takes two of 100 columns.
         yield from (f"{indent}# {line}" for line in wrap(about, 98 - len(indent)))
-        yield f"{indent}{name}: {format_literal(one.default, here)}"
+        yield f"{indent}{name}: {format_literal(key.default, here)}"
 
 
 def _json_object(section: Any, path: str, *, closed: bool) -> dict[str, Any]:
     properties = {}
-    for definition in fields(section):
-        name = key_name(definition)
-        here = join_path(path, name)
-        below = definition.metadata.get("group")
-        if below is not None:
+    for here, key, below in walk_section(section, path):
+        name = here.rpartition(".")[2]
+        if key is None:
             # Sections that name a part also have its parameters, and DATA has any number of splits.
-            properties[name] = _json_object(below, here, closed=not _is_open(here))
+            is_open = here in ("DATA", "HOOKS") or part_pattern(here) is not None
+            properties[name] = _json_object(below, here, closed=not is_open)
             continue
-        one = define_key(definition, here)
         properties[name] = {
-            **_json_type(one.type.annotation, one.type.bounds),
-            "default": one.default,
-            "description": one.meaning,
+            **_json_type(key.type.annotation, key.type.bounds),
+            "default": key.default,
+            "description": key.meaning,
         }
     return {"type": "object", "properties": properties, "additionalProperties": not closed}
-
-
-def _is_open(path: str) -> bool:
-    return path in ("DATA", "HOOKS") or part_pattern(path) is not None
 
 
 def _json_type(annotation: Any, bounds: Mapping[str, float]) -> dict[str, Any]:

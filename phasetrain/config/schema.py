@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import fields
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from phasetrain.config.sections import Config
-from phasetrain.config.sections.keys import Key, Resume, define_key, join_path, key_name
+from phasetrain.config.sections.keys import Key, Resume, walk_section
 
 DEFAULTS = "defaults.yaml"
 """Name of the lowest layer: the defaults of all keys."""
@@ -169,20 +168,15 @@ def _as_known(path: str) -> str:
 
 
 def _keys(section: Any, path: str) -> Iterator[Key]:
-    for definition in fields(section):
-        here = join_path(path, key_name(definition))
-        below = definition.metadata.get("group")
-        if below is None:
-            yield define_key(definition, here)
-        else:
+    for here, key, below in walk_section(section, path):
+        if key is None:
             yield from _keys(below, here)
+        else:
+            yield key
 
 
 def _defaults(section: Any) -> dict[str, Any]:
-    found = {}
-    for definition in fields(section):
-        about = definition.metadata
-        below = about.get("group")
-        default = deepcopy(about["default"]) if below is None else _defaults(below)
-        found[key_name(definition)] = default
-    return found
+    return {
+        name: _defaults(below) if key is None else deepcopy(key.default)
+        for name, key, below in walk_section(section, "")
+    }

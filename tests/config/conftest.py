@@ -64,7 +64,7 @@ def free(a: int = 1, **kwargs: Any) -> None: ...
 
 
 WATCHING = ("ledger", "metrics", "numerics", "report", "stragglers", "watchdog")
-"""Hooks of defaults.yaml beside `console`."""
+"""Hooks of defaults.yaml next to `console`."""
 
 
 def registry(kind: str, section: str, **parts: Callable[..., Any]) -> Registry[Any]:

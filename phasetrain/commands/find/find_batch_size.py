@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count, takewhile
 
 import torch
@@ -78,7 +79,7 @@ def find_batch_size(setup: Setup) -> RunResult:
     rows = [(str(size), f"{rate:,.0f}") for size, rate in rates.items()]
     setup.terminal.print_table("batches without accumulation", ("samples", "samples/s"), rows)
     series = {"samples/s": (list(rates), list(rates.values()))}
-    write_results(
+    result = write_results(
         setup,
         "find_batch_size",
         content,
@@ -88,13 +89,7 @@ def find_batch_size(setup: Setup) -> RunResult:
         f"the largest batch that fits has {largest} samples ({stopped}), the fastest {fastest}: "
         f"{line}"
     )
-    return RunResult(
-        "found",
-        folder=setup.config.RUN.dir,
-        reason=line,
-        seconds=time.perf_counter() - began,
-        details=content,
-    )
+    return replace(result, seconds=time.perf_counter() - began)
 
 
 def _samples_per_second(setup: Setup, size: int) -> float:

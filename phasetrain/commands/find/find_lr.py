@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from phasetrain.commands.find.trial import draw_plot, run_trial, trial_config, write_results
@@ -142,17 +142,11 @@ def find_lr(setup: Setup) -> RunResult:
     if found.steepest is not None:
         marks = [found.steepest]
         verdict = f"the loss falls fastest here: {line}"
-    write_results(
+    result = write_results(
         setup, "find_lr", content, lambda: draw_plot(series, ("learning rate", "loss"), marks)
     )
     setup.terminal.say(verdict)
-    return RunResult(
-        "found",
-        folder=setup.config.RUN.dir,
-        reason=line,
-        seconds=time.perf_counter() - began,
-        details=content,
-    )
+    return replace(result, seconds=time.perf_counter() - began)
 
 
 def geometric_range(first: float, last: float, number: int) -> list[float]:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from phasetrain.commands.result import RunResult
 from phasetrain.commands.setup import Setup
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
@@ -96,8 +97,8 @@ def draw_plot(series: Series, labels: tuple[str, str], marks: Sequence[float]) -
 
 def write_results(
     setup: Setup, name: str, content: Mapping[str, Any], draw: Callable[[], bytes]
-) -> None:
-    """Write the numbers, and a plot if matplotlib is installed."""
+) -> RunResult:
+    """Write the numbers, and a plot if matplotlib is installed; return the result of the search."""
     folder = RunFolder(setup.config.RUN.dir)
     path = folder.file(FOLDER)
     with folder.writing():
@@ -108,3 +109,4 @@ def write_results(
         except ImportError:
             log.info("no plot: it needs matplotlib, pip install 'phasetrain[plot]'")
     setup.terminal.say(f"written to {path}/{name}.json")
+    return RunResult("found", folder=folder.path, reason=str(content["line"]), details=content)

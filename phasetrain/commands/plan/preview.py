@@ -338,7 +338,7 @@ def _describe_split(split: SplitData, workers: int) -> dict[str, Any]:
 
 
 def _name_of_part(entry: str | Mapping[str, Any]) -> str:
-    """Return the name of a part, which stands alone or in a mapping with its parameters."""
+    """Return the name of a part, given as a name or as a mapping with its parameters."""
     if isinstance(entry, str):
         return entry
     name: str = entry["name"]

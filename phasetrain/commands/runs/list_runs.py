@@ -33,7 +33,7 @@ PLAN_BYTES = 4096
 METRICS_BYTES = 4 << 20
 RECENT_BYTES = 1 << 14
 """Bytes read from the start of plan.json and from the end of metrics.jsonl; of the latter all lines
-in the last part are parsed, before it those of phases only."""
+in the last part are parsed, before it only lines of phases."""
 
 RUN_FILES = frozenset({PLAN, METRICS, ENVIRONMENT, "steps.ledger", "overrides.yaml"})
 """A run folder without a status has at least two of these files."""

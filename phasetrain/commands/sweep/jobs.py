@@ -163,7 +163,7 @@ class Job:
         command: command line that starts the program.
         fixed: overrides that all runs share.
         folder: the sweep folder.
-        sweep: identity of this call of `sweep`, to tell its results from those of earlier calls.
+        sweep: identity of this call of `sweep`, to tell its results from earlier ones.
         monitor: metric by which runs are compared, with a minus sign if smaller is better; empty
             for none.
         batch: number, from 1, and swept overrides of each run to launch; empty if a sweeper of

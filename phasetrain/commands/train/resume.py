@@ -1,5 +1,5 @@
 """Whether a run may resume from a checkpoint: the config, data and environment of the checkpoint
-against those of now."""
+against the present ones."""
 
 import platform
 import sys

@@ -135,10 +135,25 @@ def define_key(definition: "Field[Any]", path: str) -> Key:
     )
 
 
+def walk_section(section: Any, path: str) -> Iterator[tuple[str, Key | None, Any]]:
+    """Yield (dotted path, key, None) of each key directly below a section, and (dotted path, None,
+    dataclass) of each group of keys."""
+    for definition in fields(section):
+        here = join_path(path, key_name(definition))
+        below = definition.metadata.get("group")
+        if below is None:
+            yield here, define_key(definition, here), None
+        else:
+            yield here, None, below
+
+
 def section_keys(section: Any, path: str) -> Mapping[str, Key]:
-    """Return name -> key of the fields of a section without groups, at a dotted path."""
-    found = {key_name(definition): definition for definition in fields(section)}
-    return {name: define_key(one, f"{path}.{name}") for name, one in found.items()}
+    """Return name -> key of the keys directly below a section at a dotted path, without groups."""
+    return {
+        here.rpartition(".")[2]: key
+        for here, key, _ in walk_section(section, path)
+        if key is not None
+    }
 
 
 def fits_section(section: Any, values: Mapping[str, Any]) -> bool:

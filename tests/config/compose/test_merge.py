@@ -81,7 +81,7 @@ def test_small_questions() -> None:
 
 
 class TestGroupsOfKeysInASplit:
-    """`subset` is a group of the section's own keys among the parameters of a data set."""
+    """`subset` is a group of the section's own keys among the parameters of a dataset."""
 
     def finished(self, *layers: tuple[str, dict]) -> Merged:
         default = Layer("defaults.yaml", SCHEMA.defaults)
