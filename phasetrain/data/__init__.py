@@ -1,4 +1,4 @@
-"""Data sets, transforms, samplers and loaders (section DATA)."""
+"""Datasets, transforms, samplers and loaders (section DATA)."""
 
 from phasetrain.data.bad_samples import BadSamples, OnBadSample, SampleError
 from phasetrain.data.datasets import DATASETS

@@ -192,8 +192,8 @@ def make_proportional(
     """
     if not isinstance(source.dataset, Mixture) or source.chosen is not None:
         raise ValueError(
-            "the sampler needs a dataset with sources (`source_lengths`), such as mixed, without "
-            "`subset`"
+            "the sampler needs a dataset with several sources (`source_lengths`), such as mixed, "
+            "and no `subset`"
         )
     lengths = source.dataset.source_lengths
     for label in proportions:

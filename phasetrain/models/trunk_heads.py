@@ -12,6 +12,7 @@ from phasetrain.config.sections import HeadSection, part_parameters
 from phasetrain.engine.batch import entry
 from phasetrain.errors import did_you_mean, is_out_of_memory
 from phasetrain.models.base import MODELS
+from phasetrain.runtime.format import join_first
 
 MakeModel = Callable[[Mapping[str, Any], str, Mapping[str, Any]], nn.Module]
 """Builds a model from its section, the config path of the section, and additional facts."""
@@ -155,24 +156,24 @@ def _read_head_input(section: Mapping[str, Any]) -> HeadInput:
     )
 
 
-def _select_input(wiring: HeadInput, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
-    if wiring.layer is None:
+def _select_input(wanted: HeadInput, last: Any, taken: Mapping[str, Tensor]) -> Tensor:
+    if wanted.layer is None:
         value = last
         what = "the trunk"
     else:
-        value = taken[wiring.layer]
-        what = f"its module {wiring.layer}"
+        value = taken[wanted.layer]
+        what = f"its module {wanted.layer}"
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{what} returns a {type(value).__name__}, and a head takes a tensor; choose another "
             "module with `from`"
         )
-    if wiring.detach:
+    if wanted.detach:
         # Detached here and not in the trunk: other heads may train the trunk from the same output.
         value = value.detach()
-    if wiring.pool is None:
+    if wanted.pool is None:
         return value
-    return functional.adaptive_avg_pool2d(value, wiring.pool)
+    return functional.adaptive_avg_pool2d(value, wanted.pool)
 
 
 def check_layer(trunk: nn.Module, layer: str, where: str) -> None:
@@ -181,7 +182,8 @@ def check_layer(trunk: nn.Module, layer: str, where: str) -> None:
     if layer not in names:
         near = did_you_mean(layer, names) or "."
         raise ValueError(
-            f"{where} = {layer!r}: the trunk has no module of this name{near} It has: {names}"
+            f"{where} = {layer!r}: the trunk has no module of this name{near} "
+            f"It has {join_first(names, 12)}"
         )
 
 

@@ -217,7 +217,7 @@ class WeightMatcher:
             for number, pattern in enumerate(source.reinit):
                 what = f"{source.where}.reinit[{number}] = {pattern!r}"
                 self._reinit |= set(
-                    _match_names(pattern, own, f"{what}: no tensor of the model has such a name")
+                    _match_names(pattern, own, f"{what}: no tensor of the model matches")
                 )
 
     def add_source(self, number: int, source: WeightSource, content: SourceContent) -> None:
@@ -297,9 +297,9 @@ class WeightMatcher:
         return (
             f"{self._sources[0].where.partition('[')[0]}: {len(missing)} of {len(self._own)} "
             f"tensors of the model have no source: {join_first(names, SHOWN)}. "
-            f"{_suggest_prefix(where, missing, list(self.report.unexpected))}Keep initial values "
-            f"where they are meant to be kept, with {where}.reinit=[{_suggest_patterns(missing)}], "
-            f"or wherever there is no source, with {where}.strict=false"
+            f"{_suggest_prefix(where, missing, list(self.report.unexpected))}To keep the initial "
+            f"values of these tensors, set {where}.reinit=[{_suggest_patterns(missing)}]; to keep "
+            f"them for all tensors without a source, set {where}.strict=false"
         )
 
     def _suggest_name(self, name: str) -> str:
@@ -311,8 +311,8 @@ class WeightMatcher:
     def _describe_no_fit(self, source: WeightSource, names: Mapping[str, str]) -> str:
         advice = _suggest_prefix(source.where, list(self._own), list(names))
         return (
-            f"nothing of it fits: the model has {join_first(self._own, SHOWN)}, and it has, after "
-            f"{source.where}.rename and its like, {join_first(names, SHOWN)}. {advice}See "
+            f"no tensor of the source fits: the model has {join_first(self._own, SHOWN)}, and the "
+            f"source has, after renaming, {join_first(names, SHOWN)}. {advice}See "
             f"{source.where}.prefix_remove, prefix_add and rename"
         )
 
@@ -322,9 +322,9 @@ class WeightMatcher:
             for name, has in mismatched.items()
         ]
         return (
-            f"{join_first(pairs, SHOWN)}. Keep the model's initial values there with "
-            f"{source.where}.reinit=[{_suggest_patterns(list(mismatched))}], or wherever shapes "
-            f"differ, with {source.where}.skip_mismatched=true"
+            f"{join_first(pairs, SHOWN)}. To keep the initial values of these tensors, set "
+            f"{source.where}.reinit=[{_suggest_patterns(list(mismatched))}]; to keep them for all "
+            f"tensors whose shapes differ, set {source.where}.skip_mismatched=true"
         )
 
 
@@ -340,7 +340,7 @@ def _rename_tensors(
     if source.prefix_remove and not any(name.startswith(source.prefix_remove) for name in names):
         raise ConfigError(
             f"{source.where}.prefix_remove = {source.prefix_remove!r}: no name in {source.path!r} "
-            f"begins so; it has {join_first(names, SHOWN)}",
+            f"starts with this prefix; the source has {join_first(names, SHOWN)}",
             code="config.no_match",
         )
     found = {name: name.removeprefix(source.prefix_remove) for name in names}
@@ -379,8 +379,7 @@ def _filter_names(source: WeightSource, names: Mapping[str, str]) -> dict[str, s
         found: set[str] = set()
         for number, pattern in enumerate(patterns):
             what = (
-                f"{source.where}.{key}[{number}] = {pattern!r}: nothing in {source.path!r} has "
-                "such a name"
+                f"{source.where}.{key}[{number}] = {pattern!r}: no name in {source.path!r} matches"
             )
             found |= set(_match_names(pattern, names, what))
         if patterns and key == "include":

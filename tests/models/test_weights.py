@@ -147,14 +147,15 @@ class TestWhatIsLeft:
         told = refused(mlp(2), saved(tmp_path / "a", state))
         assert told == (
             "MODEL.weights: 1 of 4 tensors of the model have no source: layers.3.weight (3, 5) float32 (the source has "
-            "'layer3.weight'). Keep initial values where they are meant to be kept, with "
-            "MODEL.weights.reinit=[layers.3.*], or wherever there is no source, with MODEL.weights.strict=false"
+            "'layer3.weight'). To keep the initial values of these tensors, set "
+            "MODEL.weights.reinit=[layers.3.*]; to keep them for all tensors without a source, set "
+            "MODEL.weights.strict=false"
         )
 
     def test_a_prefix_is_found(self, tmp_path: Path, trained: MLP) -> None:
         state = {f"encoder.{name}": value for name, value in trained.state_dict().items()}
         told = refused(mlp(2), saved(tmp_path / "a", state))
-        assert "nothing of it fits" in told
+        assert "no tensor of the source fits" in told
         assert "MODEL.weights.prefix_remove=encoder. would fit 4 of them" in told
 
     def test_it_may_be_left_without(self, tmp_path: Path, trained: MLP) -> None:
@@ -179,7 +180,7 @@ class TestWhatIsLeft:
         told = refused(
             mlp(2), {"path": saved(tmp_path / "a", {"x": torch.ones(1)}), "strict": False}
         )
-        assert "nothing of it fits: the model has layers.1.weight, layers.1.bias" in told
+        assert "no tensor of the source fits: the model has layers.1.weight, layers.1.bias" in told
 
 
 class TestShapes:
@@ -187,8 +188,8 @@ class TestShapes:
         told = refused(mlp(2, classes=7), path)
         assert told.startswith(f"MODEL.weights.path = {path!r}: layers.3.")
         assert "layers.3.weight: (3, 5) float32 in the source, (7, 5) float32 in the model" in told
-        assert told.endswith("with MODEL.weights.reinit=[layers.3.*], or wherever shapes differ, with "
-                             "MODEL.weights.skip_mismatched=true")  # fmt: skip
+        assert "MODEL.weights.reinit=[layers.3.*]" in told
+        assert told.endswith("tensors whose shapes differ, set MODEL.weights.skip_mismatched=true")
 
     def test_or_skipped(self, path: str, trained: MLP) -> None:
         model = mlp(2, classes=7)

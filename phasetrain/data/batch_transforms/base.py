@@ -83,12 +83,12 @@ def make_soft_target(batch: Batch, classes: int | None) -> Tensor:
     """
     target = batch.target
     if not isinstance(target, Tensor):
-        raise TypeError(f"takes one tensor as target, and the target is {type(target).__name__}")
+        raise TypeError(f"the target has to be one tensor, and is {type(target).__name__}")
     if target.is_floating_point():
         return target
     if target.ndim != 1:
         raise ValueError(
-            f"takes classes (N,) or floats as target, not {target.dtype} of shape "
+            f"the target has to be classes (N,) or floats, and is {target.dtype} of shape "
             f"{tuple(target.shape)}"
         )
     if classes is None:

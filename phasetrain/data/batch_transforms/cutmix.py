@@ -44,7 +44,7 @@ class CutMix(PairMixing):
         """
         if not isinstance(value, Tensor) or value.ndim != 4:
             given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"takes images (N, C, H, W), and the input is {given}")
+            raise ValueError(f"the input has to be images (N, C, H, W), and is {given}")
         height, width = value.shape[2:]
         rows = _draw_spans(height, shares, random)
         columns = _draw_spans(width, shares, random)

@@ -285,4 +285,4 @@ def _check_form(sample: Sample | Unreadable, wanted: str | None) -> Sample | Unr
 
 
 def _describe_misfit(split: str, indices: Sequence[int], error: Exception) -> str:
-    return f"DATA.{split.upper()}: samples {list(indices)} do not make a batch: {error}"
+    return f"DATA.{split.upper()}: samples {list(indices)} do not form a batch: {error}"

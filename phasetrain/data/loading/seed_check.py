@@ -42,9 +42,10 @@ def check_seeded(reader: SampleReader, name: str) -> None:
         return
     culprit = _find_culprit(reader, name, indices)
     raise ConfigError(
-        f"{culprit} returns different samples for the same seeds, so a resume could not be exact: "
-        "it has its own generator. Let it draw from the global generators of torch, NumPy or "
-        "Python, which are seeded before each sample, or make it a BatchTransform, which gets keys",
+        f"{culprit} returns different samples for the same seeds, so a resume could not be exact; "
+        "it probably has its own generator. Let it draw from the global generators of torch, NumPy "
+        "or Python, which are seeded before each sample, or make it a BatchTransform, which gets "
+        "keys",
         code="config.impure_sample",
     )
 
@@ -101,7 +102,7 @@ def _check_fields(reader: SampleReader) -> None:
             separator = "." if isinstance(wrong[0], MissingValueError) else ": "
             message = f"{where}{separator}{message}"
         raise ConfigError(
-            f"{message} (so with each of {len(wrong)} samples that were checked)",
+            f"{message} (the same for all {len(wrong)} samples that were checked)",
             code="config.missing_field",
         )
 

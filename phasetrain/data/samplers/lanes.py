@@ -43,9 +43,9 @@ def lanes(
         fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
         numbers = [n for n in fitting if n < lanes][-1:] + [n for n in fitting if n > lanes][:1]
         raise ValueError(
-            f"lanes = {lanes} and batch_size = {batch_size}: every batch takes equally many "
-            f"samples from each lane; nearest valid batch sizes: {join_first(near, 6)}; nearest "
-            f"valid lanes: {join_first(numbers, 6)}"
+            f"lanes = {lanes} and batch_size = {batch_size}: the batch size has to be a multiple "
+            f"of the lanes; nearest valid batch sizes: {join_first(near, 6)}; nearest valid lanes: "
+            f"{join_first(numbers, 6)}"
         )
     return LaneOrder(batch_size, shard_lengths, lanes, shuffle=shuffle)
 

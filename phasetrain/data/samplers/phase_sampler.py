@@ -282,9 +282,9 @@ def check_batches(order: SampleOrder, phase: Phase) -> None:
     if (phase.batch_size, phase.offset) != (batch_size, phase.first * batch_size):
         where = f"DATA.{phase.data.upper()}"
         raise ChangedError(
-            f"{where}.batch_size = {batch_size}: the order of {where}.sampler depends on it, and "
-            f"{phase.offset} samples of the current epoch were drawn for another size; restore the "
-            "old one, and change it at the end of an epoch",
+            f"{where}.batch_size = {batch_size}: the order of {where}.sampler depends on the batch "
+            f"size, and {phase.offset} samples of the current epoch were drawn for another one; "
+            "restore the old batch size, and change it at the end of an epoch",
             code="resume.batch_size_changed",
         )
 

@@ -208,8 +208,8 @@ def check_images(batch: Tensor, transform: BatchTransform) -> None:
 def _describe_non_tensor(position: int, transform: Callable[..., Any], sample: Any) -> str:
     return (
         f"transform {position} ({_class_name(transform)}) takes a tensor, not "
-        f"{type(sample).__name__}; insert a transform that makes tensors before it; transforms "
-        "after multi_crop belong into the transforms of its views"
+        f"{type(sample).__name__}; insert a transform that makes tensors before it, and move "
+        "transforms after multi_crop into the groups of multi_crop"
     )
 
 

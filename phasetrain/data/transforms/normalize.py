@@ -37,7 +37,7 @@ class Normalize(BatchTransform):
         check_images(batch, self)
         if len(self.mean) not in (1, batch.shape[1]):
             raise ValueError(
-                f"Normalize: mean and std have {len(self.mean)} entries, images "
+                f"Normalize: mean and std have {len(self.mean)} entries, and the images have "
                 f"{batch.shape[1]} channels"
             )
         return (batch - self.mean) / self.std

@@ -159,11 +159,10 @@ def _read_shard_index(
         raise source.make_error(
             f"{index} cannot be read ({type(error).__name__}: {error})"
         ) from error
-    if absent := [
-        file for file in files if file not in names
-    ]:  # so each is a plain name in this very folder
+    # By the listing of the folder, so that each is a plain file name in it and no path out of it.
+    if absent := [file for file in files if file not in names]:
         raise source.make_error(
-            f"{index} names {join_first(map(repr, absent), 3)}, which the folder does not hold"
+            f"{index} lists {join_first(map(repr, absent), 3)}, which the folder does not contain"
         )
     return files
 

@@ -161,7 +161,7 @@ def test_a_hugging_face_folder_in_pieces(tmp_path: Path, kind: str) -> None:
     (tmp_path / f"{stem}.{kind}.index.json").write_text(json.dumps(index))
     assert names(tmp_path) == ("huggingface", ["a", "b"])
     (tmp_path / files[1]).unlink()
-    assert f"names '{files[1]}', which the folder does not hold" in refused(tmp_path)
+    assert f"lists '{files[1]}', which the folder does not contain" in refused(tmp_path)
 
 
 def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     save_file({"a": ONE}, tmp_path / "a.safetensors")
     index = {"weight_map": {"a": "../a.safetensors"}}
     (tmp_path / "in" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "names '../a.safetensors', which the folder does not hold" in refused(tmp_path / "in")
+    assert "lists '../a.safetensors', which the folder does not contain" in refused(tmp_path / "in")
 
 
 def test_other_folders_and_missing_files(tmp_path: Path) -> None:

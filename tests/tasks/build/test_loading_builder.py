@@ -99,7 +99,7 @@ class TestSubset:
                     "DATA.TRAIN.subset.samples=9",
                     "DATA.TRAIN.sampler={name: proportional, proportions: {a: 1}}",
                 ],
-                "DATA.TRAIN.sampler (sampler 'proportional'): the sampler needs a dataset with sources",
+                "DATA.TRAIN.sampler (sampler 'proportional'): the sampler needs a dataset with several sources",
             ),
         ],
     )
