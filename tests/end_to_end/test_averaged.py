@@ -38,6 +38,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     )
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+    """Return the same run without averages."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    return folder, train(folder, AVERAGED[-1])
+
+
 class TestInTheRun:
     def test_each_is_tested_in_a_phase_of_its_own(self, trained: tuple[Path, RunResult]) -> None:
         splits = [record["split"] for record in records(trained[0]) if record["kind"] == "phase"]
@@ -67,23 +74,20 @@ class TestInTheRun:
         assert other.state == "finished"
 
     def test_weights_are_those_of_a_run_without_averages(
-        self, trained: tuple[Path, RunResult], tmp_path: Path
+        self, trained: tuple[Path, RunResult], plain: tuple[Path, RunResult]
     ) -> None:
-        plain = train(tmp_path / "run", AVERAGED[-1])
-        assert plain.digest == trained[1].digest
+        assert plain[1].digest == trained[1].digest
         steps = [
-            [r for r in records(folder) if r["kind"] == "step"]
-            for folder in (trained[0], tmp_path / "run")
+            [r for r in records(folder) if r["kind"] == "step"] for folder in (trained[0], plain[0])
         ]
         assert [r["loss"] for r in steps[0]] == [r["loss"] for r in steps[1]]
 
     def test_the_plan_counts_what_is_saved(
-        self, trained: tuple[Path, RunResult], tmp_path: Path
+        self, trained: tuple[Path, RunResult], plain: tuple[Path, RunResult]
     ) -> None:
-        train(tmp_path / "run", AVERAGED[-1])
         each = [
-            json.loads((f / "plan.json").read_text())["checkpoints"]["bytes_each"]
-            for f in (trained[0], tmp_path / "run")
+            json.loads((folder / "plan.json").read_text())["checkpoints"]["bytes_each"]
+            for folder in (trained[0], plain[0])
         ]
         model = sum(
             one.numel() * one.element_size()
@@ -138,25 +142,25 @@ class TestAfterwards:
         found = newest(tmp_path / "run").state["task"]["model"]
         assert torch.equal(found["features.0.weight"], task[which]["features.0.weight"])
 
-    def test_a_run_without_averages_has_none_to_test_or_to_start_from(self, tmp_path: Path) -> None:
-        train(tmp_path / "run", "PHASES.epochs=1")
-        with pytest.raises(ChangedError, match=r"has no averaged weights; remove MODEL.ema$"):
-            train(tmp_path / "run", "RUN.engine=test", EMA)
+    def test_a_run_without_averages_has_none_to_test_or_to_start_from(
+        self, plain: tuple[Path, RunResult], tmp_path: Path
+    ) -> None:
+        with pytest.raises(ChangedError, match=r"MODEL\.ema"):
+            train(plain[0], AVERAGED[-1], "RUN.engine=test", EMA)
         with raises(ConfigError, key="MODEL.weights.path"):
-            train(tmp_path / "other", f"MODEL.weights={{path: {tmp_path}/run, which: swa}}")
+            train(tmp_path / "other", f"MODEL.weights={{path: {plain[0]}, which: swa}}")
 
 
 class TestExact:
     def test_killed_and_resumed(self) -> None:
-        assert_exact_resume([*CUT, *AVERAGED], steps=[2, 10], workers=None)
+        assert_exact_resume([*CUT, *AVERAGED], steps=[10], workers=None)
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("task", "split"), [("WithoutEMA", "test@ema"), ("WithoutCount", "test@swa")]
     )
     def test_unsaved_average_is_detected(self, task: str, split: str) -> None:
-        with pytest.raises(
-            AssertionError, match=rf"^killed after step 5: loss differs at .*, {split}, epoch 0"
-        ):
+        with pytest.raises(AssertionError, match=rf"step 5: loss .*, {split}, epoch 0"):
             assert_exact_resume(
                 [*CUT, *AVERAGED, f"TASK.name=averaged_parts.{task}"], steps=[5], workers=None
             )

@@ -2,6 +2,7 @@
 any kill."""
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -79,11 +80,18 @@ def policy(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, policy: str) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folder of a finished run for each policy."""
     folder = tmp_path_factory.mktemp("unbroken")
-    result = train(folder, *FAULTY, policy)
-    assert (result.state, result.updates) == ("finished", 15)
-    return folder
+    for name in POLICIES:
+        result = train(folder / name, *FAULTY, f"DATA.TRAIN.on_bad_sample={name}")
+        assert (result.state, result.updates) == ("finished", 15)
+    return {name: folder / name for name in POLICIES}
+
+
+@pytest.fixture(scope="module")
+def unbroken(finished: dict[str, Path], policy: str) -> Path:
+    return finished[policy.partition("=")[2]]
 
 
 class Ids(Hook):
@@ -108,10 +116,7 @@ def test_all_four_kinds_of_bad_samples_are_reported_once(unbroken: Path) -> None
     text = (unbroken / "log.txt").read_text("utf-8")
     assert text.count("DATA.TRAIN: sample ") == 4
     assert text.count("DATA.TEST: sample ") == 2
-    assert (
-        "DATA.TEST: sample 1 cannot be read (OSError: digit 1 is gone, 0x...); it is skipped"
-        in text
-    )
+    assert text.count("OSError: digit 1 is gone, 0x...") == 1
 
 
 @pytest.mark.by_default("substitute-6", "drop-6")
@@ -129,6 +134,7 @@ def test_killed_at_every_step_and_resumed(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.by_default("substitute-2-0-4")
 @pytest.mark.parametrize(
     ("before", "after", "step"),
     [(2, 0, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in LONGER)],
@@ -143,13 +149,11 @@ def test_the_number_of_workers_may_change(
     assert parted(unbroken, tmp_path) == []
 
 
-def test_policies_differ(tmp_path: Path) -> None:
-    for policy in POLICIES:
-        train(tmp_path / policy, *FAULTY, f"DATA.TRAIN.on_bad_sample={policy}")
-    assert "task.model.features.0.weight" in parted(tmp_path / "drop", tmp_path / "substitute")
+def test_policies_give_different_weights(finished: dict[str, Path]) -> None:
+    assert "task.model.features.0.weight" in parted(finished["drop"], finished["substitute"])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
@@ -214,12 +218,7 @@ class TestBudget:
             main([*words, "DATA.TRAIN.batch_size=10", "PHASES.epochs=1", "MODEL.name=small_cnn"])
             == 1
         )
-        error = capsys.readouterr().err
-        assert (
-            "DATA.TRAIN.bad_sample_budget = 3: 4 distinct samples cannot be read, the last ones "
-            in error
-        )
-        assert "; fix the data, or raise the budget" in error
+        assert re.search(r"DATA\.TRAIN\.bad_sample_budget = 3: 4 ", capsys.readouterr().err)
         status = json.loads((tmp_path / "status.json").read_text("utf-8"))
         assert (status["state"], status["exit_code"]) == ("failed", 1)
 
@@ -232,13 +231,10 @@ class TestBudget:
         assert 0 < len(counted) < 4
         with pytest.raises(SampleError) as resumed:
             train(tmp_path / "killed", *words, "DATA.TRAIN.bad_sample_budget=3")
-        assert str(resumed.value).startswith(
-            "DATA.TRAIN.bad_sample_budget = 3: 4 distinct samples cannot be read"
-        )
-        assert str(unbroken.value).startswith(
-            "DATA.TRAIN.bad_sample_budget = 3: 4 distinct samples cannot be read"
-        )
+        for caught in (unbroken, resumed):
+            assert str(caught.value).startswith("DATA.TRAIN.bad_sample_budget = 3: 4 ")
 
+    @pytest.mark.slow
     def test_run_over_its_budget_resumes_with_a_larger_one(self, tmp_path: Path) -> None:
         words = (*FAULTY, "DATA.TRAIN.on_bad_sample=drop")
         train(tmp_path / "unbroken", *words)
@@ -269,6 +265,7 @@ def test_the_policy_may_change_on_a_resume_with_consent(tmp_path: Path) -> None:
     assert bad_samples(tmp_path) == []
 
 
+@pytest.mark.by_default(1)
 def test_unsaved_count_is_detected(unbroken: Path, policy: str, tmp_path: Path) -> None:
     from phasetrain.data.bad_samples import BadSamples
 
@@ -280,6 +277,7 @@ def test_unsaved_count_is_detected(unbroken: Path, policy: str, tmp_path: Path) 
     assert any(path.startswith("task.data.") for path in parted(unbroken, tmp_path))
 
 
+@pytest.mark.slow
 def test_substitute_that_is_no_function_of_the_draw_is_detected(tmp_path: Path) -> None:
     from phasetrain.data.loading import reader
 

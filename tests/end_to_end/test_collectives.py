@@ -34,7 +34,7 @@ def test_three_processes_exchange_rows_numbers_and_gradients(
 def test_rows_of_a_meter_are_all_there_after_a_kill_in_the_middle_of_a_test(
     launcher: Launcher, tmp_path: Path, size: int
 ) -> None:
-    words = (*SMALL, ONE, *AUC, "PHASES.epochs=1")
+    words = (*SMALL, ONE, *AUC, "PHASES.epochs=1", "PHASES.limit.train=1")
     assert launcher.run(tmp_path / "whole", 3, *words).codes == [0, 0, 0]
 
     folder = tmp_path / "run"
@@ -56,6 +56,7 @@ def test_rows_of_a_meter_are_all_there_after_a_kill_in_the_middle_of_a_test(
     assert abs(resumed[0]["exact_auc_value"] - whole[0]["exact_auc_value"]) < 1e-4
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize("words", [(), ("DISTRIBUTED.reduction=ordered",)])
 def test_what_goes_before_a_start_leaves_no_trace(
     launcher: Launcher, tmp_path: Path, words: tuple[str, ...]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from failing_calls import Fault
 from faulty import ONE, Starter
-from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, records, train
+from harness import SMALL, KillAfter, SaveEachStep, die, leftovers, newest, parted, train
 
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets.digits import load_digits
@@ -107,21 +107,27 @@ class TestOtherData:
 
 
 class TestAnotherBatchSize:
-    WORDS = (ONE, "PHASES.limit.train=null", "PHASES.epochs=2", "DATA.TRAIN.drop_last=false")
+    WORDS = (
+        ONE,
+        "DATA.TRAIN.dataset=picked",
+        "DATA.TRAIN.drop_last=false",
+        "PHASES.limit.train=null",
+        "PHASES.epochs=2",
+    )
 
     @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
-        ("first", "second", "at"), [(100, 64, 5), (64, 100, 7), (100, 30, 15), (300, 7, 2)]
+        ("first", "second", "at"), [(25, 16, 5), (16, 25, 7), (25, 7, 8), (75, 2, 2)]
     )
     def test_nothing_is_repeated_or_skipped_within_the_epoch(
-        self, tmp_path: Path, first: int, second: int, at: int
+        self, picked: list[int], tmp_path: Path, first: int, second: int, at: int
     ) -> None:
         before, after = Ids(), Ids()
         size = "DATA.TRAIN.batch_size"
         hooks = {"ids": before, "save": SaveEachStep(), "kill": KillAfter(at)}
         die(tmp_path, *self.WORDS, f"{size}={first}", hooks=hooks)
         done = newest(tmp_path).manifest.state["updates"]
-        assert done == min(at, -(-1442 // first))
+        assert done == min(at, -(-200 // first))
         before.seen = {
             key: ids for key, ids in before.seen.items() if key[1] < done
         }  # what was killed was not kept
@@ -130,13 +136,15 @@ class TestAnotherBatchSize:
         )
         for epoch in (0, 1):
             shown = before.of(epoch) + after.of(epoch)
-            assert (set(shown), set(shown.values())) == (set(range(1442)), {1})
+            assert (set(shown), set(shown.values())) == (set(range(200)), {1})
 
-    def test_position_counted_in_batches_is_detected(self, tmp_path: Path) -> None:
-        """The control: 5 batches of 100 are not 5 batches of 64."""
+    def test_position_counted_in_batches_is_detected(
+        self, picked: list[int], tmp_path: Path
+    ) -> None:
+        """The control: 5 batches of 25 are not 5 batches of 16."""
         one, other = Ids(), Ids()
-        train(tmp_path / "one", *self.WORDS, "DATA.TRAIN.batch_size=100", hooks={"ids": one})
-        train(tmp_path / "other", *self.WORDS, "DATA.TRAIN.batch_size=64", hooks={"ids": other})
+        train(tmp_path / "one", *self.WORDS, "DATA.TRAIN.batch_size=25", hooks={"ids": one})
+        train(tmp_path / "other", *self.WORDS, "DATA.TRAIN.batch_size=16", hooks={"ids": other})
         mixed = {key: ids for key, ids in one.seen.items() if key[0] == 0 and key[1] < 5}
         mixed |= {key: ids for key, ids in other.seen.items() if key[0] == 0 and key[1] >= 5}
         ids = Ids()
@@ -153,7 +161,7 @@ class TestARestartLoop:
         self, starter: Starter, folder: Path, *words: str, kill: bool = True
     ) -> tuple[int, str]:
         ended = starter.run(
-            folder, *WORDS, "RUN.give_up_after=3", *words, faults=self.KILL if kill else ()
+            folder, *WORDS, "RUN.give_up_after=2", *words, faults=self.KILL if kill else ()
         )
         assert (ended.alive, ended.segments) == ([], [])
         return ended.code, ended.output
@@ -166,14 +174,11 @@ class TestARestartLoop:
                 "a kill within a system call needs a library that gcc compiles, and there is no gcc"
             )
         folder = tmp_path / "run"
-        assert [self.attempt(starter, folder)[0] for _ in range(3)] == [-signal.SIGKILL] * 3
+        assert [self.attempt(starter, folder)[0] for _ in range(2)] == [-signal.SIGKILL] * 2
         for _ in range(2):  # a refusal counts neither for nor against it
             code, output = self.attempt(starter, folder, kill=False)
             assert code == 6, output
-            assert (
-                "RUN.give_up_after = 3: the last 3 attempts ended without a new checkpoint"
-                in output
-            )
+            assert "RUN.give_up_after = 2" in output
             assert json.loads((folder / "status.json").read_text())["exit_code"] == 6
             assert leftovers(folder) == []
         assert self.attempt(starter, folder, "RUN.give_up_after=null", kill=False)[0] == 0
@@ -188,9 +193,9 @@ class TestARestartLoop:
             )
         folder = tmp_path / "run"
         words = ("CHECKPOINT.every_updates=5", "CHECKPOINT.background=false")
-        for number in (1, 1, 2, 1, 1):  # killed at its first save, or at the second one
+        for number in (1, 2, 1):  # killed at its first save, or at the second one
             fault = Fault("mkdir", ".tmp-", "KILL", number, number)
-            ended = starter.run(folder, *WORDS, "RUN.give_up_after=3", *words, faults=(fault,))
+            ended = starter.run(folder, *WORDS, "RUN.give_up_after=2", *words, faults=(fault,))
             assert ended.code == -signal.SIGKILL, ended.output
         code, output = self.attempt(starter, folder, *words, kill=False)
         assert code == 0, output
@@ -202,10 +207,10 @@ def test_no_number_of_preemptions_with_a_save_is_a_loop(tmp_path: Path) -> None:
         def on_forward(self, run: Run, phase: Phase, out: Any) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    for attempt in range(1, 7):
+    for attempt in range(1, 4):
         result = train(tmp_path, ONE, "RUN.give_up_after=2", hooks={"stop": Stop()})
         assert (
             result.exit_code,
             json.loads((tmp_path / "status.json").read_text())["attempt"],
         ) == (143, attempt)
-    assert len([r for r in records(tmp_path) if r["kind"] == "step"]) >= 4
+    assert newest(tmp_path).manifest.state["updates"] == 3

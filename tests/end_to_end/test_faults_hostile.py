@@ -84,7 +84,9 @@ class TestHostileOnes:
     }
 
     @pytest.mark.parametrize("kind", CONTENTS)
-    def test_wheel_contents(self, mine: Path, tmp_path: Path, kind: str) -> None:
+    def test_replaced_content_is_rejected_and_never_executed(
+        self, mine: Path, tmp_path: Path, kind: str
+    ) -> None:
         name, change = self.CONTENTS[kind]
         path = mine / "checkpoints" / NEWEST / name
         path.write_bytes(change(path.read_bytes()))
@@ -95,7 +97,7 @@ class TestHostileOnes:
     @pytest.mark.parametrize(
         "name", ["../stolen", "/etc/passwd", "a/b", "..", ".hidden", "", "x\0y", "a\\b"]
     )
-    def test_names_that_lead_elsewhere(self, mine: Path, name: str) -> None:
+    def test_file_name_outside_its_folder_is_rejected(self, mine: Path, name: str) -> None:
         resign(
             mine / "checkpoints" / NEWEST,
             lambda body: body["files"].update({name: {"size": 1, "digest": "0"}}),
@@ -113,7 +115,7 @@ class TestHostileOnes:
     }
 
     @pytest.mark.parametrize("change", CHANGES)
-    def test_manifests(self, mine: Path, change: str) -> None:
+    def test_senseless_manifest_is_rejected(self, mine: Path, change: str) -> None:
         resign(mine / "checkpoints" / NEWEST, self.CHANGES[change])
         assert found(mine) == PREVIOUS
 
@@ -133,10 +135,8 @@ class TestHostileOnes:
         resign(folder)
         ended = starter.run(mine, *SMALL, ONE)
         assert ended.code == 3, ended.output
-        assert (
-            "MODEL.name: the checkpoint has 'os.system', now 'small_cnn' (forbidden)"
-            in ended.output
-        )
+        assert "MODEL.name: " in ended.output
+        assert "'os.system'" in ended.output
         assert not (tmp_path / CANARY).exists()
 
     def test_planted_failure_is_detected(self, tmp_path: Path) -> None:
