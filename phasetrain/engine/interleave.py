@@ -273,6 +273,7 @@ def _ask_predicate(when: Callable[[Progress], bool], at: Progress) -> bool:
 def _test_phases(stage: Stage, at: _Cursor, epoch: int = 0) -> Iterator[Phase]:
     settings = stage.settings
     for name, split in stage.splits.items():
+        # An empty window has no test; an empty split is an error that `_check_split` reports.
         if name != TRAIN and (split.samples(epoch) or not split.windows):
             test = replace(
                 make_test_phase(split, epoch=epoch, limit=settings.limit_test), stage=at.stage

@@ -163,7 +163,7 @@ class Stage:
 
 
 class Anchor(NamedTuple):
-    """The point from which progress goes on evenly to 1; after a splice it is not the start.
+    """The point from which progress increases linearly to 1; after a splice it is not the start.
 
     Attributes:
         updates: updates made.
@@ -239,7 +239,7 @@ class Plan:
         end = begin + self.stages[stage].updates
         if begin < self.anchor.updates <= end:
             return _progress(updates, self.anchor.updates, end, self.anchor.within)
-        # The splice was in another stage, so this one runs evenly from its beginning.
+        # The splice was in another stage, so the progress of this one starts at 0.
         return _progress(updates, begin, end, 0.0)
 
     def position(self, state: RunState) -> Position:
@@ -284,8 +284,8 @@ def make_test_phase(split: Split, *, epoch: int = 0, limit: int | None = None) -
 
 
 def _progress(updates: int, begin: int, end: int, reached: float) -> float:
-    """Return the progress after some updates, which goes evenly from `reached` at `begin` to 1 at
-    `end`."""
+    """Return the progress after some updates, which increases linearly from `reached` at `begin` to
+    1 at `end`."""
     if begin == end:
         return reached
     return reached + (updates - begin) / (end - begin) * (1.0 - reached)

@@ -393,7 +393,8 @@ def _match_names(pattern: str, names: Mapping[str, Any], otherwise: str) -> list
     found = [name for name in names if fnmatchcase(name, pattern)]
     if not found:
         raise ConfigError(
-            f"{otherwise}{did_you_mean(pattern, names) or '.'} There are {join_first(names, SHOWN)}",
+            f"{otherwise}{did_you_mean(pattern, names) or '.'} "
+            f"There are {join_first(names, SHOWN)}",
             code="config.no_match",
         )
     return found

@@ -25,7 +25,7 @@ Every = Literal["update", "epoch"]
 
 
 @OPTIMIZERS.bridge("timm", "timm")
-def timm_optimizer(name: str) -> Factory[Optimizer] | None:
+def find_timm_optimizer(name: str) -> Factory[Optimizer] | None:
     """Return timm's optimizer of a name such as `lion`; None for a module path of timm.
 
     Raises:
@@ -49,7 +49,7 @@ def timm_optimizer(name: str) -> Factory[Optimizer] | None:
 
 
 @SCHEDULES.bridge("torch", "torch")
-def torch_schedule(name: str) -> Factory[ParamScheduler] | None:
+def find_torch_schedule(name: str) -> Factory[ParamScheduler] | None:
     """Return torch's scheduler of a class name as a schedule; None for a dotted path.
 
     Raises:
@@ -68,11 +68,11 @@ def torch_schedule(name: str) -> Factory[ParamScheduler] | None:
         return None
     if name not in usable:
         raise UnknownNameError(name, usable)
-    return _as_schedule(known[name], Stepped)
+    return _make_schedule_factory(known[name], Stepped)
 
 
 @SCHEDULES.bridge("timm", "timm")
-def timm_schedule(name: str) -> Factory[ParamScheduler] | None:
+def find_timm_schedule(name: str) -> Factory[ParamScheduler] | None:
     """Return timm's scheduler `cosine`, `multistep`, `poly`, `step`, `tanh` or `wsd` as a schedule.
 
     Raises:
@@ -93,7 +93,7 @@ def timm_schedule(name: str) -> Factory[ParamScheduler] | None:
     }
     if name not in known:
         raise UnknownNameError(name, known)
-    return _as_schedule(known[name], Looked)
+    return _make_schedule_factory(known[name], Looked)
 
 
 class Bridged(ParamScheduler):
@@ -119,9 +119,9 @@ class Bridged(ParamScheduler):
         self._make = make
         self._base = base
         self._steps = steps
-        self._begin()
+        self._restart()
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
         self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=self._base, momentum=0.9)
         self._scheduler = self._make(self._optimizer)
         self._optimizer.step()  # torch warns of a scheduler that steps first
@@ -129,12 +129,12 @@ class Bridged(ParamScheduler):
 
     def __call__(self, where: float) -> float:
         """Return the factor of the configured value."""
-        self._go(math.floor(where * self._steps + TOLERANCE))
+        self._seek(math.floor(where * self._steps + TOLERANCE))
         # A multiple of the configured value, because schedules multiply the options of groups,
         # whose values differ.
         return float(self._optimizer.param_groups[0]["lr"]) / self._base
 
-    def _go(self, step: int) -> None:
+    def _seek(self, step: int) -> None:
         raise NotImplementedError
 
 
@@ -144,11 +144,11 @@ class Stepped(Bridged):
     It has no state: a resume steps it from the start again, a few microseconds per step.
     """
 
-    def _go(self, step: int) -> None:
+    def _seek(self, step: int) -> None:
         # Schedulers of torch only step forward; a replay costs about 2 us per step (see
         # docs/log.md).
         if step < self._at:
-            self._begin()
+            self._restart()
         for _ in range(step - self._at):
             self._scheduler.step()
         self._at = step
@@ -157,12 +157,12 @@ class Stepped(Bridged):
 class Looked(Bridged):
     """A scheduler that is a function of the step."""
 
-    def _go(self, step: int) -> None:
+    def _seek(self, step: int) -> None:
         # timm's schedulers compute the value of a step directly, so nothing is replayed.
         self._scheduler.step(step)
 
 
-def _as_schedule(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
+def _make_schedule_factory(kind: type, bridged: type[Bridged]) -> Factory[ParamScheduler]:
     """Return a factory of schedules for a scheduler class, with our parameters added."""
     left_out = ("self", "optimizer", "last_epoch", "t_in_epochs", "initialize")
     takes = {

@@ -14,7 +14,7 @@ Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 Betas = tuple[float, float]
 
 
-def _torch_optimizers() -> Mapping[str, Callable[..., Optimizer]]:
+def _list_torch_optimizers() -> Mapping[str, Callable[..., Optimizer]]:
     found = vars(torch.optim).items()
     return {
         name: thing
@@ -23,7 +23,7 @@ def _torch_optimizers() -> Mapping[str, Callable[..., Optimizer]]:
     }
 
 
-OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "OPTIMIZER", library=_torch_optimizers)
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "OPTIMIZER", library=_list_torch_optimizers)
 
 
 def fusable(name: str, params: Mapping[str, Any], *, scaled: bool) -> bool:
@@ -45,7 +45,7 @@ def fusable(name: str, params: Mapping[str, Any], *, scaled: bool) -> bool:
 
 
 @OPTIMIZERS.register("sgd")
-def sgd(
+def make_sgd(
     params: Parameters,
     lr: float,
     momentum: float = 0.0,
@@ -69,7 +69,7 @@ def sgd(
 
 
 @OPTIMIZERS.register("adam")
-def adam(
+def make_adam(
     params: Parameters,
     lr: float,
     betas: Betas = (0.9, 0.999),
@@ -93,7 +93,7 @@ def adam(
 
 
 @OPTIMIZERS.register("adamw")
-def adamw(
+def make_adamw(
     params: Parameters,
     lr: float,
     betas: Betas = (0.9, 0.999),

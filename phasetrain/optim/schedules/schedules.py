@@ -54,7 +54,7 @@ OWN = frozenset({"name", "length", "scaling"})
 
 
 @SCHEDULES.register("constant")
-def constant(
+def make_constant(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -68,7 +68,7 @@ def constant(
 
 
 @SCHEDULES.register("linear")
-def linear(
+def make_linear(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -84,7 +84,7 @@ def linear(
 
 
 @SCHEDULES.register("cosine")
-def cosine(
+def make_cosine(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -100,7 +100,7 @@ def cosine(
 
 
 @SCHEDULES.register("exponential")
-def exponential(
+def make_exponential(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -116,7 +116,7 @@ def exponential(
 
 
 @SCHEDULES.register("polynomial")
-def polynomial(
+def make_polynomial(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -131,7 +131,7 @@ def polynomial(
 
 
 @SCHEDULES.register("step")
-def step(
+def make_step(
     factor: float,
     every: float | str,
     updates: int,
@@ -151,7 +151,7 @@ def step(
 
 
 @SCHEDULES.register("multistep")
-def multistep(
+def make_multistep(
     milestones: Sequence[float | str],
     updates: int,
     updates_per_epoch: float,
@@ -176,7 +176,7 @@ def multistep(
 
 
 @SCHEDULES.register("inverse_sqrt")
-def inverse_sqrt(
+def make_inverse_sqrt(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -202,7 +202,7 @@ def inverse_sqrt(
 
 
 @SCHEDULES.register("one_cycle")
-def one_cycle(
+def make_one_cycle(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -229,7 +229,7 @@ def one_cycle(
 
 
 @SCHEDULES.register("wsd")
-def wsd(
+def make_wsd(
     updates: int,
     updates_per_epoch: float,
     batch_size: int,
@@ -254,7 +254,7 @@ def wsd(
 
 
 @SCHEDULES.register("cosine_restarts")
-def cosine_restarts(
+def make_cosine_restarts(
     period: float | str,
     updates: int,
     updates_per_epoch: float,
@@ -288,7 +288,7 @@ def cosine_restarts(
 
 
 @SCHEDULES.register("composite")
-def composite(
+def make_composite(
     parts: Sequence[Mapping[str, Any]], updates: int, updates_per_epoch: float, batch_size: int
 ) -> ParamScheduler:
     """Return schedules one after the other.
@@ -301,17 +301,17 @@ def composite(
     run = RunLength(updates, updates_per_epoch, batch_size)
     if not parts:
         raise ValueError("parts = []: expected at least one schedule")
-    ends = _ends(parts, run)
+    ends = _find_ends(parts, run)
     begins = [0.0, *ends[:-1]]
     return Chain(
         [
-            _part(number, *one, run)
+            _make_part(number, *one, run)
             for number, one in enumerate(zip(parts, begins, ends, strict=True))
         ]
     )
 
 
-def _ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
+def _find_ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
     """Return where each of the parts ends, as a fraction of the run."""
     ends = [0.0]
     for number, part in enumerate(parts):
@@ -338,7 +338,9 @@ def _ends(parts: Sequence[Mapping[str, Any]], run: RunLength) -> list[float]:
     return ends[1:]
 
 
-def _part(number: int, part: Mapping[str, Any], begin: float, end: float, run: RunLength) -> Part:
+def _make_part(
+    number: int, part: Mapping[str, Any], begin: float, end: float, run: RunLength
+) -> Part:
     where = f"parts[{number}]"
     scaling = part.get("scaling", "rescaled")
     if scaling not in ("rescaled", "fixed"):

@@ -13,12 +13,12 @@ SCALERS: Registry[GradScaler | None] = Registry("scaler", "OPTIMIZER.scaler")
 
 
 @SCALERS.register("none")
-def no_scaler() -> None:
+def make_no_scaler() -> None:
     """Return no scaler: gradients are used as they are."""
 
 
 @SCALERS.register("grad")
-def grad(
+def make_grad_scaler(
     device: torch.device,
     init_scale: float = 2.0**16,
     growth_factor: float = 2.0,
@@ -55,9 +55,11 @@ def grad(
 
 
 @SCALERS.register("auto")
-def auto(device: torch.device, precision: str, *, shards: bool = False) -> GradScaler | None:
+def make_auto_scaler(
+    device: torch.device, precision: str, *, shards: bool = False
+) -> GradScaler | None:
     """Return the scaler `grad` for fp16, and none for other precisions, whose range is wide
     enough."""
     if precision == "fp16":
-        return grad(device, shards=shards)
+        return make_grad_scaler(device, shards=shards)
     return None
