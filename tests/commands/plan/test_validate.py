@@ -166,7 +166,7 @@ def test_what_is_watched() -> None:
         "HOOKS.early_stopping={}",
     ]
     found = list_monitors(resolve_overrides([*SMALL, "RUN.dir=x", *words]))
-    assert [(one.where, one.name) for one in found] == [
+    assert [(one.key, one.name) for one in found] == [
         ("CHECKPOINT.best.monitor", "-test/loss"),
         ("HOOKS.plateau.monitor", "train/loss"),
     ]
