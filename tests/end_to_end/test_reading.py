@@ -44,6 +44,7 @@ def test_three_ranks_resume_after_one_is_killed(
     assert parted(calm, folder) == []
 
 
+@pytest.mark.slow
 def test_another_world_size_cannot_resume_inside_a_custom_loader(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -56,7 +57,7 @@ def test_another_world_size_cannot_resume_inside_a_custom_loader(
     assert "with a world size of 3" in other.outputs[0]
 
 
-def test_features_are_those_of_a_subset_with_the_ids_of_the_data_set(tmp_path: Path) -> None:
+def test_features_of_a_subset_have_the_ids_of_the_dataset(tmp_path: Path) -> None:
     words = ("DATA.TRAIN.subset={samples: 120, balanced: true}", "PHASES.epochs=1")
     train(tmp_path / "run", *words)
     extract = ("RUN.engine=extract", f"EXTRACT.dir={tmp_path / 'out'}", "EXTRACT.layers=[dropout]")

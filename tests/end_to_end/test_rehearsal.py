@@ -17,7 +17,8 @@ def plan_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_three_processes(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_rehearsal_of_three_ranks_changes_no_bit(launcher: Launcher, tmp_path: Path) -> None:
     words = (*SMALL, "MACHINE.threads=1", "PHASES.epochs=1")
     for name, word in (("one", REHEARSED), ("other", WITHOUT)):
         done = launcher.run(tmp_path / name, 3, *words, word)
@@ -28,7 +29,9 @@ def test_three_processes(launcher: Launcher, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "zero", "sharded_ddp"])
-def test_strategies(launcher: Launcher, tmp_path: Path, strategy: str) -> None:
+def test_rehearsal_under_a_strategy_changes_no_bit(
+    launcher: Launcher, tmp_path: Path, strategy: str
+) -> None:
     words = (
         *SMALL,
         "MACHINE.threads=1",

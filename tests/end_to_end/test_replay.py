@@ -3,6 +3,8 @@ does not."""
 
 import io
 import random
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -79,11 +81,10 @@ def test_an_update_from_the_checkpoint_before_it(trained: Path, step: int, since
     ],
     ids=["accumulated", "fp16", "full", "none"],
 )
-def test_other_trainings(tmp_path: Path, words: list[str]) -> None:
+def test_update_is_replayed_with_other_settings(tmp_path: Path, words: list[str]) -> None:
     train(tmp_path, *MANY, *words)
-    for step in (2, 7):
-        code, shown = replayed(tmp_path, step, *words, "DATA.TRAIN.workers=1")
-        assert code == 0, shown
+    code, shown = replayed(tmp_path, 7, *words, "DATA.TRAIN.workers=1")
+    assert code == 0, shown
 
 
 @pytest.mark.slow
@@ -101,8 +102,8 @@ def test_100_random_updates(tmp_path: Path) -> None:
     assert codes == [0] * 100
 
 
-class TestWhatIsLookedAt:
-    def test_the_run_folder_is_left_alone_and_may_be_in_use(self, trained: Path) -> None:
+class TestInputsOfReplay:
+    def test_run_folder_stays_unchanged_and_may_be_in_use(self, trained: Path) -> None:
         owner = RunFolder(str(trained))
         owner.open()
         try:
@@ -116,25 +117,27 @@ class TestWhatIsLookedAt:
         finally:
             owner.close()
 
-    def test_a_damaged_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
-        train(tmp_path, *MANY)
-        file = tmp_path / "checkpoints" / "p0002-s00000003" / "tensors.safetensors"  # of update 8
+    def test_damaged_checkpoint_is_skipped(self, trained: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        shutil.copytree(trained, folder)
+        file = folder / "checkpoints" / "p0002-s00000003" / "tensors.safetensors"  # of update 8
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(data)
-        code, shown = replayed(tmp_path, 9)
+        code, shown = replayed(folder, 9)
         assert code == 0
         assert "p0002-s00000003 was skipped" in shown
         assert "updates 6 to 9 equal the ledger" in shown
 
-    def test_without_checkpoints_it_begins_at_the_start(self, tmp_path: Path) -> None:
+    @pytest.mark.slow
+    def test_run_without_checkpoints_is_replayed_from_the_start(self, tmp_path: Path) -> None:
         words = ("CHECKPOINT.every_epochs=null", "MACHINE.threads=1")
         train(tmp_path, *words)
         assert newest(tmp_path).manifest.state["updates"] == 15
         code, shown = replayed(tmp_path, 8, *words)
         assert (code, "updates 1 to 8 equal the ledger" in shown) == (0, True)
 
-    def test_hooks_that_only_show_take_no_part(self, tmp_path: Path) -> None:
+    def test_observe_only_hooks_are_left_out(self, tmp_path: Path) -> None:
         shown = ("activations", "breakdown", "csv", "memory", "profiler", "tensorboard")
         train(tmp_path / "run", *MANY, "HOOKS.activations.every_updates=3", "HOOKS.csv={}")
         before = sorted(path.name for path in (tmp_path / "run").iterdir())
@@ -144,12 +147,12 @@ class TestWhatIsLookedAt:
         assert "where the step time went" not in told
         assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
-    def test_every_hook_of_ours_that_writes_is_one_of_them(self) -> None:
+    def test_built_in_hooks_other_than_three_are_observe_only(self) -> None:
         changing = {"early_stopping", "plateau", "reload_weights"}
         ours = {name for name in HOOKS if HOOKS[name].__module__.startswith("phasetrain.hooks.")}
         assert {name for name in ours if not HOOKS[name].observe_only} == changing
 
-    def test_custom_hooks_take_part(self, tmp_path: Path) -> None:
+    def test_custom_hooks_run_in_the_replay(self, tmp_path: Path) -> None:
         class Noisy(Hook):
             def __init__(self) -> None:
                 self.calls = 0
@@ -176,7 +179,7 @@ class TestWhatIsLookedAt:
         code, shown = replayed(tmp_path, 6)
         assert (code, "update 6 is the first that differs: loss, weights" in shown) == (1, True)
 
-    def test_without_a_ledger_it_says_so(self, tmp_path: Path) -> None:
+    def test_run_without_a_ledger_is_replayed_unchecked(self, tmp_path: Path) -> None:
         train(tmp_path, "HOOKS.ledger=null")
         code, shown = replayed(tmp_path, 3)
         assert code == 0
@@ -185,25 +188,24 @@ class TestWhatIsLookedAt:
 
 class TestDifferences:
     def test_contradicting_ledger_is_reported(self, trained: Path, tmp_path: Path) -> None:
-        train(tmp_path, *MANY)
-        ledger = parse_ledger((tmp_path / FILE).read_bytes())
+        folder = tmp_path / "run"
+        shutil.copytree(trained, folder)
+        ledger = parse_ledger((folder / FILE).read_bytes())
         records = [
             replace(r, loss=r.loss * (1 + 2e-16) if r.updates == 7 else r.loss)
             for r in ledger.values()
         ]
-        (tmp_path / FILE).write_bytes(encode_ledger(records))
-        code, shown = replayed(tmp_path, 8)
+        (folder / FILE).write_bytes(encode_ledger(records))
+        code, shown = replayed(folder, 8)
         assert code == 1
         assert "error: update 7 is the first that differs: loss" in shown
-        code, shown = replayed(tmp_path, 7)
+        code, shown = replayed(folder, 7)
         assert [line.split()[-1] for line in shown.splitlines() if line.startswith("loss")] == [
             "DIFFERENT"
         ]
-        assert replayed(tmp_path, 6)[0] == 0
+        assert replayed(folder, 6)[0] == 0
 
-    def test_randomness_that_is_seeded_otherwise(
-        self, trained: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_other_seeds_are_reported(self, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         right = Task.reseed
 
         def wrong(self: Task, at: Position, micro: int = 0) -> None:
@@ -216,46 +218,36 @@ class TestDifferences:
         assert (code, "update 7 is the first that differs: loss, weights" in shown) == (1, True)
 
 
-class TestRefused:
+class TestRejected:
     @pytest.mark.parametrize(
-        ("step", "message"),
-        [
-            (
-                "16",
-                r"RUN\.step = 16: .*steps\.ledger has 15 updates, from 1 to 15, and not this one",
-            ),
-            (
-                "null",
-                r"RUN\.step = null",
-            ),
-        ],
+        "step",
+        ["16", "null"],
     )
-    def test_no_such_update(self, trained: Path, step: str, message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
+    def test_update_outside_the_run_is_rejected(self, trained: Path, step: str) -> None:
+        with raises(ConfigError, key="RUN.step", given=step):
             run([*SMALL, f"RUN.dir={trained}", "RUN.engine=replay", f"RUN.step={step}"])
 
-    def test_no_such_update_without_a_ledger(self, tmp_path: Path) -> None:
+    def test_update_outside_a_run_without_ledger_is_rejected(self, tmp_path: Path) -> None:
         train(tmp_path, "HOOKS.ledger=null")
         with raises(ConfigError, key="RUN.step", given="16"):
             replayed(tmp_path, 16)
 
     def test_folder_without_run_has_nothing_to_replay(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"contains no run to replay"):
+        with raises(ConfigError, key="RUN.dir"):
             replayed(tmp_path, 1)
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.by_default(2)
     @pytest.mark.parametrize("step", [2, 9])
     @pytest.mark.parametrize("word", ["OPTIMIZER.lr=0.2", "MODEL.dropout=0.2"])
-    def test_another_config(self, trained: Path, step: int, word: str) -> None:
-        with pytest.raises(ChangedError, match=word.partition("=")[0].replace(".", r"\.")):
+    def test_changed_config_is_rejected(self, trained: Path, step: int, word: str) -> None:
+        with pytest.raises(ChangedError, match=re.escape(word.partition("=")[0])):
             replayed(trained, step, word)
         assert (
             main([*SMALL, f"RUN.dir={trained}", "RUN.engine=replay", f"RUN.step={step}", word]) == 3
         )
 
-    def test_another_config_that_is_allowed_is_compared_with_the_ledger(
-        self, trained: Path
-    ) -> None:
+    def test_allowed_change_of_config_is_compared_with_the_ledger(self, trained: Path) -> None:
         code, shown = replayed(trained, 2, "OPTIMIZER.lr=0.2", "RUN.allow=[OPTIMIZER.lr]")
         assert (code, "update 2 is the first that differs: lr, weights" in shown) == (1, True)
 
@@ -293,7 +285,7 @@ class Logs(nn.Module):
 MODEL = ("RUN.imports=[steep_parts]", "MODEL.name=logs", "~MODEL.width", "~MODEL.dropout")
 
 
-class TestNotFinite:
+class TestNonfiniteStep:
     """A step that was not made, looked at on its very batch."""
 
     @pytest.fixture(autouse=True)
@@ -301,7 +293,7 @@ class TestNotFinite:
         (tmp_path / "steep_parts.py").write_text(PARTS)
         monkeypatch.syspath_prepend(str(tmp_path))
 
-    def test_a_gradient_and_the_line_that_made_it(self, tmp_path: Path) -> None:
+    def test_operation_with_the_first_nonfinite_gradient_is_found(self, tmp_path: Path) -> None:
         keys: dict[int, int] = {}
 
         class Look(Hook):
@@ -312,7 +304,7 @@ class TestNotFinite:
         words = ["RUN.imports=[steep_parts]", "LOSS.name=steep"]
         train(tmp_path / "look", *words, hooks={"look": Look()})
         words = [*words, f"LOSS.bad={keys[6]}"]
-        with pytest.raises(NumericsError, match="update 6 is not finite"):
+        with pytest.raises(NumericsError, match="update 6 "):
             train(tmp_path / "run", *words)
         code, shown = replayed(tmp_path / "run", 6, *words)
         assert code == 0
@@ -325,8 +317,8 @@ class TestNotFinite:
         assert "model." in row["first gradient in backward"]
         assert not (tmp_path / "run" / "run.lock").exists()
 
-    def test_the_module_whose_output_is_the_first(self, tmp_path: Path) -> None:
-        with pytest.raises(NumericsError, match="update 1 is not finite"):
+    def test_module_with_the_first_nonfinite_output_is_found(self, tmp_path: Path) -> None:
+        with pytest.raises(NumericsError, match="update 1 "):
             train(tmp_path / "run", *MODEL)
         code, shown = replayed(tmp_path / "run", 1, *MODEL)
         assert code == 0
@@ -337,7 +329,7 @@ class TestNotFinite:
             in row["modules with such outputs after it"]
         )
 
-    def test_samples_with_inputs_that_are_not_finite(
+    def test_samples_with_nonfinite_inputs_are_found(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make = TensorSamples.__init__
@@ -350,7 +342,7 @@ class TestNotFinite:
 
         monkeypatch.setattr(TensorSamples, "__init__", altered)
         words = ("DATA.TRAIN.sampler=sequential", "DATA.TEST=null")
-        with pytest.raises(NumericsError, match="update 1 is not finite"):
+        with pytest.raises(NumericsError, match="update 1 "):
             train(tmp_path / "run", *words)
         code, shown = replayed(tmp_path / "run", 1, *words)
         assert code == 0

@@ -36,10 +36,10 @@ def test_updates_that_a_scaler_skips_leave_schedules_and_counts_as_planned(tmp_p
     assert lrs(tmp_path / "whole") == pytest.approx([top * share for share in shares], rel=1e-6)
 
 
-def test_killed_and_resumed_with_composite_and_momentum(tmp_path: Path) -> None:
-    words = (COMPOSITE, MOMENTUM)
+def test_composite_and_momentum_schedules_resume_exactly(tmp_path: Path) -> None:
+    words = (COMPOSITE, MOMENTUM, "PHASES.epochs=2")
     train(tmp_path / "whole", *words)
-    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(9)})
+    die(tmp_path / "run", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(6)})
     train(tmp_path / "run", *words)
     assert parted(tmp_path / "whole", tmp_path / "run") == []
 

@@ -35,20 +35,19 @@ def words(name: str) -> tuple[str, ...]:
     return (f"experiment=digits_{name}", *SMALL, *STATE.get(name, ()))
 
 
-@pytest.mark.parametrize(
-    "name", ["dino", *(pytest.param(one, marks=pytest.mark.slow) for one in ("moco", "swav"))]
-)
+@pytest.mark.by_default("dino")
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_run_resumes_exactly(name: str) -> None:
-    assert_exact_resume(words(name), workers=None)
+    assert_exact_resume(words(name), steps=[2, 4], workers=None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_it_resumes_exactly_with_and_without_workers(name: str) -> None:
+def test_run_resumes_exactly_with_and_without_workers(name: str) -> None:
     assert_exact_resume(words(name))
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -65,7 +64,8 @@ def test_unsaved_queue_or_teacher_is_detected(given: tuple[str, ...], message: s
         assert_exact_resume([*words("moco"), PARTS, *given], workers=None)
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.by_default("3")
+@pytest.mark.parametrize("size", [2, 3])
 def test_losses_over_processes_are_those_of_one(
     launcher: Launcher, tmp_path: Path, size: int
 ) -> None:
@@ -92,6 +92,7 @@ def test_three_ranks_are_bit_identical_after_one_is_killed(
     assert status(tmp_path / "run")["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_three_ranks_learn_as_one(launcher: Launcher, tmp_path: Path) -> None:
     """Without batch norm, whose statistics are those of each process, only last bits differ."""
     views = "[{name: multi_crop, groups: [{views: 2, transforms: [{name: noise, std: 0.1}]}]}]"
@@ -132,6 +133,7 @@ def test_a_checkpoint_is_tested_with_its_own_teacher(tmp_path: Path) -> None:
     assert tested.last["test/loss"] == pytest.approx(trained.last["test/loss"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_update_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     given = (*words("moco"), *SHORT, f"RUN.dir={tmp_path / 'run'}", "CHECKPOINT.every_updates=3")
     quiet = Terminal(io.StringIO(), live=False)
@@ -139,6 +141,7 @@ def test_an_update_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     assert run([*given, "RUN.engine=replay", "RUN.step=8"], terminal=quiet).exit_code == 0
 
 
+@pytest.mark.slow
 def test_half_precision_resumes_exactly() -> None:
     assert_exact_resume([*words("swav"), "MACHINE.precision=bf16"], steps=[2], workers=None)
 

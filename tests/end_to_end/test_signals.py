@@ -40,15 +40,11 @@ STOPS = [(3, (0, 3)), (5, (0, 5)), (6, (1, 1)), (7, (1, 2)), (8, (2, 1))]
 """Steps, train and test steps counted, and the position after them."""
 
 
-@pytest.mark.by_default(3)
+@pytest.mark.by_default("15-3-position0", "2-6-position7")
 @pytest.mark.parametrize(
     ("number", "step", "position"),
     [
-        pytest.param(
-            number,
-            *stop,
-            marks=pytest.mark.slow if number == signal.SIGINT and stop != STOPS[2] else (),
-        )
+        (number, *stop)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for stop in (STOPS if number != signal.SIGHUP else STOPS[2:3])
     ],
@@ -80,7 +76,8 @@ def test_a_stop_signal_saves_at_the_step_boundary(
     )
 
 
-@pytest.mark.parametrize("step", [3, 6])
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("step", [6, 3])
 def test_sigusr1_saves_and_training_continues(unbroken: Path, tmp_path: Path, step: int) -> None:
     seen: list[str] = []
 
@@ -113,9 +110,7 @@ def test_a_second_stop_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
-def test_a_finished_run_says_so_and_writes_nothing(
-    unbroken: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_run_is_left_unchanged(unbroken: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*")}
     assert main([*SMALL, f"RUN.dir={unbroken}"]) == 0
     assert "is a finished run (completed after 15 updates)" in capsys.readouterr().out

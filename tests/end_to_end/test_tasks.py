@@ -8,10 +8,12 @@ import pytest
 import torch
 from harness import newest, records
 from processes import Launcher
+from raising import raises
 
 from phasetrain.commands.api import run
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.testing import assert_exact_resume
+from phasetrain.testing.build import build_run
 
 QUIET = ("HOOKS.console=null", "HOOKS.metrics.every_updates=1", "MACHINE.threads=1")
 UNIGRAM = 23.48
@@ -95,6 +97,7 @@ class TestTokensOverProcesses:
         for one, other in zip(measures(folder), measures(whole), strict=True):
             assert one == pytest.approx(other, rel=1e-12)
 
+    @pytest.mark.slow
     def test_mean_of_per_rank_means_is_detected(
         self, launcher: Launcher, whole: Path, tmp_path: Path
     ) -> None:
@@ -104,8 +107,6 @@ class TestTokensOverProcesses:
 
 
 class TestTextTiny:
-    WORDS = ("experiment=text_tiny", "MODEL.width=32", "MODEL.depth=1", *QUIET)
-
     @pytest.mark.slow
     def test_it_learns_more_than_frequencies_in_one_epoch(self, tmp_path: Path) -> None:
         done = run(
@@ -123,8 +124,14 @@ class TestTextTiny:
         assert first == pytest.approx(5.55, abs=0.1)  # ln 257: all bytes are alike to it
 
     def test_resume_is_bit_identical(self) -> None:
-        words = ("MODEL.dropout=0.1", "DATA.TRAIN.batch_size=16", "OPTIMIZER.accumulate=2")
-        assert_exact_resume([*self.WORDS, *words], steps=[2, 4], workers=None)
+        words = (
+            "experiment=text_tiny",
+            "MODEL={width: 16, depth: 1, heads: 2, dropout: 0.1}",
+            "DATA.TRAIN={context: 16, batch_size: 16}",
+            "DATA.TEST.context=16",
+            "OPTIMIZER.accumulate=2",
+        )
+        assert_exact_resume([*words, *QUIET], steps=[3], workers=None)
 
     @pytest.mark.slow
     def test_whole_experiment_reaches_its_metric(self, tmp_path: Path) -> None:
@@ -155,9 +162,11 @@ class TestSeveralHeads:
         assert facts["MODEL.heads.digit.classes"] == 10
         assert not any("make_" in key for key in facts)
 
+    @pytest.mark.slow
     def test_resumes_are_bit_identical(self) -> None:
         assert_exact_resume(HEADS, steps=[2], workers=None)
 
+    @pytest.mark.slow
     def test_on_three_processes_they_measure_what_one_does(
         self, launcher: Launcher, tmp_path: Path
     ) -> None:
@@ -172,38 +181,44 @@ class TestSeveralHeads:
         )
 
     @pytest.mark.parametrize(
-        ("word", "message"),
+        ("word", "suggestion"),
         [
             ("METERS.digit.outptu=digit", "METERS.digit.output"),
-            (
-                "METERS.digit.output=null",
-                "select the output for this meter with METERS.digit.output",
-            ),
-            (
-                "METERS.digit.output=dgit",
-                "METERS.digit.output = 'dgit': no such entry; there are digit, odd, probe",
-            ),
-            ("LOSS.losses.odd.wieght=2", "did you mean LOSS.losses.odd.weight"),
-            ("LOSS.losses.odd.weight=a", "expected float"),
-            (
-                "LOSS.losses.odd.target=od",
-                "LOSS.losses.odd.target = 'od': no such entry; there are digit, odd",
-            ),
-            ("MODEL.heads.odd.form=features.2", "did you mean MODEL.heads.odd.from"),
-            (
-                "MODEL.trunk.cut=hed",
-                "trunk.cut = 'hed': the trunk has no module of this name; did you mean 'head'",
-            ),
-            ("MODEL.heads.odd.name=mpl", "MODEL.heads.odd.name = 'mpl'"),
-            ("LOSS={name: cross_entropy, losses: null}", "'cross_entropy' has no such parameter"),
+            ("LOSS.losses.odd.wieght=2", "LOSS.losses.odd.weight"),
+            ("MODEL.heads.odd.form=features.2", "MODEL.heads.odd.from"),
+            ("MODEL.heads.odd.name=mpl", "mlp"),
         ],
     )
-    def test_misspelt_key_is_rejected_with_a_suggestion(
-        self, tmp_path: Path, word: str, message: str
+    def test_misspelt_key_is_rejected_with_a_suggestion(self, word: str, suggestion: str) -> None:
+        key, _, _ = word.partition("=")
+        with raises(ConfigError, key=key, suggestion=suggestion):
+            build_run([*HEADS, word])
+
+    @pytest.mark.parametrize(
+        ("word", "key", "code"),
+        [
+            ("LOSS.losses.odd.weight=a", "LOSS.losses.odd.weight", "config.wrong_type"),
+            ("LOSS={name: cross_entropy, losses: null}", "LOSS.losses", "config.unknown_parameter"),
+            ("MODEL.trunk.cut=hed", "MODEL", "config.rejected_by_part"),
+        ],
+    )
+    def test_value_of_a_head_is_checked(self, word: str, key: str, code: str) -> None:
+        with raises(ConfigError, key=key, code=code):
+            build_run([*HEADS, word])
+
+    @pytest.mark.parametrize(
+        ("word", "key", "suggestion"),
+        [
+            ("METERS.digit.output=null", "METERS.digit", ""),
+            ("METERS.digit.output=dgit", "METERS.digit", "digit"),
+            ("LOSS.losses.odd.target=od", "LOSS", "odd"),
+        ],
+    )
+    def test_name_of_an_output_is_checked_before_training(
+        self, tmp_path: Path, word: str, key: str, suggestion: str
     ) -> None:
-        with pytest.raises(ConfigError) as caught:
-            run([*HEADS, word, f"RUN.dir={tmp_path}"])
-        assert message in str(caught.value)
+        with raises(ConfigError, key=key, suggestion=suggestion):
+            run([*HEADS, word, "RUN.engine=plan", f"RUN.dir={tmp_path}"])
 
 
 class TestOwnLosses:
@@ -230,12 +245,8 @@ class TestNoTargets:
     WORDS = ("RUN.imports=[task_parts]", "DATA.TEST.dataset=unmarked", "PHASES.epochs=1", *QUIET)
 
     def test_test_without_targets_is_rejected_before_training(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError) as caught:
+        with raises(ConfigError, key="DATA.TEST"):
             run([*self.WORDS, f"RUN.dir={tmp_path}"])
-        assert (
-            "DATA.TEST: its samples have no targets (None), and LOSS (CrossEntropy) needs them"
-            in str(caught.value)
-        )
         assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -284,6 +295,7 @@ class TestDistillation:
     def test_resume_is_bit_identical(self, teacher: Path) -> None:
         assert_exact_resume(self.words(teacher), steps=[2], workers=None)
 
+    @pytest.mark.slow
     def test_on_two_processes_every_one_has_the_teacher(
         self, launcher: Launcher, tmp_path: Path, teacher: Path
     ) -> None:
@@ -309,10 +321,7 @@ class TestDistillation:
             if "num_" not in name
         }
         torch.save(changed, tmp_path / "teacher/weights.pt")
-        with pytest.raises(
-            ChangedError,
-            match=r"TASK\.teacher\.weights differ from the weights that the run has learned",
-        ):
+        with pytest.raises(ChangedError, match=r"TASK\.teacher\.weights "):
             run(
                 [
                     *words,
@@ -334,18 +343,18 @@ class TestDistillation:
                 r"TASK\.teacher\.weights",
             ),
             ("TASK.teacher={name: smal_cnn}", r"TASK\.teacher\.name = 'smal_cnn'"),
-            ("TASK.teacher.widht=8", r"did you mean TASK\.teacher\.width"),
+            ("TASK.teacher.widht=8", r"TASK\.teacher\.width\b"),
             ("TASK.teacher.width=4", r"TASK\.teacher\.weights"),
-            ("TASK.soft_share=2", r"TASK\.soft_share = 2: expected a share in \[0, 1\]"),
-            ("TASK.temperature=0", "temperature = 0: expected a number above 0"),
+            ("TASK.soft_share=2", r"TASK\.soft_share = 2: .* \[0, 1\]"),
+            ("TASK.temperature=0", "temperature = 0: "),
             (
                 "MODEL.classes=11",
-                r"TASK\.teacher \(SmallCNN\): the teacher returns \(64, 10\), the student \(64, 11\)",
+                r"TASK\.teacher \(SmallCNN\): .*\(64, 10\).*\(64, 11\)",
             ),
         ],
     )
-    def test_what_does_not_fit(
+    def test_teacher_that_does_not_fit_is_rejected(
         self, tmp_path: Path, teacher: Path, word: str, message: str
     ) -> None:
         with pytest.raises(ConfigError, match=message):
-            run([*self.words(teacher), word, f"RUN.dir={tmp_path}"])
+            run([*self.words(teacher), word, "RUN.engine=plan", f"RUN.dir={tmp_path}"])

@@ -61,9 +61,13 @@ def accuracies(folder: Path) -> list[float]:
     return [line["metrics"]["accuracy"] for line in found]
 
 
-def test_it_starts_from_the_first_run_with_another_head(
-    tmp_path: Path, first: Path, pictures: Path
+def test_run_starts_from_weights_of_the_first_with_another_head(
+    tmp_path: Path, pictures: Path
 ) -> None:
+    first = tmp_path / "first"
+    run_quietly(
+        ["experiment=digits", "PHASES.epochs=1", "PHASES.limit.train=2", f"RUN.dir={first}"]
+    )
     run = transfer(tmp_path / "run", pictures, first, "OPTIMIZER.lr=0", "PHASES.epochs=1")
     learned, before = (newest(folder).state["task"]["model"] for folder in (run, first))
     assert (before["head.weight"].shape, learned["head.weight"].shape) == ((10, 64), (2, 64))

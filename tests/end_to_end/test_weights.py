@@ -59,7 +59,7 @@ class TestStart:
     def test_a_checkpoint_wins_and_the_file_need_not_exist_any_more(
         self, tmp_path: Path, path: Path
     ) -> None:
-        words = (f"MODEL.weights={path}",)
+        words = (f"MODEL.weights={path}", "PHASES.epochs=1")
         train(tmp_path / "unbroken", *words)
         die(tmp_path / "killed", *words, hooks={"save": SaveEachStep(), "kill": KillAfter(3)})
         plan = json.loads((tmp_path / "killed" / "plan.json").read_text())
@@ -228,14 +228,14 @@ class TestReload:
         assert [(record["updates"], record["file"]) for record in reloads] == unbroken.loads()
         assert reloads[0]["digest"] == unbroken.history()["loads"][0]["digest"]
 
+    @pytest.mark.slow
     def test_the_weights_are_those_of_the_file(self, tmp_path: Path) -> None:
         made = Watched(tmp_path)
         train(made.folder, *made.words, "OPTIMIZER.lr=0", hooks=made.hooks())
         assert parameters(newest(made.folder).state["task"]["model"]) == parameters(weights(2))
 
-    @pytest.mark.parametrize(
-        "step", [11, 12, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5, 13, 15, 19))]
-    )
+    @pytest.mark.by_default(1)
+    @pytest.mark.parametrize("step", [12, 1, 5, 11, 13, 15, 19])
     def test_killed_and_resumed_with_newer_files_in_the_folder(
         self, unbroken: Watched, tmp_path: Path, step: int
     ) -> None:
@@ -245,6 +245,7 @@ class TestReload:
         assert parted(unbroken.folder, made.folder) == []
         assert made.history() == unbroken.history()
 
+    @pytest.mark.slow
     def test_resume_without_the_record_is_detected(self, unbroken: Watched, tmp_path: Path) -> None:
         made = Watched(tmp_path)
         die(made.folder, *made.words, hooks=made.hooks(kill=KillAfter(14)))
@@ -282,11 +283,12 @@ class TestReload:
         assert "w-14.safetensors was skipped: " in log
         assert "w-13" not in log
 
+    @pytest.mark.by_default(1)
     @pytest.mark.parametrize(
         ("every", "updates"),
         [
-            ("every_epochs: 2", [10]),
             ("every_phases: 1", [5, 5, 10, 10, 15]),
+            ("every_epochs: 2", [10]),
             ("every_phases: 4", [10]),
         ],
     )
@@ -334,12 +336,13 @@ class TestReload:
         with pytest.raises(ConfigError, match=message):
             train(tmp_path / "run", f"HOOKS.reload_weights={given}")
 
+    @pytest.mark.by_default("ddp")
     @pytest.mark.parametrize(
         ("size", "words"),
         [
             (4, ("DISTRIBUTED.reduction=ordered", "DISTRIBUTED.virtual_shards=4")),
             (3, ()),
-            pytest.param(3, ("DISTRIBUTED.strategy=fsdp",), marks=pytest.mark.slow),
+            (3, ("DISTRIBUTED.strategy=fsdp",)),
         ],
         ids=["ordered", "ddp", "fsdp"],
     )

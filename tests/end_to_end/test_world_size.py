@@ -14,13 +14,13 @@ from world_parts import told
 
 from phasetrain.runs.ledger import FILE, parse_ledger
 
-# Three epochs of six updates of 24 samples, after each a test of three batches; no dropout and no
+# Two epochs of six updates of 24 samples, after each a test of three batches; no dropout and no
 # batch norm, whose
 # randomness and statistics belong to a process.
 WORDS = (
     "RUN.imports=[world_parts]",
     "MACHINE.threads=1",
-    "PHASES.epochs=3",
+    "PHASES.epochs=2",
     "PHASES.limit.train=6",
     "PHASES.limit.test=3",
     "DATA.TRAIN.batch_size=24",
@@ -78,7 +78,7 @@ def same_run(one: Path, other: Path) -> None:
     """See that two runs took the same samples in each step and came to the same end within the
     tolerance."""
     assert told(one) == told(other)
-    assert (len(told(one)), len(measures(one)), len(samples(one))) == (18 + 9, 3, 18)
+    assert (len(told(one)), len(measures(one)), len(samples(one))) == (12 + 6, 2, 12)
     assert samples(one) == samples(other)
     assert losses(one) == pytest.approx(losses(other), rel=TOLERANCE)
     for first, second in zip(measures(one), measures(other), strict=True):
@@ -91,20 +91,21 @@ def same_run(one: Path, other: Path) -> None:
         assert first["loss"] == pytest.approx(second["loss"], rel=TOLERANCE)
 
 
-# Phases 0, 2, 4 train and 1, 3, 5 test; a request to stop of one of several processes is heard a
+# Phases 0 and 2 train, 1 and 3 test; a request to stop of one of several processes is heard a
 # step later.
 CHAINS = [
+    [(2, (0, 2)), (1, (1, 1)), (3, None)],
     [(2, (0, 2)), (1, (1, 1)), (3, (2, 2)), (2, None)],
     [(2, (1, 1)), (4, None)],
-]
-MORE = [[(2, (0, 3)), (size, None)] for size in (1, 3, 4)] + [
-    [(2, (3, 1)), (size, None)] for size in (1, 3)
+    *([(2, (0, 3)), (size, None)] for size in (1, 3, 4)),
+    *([(2, (3, 1)), (size, None)] for size in (1, 3)),
 ]
 
 
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "chain",
-    [*CHAINS, *(pytest.param(chain, marks=pytest.mark.slow) for chain in MORE)],
+    CHAINS,
     ids=lambda chain: "-".join(
         f"{size}{'' if at is None else '@' + '.'.join(map(str, at))}" for size, at in chain
     ),
@@ -132,7 +133,8 @@ def test_stopped_run_resumes_with_another_world_size(
     assert status(folder)["state"] == "finished"
 
 
-def test_other_data_would_be_seen(whole: Path, launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_other_samples_are_detected(whole: Path, launcher: Launcher, tmp_path: Path) -> None:
     attempt(launcher, tmp_path / "run", 2, "RUN.seed=1")
     with pytest.raises(AssertionError):
         same_run(whole, tmp_path / "run")
@@ -140,16 +142,10 @@ def test_other_data_would_be_seen(whole: Path, launcher: Launcher, tmp_path: Pat
     assert not {one[2] for one in samples(whole)} & {one[2] for one in samples(tmp_path / "run")}
 
 
-@pytest.mark.parametrize(
-    ("words", "micros"),
-    [
-        (["DATA.TRAIN.micro_batch_size=4"], 4),
-        pytest.param(["OPTIMIZER.accumulate=2"], 4, marks=pytest.mark.slow),
-    ],
-    ids=["micro", "accumulate"],
-)
-def test_the_accumulation_or_the_micro_batch_follows_the_number(
-    launcher: Launcher, tmp_path: Path, words: list[str], micros: int
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["DATA.TRAIN.micro_batch_size=4"], ["OPTIMIZER.accumulate=2"]])
+def test_micro_batches_follow_the_world_size(
+    launcher: Launcher, tmp_path: Path, words: list[str]
 ) -> None:
     folder = tmp_path / "run"
     halted = "HOOKS.halt={phase: 0, step: 2}"
@@ -217,9 +213,8 @@ def same_metrics(found: dict[str, dict[str, float]], expected: dict[str, dict[st
         assert one["loss"] == pytest.approx(expected[name]["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3)), 4]
-)
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize("size", [3, 2, 4])
 def test_metrics_count_every_sample_once(
     launcher: Launcher, tested: Path, tmp_path: Path, size: int
 ) -> None:
@@ -233,9 +228,8 @@ def test_one_process_counts_every_sample_once(tested: Path) -> None:
     assert measured(tested)["even"]["accuracy"] == measured(tested)["odd"]["accuracy"]
 
 
-@pytest.mark.parametrize(
-    "size", [3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_test_of_a_checkpoint_counts_every_sample_once(
     launcher: Launcher, tested: Path, size: int
 ) -> None:
@@ -266,19 +260,16 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return model
 
 
+@pytest.mark.by_default("accumulate")
 @pytest.mark.parametrize(
     "words",
-    [
-        [],
-        pytest.param(["DATA.TRAIN.micro_batch_size=1"], marks=pytest.mark.slow),
-        ["OPTIMIZER.accumulate=3"],
-    ],
+    [[], ["DATA.TRAIN.micro_batch_size=1"], ["OPTIMIZER.accumulate=2"]],
     ids=["whole", "micro", "accumulate"],
 )
 def test_a_short_batch_makes_the_update_of_one_process(
     launcher: Launcher, tmp_path: Path, words: list[str]
 ) -> None:
-    folders = {size: tmp_path / f"run{size}" for size in (1, 4)}
+    folders = {size: tmp_path / f"run{size}" for size in (1, 3)}
     for size, folder in folders.items():
         assert launcher.run(folder, size, *PARTIAL, *words).codes == [0] * size
         assert [len(ids) for ids in told(folder).values()] == [12, 12, 1, 12, 12, 1]
@@ -288,6 +279,7 @@ def test_a_short_batch_makes_the_update_of_one_process(
             torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_batch_norm_meets_short_batches_too(launcher: Launcher, tmp_path: Path) -> None:
     """Statistics are those of process 0, so weights are not those of one process; the number of
     passes is."""
@@ -335,6 +327,7 @@ class TestStreams:
             for name, found in lines.items()
         }
 
+    @pytest.mark.slow
     def test_each_process_reads_its_share_of_the_bytes(
         self, launcher: Launcher, files: str, tmp_path: Path
     ) -> None:
@@ -358,15 +351,16 @@ class TestStreams:
                 index for at, ids in one.items() if at[0] == phase for index in ids
             ) == list(range(125))
 
-    @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+    @pytest.mark.by_default(1)
+    @pytest.mark.parametrize("workers", [0, 2])
     def test_a_resume_in_the_middle_of_a_pass_is_exact(
         self, launcher: Launcher, files: str, tmp_path: Path, workers: int
     ) -> None:
         words = self.words(files, tmp_path / "log", f"DATA.TRAIN.workers={workers}")
         calm, folder = tmp_path / "calm", tmp_path / "run"
-        assert launcher.run(calm, 3, *words).codes == [0] * 3
-        assert launcher.run(folder, 3, *words, "HOOKS.halt={phase: 0, step: 4}").codes == [143] * 3
-        assert launcher.run(folder, 3, *words).codes == [0] * 3
+        assert launcher.run(calm, 2, *words).codes == [0] * 2
+        assert launcher.run(folder, 2, *words, "HOOKS.halt={phase: 0, step: 4}").codes == [143] * 2
+        assert launcher.run(folder, 2, *words).codes == [0] * 2
         assert told(calm) == told(folder)
         assert (calm / FILE).read_bytes() == (folder / FILE).read_bytes()
         assert all(
@@ -388,6 +382,7 @@ class TestStreams:
         assert samples(calm) == samples(folder)
         assert losses(calm) == pytest.approx(losses(folder), rel=TOLERANCE)
 
+    @pytest.mark.slow
     def test_another_batch_size_waits_for_the_end_of_a_pass(
         self, launcher: Launcher, files: str, tmp_path: Path
     ) -> None:

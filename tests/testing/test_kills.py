@@ -17,7 +17,8 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("steps", "position"), [(1, (0, 1, 1)), (4, (1, 1, 3))])
+@pytest.mark.by_default(1)
+@pytest.mark.parametrize(("steps", "position"), [(4, (1, 1, 3)), (1, (0, 1, 1))])
 def test_a_killed_run_has_saved_its_last_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, position: tuple[int, int, int]
 ) -> None:

@@ -26,17 +26,17 @@ def test_accumulation_keeps_all_micro_batches() -> None:
     [
         (
             ["LOSS.name=planted_parts.lost_gradient"],
-            r"from 2\.\d+ to 2\.\d+ in 20 updates, expected under 0\.2\d+: 2\.\d+ \(1\)",
+            r"2\.\d+ to 2\.\d+ in 20 updates, .* 0\.2\d+: 2\.\d+ \(1\)",
         ),
-        (["OPTIMIZER.lr=1e30"], r"one batch cannot be learned, after 2\.\d+ \(1\).*not finite"),
-        (["OPTIMIZER.lr=0"], r"Usual causes: a learning rate that is too low"),
+        (["OPTIMIZER.lr=1e30"], r"2\.\d+ \(1\).*update \d+"),
+        (["OPTIMIZER.lr=0"], r"2\.\d+ to 2\.\d+ in 20 updates"),
     ],
 )
-def test_what_does_not_learn_is_refused(words: list[str], message: str) -> None:
+def test_run_that_does_not_learn_fails(words: list[str], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_learns_one_batch([*WORDS, *words], updates=20)
 
 
-def test_a_run_without_training_is_refused() -> None:
-    with pytest.raises(ValueError, match="without a train phase"):
+def test_run_without_training_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"PHASES\.epochs"):
         assert_learns_one_batch([*WORDS, "PHASES.epochs=0"])

@@ -230,6 +230,11 @@ def data(name: str) -> list[str]:
     ]
 
 
+def parameters(word: str) -> str:
+    """Return the value of an override."""
+    return word.partition("=")[2]
+
+
 def sampler(name: str) -> str:
     return f"DATA.TRAIN.sampler={{{', '.join([f'name: {name}', *filter(None, [SAMPLER_WORDS.get(name)])])}}}"
 
@@ -284,13 +289,13 @@ def names_of_tests(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("named", sorted(set(LEARNS_ELSEWHERE.values())))
-def test_what_is_proved_elsewhere_is_proved_there(named: str) -> None:
+def test_tests_of_learning_in_other_files_exist(named: str) -> None:
     file, _, test = named.partition("::")
     assert test in names_of_tests(ROOT / file)
     assert test not in names_of_tests(Path(__file__))
 
 
-def test_words_are_for_parts_that_exist() -> None:
+def test_overrides_are_for_existing_parts() -> None:
     assert set(MODEL_WORDS) <= set(MODELS)
     assert set(SCALER_WORDS) <= set(SCALERS)
     assert set(SCHEDULE_WORDS) <= set(SCHEDULES)
@@ -331,42 +336,47 @@ class Steps:
             part.load_state_dict(state[name])
 
 
-def assert_parts_say_all(words: list[str]) -> None:
+def assert_parts_save_all(words: list[str]) -> None:
     words = [*words, "DATA.TRAIN.batch_size=8", "DATA.TEST.batch_size=8", "MACHINE.threads=1"]
     assert_state_round_trip(Steps(words), lambda steps: steps(), fresh=lambda: Steps(words))
 
 
+@pytest.mark.by_default("transformer")  # with dropout, heads and tied embeddings
 @pytest.mark.parametrize("name", own(MODELS))
-def test_models_say_all(name: str) -> None:
-    assert_parts_say_all(model(name))
+def test_models_save_all_they_learn(name: str) -> None:
+    assert_parts_save_all(model(name))
 
 
+@pytest.mark.by_default("adamw", "lars")  # one of torch's and one of our own
 @pytest.mark.parametrize("name", OPTIMIZER_WORDS)
-def test_optimizers_say_all(name: str) -> None:
-    assert_parts_say_all(["MODEL.width=4", *optimizer(name)])
+def test_optimizers_save_their_state(name: str) -> None:
+    assert_parts_save_all(["MODEL.width=4", *optimizer(name)])
 
 
+@pytest.mark.by_default("grad")
 @pytest.mark.parametrize("name", own(SCALERS))
-def test_scalers_say_all(name: str) -> None:
-    assert_parts_say_all(["MODEL.width=4", *scaler(name)])
+def test_scalers_save_their_state(name: str) -> None:
+    assert_parts_save_all(["MODEL.width=4", *scaler(name)])
 
 
+@pytest.mark.by_default("moco", "dino")  # a queue and a running mean
 @pytest.mark.parametrize("name", own(LOSSES))
-def test_losses_say_all(name: str, tmp_path: Path) -> None:
-    assert_parts_say_all(written(tmp_path, loss(name)))
+def test_losses_save_their_state(name: str, tmp_path: Path) -> None:
+    assert_parts_save_all(written(tmp_path, loss(name)))
 
 
+@pytest.mark.by_default("LOSS.name=forgetful_moco")
 @pytest.mark.parametrize(
     "forgetful",
     ["LOSS.name=forgetful_moco", "TASK={name: forgetful_self_supervised, momentum: 0.9}"],
 )
-def test_what_does_not_say_all_is_seen(forgetful: str) -> None:
+def test_unsaved_state_is_detected(forgetful: str) -> None:
     with pytest.raises(AssertionError, match="not in its state_dict"):
-        assert_parts_say_all([*VIEWS, "RUN.imports=[self_supervised_parts]", forgetful])
+        assert_parts_save_all([*VIEWS, "RUN.imports=[self_supervised_parts]", forgetful])
 
 
 @pytest.mark.parametrize("name", own(METERS))
-def test_meters_say_all(name: str) -> None:
+def test_meters_save_their_counts(name: str) -> None:
     def step(meter: Any) -> Any:
         output, target = OTHER_TARGETS.get(name, (torch.randn(8, 10), torch.arange(8)))
         meter.update(StepOutput(torch.rand(()), 8.0, 8, output, target, ids=torch.arange(8)))
@@ -375,7 +385,7 @@ def test_meters_say_all(name: str) -> None:
     assert_state_round_trip(METERS.build(name, facts={"classes": 10}), step)
 
 
-def test_transforms_together_do_not_depend_on_processes() -> None:
+def test_transforms_together_do_not_depend_on_the_world_size() -> None:
     """Those that keep the size come first; `resize` gives the crops a size to start from again."""
     names = own(TRANSFORMS, ("flatten", "multi_crop", "resize"))
     listed = ", ".join(
@@ -388,7 +398,7 @@ def test_transforms_together_do_not_depend_on_processes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", own(TRANSFORMS))
-def test_transforms_do_not_depend_on_processes(name: str) -> None:
+def test_transforms_do_not_depend_on_the_world_size(name: str) -> None:
     assert_world_size_invariant([*transformed(name), *BATCHES], sizes=(1, 3))
 
 
@@ -399,48 +409,51 @@ ORDERS = [
 ]
 
 
-QUICK = [
-    pair for at, pair in enumerate(ORDERS) if any(one not in sum(ORDERS[:at], ()) for one in pair)
-]
-"""Each data set and each order at least once."""
+STREAMS = {"lines", "webdataset"}
+"""Datasets whose files are divided among the ranks; the others are read by index."""
 
 
 @pytest.mark.parametrize(
     ("name", "order"),
-    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in ORDERS],
+    [
+        pytest.param(*pair, marks=() if STREAMS & {*pair} else pytest.mark.slow, id="-".join(pair))
+        for pair in ORDERS
+    ],
 )
-def test_orders_do_not_depend_on_processes(name: str, order: str, tmp_path: Path) -> None:
-    words = written(tmp_path, [*BATCHES, *data(name), *([sampler(order)] if order else [])])
-    every_size = name in IN_MEMORY and (name, order) not in QUICK
-    assert_world_size_invariant(words, sizes=(1, 2, 3, 4) if every_size else (1, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "order"), [pair for pair in QUICK if pair[0] in IN_MEMORY])
-def test_orders_do_not_depend_on_any_number_of_processes(
+def test_samples_of_a_dataset_do_not_depend_on_the_world_size(
     name: str, order: str, tmp_path: Path
 ) -> None:
-    words = written(tmp_path, [*BATCHES, *data(name), sampler(order)])
-    assert_world_size_invariant(words, sizes=(1, 2, 3, 4))
+    words = written(tmp_path, [*BATCHES, *data(name), *([sampler(order)] if order else [])])
+    assert_world_size_invariant(words, sizes=(1, 2, 3, 4) if name in IN_MEMORY else (1, 3))
 
 
-def test_meters_together_do_not_wait() -> None:
+def test_orders_of_all_samplers_do_not_depend_on_the_world_size(tmp_path: Path) -> None:
+    """Each sampler orders a test split of its own, so that one run reads them all."""
+    names = own(SAMPLERS, ("lanes", "proportional"))
+    splits = [
+        f"DATA.{name.upper()}={{dataset: digits, split: train, batch_size: 25, sampler: {parameters(sampler(name))}}}"
+        for name in names
+    ]
+    assert_world_size_invariant(written(tmp_path, [*BATCHES, *splits]), sizes=(1, 3))
+
+
+def test_meters_together_need_no_device_sync() -> None:
     listed = ", ".join(f"{name}: {{}}" for name in own(METERS, OTHER_TARGETS))
     assert_no_device_sync([*BATCHES, f"METERS={{{listed}}}"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", own(METERS, OTHER_TARGETS))
-def test_meters_do_not_wait(name: str) -> None:
+def test_meters_need_no_device_sync(name: str) -> None:
     assert_no_device_sync([*BATCHES, f"METERS={{{name}: {{}}}}"])
 
 
-def test_hooks_do_not_wait() -> None:
+def test_hooks_together_need_no_device_sync() -> None:
     assert_no_device_sync([*BATCHES, *map(hook, own(HOOKS, TRACKERS))])
 
 
 @pytest.mark.slow
-def test_trackers_do_not_wait() -> None:
+def test_trackers_need_no_device_sync() -> None:
     assert_no_device_sync([*BATCHES, *map(hook, TRACKERS)])
 
 
@@ -500,4 +513,4 @@ def test_many_parts_resume_exactly_together() -> None:
     words += [
         "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, random_erase, {name: noise, std: 0.1}]"
     ]
-    assert_exact_resume([*BATCHES, *words, "HOOKS.tensorboard={}"], workers=(0, 1))
+    assert_exact_resume([*BATCHES, *words, "HOOKS.csv={}"], steps=[2, 4], workers=(0, 1))

@@ -17,23 +17,32 @@ LINEAR = ["DATA.TRAIN.batch_size=24", "DATA.TEST.batch_size=32"]
 
 
 def test_a_good_run_passes_with_and_without_workers() -> None:
-    assert_exact_resume(
-        [*SMALL, "MODEL.dropout=0.3", "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"]
-    )
+    words = ["MODEL.dropout=0.3", "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"]
+    assert_exact_resume([*SMALL, *words], steps=[2, 4])
 
 
-def test_it_may_be_killed_at_steps_of_ones_own() -> None:
-    assert_exact_resume([*LINEAR, "PHASES.test_every.updates=1"], steps=[5, 2, 9], workers=None)
+@pytest.mark.slow
+def test_good_run_passes_with_the_default_kills() -> None:
+    assert_exact_resume([*SMALL, "MODEL.dropout=0.3"])
 
 
+def test_run_is_killed_at_given_steps() -> None:
+    assert_exact_resume([*LINEAR, "PHASES.test_every.updates=1"], steps=[9, 2], workers=None)
+
+
+@pytest.mark.slow
 def test_a_run_without_tests_passes() -> None:
     assert_exact_resume([*LINEAR, "DATA.TEST=null", "PHASES.updates=1000"], steps=[2], workers=None)
 
 
-@pytest.mark.by_default(4)
+@pytest.mark.by_default(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["HOOKS.forgetful={name: planted_parts.ForgetfulHook}"],
+            r"killed after step 1: hooks\.forgetful\.steps differs at step 2 .*load_state_dict",
+        ),
         (
             ["DATA.TRAIN.transforms=[planted_parts.LateNoise]"],
             r"killed after step 1: batch\.0\.input differs at step 2 of the run .*: another batch: a dataset, trans",
@@ -55,10 +64,6 @@ def test_a_run_without_tests_passes() -> None:
             r"killed after step 1, restored at step 1 .*: state\.meter\.deaf\.count differs; load_state_dict",
         ),
         (
-            ["HOOKS.forgetful={name: planted_parts.ForgetfulHook}"],
-            r"killed after step 1: hooks\.forgetful\.steps differs at step 2 .*load_state_dict",
-        ),
-        (
             ["LOSS.name=planted_parts.ClockLoss"],
             r"^before the first kill, so two runs from the start differ: loss",
         ),
@@ -69,18 +74,18 @@ def test_a_run_without_tests_passes() -> None:
     ],
     ids=lambda value: value[0].partition(".")[2] if isinstance(value, list) else "",
 )
-def test_what_goes_wrong_is_named(words: list[str], message: str) -> None:
+def test_error_names_step_part_and_cause(words: list[str], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_exact_resume([*LINEAR, *words], workers=None)
 
 
 def test_a_hook_that_keeps_its_state_passes() -> None:
     assert_exact_resume(
-        [*LINEAR, "HOOKS.patient={name: planted_parts.PatientHook}"], steps=[1, 4], workers=None
+        [*LINEAR, "HOOKS.patient={name: planted_parts.PatientHook}"], steps=[2], workers=None
     )
 
 
-def test_steps_beyond_the_cut_are_refused() -> None:
+def test_steps_outside_the_shortened_run_are_rejected() -> None:
     with pytest.raises(
         ValueError,
         match=r"steps = \[0, 10\]: the shortened run has 10 steps; give some from 1 to 9",
@@ -88,7 +93,7 @@ def test_steps_beyond_the_cut_are_refused() -> None:
         assert_exact_resume(LINEAR, steps=[0, 4, 10], workers=None)
 
 
-def test_kills_come_where_resumes_go_wrong_elsewhere() -> None:
+def test_default_kills_are_at_ends_of_phases_and_in_tests() -> None:
     splits = {
         "train": Split("train", 100, 10, drop_last=True),
         "test": Split("test", 50, 10, drop_last=False),

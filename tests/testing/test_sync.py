@@ -15,7 +15,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(PLANTED, 1) if text in line)
 
 
-@pytest.mark.by_default(3)
+@pytest.mark.by_default(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -33,10 +33,11 @@ def line_of(text: str) -> int:
     ],
     ids=lambda words: words[0],
 )
-def test_good_runs_pass(words: list[str]) -> None:
+def test_run_without_syncs_passes(words: list[str]) -> None:
     assert_no_device_sync([*WORDS, *words])
 
 
+@pytest.mark.by_default("item", "branch")
 @pytest.mark.parametrize(
     ("words", "place", "operator", "times"),
     [
@@ -57,7 +58,9 @@ def test_good_runs_pass(words: list[str]) -> None:
     ],
     ids=["item", "cpu", "branch", "meter"],
 )
-def test_who_reads_is_named(words: list[str], place: str, operator: str, times: int) -> None:
+def test_error_names_line_and_operator_of_the_sync(
+    words: list[str], place: str, operator: str, times: int
+) -> None:
     with pytest.raises(
         AssertionError,
         match=rf"planted_parts\.py:{line_of(place)} \({operator}\), {times} times\. Each",
@@ -67,7 +70,7 @@ def test_who_reads_is_named(words: list[str], place: str, operator: str, times: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda() -> None:
+def test_sync_is_found_on_cuda() -> None:
     assert_no_device_sync([*WORDS, "MACHINE.device=cuda"])
     with pytest.raises(AssertionError, match=rf"planted_parts\.py:{line_of('out.loss.item()')}"):
         assert_no_device_sync(
