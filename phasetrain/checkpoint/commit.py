@@ -18,6 +18,8 @@ SHARDED = 3
 
 NAME = re.compile(r"(?P<position>p\d{4,}-s\d{8,})(-c\d+)?")
 MANIFEST = "manifest.json"
+INDEX = "shards.json"
+"""Name of the file that lists the file of each shard of each tensor."""
 LATEST = "latest"
 Verify = Literal["full", "size", "off"]
 Contents = Mapping[str, bytes | bytearray | memoryview]

@@ -9,6 +9,7 @@ from typing import Any
 
 from phasetrain.checkpoint.codec import decode, reject_malformed
 from phasetrain.checkpoint.commit import (
+    INDEX,
     Manifest,
     Saved,
     Verify,
@@ -26,8 +27,6 @@ from phasetrain.runtime.storage import Storage
 TREE = "state.json"
 TENSORS = "tensors.safetensors"
 PROMISED = "promised.json"
-INDEX = "shards.json"
-"""Name of the file that lists the file of each shard of each tensor."""
 
 _UNHEALTHY = "its model or loss contains NaN"
 

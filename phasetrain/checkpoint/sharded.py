@@ -27,9 +27,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from phasetrain.checkpoint.codec import assemble_state, reject_malformed
-from phasetrain.checkpoint.commit import CheckpointWriter, Manifest, Saved, Verify, read_file
+from phasetrain.checkpoint.commit import INDEX, CheckpointWriter, Manifest, Saved, Verify, read_file
 from phasetrain.checkpoint.contents import WEIGHT_PREFIXES, Draft, FindTargets, SaveGroup
-from phasetrain.checkpoint.reader import INDEX
 from phasetrain.checkpoint.snapshot import DTYPE_OF_NAME, DTYPES, has_nan, parse_safetensors
 from phasetrain.errors import InvalidCheckpointError, SaveError
 from phasetrain.runtime.storage import FileRecord, Storage, Unfinished
