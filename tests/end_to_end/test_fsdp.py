@@ -1,5 +1,4 @@
-"""Runs whose weights are divided over processes: losses, resumes, changes of strategy, saves that
-fail."""
+"""Runs with sharded weights: losses, resumes, changes of strategy, saves that fail."""
 
 import json
 import shutil
@@ -16,6 +15,8 @@ from phasetrain.commands.consolidate import consolidate
 from phasetrain.models.digest import hash_state
 
 ONE = "MACHINE.threads=1"
+SHORT = (*SMALL, ONE, "PHASES.epochs=2")
+"""Ten updates, tests after the fifth and the tenth."""
 FSDP = "DISTRIBUTED.strategy=fsdp"
 PARTS = "RUN.imports=[process_parts, fsdp_parts]"
 # No dropout and no batch norm: what a process sees of a batch makes no difference.
@@ -24,6 +25,7 @@ MLP = (
     "MODEL.name=mlp",
     "MODEL.hidden=[19,12]",
     ONE,
+    "PHASES.epochs=2",
 )
 WRAP = 'DISTRIBUTED.wrap=["layers.1", ReLU]'
 
@@ -52,7 +54,7 @@ def measured(folder: Path) -> dict[str, Any]:
 def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run of three processes under fsdp that met no fault."""
     folder = tmp_path_factory.mktemp("fsdp3") / "run"
-    ok(launcher.run(folder, 3, *SMALL, ONE, FSDP))
+    ok(launcher.run(folder, 3, *SHORT, FSDP))
     return folder
 
 
@@ -64,11 +66,11 @@ def unbroken(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_two_processes_have_the_bits_of_ddp_where_kernels_do_not_look_at_places(
+def test_weights_of_two_ranks_have_the_bits_of_ddp_without_fused_kernels(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     # Torch's fused kernels round the last few entries of a tensor otherwise than the others.
-    words = (*SMALL, ONE, "OPTIMIZER.fused=false", "OPTIMIZER.accumulate=2")
+    words = (*SHORT, "PHASES.epochs=1", "OPTIMIZER.fused=false", "OPTIMIZER.accumulate=2")
 
     ok(launcher.run(tmp_path / "ddp", 2, *words))
     ok(launcher.run(tmp_path / "fsdp", 2, *words, FSDP))
@@ -102,7 +104,7 @@ def test_two_processes_have_the_bits_of_ddp_where_kernels_do_not_look_at_places(
         (4, ("OPTIMIZER.SCHEDULES.lr={name: cosine}", "OPTIMIZER.clip_value=0.01")),
     ],
 )
-def test_losses_and_weights_are_those_of_ddp_to_a_millionth(
+def test_losses_and_weights_equal_those_of_ddp_to_a_millionth(
     launcher: Launcher, tmp_path: Path, size: int, words: tuple[str, ...]
 ) -> None:
     ok(launcher.run(tmp_path / "fsdp", size, *MLP, FSDP, *words))
@@ -122,20 +124,14 @@ def test_losses_and_weights_are_those_of_ddp_to_a_millionth(
         torch.testing.assert_close(divided[name], tensor, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rank", "update"),
-    [
-        (0, 7),
-        pytest.param(1, 8, marks=pytest.mark.slow),
-        pytest.param(2, 3, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "update"), [(0, 7), (1, 8), (2, 3)])
 def test_run_is_bit_identical_after_one_rank_is_killed(
     launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, update: int
 ) -> None:
     folder = tmp_path / "run"
     strike = f"HOOKS.strike={{rank: {rank}, update: {update}}}"
-    words = (*SMALL, ONE, FSDP, PARTS, strike, "CHECKPOINT.every_updates=2")
+    words = (*SHORT, FSDP, PARTS, strike, "CHECKPOINT.every_updates=2")
 
     broken = launcher.run(folder, 3, *words)
 
@@ -159,10 +155,10 @@ def chain(launcher: Launcher, folder: Path, stages: list[tuple[int, str]]) -> No
         assert layout == (3 if strategy == "fsdp" else 2)
 
 
-def test_run_resumes_without_fsdp_and_with_it_again(
+def test_run_resumes_without_fsdp_and_then_with_it(
     launcher: Launcher, unbroken: Path, tmp_path: Path
 ) -> None:
-    chain(launcher, tmp_path / "run", [(2, "fsdp"), (1, "none"), (3, "fsdp")])
+    chain(launcher, tmp_path / "run", [(2, "fsdp"), (1, "none"), (2, "fsdp")])
 
     assert losses(tmp_path / "run") == pytest.approx(losses(unbroken), abs=1e-6)
     assert measured(tmp_path / "run")["accuracy"] == measured(unbroken)["accuracy"]
@@ -181,19 +177,21 @@ def test_run_resumes_under_every_other_strategy(
     assert losses(tmp_path / "run") == pytest.approx(losses(unbroken), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_one_rank_tests_a_checkpoint_of_several(
     launcher: Launcher, calm3: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(calm3, folder, symlinks=True)
 
-    ok(launcher.run(folder, 1, *SMALL, ONE, FSDP, "RUN.engine=test"))
-    ok(launcher.run(folder, 2, *SMALL, ONE, FSDP, "RUN.engine=test", "RUN.checkpoint=latest"))
+    ok(launcher.run(folder, 1, *SHORT, FSDP, "RUN.engine=test"))
+    ok(launcher.run(folder, 2, *SHORT, FSDP, "RUN.engine=test", "RUN.checkpoint=latest"))
 
-    found = json.loads((folder / "test-p0006-s00000000.json").read_text())["metrics"]
+    found = json.loads((folder / "test-p0004-s00000000.json").read_text())["metrics"]
     assert found["test/accuracy"] == measured(calm3)["accuracy"]
 
 
+@pytest.mark.slow
 def test_full_disk_under_one_rank_is_reported_and_leaves_nothing(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -206,9 +204,8 @@ def test_full_disk_under_one_rank_is_reported_and_leaves_nothing(
     found = status(folder)
     assert (found["state"], found["save_failures"]) == ("finished", 1)
     text = (folder / "log.txt").read_text()
-    assert "No space left on device on rank 2 of 3 (errno 28 ENOSPC) at " in text
+    assert "rank 2 of 3 (errno 28 ENOSPC)" in text
     assert "tensors-00003-of-00003.safetensors" in text
-    assert "Training continues" in text
     assert [path.name for path in sorted((folder / "checkpoints").glob("p*"))] == [
         "p0003-s00000000",
         "p0005-s00000000",
@@ -217,7 +214,7 @@ def test_full_disk_under_one_rank_is_reported_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_a_run_that_is_to_stop(launcher: Launcher, tmp_path: Path) -> None:
+def test_full_disk_ends_a_run_with_on_save_error_stop(launcher: Launcher, tmp_path: Path) -> None:
     disk = "HOOKS.disk={rank: 1, file: tensors, update: 10}"
 
     done = launcher.run(
@@ -232,12 +229,12 @@ def test_a_full_disk_ends_a_run_that_is_to_stop(launcher: Launcher, tmp_path: Pa
     ("rank", "name"),
     [(0, "manifest"), pytest.param(1, "tensors", marks=pytest.mark.slow)],
 )
-def test_rank_killed_in_a_save_lets_nobody_wait(
+def test_all_ranks_end_if_one_is_killed_in_a_save(
     launcher: Launcher, calm3: Path, tmp_path: Path, rank: int, name: str
 ) -> None:
     folder = tmp_path / "run"
     disk = f"HOOKS.disk={{rank: {rank}, file: {name}, update: 10, how: kill}}"
-    words = (*SMALL, ONE, FSDP, PARTS)
+    words = (*SHORT, FSDP, PARTS)
 
     broken = launcher.run(folder, 3, *words, disk)
 
@@ -249,7 +246,7 @@ def test_rank_killed_in_a_save_lets_nobody_wait(
 
 
 @pytest.mark.slow
-def test_rank_stopped_in_a_save_is_waited_for_until_the_timeout(
+def test_rank_stopped_in_a_save_ends_the_others_at_the_timeout(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     strike = "HOOKS.strike={rank: 1, update: 7, how: stop}"
@@ -271,18 +268,18 @@ def test_rank_stopped_in_a_save_is_waited_for_until_the_timeout(
     assert max(done.ends[0], done.ends[2]) < 20
 
 
-@pytest.mark.parametrize("damage", ["missing", pytest.param("flipped", marks=pytest.mark.slow)])
-def test_a_checkpoint_with_a_damaged_shard_is_passed_over_and_others_are_never_mixed_in(
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_checkpoint_with_a_damaged_shard_is_skipped_and_never_mixed_with_others(
     launcher: Launcher, calm3: Path, tmp_path: Path, damage: str
 ) -> None:
     folder = tmp_path / "run"
     words = (
-        *SMALL,
-        ONE,
+        *SHORT,
         FSDP,
         PARTS,
-        "HOOKS.strike={rank: 0, update: 12, how: term}",
-        "CHECKPOINT.every_updates=4",
+        "HOOKS.strike={rank: 0, update: 8, how: term}",
+        "CHECKPOINT.every_updates=3",
     )
     assert set(launcher.run(folder, 3, *words).codes) == {143}
     saved = sorted((folder / "checkpoints").glob("p*"))

@@ -1,26 +1,30 @@
 """DISTRIBUTED.reduction=ordered: the same bits on any number of processes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
-from harness import SMALL, newest, records
+from harness import SMALL, newest, records, train
 from processes import Launcher
+from raising import raises
 from test_processes import ONE, STRIKE
 
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.commands.runs.diff import diff
+from phasetrain.errors import ConfigError
 from phasetrain.testing import differences
 
-# 1,442 samples in batches of 72: the last batch of an epoch has two, so that most shards are empty.
+# 1,442 samples in batches of 240: the last batch of an epoch has two, so that most shards are empty.
 WORDS = (
     *SMALL,
     ONE,
     "PHASES.epochs=1",
     "PHASES.limit.train=null",
-    "DATA.TRAIN.batch_size=72",
+    "DATA.TRAIN.batch_size=240",
     "DATA.TRAIN.drop_last=false",
 )
 ORDERED = (*WORDS, "DISTRIBUTED.reduction=ordered")
+UPDATES = 7
 
 
 def learned(folder: Path) -> dict[str, object]:
@@ -33,19 +37,41 @@ def losses(folder: Path) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def alone(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an ordered run of one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    assert launcher.run(folder, 1, *ORDERED).codes == [0]
+    assert train(folder, *ORDERED).updates == UPDATES
     return folder
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_weights_and_losses_are_those_of_one_process(
-    launcher: Launcher, alone: Path, tmp_path: Path, size: int
+@pytest.fixture(scope="module")
+def two_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an ordered run of two processes."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    assert launcher.run(folder, 2, *ORDERED).codes == [0, 0]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks_native(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of two processes whose gradients are summed as gloo does."""
+    folder = tmp_path_factory.mktemp("native") / "run"
+    assert launcher.run(folder, 2, *WORDS).codes == [0, 0]
+    return folder
+
+
+def test_weights_and_losses_of_two_ranks_are_those_of_one(alone: Path, two_ranks: Path) -> None:
+    assert differences(learned(alone), learned(two_ranks), "task") == []
+    assert len(losses(alone)) == UPDATES
+    assert losses(two_ranks) == losses(alone)
+
+
+@pytest.mark.slow
+def test_weights_and_losses_of_four_ranks_are_those_of_one(
+    launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:
-    assert launcher.run(tmp_path / "run", size, *ORDERED).codes == [0] * size
+    assert launcher.run(tmp_path / "run", 4, *ORDERED).codes == [0] * 4
     assert differences(learned(alone), learned(tmp_path / "run"), "task") == []
-    assert len(losses(alone)) == 21
     assert losses(tmp_path / "run") == losses(alone)
 
 
@@ -53,72 +79,58 @@ def test_weights_are_equal_if_the_world_size_changes_on_the_way(
     launcher: Launcher, alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    words = (*ORDERED, STRIKE, "CHECKPOINT.every_updates=3", "HOOKS.strike={rank: 1, update: 8}")
-    assert launcher.run(folder, 2, *words).codes[1] == -9
-    again = ("HOOKS.strike={rank: 3, update: 14}", "CHECKPOINT.every_updates=3")
-    assert launcher.run(folder, 4, *ORDERED, STRIKE, *again).codes[3] == -9
-    assert launcher.run(folder, 1, *ORDERED).codes == [0]
+    words = (*ORDERED, STRIKE, "CHECKPOINT.every_updates=1")
+    assert launcher.run(folder, 2, *words, "HOOKS.strike={rank: 1, update: 2}").codes[1] == -9
+    assert launcher.run(folder, 4, *words, "HOOKS.strike={rank: 3, update: 4}").codes[3] == -9
+    assert 1 < newest(folder).manifest.state["updates"] <= 4
+    assert train(folder, *ORDERED).updates == UPDATES
     assert differences(learned(alone), learned(folder), "task") == []
 
 
-def test_without_it_they_differ(launcher: Launcher, tmp_path: Path) -> None:
-    assert launcher.run(tmp_path / "one", 1, *WORDS).codes == [0]
-    assert launcher.run(tmp_path / "two", 2, *WORDS).codes == [0, 0]
-    assert differences(learned(tmp_path / "one"), learned(tmp_path / "two"), "task") != []
-
-
-@pytest.mark.parametrize(
-    ("size", "words", "told"),
-    [
-        (
-            3,
-            (),
-            "DISTRIBUTED.virtual_shards = 8 and 3 processes: DISTRIBUTED.reduction = 'ordered' works on 1, 2, 4, ",
-        ),
-        (
-            1,
-            ("DISTRIBUTED.virtual_shards=6",),
-            "virtual_shards = 6: expected a power of two, such as 4 or 8",
-        ),
-        (1, ("DISTRIBUTED.virtual_shards=16",), "does not divide DATA.TRAIN.batch_size = 72"),
-        (
-            1,
-            ("OPTIMIZER.accumulate=2",),
-            "OPTIMIZER.accumulate = 2 and DISTRIBUTED.reduction = 'ordered'",
-        ),
-        (
-            2,
-            ("DISTRIBUTED.strategy=zero",),
-            "and DISTRIBUTED.strategy = 'zero': ordered reduction sums the gradients itself",
-        ),
-    ],
-)
-def test_setting_that_does_not_fit_is_rejected(
-    launcher: Launcher, tmp_path: Path, size: int, words: tuple[str, ...], told: str
+def test_weights_depend_on_the_world_size_with_native_reduction(
+    two_ranks_native: Path, tmp_path: Path
 ) -> None:
-    ended = launcher.run(tmp_path / "run", size, *ORDERED, *words)
-    assert ended.codes == [2] * size
-    assert told in ended.outputs[0]
+    train(tmp_path / "one", *WORDS)
+    assert differences(learned(tmp_path / "one"), learned(two_ranks_native), "task") != []
 
 
 def test_comparison_and_replay_ignore_the_world_size(
-    launcher: Launcher, alone: Path, tmp_path: Path
+    alone: Path, two_ranks: Path, tmp_path: Path
 ) -> None:
-    assert launcher.run(tmp_path / "run", 2, *ORDERED).codes == [0, 0]
-    found = diff(str(alone), str(tmp_path / "run"))
-    assert found.components == (
-        "metrics",
-    )  # sums of meters over processes: the last bit of a mean loss
-    assert found.updates == 21
+    found = diff(str(alone), str(two_ranks))
+    # Sums of meters over processes: the last bit of a mean loss.
+    assert found.components == ("metrics",)
+    assert found.updates == UPDATES
     assert found.config == ()
-    ended = launcher.run(tmp_path / "run", 1, *ORDERED, "RUN.engine=replay", "RUN.step=16")
-    assert ended.codes == [0], ended.outputs
+    folder = shutil.copytree(two_ranks, tmp_path / "run", symlinks=True)
+    assert train(folder, *ORDERED, "RUN.engine=replay", "RUN.step=6").exit_code == 0
 
 
 def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
+    launcher: Launcher, two_ranks_native: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(two_ranks_native, tmp_path / "run", symlinks=True)
+    ended = launcher.run(folder, 1, *WORDS, "RUN.engine=replay", "RUN.step=6")
+    assert ended.codes == [0], ended.outputs
+    assert "world size 2" in ended.outputs[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("OPTIMIZER.accumulate=2", "OPTIMIZER.accumulate"),
+        ("DISTRIBUTED.strategy=zero", "DISTRIBUTED.reduction"),
+    ],
+)
+def test_conflicting_setting_is_rejected(tmp_path: Path, words: str, key: str) -> None:
+    with raises(ConfigError, key=key):
+        train(tmp_path / "run", *ORDERED, words)
+
+
+@pytest.mark.slow
+def test_world_size_that_does_not_divide_the_shards_is_rejected(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    assert launcher.run(tmp_path / "run", 2, *WORDS).codes == [0, 0]
-    ended = launcher.run(tmp_path / "run", 1, *WORDS, "RUN.engine=replay", "RUN.step=16")
-    assert ended.codes == [0], ended.outputs
-    assert "the run had world size 2, the replay has one process" in ended.outputs[0]
+    ended = launcher.run(tmp_path / "run", 3, *ORDERED)
+    assert ended.codes == [2, 2, 2]
+    assert "DISTRIBUTED.virtual_shards = 8" in ended.outputs[0]

@@ -10,15 +10,6 @@ ONE = "MACHINE.threads=1"
 STRIKE = "RUN.imports=[process_parts]"
 
 
-@pytest.fixture(scope="session")
-def calm3(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a run of three processes that met no fault."""
-    folder = tmp_path_factory.mktemp("calm3") / "run"
-    done = launcher.run(folder, 3, *SMALL, ONE)
-    assert (done.codes, done.alive) == ([0, 0, 0], []), done.outputs
-    return folder
-
-
 @pytest.mark.by_default(1)
 @pytest.mark.parametrize(("rank", "update"), [(0, 7), (1, 8), (2, 3)])
 def test_run_is_bit_identical_after_one_rank_is_killed(
