@@ -145,10 +145,10 @@ def test_run_is_bit_identical_after_one_rank_is_killed(
 
 
 def chain(launcher: Launcher, folder: Path, stages: list[tuple[int, str]]) -> None:
-    """Let a run be stopped every third update, and go on in another way each time."""
+    """Stop a run every second update, and resume it with another strategy each time."""
     for number, (size, strategy) in enumerate(stages):
         last = number == len(stages) - 1
-        stop = () if last else (f"HOOKS.strike={{rank: 0, update: {3 * number + 2}, how: term}}",)
+        stop = () if last else (f"HOOKS.strike={{rank: 0, update: {2 * number + 2}, how: term}}",)
         done = launcher.run(folder, size, *MLP, PARTS, f"DISTRIBUTED.strategy={strategy}", *stop)
         assert set(done.codes) == {0 if last else 143}, done.outputs
         layout = newest(folder).manifest.format

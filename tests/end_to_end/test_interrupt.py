@@ -1,4 +1,4 @@
-"""A request to stop is heard while the run waits for data that does not come."""
+"""SIGTERM stops a run that waits for data that does not come."""
 
 import os
 import signal
@@ -42,8 +42,14 @@ def stalling(split: str):
 """
 
 
+LARGE = ("PHASES.epochs=1", "PHASES.limit.train=null", "DATA.TRAIN.batch_size=120")
+"""Every sample is read, in 12 updates."""
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_sigterm_in_a_data_stall(starter: Starter, tmp_path: Path, workers: int) -> None:
+def test_sigterm_in_a_data_stall_saves_and_resumes_exactly(
+    starter: Starter, tmp_path: Path, workers: int
+) -> None:
     (tmp_path / "stalling.py").write_text(STALLING)
     (tmp_path / "stall").touch()
     words = (
@@ -51,9 +57,9 @@ def test_sigterm_in_a_data_stall(starter: Starter, tmp_path: Path, workers: int)
         ONE,
         "RUN.imports=[stalling]",
         "DATA.TRAIN.dataset=stalling",
-        "PHASES.limit.train=null",
+        *LARGE,
     )
-    words += (f"DATA.TRAIN.workers={workers}", "PHASES.epochs=1")
+    words += (f"DATA.TRAIN.workers={workers}",)
     pid = starter.start(tmp_path / "run", *words)
     end = time.monotonic() + 60
     while not (tmp_path / "stalls").exists() and time.monotonic() < end:
@@ -63,13 +69,12 @@ def test_sigterm_in_a_data_stall(starter: Starter, tmp_path: Path, workers: int)
     os.kill(pid, signal.SIGTERM)
     ended = starter.wait()
     assert (ended.code, time.monotonic() - began < 20) == (143, True), ended.output
-    assert "stopped by SIGTERM" in ended.output
     assert newest(tmp_path / "run").manifest.facts.why == "signal"
     assert is_clean(ended, tmp_path / "run")
     (tmp_path / "stall").unlink()
     again = starter.run(tmp_path / "run", *words)
     assert again.code == 0, again.output
-    train(tmp_path / "unbroken", ONE, "PHASES.limit.train=null", "PHASES.epochs=1")
+    train(tmp_path / "unbroken", ONE, *LARGE)
     assert parted(tmp_path / "unbroken", tmp_path / "run") == []
 
 
@@ -94,13 +99,14 @@ threading.Condition.__exit__ = send_within
 """
 
 
-def test_sigterm_while_the_loader_holds_a_lock(starter: Starter, tmp_path: Path) -> None:
-    """Raised there, the request would leave the lock taken, and the end of the workers would wait
-    for it for ever."""
+def test_sigterm_while_the_loader_holds_a_lock_ends_the_run(
+    starter: Starter, tmp_path: Path
+) -> None:
+    """An exception raised there would leave the lock taken, and the shutdown of the workers would
+    wait for it forever."""
     (tmp_path / "in_a_lock.py").write_text(IN_A_LOCK)
     ended = starter.run(
         tmp_path / "run", *SMALL, ONE, "RUN.imports=[in_a_lock]", "DATA.TRAIN.workers=1"
     )
     assert ended.code == 143, ended.output
-    assert "stopped by SIGTERM" in ended.output
     assert is_clean(ended, tmp_path / "run")

@@ -1,5 +1,5 @@
-"""Runs whose losses or gradients are not finite: stopped or skipped, killed in the midst, equal to
-the last bit."""
+"""Runs whose losses or gradients are not finite: stopped, or skipped and killed between skips, with
+the same bits."""
 
 import math
 from collections.abc import Collection
@@ -61,7 +61,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_skipped_updates_are_counted_kept_and_leave_no_trace(unbroken: Path) -> None:
+def test_skipped_updates_are_counted_dumped_and_leave_no_trace(unbroken: Path) -> None:
     updater = newest(unbroken).state["task"]["updater"]
     assert (updater["skipped"], updater["skipped_in_row"]) == (4, 0)
     assert dumps(unbroken) == ["u00000003", "u00000004", "u00000006"]
@@ -73,7 +73,7 @@ def test_skipped_updates_are_counted_kept_and_leave_no_trace(unbroken: Path) -> 
 @pytest.mark.parametrize(
     "step", [2, 3, 6, 12]
 )  # after one skip, after two, in a test phase, before the last
-def test_killed_in_the_midst_of_skips_and_resumed(
+def test_run_killed_between_skips_resumes_exactly(
     unbroken: Path, tmp_path: Path, step: int
 ) -> None:
     die(
@@ -86,31 +86,27 @@ def test_killed_in_the_midst_of_skips_and_resumed(
     assert dumps(tmp_path) == dumps(unbroken)
 
 
-def test_without_the_skips_the_bits_are_others(unbroken: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_weights_differ_without_the_skips(unbroken: Path, tmp_path: Path) -> None:
     train(tmp_path, *SKIP)
     assert parted(unbroken, tmp_path) != []
     assert dumps(tmp_path) == []
 
 
-def test_without_the_guard_the_weights_are_lost(tmp_path: Path) -> None:
-    train(
-        tmp_path, "OPTIMIZER.on_nonfinite=ignore", "METERS.loss=null", hooks={"break": Break(BAD)}
-    )
+def test_weights_are_lost_if_nonfinite_losses_are_ignored(tmp_path: Path) -> None:
+    words = ("PHASES.epochs=1", "OPTIMIZER.on_nonfinite=ignore", "METERS.loss=null")
+    train(tmp_path, *words, hooks={"break": Break(BAD)})
     assert not finite(tmp_path)
 
 
 class TestStop:
-    def test_error_says_what_where_and_how_to_resume(self, tmp_path: Path) -> None:
-        with pytest.raises(NumericsError) as caught:
+    def test_error_names_the_update_and_its_dump(self, tmp_path: Path) -> None:
+        with raises(NumericsError, key="OPTIMIZER.on_nonfinite", given="'stop'") as caught:
             train(tmp_path, hooks={"save": SaveEachStep(), "break": Break({4})})
         text = str(caught.value)
-        assert text.startswith(
-            "OPTIMIZER.on_nonfinite = 'stop': update 4 is not finite (loss nan; gradients of "
-        )
-        assert (
-            f"the step is saved in {tmp_path}/numerics/u00000004; inspect it with RUN.engine=replay RUN.step=4"
-            in text
-        )
+        assert "update 4 is not finite (loss nan; gradients of " in text
+        assert f"{tmp_path}/numerics/u00000004" in text
+        assert "RUN.engine=replay RUN.step=4" in text
         assert newest(tmp_path).manifest.state["updates"] == 3
         kept = read_dump(Storage(), f"{tmp_path}/numerics/u00000004")
         assert kept.position[:3] == ("train", 3, 3)
@@ -128,18 +124,16 @@ class TestStop:
             == []
         )
 
-    def test_same_command_stops_there_again_and_another_gets_past(self, tmp_path: Path) -> None:
+    def test_same_command_stops_again_and_skip_gets_past(self, tmp_path: Path) -> None:
         hooks = {"break": Break({4, 5})}
         for _ in range(2):
-            with pytest.raises(NumericsError, match="update 4 is not finite"):
-                train(tmp_path, "CHECKPOINT.every_updates=1", hooks=hooks)
-        allow = "RUN.allow=[OPTIMIZER.on_nonfinite]"
-        assert (
-            train(tmp_path, "OPTIMIZER.on_nonfinite=skip", allow, hooks=hooks).state == "finished"
-        )
+            with pytest.raises(NumericsError, match="update 4 "):
+                train(tmp_path, "PHASES.epochs=1", "CHECKPOINT.every_updates=1", hooks=hooks)
+        words = ("OPTIMIZER.on_nonfinite=skip", "RUN.allow=[OPTIMIZER.on_nonfinite]")
+        assert train(tmp_path, "PHASES.epochs=1", *words, hooks=hooks).state == "finished"
         assert newest(tmp_path).state["task"]["updater"]["skipped"] == 2
 
-    def test_on_the_command_line(
+    def test_command_line_ends_with_exit_code_1_and_no_traceback(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "torn_loss.py").write_text(TORN)
@@ -150,7 +144,7 @@ class TestStop:
             == 1
         )
         error = capsys.readouterr().err
-        assert "OPTIMIZER.on_nonfinite = 'stop': update" in error
+        assert "OPTIMIZER.on_nonfinite = 'stop'" in error
         assert "Traceback" not in error
         assert '"state": "failed"' in (tmp_path / "run" / "status.json").read_text()
 
@@ -169,33 +163,27 @@ def torn(output, target):
 
 
 class TestBudget:
-    def test_counting_resumes_after_a_kill(self, tmp_path: Path) -> None:
+    def test_count_of_skips_survives_a_kill(self, tmp_path: Path) -> None:
         words = (*SKIP, "OPTIMIZER.skip_budget=3")
         hooks = {"break": Break({2, 4, 5, 6, 7, 8})}
-        with pytest.raises(
-            NumericsError,
-            match=r"^OPTIMIZER\.skip_budget = 3: 4 updates in a row .* update 7 is not",
-        ):
-            train(tmp_path / "unbroken", *words, hooks=hooks)
-        die(
-            tmp_path / "killed",
-            *words,
-            hooks={"save": SaveEachStep(), "kill": KillAfter(4), **hooks},
-        )
-        with pytest.raises(
-            NumericsError,
-            match=r"^OPTIMIZER\.skip_budget = 3: 4 updates in a row .* update 7 is not",
-        ):
-            train(tmp_path / "killed", *words, hooks=hooks)
+        die(tmp_path, *words, hooks={"save": SaveEachStep(), "kill": KillAfter(4), **hooks})
+        with raises(NumericsError, key="OPTIMIZER.skip_budget", given="3") as caught:
+            train(tmp_path, *words, hooks=hooks)
+        assert "update 7 " in str(caught.value)
 
-    def test_skips_with_a_good_update_between_are_not_bounded(self, tmp_path: Path) -> None:
+    def test_skips_with_a_good_update_between_them_are_not_bounded(self, tmp_path: Path) -> None:
         result = train(
-            tmp_path, *SKIP, "OPTIMIZER.skip_budget=1", hooks={"break": Break(range(1, 16, 2))}
+            tmp_path,
+            *SKIP,
+            "PHASES.epochs=1",
+            "OPTIMIZER.skip_budget=1",
+            hooks={"break": Break(range(1, 16, 2))},
         )
         assert result.state == "finished"
-        assert newest(tmp_path).state["task"]["updater"]["skipped"] == 8
+        assert newest(tmp_path).state["task"]["updater"]["skipped"] == 3
 
-    def test_setting_may_change_on_resume(self, tmp_path: Path) -> None:
+    @pytest.mark.slow
+    def test_budget_may_change_on_resume(self, tmp_path: Path) -> None:
         hooks = {"break": Break({4, 5, 6})}
         with pytest.raises(NumericsError):
             train(
@@ -207,10 +195,9 @@ class TestBudget:
             )
         assert train(tmp_path, *SKIP, "OPTIMIZER.skip_budget=3", hooks=hooks).state == "finished"
 
-    def test_the_overflows_of_a_scaler_are_bounded_and_no_fault_before(
-        self, tmp_path: Path
-    ) -> None:
+    def test_overflows_of_a_scaler_are_dumped_only_beyond_the_budget(self, tmp_path: Path) -> None:
         words = (
+            "PHASES.epochs=1",
             "MACHINE.precision=fp16",
             "OPTIMIZER.scaler={name: grad, init_scale: 1e12, growth_interval: 50}",
         )
@@ -234,7 +221,7 @@ class TestBudget:
     ],
     ids=lambda words: words[0],
 )
-def test_other_machines_and_updates(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_skips_resume_exactly_under_other_settings(tmp_path: Path, words: tuple[str, ...]) -> None:
     hooks = {"break": Break({2, 3, 7})}
     words = (*SKIP, "PHASES.epochs=2", *words)
     train(tmp_path / "unbroken", *words, hooks=hooks)

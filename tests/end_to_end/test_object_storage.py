@@ -1,5 +1,4 @@
-"""A run in a store that can neither rename nor append: killed and resumed, it ends like any
-other."""
+"""Runs in a store that can neither rename nor append resume exactly after a kill."""
 
 import io
 import json
@@ -20,9 +19,18 @@ from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import MemoryHandler
 
 
+@pytest.fixture(scope="module")
+def objects() -> dict[str, bytes]:
+    """Return what a finished run has stored below mem://whole."""
+    assert train("mem://whole", "CHECKPOINT.keep_last=2").state == "finished"
+    return dict(MemoryHandler.objects)
+
+
 @pytest.fixture(autouse=True)
-def empty() -> Iterator[None]:
+def stored(objects: dict[str, bytes]) -> Iterator[None]:
+    """Let every test begin with that run alone."""
     MemoryHandler.objects.clear()
+    MemoryHandler.objects.update(objects)
     yield
     MemoryHandler.objects.clear()
 
@@ -53,10 +61,9 @@ def below(folder: str) -> list[str]:
     ]
 
 
-@pytest.mark.by_default(1)
+@pytest.mark.by_default("6")
 @pytest.mark.parametrize("step", [0, 3, 5, 6, 12])
-def test_killed_and_resumed(step: int) -> None:
-    assert train("mem://whole").state == "finished"
+def test_killed_run_resumes_exactly(step: int) -> None:
     with pytest.raises(Killed):
         train("mem://killed", hooks={"save": SaveEachStep(), "kill": KillAfter(step)})
     result = train("mem://killed")
@@ -68,8 +75,7 @@ def test_killed_and_resumed(step: int) -> None:
 
 
 def test_finished_run_leaves_no_temporary_files() -> None:
-    train("mem://run")
-    top = {name.partition("/")[0] for name in below("mem://run")}
+    top = {name.partition("/")[0] for name in below("mem://whole")}
     expected = {
         "RUN.md",
         "checkpoints",
@@ -85,17 +91,16 @@ def test_finished_run_leaves_no_temporary_files() -> None:
         "reproduce.sh",
         "status.json",
     }
-    assert json.loads(MemoryHandler.objects["mem://run/status.json"])["state"] == "finished"
-    assert train("mem://run").updates == 15  # says that it is finished
+    assert json.loads(MemoryHandler.objects["mem://whole/status.json"])["state"] == "finished"
+    assert train("mem://whole", "CHECKPOINT.keep_last=2").updates == 15
 
 
-def test_a_damaged_object_is_passed_over() -> None:
-    train("mem://run", "CHECKPOINT.keep_last=2")
+def test_checkpoint_with_a_damaged_object_is_skipped() -> None:
     names = [path for path in MemoryHandler.objects if path.endswith("tensors.safetensors")]
     content = bytearray(MemoryHandler.objects[max(names)])
     content[-1] ^= 1
     MemoryHandler.objects[max(names)] = bytes(content)
-    assert f"{newest('mem://run').path}/tensors.safetensors" == min(names)
+    assert f"{newest('mem://whole').path}/tensors.safetensors" == min(names)
 
 
 def test_unknown_prefix_is_rejected() -> None:
@@ -103,6 +108,6 @@ def test_unknown_prefix_is_rejected() -> None:
         train("memo://run")
 
 
-def test_tensorboard_says_that_it_needs_files() -> None:
+def test_tensorboard_is_rejected_without_local_files() -> None:
     with raises(ConfigError, code="config.conflict"):
         train("mem://run", "HOOKS.tensorboard={}")

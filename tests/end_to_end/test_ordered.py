@@ -123,7 +123,7 @@ def test_replay_of_a_sum_over_ranks_compares_the_shared_part(
     ],
 )
 def test_conflicting_setting_is_rejected(tmp_path: Path, words: str, key: str) -> None:
-    with raises(ConfigError, key=key):
+    with raises(ConfigError, code="config.conflict", key=key):
         train(tmp_path / "run", *ORDERED, words)
 
 

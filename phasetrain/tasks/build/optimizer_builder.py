@@ -49,7 +49,8 @@ def build_strategy(context: BuildContext) -> Strategy:
             raise ConfigError(
                 "DISTRIBUTED.reduction = 'ordered' and DISTRIBUTED.strategy = "
                 f"{section.strategy!r}: ordered reduction sums the gradients itself, which only "
-                "the strategies none and ddp allow; use one of them"
+                "the strategies none and ddp allow; use one of them",
+                code="config.conflict",
             )
         return Ordered(context.world, section.virtual_shards)
     if context.world.control is None:
@@ -282,7 +283,7 @@ def check_conflicts(
         (rows, ascent, MOVES_ALL_ROWS),
     ):
         if what and other:
-            raise ConfigError(f"{what} and {other}: {why}")
+            raise ConfigError(f"{what} and {other}: {why}", code="config.conflict")
 
 
 def build_stage_options(

@@ -56,8 +56,9 @@ def freeze_parameters(context: BuildContext, model: nn.Module, loss: nn.Module) 
         p.requires_grad for part in (model, loss) for p in part.parameters()
     ):
         raise ConfigError(
-            f"MODEL.freeze = {list(context.config.MODEL.freeze)} freezes all parameters, so "
-            "nothing is left to train; freeze fewer, or test the model with RUN.engine=test"
+            f"MODEL.freeze = {list(context.config.MODEL.freeze)}: this freezes all parameters, so "
+            "nothing is left to train; freeze fewer, or test the model with RUN.engine=test",
+            code="config.conflict",
         )
 
 
@@ -101,7 +102,8 @@ def find_temporary_freezes(
         if found.parameters <= always.parameters:
             raise ConfigError(
                 f"{where}.match = {match}: MODEL.freeze freezes all of these weights for the whole "
-                "run; drop one of the two"
+                "run; drop one of the two",
+                code="config.conflict",
             )
         until.append((found, _updates(f"{where}.for", duration, run)))
     return [(found, end) for found, end in until if end]
